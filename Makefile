@@ -1,0 +1,67 @@
+# Every target makes or reuses .venv by itself (tools/venv): with uv when it is installed, else with venv and pip.
+#
+#   make test PYTHON=python3.13 VENV=.venv-3.13     another Python, beside the usual one
+#   make test HEADGATE_SCALE=0.5                    longer random schedules
+
+VENV ?= .venv
+PYTHON ?=
+py := $(VENV)/bin/python
+venv := VENV='$(VENV)' PYTHON='$(PYTHON)' sh tools/venv
+
+typed := src $(wildcard tests/typing)
+
+# How much of the long tests to run: a tenth while working, all of it in `soak`.
+HEADGATE_SCALE ?= 0.1
+
+.PHONY: help demo test check soak bench bench-quick lint types arrows format clean package-venv dev-venv bench-venv
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: package-venv ## see it work, without a network
+	@$(py) examples/demo.py
+
+test: dev-venv ## the whole suite, at a tenth of its length
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest
+
+check: lint types arrows test ## all that CI asks: lint, types, arrows, tests
+
+soak: dev-venv ## the whole suite at full length
+	HEADGATE_SCALE=1 $(py) -m pytest
+
+bench: bench-venv ## measure beside the peer (PERFORMANCE.md)
+	$(py) benchmarks/resources.py
+
+bench-quick: bench-venv ## the same, shorter and coarser
+	$(py) benchmarks/resources.py --quick
+
+lint: dev-venv ## ruff, rules and format
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+
+# Is the code sound (asked twice, because users have either checker), and does a user see every public type. The last
+# command ignores --pythonpath and finds the installed package through the `python` of PATH.
+types: dev-venv ## mypy --strict, pyright, and a public face typed to 100 %
+	$(py) -m mypy $(typed)
+	$(py) -m basedpyright --pythonpath $(py) $(typed)
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" basedpyright --verifytypes headgate --ignoreexternal
+
+arrows: dev-venv ## imports point one way, and the other rules of the house
+	$(py) -m pytest -q tests/architecture
+
+format: dev-venv ## let ruff write what it can
+	$(py) -m ruff check --fix-only .
+	$(py) -m ruff format .
+
+clean: ## remove caches and builds; .venv stays
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests $(wildcard examples benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+package-venv:
+	@$(venv) package
+
+dev-venv:
+	@$(venv) dev
+
+bench-venv:
+	@$(venv) bench

@@ -1,0 +1,1 @@
+"""What every room stands on: clock, events, waiters, cancellation. No pool knows another through here."""

@@ -1,0 +1,92 @@
+"""A fair line of waiters that want different things.
+
+First come, first served: what comes free goes to the first waiter that can use it. Waiters that want the same thing are
+one queue, so asking "who is first?" costs as much as there are different wants (usually one), not as there are waiters.
+
+Pure: a waiter is granted something by being taken out of the line and told what it got, while the owner still holds its
+lock. So there is no moment in which a later comer could take what an earlier one was promised, and a waiter that has
+gone away when the news reaches it finds the grant on its ticket and can hand it on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+Want = TypeVar("Want", bound=Hashable)
+Grant = TypeVar("Grant")
+
+_numbers = count(1)  # one series for all lines: lines that share something can be compared
+
+
+class Ticket(Generic[Want, Grant]):
+    """A place in a line."""
+
+    __slots__ = ("grant", "number", "want")
+
+    def __init__(self, want: Want) -> None:
+        self.number: int = next(_numbers)
+        self.want: Want = want
+        self.grant: Grant | None = None
+        """What the waiter was given; None while it waits."""
+
+
+TicketT = TypeVar("TicketT", bound=Ticket[Any, Any])
+
+
+class Line(Generic[TicketT]):
+    """Waiters, oldest first."""
+
+    __slots__ = ("_queues",)
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, OrderedDict[int, TicketT]] = {}
+
+    def join(self, ticket: TicketT) -> None:
+        """Stand at the end."""
+        self._queues.setdefault(ticket.want, OrderedDict())[ticket.number] = ticket
+
+    def leave(self, ticket: TicketT) -> bool:
+        """Step out; False when it was not in the line (it was granted something, or left before)."""
+        queue = self._queues.get(ticket.want)
+        if queue is None or queue.pop(ticket.number, None) is None:
+            return False
+        if not queue:
+            del self._queues[ticket.want]
+        return True
+
+    def serve(self, take: Callable[[Any], Any]) -> list[TicketT]:
+        """Grant what `take(want)` finds, oldest waiter first, until nobody can use anything; returns who was served."""
+        served: list[TicketT] = []
+        stuck: set[Hashable] = set()
+        while True:
+            heads = [next(iter(queue.values())) for want, queue in self._queues.items() if want not in stuck]
+            if not heads:
+                return served
+            first = min(heads, key=_number)
+            grant = take(first.want)
+            if grant is None:
+                stuck.add(first.want)
+                continue
+            self.leave(first)
+            first.grant = grant
+            served.append(first)
+
+    def first(self) -> TicketT | None:
+        """Whoever has waited longest."""
+        return min((next(iter(queue.values())) for queue in self._queues.values()), key=_number, default=None)
+
+    def __iter__(self) -> Iterator[TicketT]:
+        return iter(sorted((ticket for queue in self._queues.values() for ticket in queue.values()), key=_number))
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+
+def _number(ticket: Ticket[Any, Any]) -> int:
+    return ticket.number

@@ -1,0 +1,58 @@
+"""The listener that writes to the log what an operator must know: keys that rest, keys that died.
+
+Installed when headgate is imported. It costs nothing until a resource's health changes, and imports the stdlib's
+logging only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headgate.core.events import Event, subscribe
+
+
+def install() -> Callable[[], None]:
+    """Start to log; returns what stops it."""
+    return subscribe(_log_health, "resources.health")
+
+
+def _log_health(event: Event) -> None:
+    text = _SENTENCES.get(event.name)
+    if text is None:
+        return
+    import logging
+
+    level, sentence = text
+    logging.getLogger("headgate.resources").log(getattr(logging, level), *sentence(event))
+
+
+def _cooled(event: Any) -> tuple[object, ...]:
+    return (
+        "%s: %s cools down for %.1f s (%d in a row): %s",
+        event.pool,
+        event.resource_id,
+        event.seconds,
+        event.consecutive,
+        event.reason or "no reason given",
+    )
+
+
+def _disabled(event: Any) -> tuple[object, ...]:
+    return "%s: %s is disabled: %s", event.pool, event.resource_id, event.reason or "no reason given"
+
+
+def _recovered(event: Any) -> tuple[object, ...]:
+    return "%s: %s is back after its cooldown", event.pool, event.resource_id
+
+
+def _enabled(event: Any) -> tuple[object, ...]:
+    return "%s: %s is enabled", event.pool, event.resource_id
+
+
+_SENTENCES: dict[str, tuple[str, Callable[[Any], tuple[object, ...]]]] = {
+    "resource_cooled": ("WARNING", _cooled),
+    "resource_disabled": ("WARNING", _disabled),
+    "resource_recovered": ("INFO", _recovered),
+    "resource_enabled": ("INFO", _enabled),
+}

@@ -1,0 +1,73 @@
+"""One call's progress through its attempts: what was tried, what may be tried next, when it is over. Pure."""
+
+from __future__ import annotations
+
+from headgate.errors import ExhaustedReason, PoolExhausted
+from headgate.resources.model import Attempt
+from headgate.resources.plan import Plan
+from headgate.resources.seats import Flight
+from headgate.resources.signals import RetryOperation, Signal
+
+
+class AttemptTimeout(RetryOperation, TimeoutError):
+    """An attempt took longer than its `timeout`."""
+
+
+class Call:
+    """Counts attempts against the budget of one call.
+
+    Without a wait mode no resource is used twice, so the budget is the smaller of `max_attempts` and the resources
+    that matched at the start; an attempt that ended in RetryOperation said nothing against its resource, which may
+    serve again when nothing else can. With a wait mode a rested resource may come again and only `max_attempts`
+    counts.
+    """
+
+    __slots__ = ("_matching", "_retried", "_spent", "attempts", "deadline", "plan", "request_id", "started")
+
+    def __init__(self, plan: Plan, matching: int, now: float) -> None:
+        self.plan: Plan = plan
+        self.deadline: float | None = plan.deadline_at(now)
+        self.request_id: str | None = plan.request_id
+        self.started: int = 0
+        """Attempts that were given a resource."""
+        self.attempts: list[Attempt] = []
+        """Those that failed."""
+        self._matching = matching
+        self._spent: frozenset[str] = frozenset()
+        self._retried: frozenset[str] = frozenset()
+
+    def choices(self) -> tuple[frozenset[str], ...]:
+        """Sets of resource ids to avoid, the best first: who gets nothing with one may get something with the next."""
+        return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
+
+    def failed(self, flight: Flight, signal: Signal, now: float) -> None:
+        """An attempt ended in `signal`. Raises PoolExhausted when it was the last."""
+        resource_id = flight.seat.resource.resource_id
+        self.attempts.append(Attempt(resource_id, signal, now - flight.acquired_at))
+        if isinstance(signal, RetryOperation):
+            self._retried |= {resource_id}
+        elif self.plan.waits == "no":
+            self._spent |= {resource_id}
+        if len(self.attempts) >= self.plan.max_attempts or (self._spent and len(self._spent) >= self._matching):
+            raise self.exhausted(f"max_attempts={len(self.attempts)} exhausted: {signal!r}", "attempts")
+
+    def pause(self, chance: float, now: float) -> float:
+        """Seconds to rest before the next attempt; `chance` is drawn from 0.5 to 1.5."""
+        seconds = self.plan.retry_delay * chance
+        return seconds if self.deadline is None else max(0.0, min(seconds, self.deadline - now))
+
+    def check_deadline(self, now: float) -> None:
+        """Raises PoolExhausted when no attempt may start any more."""
+        if self.deadline is not None and now >= self.deadline:
+            raise self.too_late()
+
+    def too_late(self) -> PoolExhausted:
+        """The error of a call whose time is up."""
+        return self.exhausted(f"deadline exceeded after {len(self.attempts)} attempt(s)", "deadline")
+
+    def exhausted(self, message: str, reason: ExhaustedReason, retry_after: float | None = None) -> PoolExhausted:
+        """The error that ends the call."""
+        error = PoolExhausted(message, reason=reason, attempts=self.attempts, retry_after=retry_after)
+        if self.attempts:
+            error.__cause__ = self.attempts[-1].signal
+        return error

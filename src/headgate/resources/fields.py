@@ -1,0 +1,82 @@
+"""Checks of single values, each with an error that names the parameter and shows what was given.
+
+What may be a secret put in the wrong place is shown by its type only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from headgate.errors import InvalidArgument, InvalidType
+
+
+def checked_id(resource_id: object) -> str:
+    """A usable id, or InvalidArgument."""
+    if not isinstance(resource_id, str) or not resource_id:
+        # The thing passed may well be the secret, put in the wrong place: show its type, never itself.
+        shown = "an empty string" if resource_id == "" else type(resource_id).__name__
+        raise InvalidArgument(
+            f"resource_id must be a non-empty string, got {shown}",
+            remedy="Name each resource, for example 'key-1'; the secret itself goes into value.",
+        )
+    return resource_id
+
+
+def checked_limit(max_in_flight: object) -> int | None:
+    """A usable limit, or InvalidArgument."""
+    if max_in_flight is None:
+        return None
+    if not isinstance(max_in_flight, int) or isinstance(max_in_flight, bool) or max_in_flight < 1:
+        raise InvalidArgument(
+            f"max_in_flight must be >= 1 or None, got {max_in_flight!r}",
+            remedy="Pass a whole number, 1 for exclusive use, or None for no limit.",
+        )
+    return max_in_flight
+
+
+def checked_names(parameter: str, names: object) -> frozenset[str]:
+    """A set of names (tags or ids), or InvalidType."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        shown = repr(names) if isinstance(names, str) else type(names).__name__
+        raise InvalidType(
+            f"{parameter} must be a collection of strings, got {shown}",
+            remedy=f"Write {parameter}=({shown},)" if isinstance(names, str) else "Pass a list or a set of strings.",
+        )
+    found = frozenset(names)
+    for name in found:
+        if not isinstance(name, str):
+            raise InvalidType(f"{parameter} must hold strings only, got {type(name).__name__}")
+    return found
+
+
+def checked_number(parameter: str, number: object) -> float:
+    """A finite number, or InvalidArgument."""
+    if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
+        raise InvalidArgument(f"{parameter} must be a finite number, got {number!r}")
+    return number
+
+
+def checked_attempts(max_attempts: object) -> int:
+    """A usable number of attempts, or InvalidArgument."""
+    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
+        raise InvalidArgument(
+            f"max_attempts must be >= 1, got {max_attempts!r}", remedy="Pass a whole number of at least 1."
+        )
+    return max_attempts
+
+
+def checked_flag(parameter: str, flag: object) -> bool:
+    """True or False, or InvalidType."""
+    if not isinstance(flag, bool):
+        raise InvalidType(f"{parameter} must be bool, got {type(flag).__name__}", remedy="Pass True or False.")
+    return flag
+
+
+def checked_seconds(rule: str, seconds: object, least: float = 0.0) -> float:
+    """A finite number of at least `least`, or InvalidArgument with the `rule`."""
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not math.isfinite(seconds):
+        raise InvalidArgument(f"{rule}, got {seconds!r}")
+    if seconds < least:
+        raise InvalidArgument(f"{rule}, got {seconds!r}")
+    return seconds

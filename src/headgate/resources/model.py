@@ -1,0 +1,199 @@
+"""The nouns of the room: a resource, one use of it, and what a pool tells about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
+
+from headgate.errors import InvalidArgument
+from headgate.resources.fields import checked_id, checked_limit, checked_names, checked_number
+from headgate.resources.signals import Signal
+
+if TYPE_CHECKING:
+    from headgate.resources.seats import Flight, Seat
+
+T = TypeVar("T")
+
+ResourceStatus = Literal["healthy", "cooling_down", "disabled"]
+UsageStatus = Literal["in_flight", "done", "cancelled"]
+
+RESOURCE_STATUSES: Final[tuple[ResourceStatus, ...]] = get_args(ResourceStatus)
+
+
+class Resource(Generic[T]):
+    """Something scarce: an API key, a proxy, a GPU. Pools choose it, rest it and disable it; its `value` is yours.
+
+    Two pools may hold the same Resource: its health, what is in flight and its limit are shared between them.
+    `status`, `cooldown_until`, `last_acquired_at` and `consecutive_cooldown` are kept by the pools; read them, do not
+    set them. The times are monotonic readings that mean nothing outside this process. `value` appears in no repr, log
+    or event.
+    """
+
+    __slots__ = (
+        "_flights",
+        "_outage",
+        "_seats",
+        "consecutive_cooldown",
+        "cooldown_until",
+        "last_acquired_at",
+        "max_in_flight",
+        "resource_id",
+        "status",
+        "tags",
+        "value",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        resource_id: str,
+        value: T,
+        max_in_flight: int | None = None,
+        status: ResourceStatus = "healthy",
+        cooldown_until: float = 0.0,
+        last_acquired_at: float = 0.0,
+        consecutive_cooldown: int = 0,
+        *,
+        tags: Iterable[str] = (),
+        weight: float = 1.0,
+    ) -> None:
+        self.resource_id: str = checked_id(resource_id)
+        self.value: T = value
+        self.max_in_flight: int | None = checked_limit(max_in_flight)
+        if status not in RESOURCE_STATUSES:
+            raise InvalidArgument(
+                f"status must be one of {', '.join(RESOURCE_STATUSES)}, got {status!r}",
+                remedy="Leave it out: pools keep it.",
+            )
+        self.status: ResourceStatus = status
+        self.cooldown_until: float = checked_number("cooldown_until", cooldown_until)
+        self.last_acquired_at: float = checked_number("last_acquired_at", last_acquired_at)
+        if type(consecutive_cooldown) is not int or consecutive_cooldown < 0:
+            raise InvalidArgument(f"consecutive_cooldown must be a whole number >= 0, got {consecutive_cooldown!r}")
+        self.consecutive_cooldown: int = consecutive_cooldown
+        self.tags: frozenset[str] = checked_names("tags", tags)
+        self.weight: float = checked_number("weight", weight)
+        if self.weight <= 0:
+            raise InvalidArgument(f"weight must be > 0, got {weight!r}")
+        self._flights: dict[int, Flight] = {}  # by acquisition order: "younger" is a walk from the end
+        self._outage = 0  # the newest acquisition when the last cooldown began; older ones are of the same outage
+        self._seats: list[Seat] = []  # its places in pools
+
+    def __repr__(self) -> str:
+        limit = "" if self.max_in_flight is None else f", max_in_flight={self.max_in_flight}"
+        tags = f", tags={sorted(self.tags)}" if self.tags else ""
+        return f"<Resource {self.resource_id!r} {self.status}, {len(self._flights)} in flight{limit}{tags}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is in flight belongs to this process and stays here.
+        return {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._flights, self._outage, self._seats = {}, 0, []
+
+    @staticmethod
+    def __agent_notes__() -> str:
+        """Notes for coding agents (`python -m agent_readable headgate.Resource`)."""
+        return (
+            "Make one per key, proxy or GPU and pass them to `headgate.ResourcePool`. Inside an operation read "
+            "`value` and `resource_id`; treat every other field as read-only, pools keep them. `max_in_flight=1` makes "
+            "it exclusive, None unlimited. Never log `value`."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One use of a resource, as events show it."""
+
+    id: int
+    resource_id: str
+    request_id: str
+    status: UsageStatus
+    acquired_at: float
+    """A monotonic reading."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+
+class Attempt(NamedTuple):
+    """One attempt of a call that failed."""
+
+    resource_id: str
+    signal: Signal
+    duration: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStats:
+    """Gauges and counters of one resource in one pool. The counters begin at 0 when it is added."""
+
+    resource_id: str
+    status: ResourceStatus
+    in_flight: int
+    max_in_flight: int | None
+    consecutive_cooldown: int
+    cooldown_seconds_remaining: float
+    acquires: int
+    successes: int
+    cooldowns: int
+    disables: int
+    sibling_cancels: int
+
+    @property
+    def max_in_flight_gauge(self) -> float:
+        """`max_in_flight` as a number: infinity when unlimited."""
+        return math.inf if self.max_in_flight is None else float(self.max_in_flight)
+
+    @property
+    def saturated(self) -> bool:
+        """Healthy, and at its limit."""
+        return self.status == "healthy" and self.in_flight >= self.max_in_flight_gauge
+
+    @property
+    def eligible(self) -> bool:
+        """Healthy, and below its limit."""
+        return self.status == "healthy" and self.in_flight < self.max_in_flight_gauge
+
+    def status_one_hot(self) -> dict[ResourceStatus, int]:
+        """1 for its status and 0 for the others: how metric systems want an enumeration."""
+        return {status: int(status == self.status) for status in RESOURCE_STATUSES}
+
+    @staticmethod
+    def __agent_notes__() -> str:
+        """Notes for coding agents (`python -m agent_readable headgate.resources.ResourceStats`)."""
+        return "Do not construct it: read `pool.stats().resources[resource_id]`."
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Gauges of a pool as it is now, and counters since it was made, which survive `remove`."""
+
+    resources: Mapping[str, ResourceStats]
+    in_flight: int
+    eligible: int
+    saturated: int
+    by_status: Mapping[ResourceStatus, int]
+    attempts: int
+    successes: int
+    cooldowns: int
+    disables: int
+    retries: int
+    sibling_cancels: int
+    runs_ok: int
+    runs_exhausted: int
+    runs_error: int
+    runs_cancelled: int
+
+    @staticmethod
+    def __agent_notes__() -> str:
+        """Notes for coding agents (`python -m agent_readable headgate.resources.PoolStats`)."""
+        return (
+            "Do not construct it: call `pool.stats()`. Take pool totals from it, never by summing `resources`: those "
+            "counters go with their resource when it is removed."
+        )

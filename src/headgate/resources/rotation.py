@@ -1,0 +1,556 @@
+"""The rotation: who may be used, who is resting, who waits. Pure: it takes `now` and events and returns what to do.
+
+A *resource* carries its health; a *seat* is its place in one rotation; a *flight* is one use of it that has not
+ended. A resource may have seats in several rotations: what changes its health re-indexes all of them and is reported
+for each.
+
+    acquire ──> flight ──┬─> ok          healthy: counter and cooldown cleared, unless a later cooldown knows better
+                         ├─> cooled      rests; younger flights are to be cancelled
+                         ├─> disabled    never again; younger flights are to be cancelled
+                         └─> ended       no verdict (retried, cancelled from outside, abandoned)
+
+Each of the four ends the flight, gives its place to the first waiter that can use it, and returns the effects for the
+shell to carry out: `Cool`, `Disable`, `Recover`, `Enable`, `Cancel`, `Serve`, `Starve`. An empty result is ``None``:
+most calls have none, and a list nobody needs is a list nobody should make.
+
+One outage is one escalation. A cooldown remembers the newest acquisition at its beginning (`Resource._outage`);
+verdicts of flights up to that one are *late*: a late cooldown extends at the current rung and does not climb, a late
+success clears nothing. Order is by acquisition number, never by clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+from headgate.core.waiters import Line
+from headgate.errors import InvalidArgument, UnknownResource
+from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.model import RESOURCE_STATUSES, PoolStats, Resource, ResourceStats, ResourceStatus
+from headgate.resources.seats import ANY, Flight, Seat, Totals, WaitTicket, Want
+from headgate.resources.strategies import Picker, Strategy
+
+MAX_CLASSES = 64  # sets of tags whose order is kept; the one longest known goes first
+
+_orders = count(1)  # one series for all rotations: a resource shared by two has one order of acquisition
+
+
+class Rotation:
+    """The decisions of one pool."""
+
+    def __init__(
+        self,
+        resources: Iterable[Resource[Any]],
+        *,
+        strategy: Strategy,
+        cooldown_table: Sequence[float],
+        cancel_siblings: bool = True,
+        probe_on_recovery: bool = False,
+        owner: Any = None,
+    ) -> None:
+        self.owner: Any = owner
+        """The shell that carries out effects; opaque here."""
+        self.seats: dict[str, Seat] = {}
+        self.line: Line[WaitTicket] = Line()
+        """Those who wait for a resource."""
+        self.cooling: list[tuple[float, int, Seat]] = []
+        """A heap by expiry; entries may be outdated."""
+        self._strategy = strategy
+        self._table = tuple(cooldown_table)
+        self._cancel_siblings = cancel_siblings
+        self._probe_on_recovery = probe_on_recovery
+        self._indexes = count()
+        self._main: Picker = strategy.picker()
+        self._pickers: dict[frozenset[str], Picker] = {frozenset(): self._main}
+        self._sizes: dict[frozenset[str], int] = {frozenset(): 0}  # how many seats each of them orders
+        self._draining: dict[str, dict[int, Flight]] = {}  # flights of removed seats, by resource id
+        self._totals = Totals()
+        for resource in resources:
+            self.admit(resource)
+
+    # -- a use begins -------------------------------------------------------------------------------------------------
+
+    def acquire(self, now: float, want: Want = ANY, avoid: Collection[str] = ()) -> Flight | None:
+        """Choose the best resource for `want`, not one of `avoid`, and take it; None when none is eligible."""
+        picker = self._main if not want.tags else self._picker(want.tags)
+        seat = picker.pick(want.skip.union(avoid) if want.skip or avoid else ())
+        if seat is None:
+            return None
+        resource = seat.resource
+        resource.last_acquired_at = now
+        seat.acquires += 1
+        order = next(_orders)
+        flight = resource._flights[order] = Flight(order, seat, now)
+        if seat.probing:
+            seat.probe = flight
+            seat.shut = True
+        return flight
+
+    def matching(self, want: Want) -> int:
+        """How many resources `want` could ever mean."""
+        if not want.tags and not want.skip:
+            return len(self.seats)
+        self._picker(want.tags)
+        skipped = (seat for seat in map(self.seats.get, want.skip) if seat is not None)
+        return self._sizes[want.tags] - sum(want.tags <= seat.resource.tags for seat in skipped)
+
+    # -- a use ends ---------------------------------------------------------------------------------------------------
+
+    def ok(self, flight: Flight, now: float = 0.0) -> Effects | None:
+        """It worked, or failed for reasons of its own: the resource is fine."""
+        seat = flight.seat
+        resource = seat.resource
+        seat.successes += 1
+        if (resource.consecutive_cooldown or resource.cooldown_until) and flight.order > resource._outage:
+            self._clear(resource)
+        del resource._flights[flight.order]
+        if seat.plain:
+            seat.pickers[0].offer(seat)
+            return self._serve(resource, now) if self.line else None
+        return self._landed(flight, now)
+
+    def ended(self, flight: Flight, now: float = 0.0) -> Effects | None:
+        """It ended and says nothing about the resource."""
+        del flight.seat.resource._flights[flight.order]
+        return self._landed(flight, now)
+
+    def cooled(self, flight: Flight, seconds: float | None = None, *, now: float) -> Effects:
+        """The resource asked for a rest of `seconds`, or of what the table says."""
+        seat = flight.seat
+        resource = seat.resource
+        del resource._flights[flight.order]
+        effects: Effects = []
+        if resource.status != "disabled":
+            seat.cooldowns += 1
+            effects += self._cool(flight, seconds, now)
+            effects += self._younger(flight)
+        effects += self._landed(flight, now) or ()
+        effects += self._hopeless(_holders(resource))
+        return effects
+
+    def disabled(self, flight: Flight, now: float = 0.0) -> Effects:
+        """The resource is dead."""
+        resource = flight.seat.resource
+        del resource._flights[flight.order]
+        effects: Effects = self._disable(flight.seat, flight)
+        effects += self._younger(flight)
+        effects += self._landed(flight, now) or ()
+        effects += self._hopeless(_holders(resource))
+        return effects
+
+    # -- time passes --------------------------------------------------------------------------------------------------
+
+    def due(self, now: float) -> bool:
+        """Is there anything for `advance` to do?"""
+        return bool(self.cooling) and self.cooling[0][0] <= now
+
+    def advance(self, now: float) -> Effects:
+        """End the cooldowns that are over, and serve those who waited for them."""
+        effects: Effects = []
+        recovered: list[Resource[Any]] = []
+        while self.cooling and self.cooling[0][0] <= now:
+            until, _, seat = heapq.heappop(self.cooling)
+            if self._rests(seat, until):
+                recovered.append(seat.resource)
+                effects += self._reopen(seat.resource, probing=True)
+        for resource in recovered:
+            effects += self._serve(resource, now) or ()
+        return effects
+
+    def next_expiry(self, want: Want = ANY) -> float | None:
+        """When the first cooldown ends of a resource that `want` could use."""
+        while self.cooling and not self._rests(self.cooling[0][2], self.cooling[0][0]):
+            heapq.heappop(self.cooling)
+        if want is ANY:
+            return self.cooling[0][0] if self.cooling else None
+        return min(
+            (seat.resource.cooldown_until for seat in self._matching(want) if seat.resource.status == "cooling_down"),
+            default=None,
+        )
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
+        """Step out of line; what was granted meanwhile is handed on."""
+        if not self.line.leave(ticket) and ticket.grant is not None:
+            return self.ended(ticket.grant, now)
+        return None
+
+    def can_hope(self, want: Want) -> bool:
+        """Can anything that `want` could use come free by itself?"""
+        return any(seat.resource.status != "disabled" for seat in self._matching(want))
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+
+    def add(self, resource: Resource[Any], now: float = 0.0) -> Effects | None:
+        """A new resource, last in order."""
+        self.admit(resource)
+        return self._serve(resource, now)
+
+    def remove(self, resource_id: str) -> Effects | None:
+        """Forget it at once. What is in flight drains, and counts against a successor of the same id."""
+        self.drop(resource_id)
+        return self._hopeless([self])
+
+    def admit(self, resource: Resource[Any]) -> None:
+        """`add`, before anybody is told."""
+        resource_id = resource.resource_id
+        if resource_id in self.seats:
+            raise InvalidArgument(
+                f"Duplicate resource_id in pool: {resource_id!r}",
+                remedy="Give each resource an id of its own, or remove the old one first.",
+            )
+        seat = self.seats[resource_id] = Seat(resource, self, next(self._indexes))
+        seat.shut = resource.status != "healthy"
+        if resource.status == "cooling_down":
+            heapq.heappush(self.cooling, (resource.cooldown_until, seat.index, seat))
+        heirlooms = self._draining.get(resource_id)
+        if heirlooms:
+            resource._flights = dict(sorted({**heirlooms, **resource._flights}.items()))
+        resource._seats.append(seat)
+        self._enter(seat)
+        _refresh(resource)
+
+    def drop(self, resource_id: str) -> None:
+        """`remove`, before anybody is told."""
+        seat = self._find(resource_id)
+        resource = seat.resource
+        del self.seats[resource_id]
+        resource._seats.remove(seat)
+        inherited = self._draining.get(resource_id, {})
+        for order in inherited:
+            resource._flights.pop(order, None)  # of its own predecessor: they drain on, and are no longer its concern
+        draining = {**inherited, **{order: f for order, f in resource._flights.items() if f.seat is seat}}
+        if draining:
+            self._draining[resource_id] = draining
+        self._withdraw(seat)
+        seat.gone, seat.plain = True, False
+        self._totals.absorb(seat)
+        _refresh(resource)
+
+    def settle(self, now: float) -> Effects:
+        """After several of `admit`, `drop`, `retag`, `reorder`: serve those who wait, or tell them there is no hope."""
+        effects: Effects = []
+        for seat in self.seats.values():
+            effects += self._serve(seat.resource, now) or ()
+        return effects + self._hopeless([self])
+
+    def enable(self, resource_id: str, now: float = 0.0) -> Effects:
+        """Declare it usable: no cooldown, no counter, no probation."""
+        seat = self._find(resource_id)
+        resource = seat.resource
+        old = resource.status
+        effects: Effects = []
+        if old != "healthy":
+            effects += [Enable(resource_id, old, other) for other in resource._seats]
+        self._reopen(resource, probing=False)
+        self._clear(resource)
+        effects += self._serve(resource, now) or ()
+        return effects
+
+    def disable(self, resource_id: str) -> Effects:
+        """Take it out of use. Cancels nothing: this is policy, not evidence."""
+        seat = self._find(resource_id)
+        return [*self._disable(seat, None), *self._hopeless(_holders(seat.resource))]
+
+    def reorder(self, resource_ids: Sequence[str]) -> None:
+        """Put the seats into this order."""
+        self.seats = {resource_id: self.seats[resource_id] for resource_id in resource_ids}
+        for seat in self.seats.values():
+            for picker in seat.pickers:
+                picker.withdraw(seat)
+        for seat in self.seats.values():
+            seat.index = next(self._indexes)
+            for picker in seat.pickers:
+                picker.offer(seat)
+            if seat.resource.status == "cooling_down":
+                heapq.heappush(self.cooling, (seat.resource.cooldown_until, seat.index, seat))
+
+    def retag(self, resource: Resource[Any], like: Resource[Any]) -> None:
+        """Take over another's limit, tags and weight; its health stays."""
+        for seat in resource._seats:
+            seat.rotation._withdraw(seat)
+        resource.max_in_flight, resource.tags, resource.weight = like.max_in_flight, like.tags, like.weight
+        for seat in resource._seats:
+            seat.rotation._enter(seat)
+        _refresh(resource)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def in_flight(self, resource_id: str) -> list[Flight]:
+        """Uses of a resource that have not ended, oldest first."""
+        return list(self._find(resource_id).resource._flights.values())
+
+    def look(self, now: float) -> Iterator[tuple[Seat, ResourceStatus, float]]:
+        """Each seat with its status and the seconds its cooldown has left; one that is over reads healthy."""
+        for seat in self.seats.values():
+            resource = seat.resource
+            left = resource.cooldown_until - now
+            if resource.status != "cooling_down":
+                yield seat, resource.status, 0.0
+            elif left <= 0:
+                yield seat, "healthy", 0.0
+            else:
+                yield seat, "cooling_down", left
+
+    def describe(self, want: Want, now: float) -> str:
+        """In words, why nothing is eligible."""
+        seen = [(seat, status) for seat, status, _ in self.look(now) if want.fits(seat.resource)]
+        if not seen:
+            return f"none of its {len(self.seats)} matches tags {sorted(want.tags)} and exclude {sorted(want.skip)}"
+        statuses = [status for _, status in seen]
+        cooling, disabled = statuses.count("cooling_down"), statuses.count("disabled")
+        return f"{cooling} cooling down, {disabled} disabled, {len(seen) - cooling - disabled} in full use"
+
+    def stats(self, now: float, **runs: int) -> PoolStats:
+        """Gauges and counters; `runs` are the counters that the shell keeps."""
+        resources: dict[str, ResourceStats] = {}
+        by_status: dict[ResourceStatus, int] = dict.fromkeys(RESOURCE_STATUSES, 0)
+        eligible = saturated = 0
+        for seat, status, left in self.look(now):
+            one = seat.stats(status, left)
+            resources[one.resource_id] = one
+            by_status[status] += 1
+            eligible += one.eligible and not (seat.probing and seat.probe is not None)
+            saturated += one.saturated
+        totals, all_of = self._totals, resources.values()
+        return PoolStats(
+            resources=resources,
+            in_flight=sum(one.in_flight for one in all_of),
+            eligible=eligible,
+            saturated=saturated,
+            by_status=by_status,
+            attempts=totals.acquires + sum(one.acquires for one in all_of),
+            successes=totals.successes + sum(one.successes for one in all_of),
+            cooldowns=totals.cooldowns + sum(one.cooldowns for one in all_of),
+            disables=totals.disables + sum(one.disables for one in all_of),
+            sibling_cancels=totals.sibling_cancels + sum(one.sibling_cancels for one in all_of),
+            **runs,
+        )
+
+    def check(self, now: float) -> None:
+        """What must always be true; for tests."""
+        for resource_id, seat in self.seats.items():
+            resource = seat.resource
+            limit = resource.max_in_flight
+            assert resource.resource_id == resource_id
+            assert seat in resource._seats
+            assert seat.shut == (resource.status != "healthy" or (seat.probing and seat.probe is not None))
+            assert seat.plain == (
+                len(resource._seats) == len(seat.pickers) == 1
+                and not seat.probing
+                and resource_id not in self._draining
+            )
+            if not self._probe_on_recovery:
+                assert not seat.probing
+            if limit is not None and resource_id not in self._draining:
+                assert len(resource._flights) <= limit
+            if resource.status == "cooling_down":
+                assert any(until == resource.cooldown_until and s is seat for until, _, s in self.cooling)
+            assert list(resource._flights) == sorted(resource._flights)
+        open_seats = [seat for seat in self.seats.values() if seat.is_open]
+        for ticket in self.line:
+            assert ticket.grant is None
+            assert not any(ticket.want.fits(seat.resource) for seat in open_seats if not self.due(now))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _enter(self, seat: Seat) -> None:
+        """Let it be chosen by every order that its tags belong to."""
+        orders = [(tags, picker) for tags, picker in self._pickers.items() if tags <= seat.resource.tags]
+        seat.pickers = tuple(picker for _, picker in orders)
+        for tags, picker in orders:
+            self._sizes[tags] += 1
+            picker.offer(seat)
+
+    def _withdraw(self, seat: Seat) -> None:
+        for tags, picker in self._pickers.items():
+            if picker in seat.pickers:
+                self._sizes[tags] -= 1
+                picker.withdraw(seat)
+        seat.pickers = ()
+
+    def _find(self, resource_id: str) -> Seat:
+        try:
+            return self.seats[resource_id]
+        except (KeyError, TypeError):
+            known = ", ".join(map(repr, list(self.seats)[:8])) + (", ..." if len(self.seats) > 8 else "")
+            raise UnknownResource(
+                f"unknown resource_id {resource_id!r}: the pool has {known or 'no resources'}",
+            ) from None
+
+    def _picker(self, tags: frozenset[str]) -> Picker:
+        """The order of those that carry these tags, kept from the first call that asks for it."""
+        picker = self._pickers.get(tags)
+        if picker is None:
+            if len(self._pickers) > MAX_CLASSES:
+                self._forget(next(tags for tags in self._pickers if tags))
+            picker = self._pickers[tags] = self._strategy.picker()
+            self._sizes[tags] = 0
+            for seat in self.seats.values():
+                if tags <= seat.resource.tags:
+                    seat.pickers += (picker,)
+                    seat.plain = False
+                    self._sizes[tags] += 1
+                    picker.offer(seat)
+        return picker
+
+    def _forget(self, tags: frozenset[str]) -> None:
+        del self._sizes[tags]
+        dropped = self._pickers.pop(tags)
+        for seat in self.seats.values():
+            seat.pickers = tuple(picker for picker in seat.pickers if picker is not dropped)
+            _refresh(seat.resource)
+
+    def _matching(self, want: Want) -> Iterator[Seat]:
+        return (seat for seat in self.seats.values() if want.fits(seat.resource))
+
+    def _rests(self, seat: Seat, until: float) -> bool:
+        resource = seat.resource
+        return not seat.gone and resource.status == "cooling_down" and resource.cooldown_until == until
+
+    def _clear(self, resource: Resource[Any]) -> None:
+        if resource.status == "disabled":
+            return
+        resource.consecutive_cooldown = 0
+        resource.cooldown_until = 0.0
+        for seat in resource._seats:
+            if seat.probing:
+                seat.probing, seat.probe, seat.shut = False, None, resource.status != "healthy"
+        _refresh(resource)
+
+    def _cool(self, flight: Flight, seconds: float | None, now: float) -> Effects:
+        resource = flight.seat.resource
+        old = resource.status
+        late = flight.order <= resource._outage and resource.consecutive_cooldown > 0
+        if not late:
+            resource.consecutive_cooldown += 1
+        if seconds is None:
+            seconds = self._table[min(resource.consecutive_cooldown, len(self._table)) - 1]
+        if old == "healthy":
+            resource._outage = next(_orders)
+        until = max(resource.cooldown_until, now + seconds)
+        for seat in resource._seats:
+            seat.shut, seat.probing, seat.probe = True, False, None
+            if old == "healthy" or until > resource.cooldown_until:
+                heapq.heappush(seat.rotation.cooling, (until, seat.index, seat))
+        resource.status, resource.cooldown_until = "cooling_down", until
+        _refresh(resource)
+        rung = resource.consecutive_cooldown
+        return [Cool(resource.resource_id, until, rung, old, seat, flight) for seat in resource._seats]
+
+    def _disable(self, seat: Seat, flight: Flight | None) -> Effects:
+        resource = seat.resource
+        old = resource.status
+        if old == "disabled":
+            return []
+        resource.status = "disabled"
+        seat.disables += 1
+        for other in resource._seats:
+            other.shut, other.probing, other.probe = True, False, None
+        _refresh(resource)
+        return [Disable(resource.resource_id, old, other, flight) for other in resource._seats]
+
+    def _reopen(self, resource: Resource[Any], *, probing: bool) -> Effects:
+        resource.status = "healthy"
+        for seat in resource._seats:
+            seat.shut = False
+            seat.probing, seat.probe = probing and seat.rotation._probe_on_recovery, None
+            for picker in seat.pickers:
+                picker.offer(seat)
+        _refresh(resource)
+        return [Recover(resource.resource_id, seat) for seat in resource._seats]
+
+    def _younger(self, flight: Flight) -> Effects:
+        """Flights acquired after this one. The elder may already have had their effect upstream and are left alone."""
+        effects: Effects = []
+        if not self._cancel_siblings:
+            return effects
+        for other in reversed(flight.seat.resource._flights.values()):
+            if other.order < flight.order:
+                break
+            if other.status == "in_flight" and other.handle is not None and other.seat.rotation._cancel_siblings:
+                other.status = "cancelled"
+                other.seat.sibling_cancels += 1
+                effects.append(Cancel(other))
+        return effects
+
+    def _landed(self, flight: Flight, now: float) -> Effects | None:
+        """A flight is over: whoever could use its place may."""
+        seat = flight.seat
+        if seat.probe is flight:
+            seat.probe, seat.shut = None, seat.resource.status != "healthy"
+        if seat.gone:
+            self._drained(flight)
+        offered = [seat.resource]
+        heir = self.seats.get(seat.resource.resource_id) if seat.gone else None
+        if heir is not None:
+            offered.append(heir.resource)
+        effects: Effects = []
+        for resource in offered:
+            for other in resource._seats:
+                for picker in other.pickers:
+                    picker.offer(other)
+            effects += self._serve(resource, now) or ()
+        return effects or None
+
+    def _drained(self, flight: Flight) -> None:
+        """A flight of a removed seat ended: its id's next owner has one place more."""
+        resource_id = flight.seat.resource.resource_id
+        self._totals.absorb(flight.seat)
+        draining = self._draining.get(resource_id, {})
+        draining.pop(flight.order, None)
+        heir = self.seats.get(resource_id)
+        if heir is not None:
+            heir.resource._flights.pop(flight.order, None)
+        if not draining:
+            self._draining.pop(resource_id, None)
+            if heir is not None:
+                _refresh(heir.resource)
+
+    def _serve(self, resource: Resource[Any], now: float) -> Effects | None:
+        """Let waiters have what came free, in every rotation that holds the resource, longest wait first."""
+        lines = [(first.number, seat.rotation) for seat in resource._seats if (first := seat.rotation.line.first())]
+        if not lines:
+            return None
+        effects: Effects = []
+        for _, rotation in sorted(lines, key=lambda pair: pair[0]):
+            effects += map(Serve, rotation.line.serve(partial(rotation.acquire, now)))
+        return effects
+
+    def _hopeless(self, rotations: Iterable[Rotation]) -> Effects:
+        """Waiters that nothing can come for any more."""
+        effects: Effects = []
+        for rotation in rotations:
+            if not rotation.line:
+                continue
+            hope: dict[Want, tuple[bool, float]] = {}
+            for ticket in list(rotation.line):
+                if ticket.want not in hope:
+                    hope[ticket.want] = rotation._outlook(ticket.want)
+                can_come, earliest = hope[ticket.want]
+                if not can_come or (ticket.deadline is not None and earliest >= ticket.deadline):
+                    rotation.line.leave(ticket)
+                    effects.append(Starve(ticket))
+        return effects
+
+    def _outlook(self, want: Want) -> tuple[bool, float]:
+        """Can anything come for `want`, and not before when? (In use counts as any moment.)"""
+        matching = [seat.resource for seat in self._matching(want) if seat.resource.status != "disabled"]
+        times = [r.cooldown_until if r.status == "cooling_down" else 0.0 for r in matching]
+        return bool(matching), min(times, default=0.0)
+
+
+def _holders(resource: Resource[Any]) -> list[Rotation]:
+    return [seat.rotation for seat in resource._seats]
+
+
+def _refresh(resource: Resource[Any]) -> None:
+    """Note for each seat whether the short way may be taken when a flight of it ends."""
+    alone = len(resource._seats) == 1
+    for seat in resource._seats:
+        draining = resource.resource_id in seat.rotation._draining
+        seat.plain = alone and not seat.probing and not draining and len(seat.pickers) == 1

@@ -1,0 +1,415 @@
+"""The shell around the rotation: it takes time and chance from the clock, awaits operations, and does what was decided.
+
+Nothing is awaited while the lock is held.
+
+**One lock for all pools.** Pools may share resources, so a transition of one may re-index another. A lock per pool
+would need an order among them; one for all needs none, and costs nothing where it matters: a transition takes
+microseconds and the interpreter runs one thread of Python at a time anyway. It is reentrant because the garbage
+collector may run a caller's ``__del__`` in the middle of a transition, and that may look at a pool.
+
+**A call makes no Task.** The first step of an operation is taken in line; only one that suspends is put into a
+`core.cancellation.Steered`, the handle by which a sibling or a timeout may stop it.
+
+**What the collector abandons.** A coroutine thrown away half-way ends in GeneratorExit, possibly while this very thread
+holds the lock. Its flight is then left in `_orphans`, and ended by whoever uses a pool next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
+from types import CoroutineType
+from typing import Any, Generic, TypeVar
+
+from headgate.core.cancellation import Steered, adopt
+from headgate.core.clock import clock
+from headgate.errors import InvalidType, PoolExhausted
+from headgate.resources import events
+from headgate.resources.call import AttemptTimeout, Call
+from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.model import Resource
+from headgate.resources.plan import Plan
+from headgate.resources.reporting import Reporting
+from headgate.resources.rotation import Rotation
+from headgate.resources.seats import Flight, Seat, WaitTicket
+from headgate.resources.signals import SIGNALS, CooldownResource, DisableResource, RetryOperation, Signal, signal_in
+from headgate.resources.waiting import LoopWaiter, ThreadWaiter, Waiter
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Classifier = Callable[[Any], Signal | type[Signal] | None]
+
+_log = logging.getLogger("headgate.resources")
+turn: Any = threading.RLock()
+"""Held for each transition of any pool."""
+_orphans: deque[Flight | WaitTicket] = deque()
+
+_SIBLING, _TIMEOUT = "sibling", "timeout"
+
+
+class PoolShell(Reporting, Generic[T]):
+    """What `ResourcePool` is made of."""
+
+    _rotation: Rotation
+    _plan: Plan
+    _classify: Classifier | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alarm: tuple[object, float] | None = None  # whom we asked to watch the next cooldown, and until when
+
+    # -- a call -------------------------------------------------------------------------------------------------------
+
+    async def _run(self, operation: Callable[[Resource[T]], Awaitable[R]], plan: Plan) -> R:
+        # The path of every call. A plain one that succeeds needs no Call to keep its progress: made when it does not.
+        rotation = self._rotation
+        matching = len(rotation.seats)
+        call = None if plan is self._plan else self._enter(plan)
+        task = asyncio.current_task()
+        assert task is not None, "asyncio runs coroutines in tasks"
+        try:
+            while True:
+                flight = None
+                if call is None:
+                    with turn:
+                        now = clock.now()
+                        if not rotation.cooling or not rotation.due(now):
+                            flight = rotation.acquire(now)
+                    if flight is None:
+                        call = Call(plan, matching, now)
+                    elif events.USAGE.listeners:
+                        self._report_acquired(flight)
+                if flight is None:
+                    flight = await self._take(call or self._enter(plan))
+                steered: Steered[R] | None = None
+                base = task.cancelling()
+                try:
+                    context = copy_context() if plan.isolate else None
+                    resource = flight.seat.resource
+                    made = operation(resource) if context is None else context.run(operation, resource)
+                    coroutine, cancellable = (made, True) if type(made) is CoroutineType else _coroutine_of(made)
+                    try:
+                        first = coroutine.send(None) if context is None else context.run(coroutine.send, None)
+                    except StopIteration as done:
+                        result: R = done.value
+                    else:
+                        steered = Steered(coroutine, first, task, base, context)
+                        if cancellable:
+                            flight.handle = steered
+                        result = await (steered if plan.timeout is None else bounded(steered, plan.timeout))
+                except BaseException as error:
+                    signal = self._fail(flight, error, steered, plan)
+                    if signal is None:
+                        raise
+                else:
+                    signal = None if self._classify is None else self._classified(result)
+                    if signal is None:
+                        with turn:
+                            effects = rotation.ok(flight, clock.now())
+                        self._runs_ok += 1
+                        if effects is not None or _orphans or events.USAGE.listeners or events.RUN.listeners:
+                            self._finish_plain(flight, call, effects)
+                        return result
+                    self._end(flight, signal)
+                call = call or Call(plan, matching, flight.acquired_at)
+                if pause := self._note_failure(call, flight, signal):
+                    await asyncio.sleep(pause)
+        except BaseException as error:
+            self._finish_badly(call, error)
+            raise
+
+    def _finish_plain(self, flight: Flight, call: Call | None, effects: Effects | None) -> None:
+        self._carry_out(effects)
+        self._report_released(flight, "ok")
+        if events.RUN.listeners:
+            self._report_run(flight.request_id, "ok", 1 if call is None else call.started)
+
+    def _enter(self, plan: Plan) -> Call:
+        with turn:
+            return Call(plan, self._rotation.matching(plan.want), clock.now())
+
+    def _note_failure(self, call: Call, flight: Flight, signal: Signal) -> float:
+        """Count the attempt; how long to rest before the next. Raises PoolExhausted when it was the last."""
+        call.request_id = call.request_id or flight.request_id
+        now = clock.now()
+        call.failed(flight, signal, now)
+        return call.pause(clock.uniform(0.5, 1.5), now) if call.plan.retry_delay else 0.0
+
+    # -- taking a resource --------------------------------------------------------------------------------------------
+
+    async def _take(self, call: Call) -> Flight:
+        """The next resource for `call`; waits for one if its plan says so, else raises PoolExhausted."""
+        waiter = None if call.plan.waits == "no" else LoopWaiter()
+        taken = self._try(call, waiter)
+        if isinstance(taken, Flight):
+            return taken
+        assert waiter is not None
+        try:
+            await waiter.wait(call.deadline)
+        except BaseException:
+            self._let_go(taken)
+            raise
+        return self._collect(call, taken)
+
+    def _take_sync(self, call: Call) -> Flight:
+        waiter = None if call.plan.waits == "no" else ThreadWaiter()
+        taken = self._try(call, waiter)
+        if isinstance(taken, Flight):
+            return taken
+        assert waiter is not None
+        try:
+            waiter.wait(call.deadline)
+        except BaseException:
+            self._let_go(taken)
+            raise
+        return self._collect(call, taken)
+
+    def _try(self, call: Call, waiter: Waiter | None) -> Flight | WaitTicket:
+        """A resource, or a place in the line: decided and done in one step, so that no release falls between."""
+        rotation, want = self._rotation, call.plan.want
+        flight = ticket = problem = None
+        with turn:
+            now = clock.now()
+            call.check_deadline(now)
+            effects = rotation.advance(now) if rotation.due(now) else None
+            for avoid in call.choices():
+                flight = flight or rotation.acquire(now, want, avoid)
+            if flight is None:
+                problem = self._why_not(call, now)
+                if problem is None and waiter is not None:
+                    limit = call.deadline if call.plan.waits == "for cooldown" else None
+                    ticket = WaitTicket(want, rotation, waiter, limit)
+                    rotation.line.join(ticket)
+        self._carry_out(effects)
+        if ticket is not None:
+            self._watch()
+            return ticket
+        if flight is None:
+            assert problem is not None
+            raise problem
+        return self._started(call, flight)
+
+    def _collect(self, call: Call, ticket: WaitTicket) -> Flight:
+        """What a waiter got, now that it was woken."""
+        with turn:
+            flight = ticket.grant
+            timed_out = flight is None and self._rotation.line.leave(ticket)
+            problem = self._why_not(call, clock.now()) if flight is None and not timed_out else None
+        self._watch()
+        if flight is None:
+            raise problem or call.too_late()
+        return self._started(call, flight)
+
+    def _started(self, call: Call, flight: Flight) -> Flight:
+        call.started += 1
+        flight.request_id = call.request_id
+        if events.USAGE.listeners:
+            self._report_acquired(flight)
+        return flight
+
+    def _why_not(self, call: Call, now: float) -> PoolExhausted | None:
+        """Why `call` cannot be served now; None when it is worth waiting."""
+        rotation, plan = self._rotation, call.plan
+        if plan.waits == "for capacity" and rotation.can_hope(plan.want):
+            return None
+        expiry = rotation.next_expiry(plan.want)
+        after = None if expiry is None else max(0.0, expiry - now)
+        if plan.waits == "for cooldown" and expiry is not None:
+            if call.deadline is None or expiry < call.deadline:
+                return None
+            late = f"cooldown ends {expiry - call.deadline:.3f} s after deadline"
+            return call.exhausted(f"no eligible resource in pool: {late}", "deadline", after)
+        why = rotation.describe(plan.want, now)
+        return call.exhausted(f"no eligible resource in pool: {why}", "no_eligible", after)
+
+    def _let_go(self, thing: Flight | WaitTicket) -> None:
+        """End a flight without a verdict, or leave the line, handing on what was granted. Safe in a finaliser."""
+        _orphans.append(thing)
+        if not turn._is_owned():
+            _bury()
+
+    # -- a use ends ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, flight: Flight, error: BaseException, steered: Steered[Any] | None, plan: Plan) -> Signal | None:
+        """End a flight by what `error` says. The signal to try again on, or None: `error` is the caller's."""
+        if isinstance(error, asyncio.CancelledError) and steered is not None and steered.is_ours():
+            return self._interrupted(flight, steered, plan)
+        signal, alone = signal_in(error)
+        if signal is None and isinstance(error, Exception) and self._classify is not None:
+            signal, alone = self._classified(error), True
+            if signal is not None and signal is not error and signal.__cause__ is None:
+                signal.__cause__ = error
+        if signal is not None:
+            self._end(flight, signal)
+            return signal if alone else None
+        if isinstance(error, Exception):
+            self._succeed(flight, "error")
+        else:
+            self._let_go(flight)
+            self._report_released(flight, "no_verdict")
+        return None
+
+    def _interrupted(self, flight: Flight, steered: Steered[Any], plan: Plan) -> Signal:
+        if steered.asked is _TIMEOUT:
+            signal: Signal = AttemptTimeout(f"no result within {plan.timeout} s")
+            self._end(flight, signal)
+            return signal
+        with turn:
+            disabled = flight.seat.resource.status == "disabled"
+            effects = self._rotation.ended(flight, clock.now())
+        self._carry_out(effects)
+        self._report_released(flight, "sibling_cancelled")
+        cause = "cancelled by a sibling: an older use of the resource failed"
+        return DisableResource(cause) if disabled else CooldownResource(reason=cause)
+
+    def _end(self, flight: Flight, signal: Signal) -> None:
+        """End a flight by a signal."""
+        rotation = self._rotation
+        with turn:
+            now = clock.now()
+            if isinstance(signal, CooldownResource):
+                effects: Effects | None = rotation.cooled(flight, signal.cooldown_seconds, now=now)
+            elif isinstance(signal, DisableResource):
+                effects = rotation.disabled(flight, now)
+            else:
+                effects = rotation.ended(flight, now)
+                self._retries += 1
+        self._carry_out(effects, signal.reason)
+        self._report_released(flight, _outcome(signal))
+
+    def _succeed(self, flight: Flight, outcome: events.UsageOutcome = "ok") -> None:
+        """End a flight that found its resource in order."""
+        with turn:
+            effects = self._rotation.ok(flight, clock.now())
+        self._carry_out(effects)
+        self._report_released(flight, outcome)
+
+    def _classified(self, outcome: object) -> Signal | None:
+        """What the pool's classifier makes of a result or an exception."""
+        assert self._classify is not None
+        try:
+            signal = self._classify(outcome)
+        except Exception:
+            _log.exception("the classifier of %s failed on %s; taken as no signal", self.name, type(outcome).__name__)
+            return None
+        if isinstance(signal, type) and issubclass(signal, SIGNALS):
+            signal = signal()
+        if signal is None or isinstance(signal, SIGNALS):
+            return signal
+        _log.error("the classifier of %s returned %s instead of a signal or None", self.name, type(signal).__name__)
+        return None
+
+    # -- doing what was decided ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Effects | None, reason: str | None = None) -> None:
+        if _orphans and not turn._is_owned():
+            _bury()
+        if effects:
+            _carry_out(effects, reason)
+
+    def _watch(self) -> None:
+        """See to it that the first in line notices the end of the next cooldown."""
+        rotation = self._rotation
+        with turn:
+            while first := rotation.line.first():
+                expiry = rotation.next_expiry()
+                if expiry is None:
+                    break
+                alarm = (first.waiter, expiry)
+                if alarm == self._alarm or first.waiter.set_alarm(expiry - clock.now(), self._ring):
+                    self._alarm = alarm
+                    return
+                rotation.line.leave(first)  # its loop is gone
+            self._alarm = None
+
+    def _ring(self) -> None:
+        with turn:
+            self._alarm = None
+            effects = self._rotation.advance(clock.now())
+        self._carry_out(effects)
+        self._watch()
+
+
+def _carry_out(effects: Effects, reason: str | None) -> None:
+    """Do what rotations decided: first what others wait for, then what they listen to."""
+    touched: set[PoolShell[Any]] = set()
+    todo: deque[Effect] = deque(effects)
+    news: list[Cool | Disable | Recover | Enable] = []
+    while todo:
+        effect = todo.popleft()
+        if isinstance(effect, Cancel):
+            flight = effect.flight
+            assert isinstance(flight.handle, Steered)
+            flight.handle.interrupt(_SIBLING)
+            owner = _owner(flight.seat)
+            if events.USAGE.listeners:
+                usage = owner._usage(flight)
+                events.USAGE.emit(events.SiblingCancelled(at=clock.wall(), pool=owner.name, usage=usage))
+        elif isinstance(effect, (Serve, Starve)):
+            ticket = effect.ticket
+            touched.add(ticket.rotation.owner)
+            if not ticket.waiter.wake() and ticket.grant is not None:
+                with turn:
+                    todo.extend(ticket.rotation.ended(ticket.grant, clock.now()) or ())
+        else:
+            news.append(effect)
+            touched.add(_owner(effect.seat))
+    for shell in touched:
+        shell._watch()
+    for effect in news:
+        _owner(effect.seat)._announce(effect, reason)
+
+
+def _bury() -> None:
+    """End what the collector abandoned."""
+    effects: Effects = []
+    with turn:
+        while _orphans:
+            thing = _orphans.popleft()
+            now = clock.now()
+            if isinstance(thing, Flight):
+                effects += thing.seat.rotation.ended(thing, now) or ()
+            else:
+                effects += thing.rotation.leave(thing, now) or ()
+    if effects:
+        _carry_out(effects, None)
+
+
+def _owner(seat: Seat) -> PoolShell[Any]:
+    owner: PoolShell[Any] = seat.rotation.owner
+    return owner
+
+
+def _outcome(signal: Signal) -> events.UsageOutcome:
+    if isinstance(signal, RetryOperation):
+        return "retry"
+    return "disable" if isinstance(signal, DisableResource) else "cooldown"
+
+
+def _coroutine_of(made: Any) -> tuple[Coroutine[Any, Any, Any], bool]:
+    """A coroutine for what an operation returned, and whether siblings may cancel it."""
+    if isinstance(made, Coroutine):
+        return made, True
+    if isinstance(made, Awaitable):
+        return adopt(made), asyncio.isfuture(made)
+    if inspect.isawaitable(made):
+        return adopt(made), False
+    raise InvalidType(
+        f"operation must return an Awaitable, got {type(made).__name__}",
+        remedy="Pass an async function, or use run_sync() for a plain one.",
+    )
+
+
+async def bounded(steered: Steered[R], seconds: float) -> R:
+    """Interrupt it when it takes longer."""
+    timer = asyncio.get_running_loop().call_later(seconds, steered.interrupt, _TIMEOUT)
+    try:
+        return await steered
+    finally:
+        timer.cancel()

@@ -1,0 +1,122 @@
+"""What an operation may say about the resource it was given, by raising.
+
+    return, or any other exception      the resource is healthy
+    raise CooldownResource(...)         it is overloaded for now (429): rest it, try another
+    raise DisableResource(...)          it is dead (401): never again, try another
+    raise RetryOperation(...)           it is fine, this attempt is not (502): try again, best elsewhere
+
+They derive from Exception alone. They are messages to the pool, and a caller who catches HeadgateError must not catch
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.errors import InvalidArgument, travel
+
+
+class CooldownResource(Exception):
+    """The resource is overloaded: rest it for `cooldown_seconds`, or as long as the pool's table says."""
+
+    def __init__(self, cooldown_seconds: float | None = None, reason: str | None = None) -> None:
+        if cooldown_seconds is not None and not _is_duration(cooldown_seconds):
+            raise InvalidArgument(
+                f"cooldown_seconds must be >= 0 or None, got {cooldown_seconds!r}",
+                remedy="Pass finite seconds, or None to use the pool's cooldown_table.",
+            )
+        super().__init__(reason or "resource cooldown")
+        self.cooldown_seconds = cooldown_seconds
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return travel(self)
+
+
+class DisableResource(Exception):
+    """The resource is unusable and stays so until somebody enables it."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason or "resource disabled")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return travel(self)
+
+
+class RetryOperation(Exception):
+    """The resource is fine, this attempt is not: try again, elsewhere if anything else is eligible."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason or "operation retry")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return travel(self)
+
+
+Signal = CooldownResource | DisableResource | RetryOperation
+SIGNALS = (CooldownResource, DisableResource, RetryOperation)
+
+
+def signal_in(error: BaseException) -> tuple[Signal | None, bool]:
+    """The gravest signal that `error` is or groups, and whether it says nothing else.
+
+    A TaskGroup inside an operation wraps what its children raise. A group of signals alone is as good as its gravest; a
+    group with a real failure in it teaches the pool the same, but the failure must reach the caller.
+    """
+    if isinstance(error, SIGNALS):
+        return error, True
+    if not isinstance(error, BaseExceptionGroup):
+        return None, False
+    leaves = list(_leaves(error))
+    signals = [leaf for leaf in leaves if isinstance(leaf, SIGNALS)]
+    if not signals:
+        return None, False
+    return max(signals, key=_gravity), len(signals) == len(leaves)
+
+
+def parse_retry_after(text: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for (a number or an HTTP date); None for anything unreadable."""
+    if not isinstance(text, str):
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        return _seconds_until(text)
+    return seconds if _is_duration(seconds) else None
+
+
+def _seconds_until(http_date: str) -> float | None:
+    try:
+        moment = parsedate_to_datetime(http_date)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.fromtimestamp(clock.wall(), UTC)).total_seconds())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _is_duration(seconds: object) -> bool:
+    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _gravity(signal: Signal) -> tuple[int, float]:
+    if isinstance(signal, DisableResource):
+        return 2, 0.0
+    if isinstance(signal, CooldownResource):
+        return 1, -1.0 if signal.cooldown_seconds is None else signal.cooldown_seconds
+    return 0, 0.0

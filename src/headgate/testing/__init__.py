@@ -1,0 +1,34 @@
+"""Tools for tests, shipped because users test too. No pytest is needed, and none is imported.
+
+    from headgate.testing import capture_events, virtual
+
+    @virtual                                     # an event loop on which an hour takes no time
+    async def test_the_key_comes_back():
+        with capture_events("resources") as events:
+            await asyncio.sleep(3600)
+        assert events.names == []
+
+`run` and `virtual` put a test on a `VirtualLoop`: timers jump, a hang is a `Hang` that says who waits, a task left over
+is a `Leak`. `settle` lets everything ready happen while time stands. `capture_events` remembers what pools report, and
+`no_leaks` fails a block that leaves tasks, threads, files or child processes behind. See docs/testing.md.
+"""
+
+from __future__ import annotations
+
+from headgate.testing.capture import Captured, capture_events
+from headgate.testing.leaks import no_leaks
+from headgate.testing.running import run, settle, virtual
+from headgate.testing.virtual import VirtualLoop
+from headgate.testing.waiting import Hang, Leak
+
+__all__ = [
+    "Captured",
+    "Hang",
+    "Leak",
+    "VirtualLoop",
+    "capture_events",
+    "no_leaks",
+    "run",
+    "settle",
+    "virtual",
+]

@@ -1,0 +1,47 @@
+"""What happened, as a list: a listener of the one event stream that only remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from headgate.core.events import Event, subscribe
+
+__all__ = ["Captured", "capture_events"]
+
+E = TypeVar("E", bound=Event)
+
+
+class Captured(list[Event]):
+    """Events in the order they happened."""
+
+    @property
+    def names(self) -> list[str]:
+        """Their names: the story in short."""
+        return [event.name for event in self]
+
+    @property
+    def last(self) -> Event:
+        """The newest one. An AssertionError when nothing has happened."""
+        if not self:
+            raise AssertionError("no event was captured")
+        return self[-1]
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Those of one type, or of its subclasses."""
+        return [event for event in self if isinstance(event, kind)]
+
+    def __repr__(self) -> str:
+        return f"<Captured {len(self)} event{'s' * (len(self) != 1)}{': ' if self else ''}{', '.join(self.names)}>"
+
+
+@contextmanager
+def capture_events(topic: str | None = None) -> Generator[Captured, None, None]:
+    """Collect what is emitted inside the block, of `topic` and those below it, or all: ``with ... as events:``."""
+    events = Captured()
+    unsubscribe = subscribe(events.append, topic)
+    try:
+        yield events
+    finally:
+        unsubscribe()

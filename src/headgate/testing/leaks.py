@@ -1,0 +1,157 @@
+"""What a block leaves behind: tasks, threads, open files, child processes.
+
+Each kind is a snapshot, taken before and after as a dict from identity to words; what is new is a leak if it does not
+go away within `grace` seconds. Those are real seconds, read from the real clock and not from headgate's: a thread ends
+when the machine lets it, whatever time a test pretends.
+
+Files and children are read from /proc, and are not checked where there is none. Threads of C libraries that never
+entered Python are invisible to all of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from headgate.errors import InvalidArgument
+from headgate.testing.waiting import Leak, describe, place
+
+__all__ = ["no_leaks"]
+
+Snapshot = dict[Hashable, str]
+
+_PAUSE = 0.005  # real seconds between two looks
+
+
+class no_leaks:  # noqa: N801 - used as `with no_leaks():`, where it reads as a word and not as a type
+    """Raise `Leak` at the end of the block when something made inside it is still there after `grace` real seconds.
+
+    ``async with no_leaks():`` lets the loop turn during the grace, so that cancelled tasks can end. With a plain
+    ``with`` inside a coroutine they cannot, and must have ended before. A block that raises is not checked.
+    """
+
+    def __init__(
+        self,
+        *,
+        tasks: bool = True,
+        threads: bool = True,
+        files: bool = True,
+        children: bool = True,
+        grace: float = 1.0,
+    ) -> None:
+        if not grace >= 0:
+            raise InvalidArgument(f"grace must be >= 0 seconds, got {grace!r}")
+        wanted: list[tuple[bool, Callable[[], Snapshot]]] = [
+            (tasks, _tasks),
+            (threads, _threads),
+            (files, _files),
+            (children, _children),
+        ]
+        self._looks = [look for yes, look in wanted if yes]
+        self._grace = grace
+        self._before: list[Snapshot] = []
+
+    def __enter__(self) -> None:
+        self._before = [look() for look in self._looks]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            for _leaks in self._until_gone():
+                time.sleep(_PAUSE)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is None:
+            for _leaks in self._until_gone():
+                await asyncio.sleep(0)  # no timer: on a virtual loop it would move time
+                time.sleep(_PAUSE)  # noqa: ASYNC251 - blocks the loop for a moment, so that time stands
+
+    def _until_gone(self) -> Iterator[list[str]]:
+        """Yield the leaks as long as there are some and time is left; then raise."""
+        deadline = time.monotonic() + self._grace
+        while leaks := self._leaks():
+            if time.monotonic() >= deadline:
+                raise Leak(f"{len(leaks)} left behind:\n" + "\n".join(leaks))
+            gc.collect()  # what nobody holds any more is closed by this, and Python warns of it in its own words
+            yield leaks
+
+    def _leaks(self) -> list[str]:
+        return [
+            words
+            for look, before in zip(self._looks, self._before, strict=True)
+            for identity, words in look().items()
+            if identity not in before
+        ]
+
+
+def _tasks() -> Snapshot:
+    loop = asyncio._get_running_loop()
+    return {task: describe(task) for task in asyncio.all_tasks(loop)} if loop is not None else {}
+
+
+def _threads() -> Snapshot:
+    # A foreign thread that once asked for its name stays in enumerate() for ever; only the living have a stack.
+    stacks = sys._current_frames()
+    found: Snapshot = {}
+    for thread in threading.enumerate():
+        if thread.ident in stacks:
+            kind = "daemon thread" if thread.daemon else "thread"
+            found[thread] = f"  {kind} {thread.name!r} at {place(stacks[thread.ident])}"
+    return found
+
+
+def _files() -> Snapshot:
+    found: Snapshot = {}
+    for name in _listed("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # closed since it was listed, as the one that listed it always is
+            continue
+        if int(name) != _tracker("_fd"):
+            found[int(name), target] = f"  file {name} -> {target}"
+    return found
+
+
+def _children() -> Snapshot:
+    found: Snapshot = {}
+    for thread in _listed("/proc/self/task"):
+        for pid in _text(f"/proc/self/task/{thread}/children").split():
+            if int(pid) != _tracker("_pid"):
+                found[int(pid)] = f"  child {pid}: {_command(pid)}"
+    return found
+
+
+def _command(pid: str) -> str:
+    words = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    return words or "ended, and nobody waited for it"
+
+
+def _tracker(what: str) -> object:
+    """Pid or file of multiprocessing's resource tracker: started once, kept till the end, nobody's leak."""
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    return getattr(getattr(module, "_resource_tracker", None), what, None)
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
