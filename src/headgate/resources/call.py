@@ -24,11 +24,11 @@ class Call:
 
     __slots__ = ("_matching", "_retried", "_spent", "attempts", "deadline", "plan", "request_id", "started")
 
-    def __init__(self, plan: Plan, matching: int, now: float) -> None:
+    def __init__(self, plan: Plan, matching: int, now: float, started: int = 0) -> None:
         self.plan: Plan = plan
         self.deadline: float | None = plan.deadline_at(now)
         self.request_id: str | None = plan.request_id
-        self.started: int = 0
+        self.started: int = started
         """Attempts that were given a resource."""
         self.attempts: list[Attempt] = []
         """Those that failed."""

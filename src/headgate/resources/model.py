@@ -95,8 +95,8 @@ class Resource(Generic[T]):
             setattr(self, name, value)
         self._flights, self._outage, self._seats = {}, 0, []
 
-    @staticmethod
-    def __agent_notes__() -> str:
+    @classmethod
+    def __agent_notes__(cls) -> str:
         """Notes for coding agents (`python -m agent_readable headgate.Resource`)."""
         return (
             "Make one per key, proxy or GPU and pass them to `headgate.ResourcePool`. Inside an operation read "
@@ -164,8 +164,8 @@ class ResourceStats:
         """1 for its status and 0 for the others: how metric systems want an enumeration."""
         return {status: int(status == self.status) for status in RESOURCE_STATUSES}
 
-    @staticmethod
-    def __agent_notes__() -> str:
+    @classmethod
+    def __agent_notes__(cls) -> str:
         """Notes for coding agents (`python -m agent_readable headgate.resources.ResourceStats`)."""
         return "Do not construct it: read `pool.stats().resources[resource_id]`."
 
@@ -190,8 +190,8 @@ class PoolStats:
     runs_error: int
     runs_cancelled: int
 
-    @staticmethod
-    def __agent_notes__() -> str:
+    @classmethod
+    def __agent_notes__(cls) -> str:
         """Notes for coding agents (`python -m agent_readable headgate.resources.PoolStats`)."""
         return (
             "Do not construct it: call `pool.stats()`. Take pool totals from it, never by summing `resources`: those "

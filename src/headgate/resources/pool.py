@@ -10,7 +10,19 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from importlib.resources import files
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, NoReturn, ParamSpec, TypeVar, Unpack, get_type_hints, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_type_hints,
+    overload,
+)
 
 from headgate.core.cancellation import Steered, adopt, caller
 from headgate.core.clock import clock
@@ -47,6 +59,16 @@ _MISSING: Any = object()
 _END: Any = object()
 
 
+class PoolSettings(TypedDict, total=False):
+    """What a pool may be told by keyword: see `ResourcePool`."""
+
+    on_state_change: StateChange | None
+    cancel_siblings: bool
+    probe_on_recovery: bool
+    classify: Classifier | None
+    name: str | None
+
+
 class ResourcePool(PoolShell[T], Generic[T]):
     """A set of interchangeable resources that learns their health from every call.
 
@@ -55,9 +77,40 @@ class ResourcePool(PoolShell[T], Generic[T]):
     return or any other exception means the resource is fine. Usable from several event loops and threads at once.
     """
 
+    # Checkers cannot solve for T in a union of these four, so the constructor is declared three times.
+    @overload
     def __init__(
         self,
-        resources: Resources[T],
+        resources: Iterable[Resource[T]] | Mapping[str, Resource[T]],
+        max_attempts: int = ...,
+        cooldown_table: Iterable[float] = ...,
+        strategy: str | Strategy = ...,
+        **settings: Unpack[PoolSettings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        resources: Mapping[str, T],
+        max_attempts: int = ...,
+        cooldown_table: Iterable[float] = ...,
+        strategy: str | Strategy = ...,
+        **settings: Unpack[PoolSettings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        resources: Iterable[T],
+        max_attempts: int = ...,
+        cooldown_table: Iterable[float] = ...,
+        strategy: str | Strategy = ...,
+        **settings: Unpack[PoolSettings],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        resources: Any,
         max_attempts: int = 3,
         cooldown_table: Iterable[float] = DEFAULT_COOLDOWN_TABLE,
         strategy: str | Strategy = "round_robin",
@@ -333,8 +386,8 @@ class ResourcePool(PoolShell[T], Generic[T]):
     def _planned(self, method: str, kind: type, options: Mapping[str, Any]) -> Plan:
         return plan_of(options, method=method, allowed=_allowed(kind), max_attempts=self._plan.max_attempts)
 
-    @staticmethod
-    def __agent_notes__() -> str:
+    @classmethod
+    def __agent_notes__(cls) -> str:
         """Notes for coding agents (`python -m agent_readable headgate.ResourcePool`)."""
         return files("headgate.resources").joinpath("agent_notes.md").read_text("utf-8")
 

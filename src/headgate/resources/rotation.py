@@ -175,9 +175,9 @@ class Rotation:
 
     def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
         """Step out of line; what was granted meanwhile is handed on."""
-        if not self.line.leave(ticket) and ticket.grant is not None:
-            return self.ended(ticket.grant, now)
-        return None
+        self.line.leave(ticket)
+        grant, ticket.grant = ticket.grant, None
+        return None if grant is None else self.ended(grant, now)
 
     def can_hope(self, want: Want) -> bool:
         """Can anything that `want` could use come free by itself?"""

@@ -117,7 +117,7 @@ class PoolShell(Reporting, Generic[T]):
                             self._finish_plain(flight, call, effects)
                         return result
                     self._end(flight, signal)
-                call = call or Call(plan, matching, flight.acquired_at)
+                call = call or Call(plan, matching, flight.acquired_at, started=1)
                 if pause := self._note_failure(call, flight, signal):
                     await asyncio.sleep(pause)
         except BaseException as error:
@@ -354,9 +354,9 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
         elif isinstance(effect, (Serve, Starve)):
             ticket = effect.ticket
             touched.add(ticket.rotation.owner)
-            if not ticket.waiter.wake() and ticket.grant is not None:
+            if not ticket.waiter.wake():
                 with turn:
-                    todo.extend(ticket.rotation.ended(ticket.grant, clock.now()) or ())
+                    todo.extend(ticket.rotation.leave(ticket, clock.now()) or ())
         else:
             news.append(effect)
             touched.add(_owner(effect.seat))

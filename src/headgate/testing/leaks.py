@@ -133,8 +133,11 @@ def _children() -> Snapshot:
 
 
 def _command(pid: str) -> str:
-    words = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-    return words or "ended, and nobody waited for it"
+    if "State:\tZ" in _text(f"/proc/{pid}/status"):
+        return "ended, and nobody waited for it"
+    # A child on its way through exec has no command line for a moment, but always a name.
+    words = _text(f"/proc/{pid}/cmdline") or _text(f"/proc/{pid}/comm")
+    return words.replace("\0", " ").strip()
 
 
 def _tracker(what: str) -> object:

@@ -1,0 +1,643 @@
+"""S12, S13, S20-S23, S30-S36, S40-S45: one call and its attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import logging
+import pickle
+from typing import Any
+
+import pytest
+
+from headgate import (
+    CooldownResource,
+    DisableResource,
+    InvalidArgument,
+    PoolExhausted,
+    Resource,
+    ResourcePool,
+    RetryOperation,
+)
+from headgate.core.clock import clock
+from headgate.resources import Attempt
+from headgate.testing import capture_events, settle, virtual
+from tests.resources.support import RATE_LIMITED, REVOKED, Gate, always, by_id, ident, in_flight, keys, status
+
+
+def now() -> float:
+    return clock.now()
+
+
+# -- S20-S23: selection ------------------------------------------------------------
+
+
+@virtual
+async def test_s21_six_concurrent_calls_on_three_resources_two_each() -> None:
+    pool, gate = keys("a", "b", "c"), Gate()
+    calls = [asyncio.create_task(pool.run(gate)) for _ in range(6)]
+    await settle()
+    assert sorted(gate.entered) == ["a", "a", "b", "b", "c", "c"]
+    for number in range(6):
+        gate.finish(number)
+    await asyncio.gather(*calls)
+
+
+@virtual(start=1.0)
+async def test_s21_calls_in_a_row_rotate() -> None:
+    pool = keys("a", "b", "c")
+    seen = []
+    for _ in range(7):
+        seen.append(await pool.run(ident))
+        await asyncio.sleep(0.001)
+    assert seen == ["a", "b", "c", "a", "b", "c", "a"]
+
+
+@virtual
+async def test_s22_primary_backup_fans_out_at_the_limits() -> None:
+    pool = ResourcePool(
+        [Resource("us", 1, 8), Resource("eu", 2, 8), Resource("asia", 3)],
+        strategy="primary_backup",
+    )
+    gate = Gate()
+    calls = [asyncio.create_task(pool.run(gate)) for _ in range(20)]
+    await settle()
+    assert gate.entered == ["us"] * 8 + ["eu"] * 8 + ["asia"] * 4
+    gate.finish(3)
+    await settle()
+    calls.append(asyncio.create_task(pool.run(gate)))
+    await settle()
+    assert gate.entered[-1] == "us"
+    for number, use in enumerate(gate.uses):
+        if not use.done():
+            gate.finish(number)
+    await asyncio.gather(*calls)
+
+
+@virtual
+async def test_s23_a_cooled_resource_returns_by_itself() -> None:
+    pool = keys("paid", "free", strategy="primary_backup")
+    assert await pool.run(by_id(paid=CooldownResource(5), free="ok"), retry_delay=0) == "ok"
+    assert await pool.run(ident) == "free"
+    await asyncio.sleep(5)
+    assert await pool.run(ident) == "paid"
+
+
+@virtual
+async def test_b25_tags_and_exclude_narrow_the_choice() -> None:
+    pool = ResourcePool([Resource("a", 1, tags=["eu"]), Resource("b", 2, tags=["eu", "gpu"]), Resource("c", 3)])
+    assert {await pool.run(ident, tags=["eu"]) for _ in range(6)} <= {"a", "b"}
+    assert {await pool.run(ident, tags={"eu", "gpu"}) for _ in range(4)} == {"b"}
+    assert {await pool.run(ident, exclude=["a", "b"]) for _ in range(4)} == {"c"}
+    with pytest.raises(PoolExhausted, match=r"none of its 3 matches tags \['moon'\]"):
+        await pool.run(ident, tags=["moon"])
+
+
+# -- S12: the budget ------------------------------------------------------------
+
+
+@virtual
+async def test_s12_the_budget_is_the_smaller_of_max_attempts_and_the_resources() -> None:
+    for size, max_attempts, expected in [(2, 5, 2), (5, 3, 3), (1, 3, 1)]:
+        pool = keys(*"abcde"[:size], max_attempts=max_attempts)
+        with pytest.raises(PoolExhausted, match=f"max_attempts={expected} exhausted") as caught:
+            await pool.run(always(RATE_LIMITED), retry_delay=0)
+        assert len(caught.value.attempts) == expected
+        assert caught.value.reason == "attempts"
+
+
+@virtual
+async def test_s12_none_is_used_twice_even_if_eligible_again_at_once() -> None:
+    pool, seen = keys("a", "b"), []
+
+    async def operation(resource: Resource[str]) -> None:
+        seen.append(resource.resource_id)
+        raise CooldownResource(0)
+
+    with pytest.raises(PoolExhausted, match="max_attempts=2 exhausted"):
+        await pool.run(operation, max_attempts=9)
+    assert seen == ["a", "b"]
+
+
+@virtual
+async def test_s12_the_budget_counts_only_resources_that_match() -> None:
+    pool = ResourcePool([Resource("a", 1, tags=["x"]), Resource("b", 2, tags=["x"]), Resource("c", 3)])
+    with pytest.raises(PoolExhausted) as caught:
+        await pool.run(always(RATE_LIMITED), tags=["x"], exclude=["b"], retry_delay=0)
+    assert [attempt.resource_id for attempt in caught.value.attempts] == ["a"]
+
+
+@virtual
+async def test_s12_retry_operation_is_bounded_by_max_attempts_alone_and_may_reuse() -> None:
+    pool = keys("only")
+    with pytest.raises(PoolExhausted, match="max_attempts=4 exhausted") as caught:
+        await pool.run(always(RetryOperation("502")), max_attempts=4, retry_delay=0)
+    assert [attempt.resource_id for attempt in caught.value.attempts] == ["only"] * 4
+
+
+@virtual
+async def test_s12_retry_operation_goes_elsewhere_while_anything_else_is_eligible() -> None:
+    pool, seen = keys("a", "b", strategy="primary_backup"), []
+
+    async def operation(resource: Resource[str]) -> str:
+        seen.append(resource.resource_id)
+        if len(seen) < 4:
+            raise RetryOperation
+        return "done"
+
+    assert await pool.run(operation, max_attempts=4, retry_delay=0) == "done"
+    assert seen[:2] == ["a", "b"]
+
+
+@virtual
+async def test_s12_with_a_wait_mode_a_resource_may_come_again() -> None:
+    pool = keys("only", cooldown_table=(10.0,))
+    with pytest.raises(PoolExhausted, match="max_attempts=3 exhausted"):
+        await pool.run(always(RATE_LIMITED), wait_for_cooldown=True, retry_delay=0)
+    assert now() == 20.0
+
+
+# -- S13, S31: the table ------------------------------------------------------------
+
+
+@virtual
+async def test_s13_s31_the_table_climbs_and_clamps() -> None:
+    pool = keys("a")
+    for seconds in (30.0, 120.0, 300.0, 600.0, 600.0):
+        with pytest.raises(PoolExhausted) as caught:
+            await pool.run(always(RATE_LIMITED))
+        assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == seconds
+        assert caught.value.reason == "attempts"
+        await asyncio.sleep(seconds)
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 5
+    assert await pool.run(ident) == "a"
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 0
+
+
+@virtual
+async def test_s31_explicit_seconds_override_once_and_still_count() -> None:
+    pool = keys("a")
+    with pytest.raises(PoolExhausted):
+        await pool.run(always(CooldownResource(5)))
+    assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 5
+    await asyncio.sleep(5)
+    with pytest.raises(PoolExhausted):
+        await pool.run(always(RATE_LIMITED))
+    assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 120
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 2
+
+
+@virtual
+async def test_s31_zero_seconds_count_and_leave_it_eligible() -> None:
+    pool = keys("a")
+    with pytest.raises(PoolExhausted):
+        await pool.run(always(CooldownResource(0)))
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 1
+    assert await pool.run(ident) == "a"
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "5"])
+def test_s31_negative_or_non_finite_seconds_are_refused(seconds: Any) -> None:
+    with pytest.raises(InvalidArgument, match="cooldown_seconds must be >= 0 or None") as caught:
+        CooldownResource(seconds)
+    assert repr(seconds) in str(caught.value)
+
+
+def test_s31_signals_carry_their_fields_and_travel() -> None:
+    class Mine(CooldownResource):
+        def __init__(self, code: int) -> None:
+            super().__init__(cooldown_seconds=9, reason=f"code {code}")
+            self.code = code
+
+    for signal in (CooldownResource(5, "slow down"), DisableResource("gone"), RetryOperation("502")):
+        twin = pickle.loads(pickle.dumps(signal))
+        assert type(twin) is type(signal)
+        assert vars(twin) == vars(signal)
+        assert str(twin) == str(signal)
+        assert signal.reason is not None
+        assert signal.reason in str(signal)
+        assert type(signal).__bases__ == (Exception,)
+    assert CooldownResource().reason is None
+    assert CooldownResource(cooldown_seconds=3).cooldown_seconds == 3
+    assert Mine(7).reason == "code 7"
+
+
+@virtual
+async def test_s31_cooldowns_and_disables_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    pool = keys("a", "b", name="openai")
+    with pytest.raises(PoolExhausted):
+        await pool.run(by_id(a=CooldownResource(reason="429"), b=DisableResource("401")), retry_delay=0)
+    records = [r for r in caplog.records if r.name == "headgate.resources"]
+    assert [(r.levelno, r.getMessage()) for r in records] == [
+        (logging.WARNING, "openai: a cools down for 30.0 s (1 in a row): 429"),
+        (logging.WARNING, "openai: b is disabled: 401"),
+    ]
+
+
+# -- S30, S32-S34, B35, B36: what a verdict means ------------------------------------------------------------
+
+
+@virtual
+async def test_s30_an_ordinary_exception_propagates_unchanged_and_is_not_retried() -> None:
+    pool, error = keys("a", "b"), ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught:
+        await pool.run(always(error))
+    assert caught.value is error
+    assert pool.stats().attempts == 1
+    assert pool.stats().successes == 1
+
+
+@virtual
+async def test_s30_an_ordinary_exception_clears_counter_and_cooldown() -> None:
+    pool = keys("a")
+    with pytest.raises(PoolExhausted):
+        await pool.run(always(CooldownResource(1)))
+    await asyncio.sleep(1)
+    with pytest.raises(ValueError, match="mine"):
+        await pool.run(always(ValueError("mine")))
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 0
+
+
+@virtual
+async def test_s30_outer_cancellation_gives_no_verdict() -> None:
+    pool, gate = keys("a"), Gate()
+    with pytest.raises(PoolExhausted):
+        await pool.run(always(CooldownResource(1)))
+    await asyncio.sleep(1)
+    call = asyncio.create_task(pool.run(gate))
+    await settle()
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 1
+    assert in_flight(pool) == 0
+    assert pool.stats().runs_cancelled == 1
+
+
+@virtual
+async def test_s32_disabled_is_permanent_and_retried_elsewhere() -> None:
+    pool = keys("a", "b", strategy="primary_backup")
+    assert await pool.run(by_id(a=REVOKED, b="ok"), retry_delay=0) == "ok"
+    await asyncio.sleep(1e6)
+    assert status(pool, "a") == "disabled"
+    assert await pool.run(ident) == "b"
+
+
+@pytest.mark.parametrize("late", ["ok", ValueError("late"), CooldownResource(0), RetryOperation()])
+def test_s32_no_late_verdict_revives_a_disabled_resource(late: object) -> None:
+    @virtual
+    async def check() -> None:
+        pool, gate = keys("a"), Gate()
+        elder = asyncio.create_task(pool.run(gate))
+        younger = asyncio.create_task(pool.run(gate))
+        await settle()
+        gate.finish(1, REVOKED)
+        await settle()
+        gate.finish(0, late)
+        await asyncio.wait([elder, younger])
+        elder.exception()
+        assert isinstance(younger.exception(), PoolExhausted)
+        assert status(pool, "a") == "disabled"
+
+    check()
+
+
+@virtual
+async def test_s33_a_late_ok_clears_neither_cooldown_nor_counter() -> None:
+    pool, gate = keys("a"), Gate()
+    elder = asyncio.create_task(pool.run(gate))
+    younger = asyncio.create_task(pool.run(gate))
+    await settle()
+    gate.finish(1, CooldownResource(60))
+    await asyncio.wait([younger])
+    assert isinstance(younger.exception(), PoolExhausted)
+    await asyncio.sleep(70)  # over, but nobody has come since
+    gate.finish(0, "late")
+    assert await elder == "late"
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 1
+
+
+@virtual
+async def test_s34_subclasses_and_synchronous_signals_count() -> None:
+    class TooMany(CooldownResource):
+        pass
+
+    def plain(resource: Resource[str]) -> Any:
+        if resource.resource_id == "a":
+            raise TooMany(7)
+        return ident(resource)
+
+    pool = keys("a", "b", strategy="primary_backup")
+    assert await pool.run(plain, retry_delay=0) == "b"
+    assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 7
+
+
+@virtual
+async def test_s34_a_group_of_signals_counts_as_its_gravest() -> None:
+    group = ExceptionGroup("", [RetryOperation(), ExceptionGroup("", [CooldownResource(5), CooldownResource(9)])])
+    pool = keys("a", "b", strategy="primary_backup")
+    assert await pool.run(by_id(a=group, b="ok"), retry_delay=0) == "ok"
+    assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 9
+    graver = ExceptionGroup("", [CooldownResource(5), REVOKED])
+    with pytest.raises(PoolExhausted) as caught:
+        await pool.run(by_id(b=graver), exclude=["a"])
+    assert isinstance(caught.value.__cause__, DisableResource)
+    assert status(pool, "b") == "disabled"
+
+
+@virtual
+async def test_s34_a_task_group_in_an_operation_works_as_expected() -> None:
+    async def operation(resource: Resource[str]) -> str:
+        if resource.resource_id == "b":
+            return "ok"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(always(RATE_LIMITED)(resource))
+            group.create_task(asyncio.sleep(100))
+        raise AssertionError("unreachable")
+
+    pool = keys("a", "b", strategy="primary_backup")
+    assert await pool.run(operation, retry_delay=0) == "ok"
+    assert status(pool, "a") == "cooling_down"
+
+
+@virtual
+async def test_s34_a_mixed_group_updates_health_and_propagates() -> None:
+    group = ExceptionGroup("both", [CooldownResource(5), ValueError("mine")])
+    pool = keys("a", "b", strategy="primary_backup")
+    with pytest.raises(ExceptionGroup) as caught:
+        await pool.run(always(group))
+    assert caught.value is group
+    assert status(pool, "a") == "cooling_down"
+    assert pool.stats().attempts == 1
+
+
+@virtual
+async def test_b35_a_burst_of_429s_escalates_once() -> None:
+    """The seed counts each of the burst: four 429s of one moment are 600 s, and the key is gone for ten minutes."""
+    pool, gate = keys("a", cancel_siblings=False), Gate()
+    calls = [asyncio.create_task(pool.run(gate, max_attempts=1)) for _ in range(8)]
+    await settle()
+    for number in range(8):
+        gate.finish(number, RATE_LIMITED)
+        await asyncio.sleep(1)
+    await asyncio.wait(calls)
+    assert pool.snapshot()["a"]["consecutive_cooldown"] == 1
+    assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 29.0  # extended by the last one, at the first rung
+    for call in calls:
+        assert isinstance(call.exception(), PoolExhausted)
+
+
+@virtual
+async def test_b36_retry_operation_leaves_the_resource_alone() -> None:
+    pool = keys("a", "b", strategy="primary_backup")
+    assert await pool.run(by_id(a=RetryOperation("502"), b="ok"), retry_delay=0) == "ok"
+    assert status(pool, "a") == "healthy"
+    assert pool.stats().retries == 1
+    assert pool.stats().cooldowns == 0
+
+
+# -- S40: operations ------------------------------------------------------------
+
+tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
+
+
+@virtual
+async def test_s40_the_operation_runs_in_the_callers_task_and_context() -> None:
+    async def operation(resource: Resource[str]) -> asyncio.Task[Any] | None:
+        await asyncio.sleep(1)
+        tenant.set("acme")
+        return asyncio.current_task()
+
+    assert await keys("a").run(operation) is asyncio.current_task()
+    assert tenant.get() == "acme"
+
+
+@virtual
+async def test_s40_isolate_runs_it_in_a_copy() -> None:
+    async def operation(resource: Resource[str]) -> str:
+        tenant.set("before")
+        await asyncio.sleep(1)
+        seen = tenant.get()
+        tenant.set("after")
+        return seen
+
+    tenant.set("mine")
+    assert await keys("a").run(operation, isolate=True) == "before"
+    assert tenant.get() == "mine"
+
+    def plain(resource: Resource[str]) -> Any:
+        tenant.set("plain")
+        return ident(resource)
+
+    assert await keys("a").run(plain, isolate=True) == "a"
+    assert tenant.get() == "mine"
+
+
+@virtual
+async def test_s40_a_future_and_any_awaitable_will_do() -> None:
+    class Later:
+        def __await__(self) -> Any:
+            yield from asyncio.sleep(1).__await__()
+            return "later"
+
+    pool = keys("a")
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    future.set_result("future")
+    assert await pool.run(lambda resource: future) == "future"
+    assert await pool.run(lambda resource: Later()) == "later"
+    assert await pool.run(lambda resource: asyncio.ensure_future(ident(resource))) == "a"
+
+
+# -- S41: deadlines and timeouts ------------------------------------------------------------
+
+
+@virtual
+async def test_s41_a_deadline_already_past_never_calls_the_operation() -> None:
+    pool = keys("a")
+    for options in ({"deadline": now()}, {"deadline": -5.0}, {"within": 0}):
+        with pytest.raises(PoolExhausted, match=r"deadline exceeded after 0 attempt\(s\)") as caught:
+            await pool.run(always(AssertionError("called")), **options)  # type: ignore[arg-type]
+        assert caught.value.reason == "deadline"
+    assert pool.stats().attempts == 0
+
+
+@virtual
+async def test_s41_a_deadline_bounds_starts_and_pauses_and_never_interrupts() -> None:
+    async def slow(resource: Resource[str]) -> str:
+        await asyncio.sleep(10)
+        return "late but whole"
+
+    pool = keys("a", "b")
+    assert await pool.run(slow, within=3) == "late but whole"
+    start = now()
+    with pytest.raises(PoolExhausted, match=r"deadline exceeded after 1 attempt\(s\)") as caught:
+        await pool.run(always(RATE_LIMITED), deadline=start + 2, retry_delay=100)
+    assert now() == start + 2
+    assert isinstance(caught.value.__cause__, CooldownResource)
+
+
+@virtual
+async def test_s41_a_timeout_bounds_one_attempt_and_counts_as_a_retry() -> None:
+    async def slow(resource: Resource[str]) -> str:
+        await asyncio.sleep(10 if resource.resource_id == "a" else 1)
+        return resource.resource_id
+
+    pool = keys("a", "b", strategy="primary_backup")
+    assert await pool.run(slow, timeout=3, retry_delay=0) == "b"
+    assert now() == 4
+    assert status(pool, "a") == "healthy"
+    with pytest.raises(PoolExhausted) as caught:
+        await pool.run(slow, timeout=0.5, max_attempts=2, retry_delay=0)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert isinstance(caught.value.__cause__, RetryOperation)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@virtual
+async def test_s41_a_timeout_reaches_awaitables_that_siblings_cannot() -> None:
+    class Endless:
+        def __await__(self) -> Any:
+            yield from asyncio.get_running_loop().create_future().__await__()
+
+    with pytest.raises(PoolExhausted) as caught:
+        await keys("a").run(lambda resource: Endless(), timeout=2, max_attempts=1)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert now() == 2
+
+
+# -- S42: pauses ------------------------------------------------------------
+
+
+@virtual(seed=5)
+async def test_s42_the_pause_is_jittered_and_none_follows_the_last_attempt() -> None:
+    pauses: list[tuple[float, float]] = []
+    real = clock.uniform
+
+    def uniform(low: float, high: float) -> float:
+        pauses.append((low, high))
+        return real(low, high)
+
+    starts: list[float] = []
+
+    async def operation(resource: Resource[str]) -> None:
+        starts.append(now())
+        raise RATE_LIMITED
+
+    with clock.replaced(uniform=uniform), pytest.raises(PoolExhausted):
+        await keys("a", "b", "c").run(operation, retry_delay=10)
+    assert pauses == [(0.5, 1.5), (0.5, 1.5)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert all(5 <= gap <= 15 for gap in gaps)
+    assert len(set(gaps)) == 2
+    assert now() == starts[-1]
+
+
+@virtual
+async def test_s42_no_pause_when_it_is_zero() -> None:
+    with pytest.raises(PoolExhausted):
+        await keys("a", "b", "c").run(always(RATE_LIMITED), retry_delay=0)
+    assert now() == 0
+
+
+@virtual
+async def test_s42_the_slot_is_free_during_the_pause() -> None:
+    """The seed holds the slot while it sleeps, so an exclusive resource stands idle and nobody may use it."""
+    pool = ResourcePool([Resource("only", 1, max_in_flight=1)])
+    turns: list[str] = []
+
+    async def failing(resource: Resource[int]) -> None:
+        turns.append("first")
+        raise RetryOperation
+
+    patient = asyncio.create_task(pool.run(failing, max_attempts=2, retry_delay=100))
+    await settle()
+    assert in_flight(pool) == 0
+    assert await pool.run(ident) == "only"
+    await asyncio.wait([patient])
+    assert isinstance(patient.exception(), PoolExhausted)
+
+
+# -- S44, S45: what can be told afterwards ------------------------------------------------------------
+
+
+@virtual
+async def test_s44_one_request_id_on_every_event_of_a_call() -> None:
+    pool = keys("a", "b", strategy="primary_backup")
+    with capture_events("resources") as events:
+        await pool.run(by_id(a=RATE_LIMITED, b="ok"), retry_delay=0, request_id="req-7")
+    assert events.names == [
+        "resource_acquired",
+        "resource_cooled",
+        "resource_released",
+        "resource_acquired",
+        "resource_released",
+        "run_finished",
+    ]
+    for event in events:
+        told = event.to_dict()
+        assert (told.get("usage") or told)["request_id"] == "req-7"
+    usage = events[0].usage  # type: ignore[attr-defined]
+    assert (usage.resource_id, usage.status, usage.acquired_at) == ("a", "in_flight", 0.0)
+    assert isinstance(usage.id, int)
+    with pytest.raises(AttributeError):
+        usage.status = "done"
+    assert events[2].usage.status == "done"  # type: ignore[attr-defined]
+
+
+@virtual
+async def test_s44_an_id_is_made_lazily_and_kept_for_the_call() -> None:
+    pool, made = keys("a", "b", strategy="primary_backup"), []
+    real = clock.token
+
+    def token() -> str:
+        made.append(real())
+        return made[-1]
+
+    with clock.replaced(token=token):
+        await pool.run(ident)
+        assert made == []
+        with capture_events("resources.usage") as events:
+            await pool.run(by_id(a=RetryOperation(), b="ok"), retry_delay=0)
+    assert {event.to_dict()["usage"]["request_id"] for event in events} == set(made)
+    assert len(made) == 1
+
+
+@virtual
+async def test_s45_exhausted_tells_what_was_tried() -> None:
+    async def operation(resource: Resource[str]) -> None:
+        await asyncio.sleep(2)
+        raise CooldownResource(30 if resource.resource_id == "a" else 90, reason="busy")
+
+    pool = keys("a", "b")
+    with pytest.raises(PoolExhausted) as caught:
+        await pool.run(operation, retry_delay=0)
+    error = caught.value
+    assert [attempt[0] for attempt in error.attempts] == ["a", "b"]
+    assert [type(attempt.signal) for attempt in error.attempts] == [CooldownResource, CooldownResource]
+    assert [attempt.duration for attempt in error.attempts] == [2.0, 2.0]
+    assert isinstance(error.attempts[0], Attempt)
+    assert error.__cause__ is error.attempts[-1].signal
+    twin = pickle.loads(pickle.dumps(error))
+    assert (twin.reason, twin.retry_after, len(twin.attempts)) == (error.reason, error.retry_after, 2)
+    assert str(twin) == str(error)
+
+    with pytest.raises(PoolExhausted, match="no eligible resource in pool: 2 cooling down, 0 disabled") as caught:
+        await pool.run(ident)
+    assert caught.value.reason == "no_eligible"
+    assert caught.value.retry_after == 28.0
+    assert caught.value.attempts == ()
+    assert caught.value.code == "HEADGATE-RES-001"
+
+
+@virtual
+async def test_s45_nothing_eligible_after_an_attempt_keeps_the_last_signal_as_cause() -> None:
+    pool = keys("a", "b")
+    await pool.disable("b")
+    with pytest.raises(PoolExhausted, match="no eligible resource") as caught:
+        await pool.run(always(RATE_LIMITED), retry_delay=0)
+    assert caught.value.reason == "no_eligible"
+    assert isinstance(caught.value.__cause__, CooldownResource)
+    assert caught.value.retry_after == 30.0

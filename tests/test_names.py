@@ -1,0 +1,100 @@
+"""The public face: pinned, quick and lazy."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headgate
+from headgate import errors
+from headgate._version import __version__
+
+ERRORS = {
+    "ContextVarCollision",
+    "DuplicatePool",
+    "HeadgateError",
+    "IdempotencyConflict",
+    "InvalidArgument",
+    "InvalidType",
+    "NoActivePool",
+    "NoWorkersAvailable",
+    "PipelineIdMissing",
+    "PoolBusy",
+    "PoolClosed",
+    "PoolExhausted",
+    "QueueFull",
+    "RemoteError",
+    "RoutineTimeout",
+    "RpcError",
+    "ScopeNeedsStore",
+    "StoreFormatTooNew",
+    "StoreLocked",
+    "StoreWriteFailed",
+    "SubmitTimeout",
+    "TaskCancelled",
+    "TaskExpired",
+    "TaskFailed",
+    "TaskRejected",
+    "TaskStale",
+    "TransientRpcError",
+    "UnknownResource",
+    "WaitCycle",
+    "WorkerLost",
+    "WorkerStartFailed",
+}
+RESOURCES = {"ResourcePool", "Resource", "CooldownResource", "DisableResource", "RetryOperation", "PoolExhausted"}
+
+
+def test_the_names_at_the_root_are_exactly_these() -> None:
+    assert set(headgate.__all__) == ERRORS | RESOURCES | {"subscribe", "__version__"}
+    assert all(hasattr(headgate, name) for name in headgate.__all__)
+    assert set(headgate.__all__) <= set(dir(headgate))
+
+
+def test_every_error_is_at_the_root() -> None:
+    defined = {
+        name
+        for name, thing in vars(errors).items()
+        if isinstance(thing, type) and issubclass(thing, errors.HeadgateError)
+    }
+    assert defined == ERRORS
+
+
+def test_the_version_is_the_packages() -> None:
+    assert headgate.__version__ == __version__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'headgate' has no attribute 'Pol'"):
+        headgate.Pol  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_all_lazy_names_are_declared_for_type_checkers() -> None:
+    tree = ast.parse(Path(headgate.__file__).read_text("utf-8"))
+    declared = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        for stmt in ast.walk(node)
+        if isinstance(stmt, ast.ImportFrom)
+        for alias in stmt.names
+    }
+    assert declared == set(headgate._LAZY)
+
+
+def test_importing_is_lazy() -> None:
+    """No asyncio, no logging, no grpc: what a name needs is imported when the name is used."""
+    code = (
+        "import sys, json, headgate; before = sorted(sys.modules); headgate.ResourcePool; "
+        "print(json.dumps([before, sorted(sys.modules)]))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = json.loads(out.stdout)
+    assert not {"asyncio", "logging", "grpc", "random", "headgate.resources.pool"} & set(before)
+    assert "headgate.resources.pool" in after
+    assert "grpc" not in after

@@ -1,0 +1,53 @@
+"""What must type-check from outside. Never run: mypy --strict and pyright read it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import assert_type
+
+import headgate
+from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
+from headgate.resources import Pool, PoolStats, Strategy, primary_backup, weighted
+
+by_list = ResourcePool([Resource("a", "sk-aaa"), Resource("b", "sk-bbb", 4)])
+assert_type(by_list, ResourcePool[str])
+by_value: ResourcePool[str] = ResourcePool({"a": "sk-aaa"})
+seed: Pool[int] = Pool(resources=[Resource(resource_id="a", value=1)], max_attempts=3, cooldown_table=(1.0, 2.0))
+strategies: list[Strategy] = [weighted(), primary_backup()]
+chosen = ResourcePool([Resource("a", 1)], strategy=weighted(), on_state_change=print, name="keys")
+
+
+async def length(resource: Resource[str]) -> int:
+    return len(resource.value)
+
+
+async def chunks(resource: Resource[str]) -> AsyncIterator[bytes]:
+    yield resource.value.encode()
+
+
+@by_list.use(max_attempts=2, within=5.0)
+async def fetch(resource: Resource[str], url: str, *, times: int = 1) -> bytes:
+    return resource.value.encode() * times
+
+
+async def main() -> None:
+    assert_type(await by_list.run(length), int)
+    assert_type(await by_list.run(length, tags=["eu"], wait_for_capacity=True, request_id="r"), int)
+    assert_type(await by_list.run(lambda resource: length(resource)), int)
+    assert_type(await fetch("/x", times=3), bytes)
+    async with by_list.lease(within=3) as resource:
+        assert_type(resource, Resource[str])
+        assert_type(resource.value, str)
+    async for chunk in by_list.stream(chunks, timeout=3):
+        assert_type(chunk, bytes)
+    assert_type(by_list.run_sync(lambda resource: len(resource.value)), int)
+    assert_type(by_list.stats(), PoolStats)
+    assert_type(await by_list.add("c", "sk-ccc", max_in_flight=2), Resource[str])
+    await by_list.add(Resource("d", "sk-ddd"))
+    await by_list.reconcile({"a": "sk-aaa"})
+    try:
+        raise CooldownResource(cooldown_seconds=5, reason="busy")
+    except PoolExhausted as error:
+        assert_type(error.retry_after, float | None)
+    unsubscribe = headgate.subscribe(print, topic="resources")
+    unsubscribe()

@@ -1,0 +1,32 @@
+"""What must not type-check: each line is wrong, and a checker that stops saying so fails on the unused comment."""
+
+from __future__ import annotations
+
+from headgate import CooldownResource, Resource, ResourcePool
+
+pool: ResourcePool[str] = ResourcePool([Resource("a", "sk-aaa")])
+
+ResourcePool([Resource("a", 1)], max_attempts="3")  # type: ignore[call-overload]
+Resource(1, "value")  # type: ignore[arg-type]
+Resource("a", "value", status="ill")  # type: ignore[arg-type]
+CooldownResource("soon")  # type: ignore[arg-type]
+
+
+async def on_int(resource: Resource[int]) -> int:
+    return resource.value
+
+
+@pool.use()
+async def fetch(resource: Resource[str], url: str) -> bytes:
+    return resource.value.encode()
+
+
+async def main() -> None:
+    await pool.run(on_int)  # type: ignore[arg-type]
+    await pool.run(lambda resource: 3)  # type: ignore[arg-type, return-value]
+    await pool.run(fetch, max_attempt=3)  # type: ignore[call-arg, arg-type]
+    await fetch(3)  # type: ignore[arg-type]
+    await fetch(Resource("a", "v"), "/x")  # type: ignore[arg-type, call-arg]
+    pool.use(request_id="r")  # type: ignore[call-arg]
+    pool.run_sync(lambda resource: 1, timeout=3)  # type: ignore[call-arg]
+    await pool.add("c", 3)  # type: ignore[call-overload]
