@@ -24,7 +24,7 @@ from typing import (
     overload,
 )
 
-from headgate.core.cancellation import Steered, adopt, caller
+from headgate.core.cancellation import Steered, adopt
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
 from headgate.resources import events
@@ -162,7 +162,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         self, **options: Unpack[UseOptions]
     ) -> Callable[[Callable[Concatenate[Resource[T], P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call of the function goes through `run`, its first argument is the resource."""
-        plan = self._planned("use", UseOptions, options)
+        plan = self._planned("use", UseOptions, options) if options else self._plan
 
         def decorate(
             function: Callable[Concatenate[Resource[T], P], Awaitable[R]],
@@ -429,7 +429,6 @@ class _Opening(Generic[R]):
 
     async def first_item(self, operation: Callable[[Resource[Any]], AsyncIterator[R]]) -> R:
         """The first item, or _END."""
-        task, base = caller()
         items = self.items = checked_stream(operation(self._flight.seat.resource))
         step = adopt(anext(items, _END))
         try:
@@ -437,7 +436,7 @@ class _Opening(Generic[R]):
         except StopIteration as done:
             item: R = done.value
         else:
-            self._flight.handle = self.steered = Steered(step, suspended_on, task, base)
+            self._flight.handle = self.steered = Steered(step, suspended_on)
             item = await (self.steered if self._timeout is None else bounded(self.steered, self._timeout))
         self._flight.handle = self.steered = None
         self.is_open = True

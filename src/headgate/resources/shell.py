@@ -71,16 +71,17 @@ class PoolShell(Reporting, Generic[T]):
         rotation = self._rotation
         matching = len(rotation.seats)
         call = None if plan is self._plan else self._enter(plan)
-        task = asyncio.current_task()
-        assert task is not None, "asyncio runs coroutines in tasks"
         try:
             while True:
                 flight = None
                 if call is None:
-                    with turn:
+                    turn.acquire()  # a `with` would cost twice as much
+                    try:
                         now = clock.now()
                         if not rotation.cooling or not rotation.due(now):
                             flight = rotation.acquire(now)
+                    finally:
+                        turn.release()
                     if flight is None:
                         call = Call(plan, matching, now)
                     elif events.USAGE.listeners:
@@ -88,7 +89,6 @@ class PoolShell(Reporting, Generic[T]):
                 if flight is None:
                     flight = await self._take(call or self._enter(plan))
                 steered: Steered[R] | None = None
-                base = task.cancelling()
                 try:
                     context = copy_context() if plan.isolate else None
                     resource = flight.seat.resource
@@ -99,7 +99,7 @@ class PoolShell(Reporting, Generic[T]):
                     except StopIteration as done:
                         result: R = done.value
                     else:
-                        steered = Steered(coroutine, first, task, base, context)
+                        steered = Steered(coroutine, first, context)
                         if cancellable:
                             flight.handle = steered
                         result = await (steered if plan.timeout is None else bounded(steered, plan.timeout))
@@ -110,8 +110,11 @@ class PoolShell(Reporting, Generic[T]):
                 else:
                     signal = None if self._classify is None else self._classified(result)
                     if signal is None:
-                        with turn:
+                        turn.acquire()
+                        try:
                             effects = rotation.ok(flight, clock.now())
+                        finally:
+                            turn.release()
                         self._runs_ok += 1
                         if effects is not None or _orphans or events.USAGE.listeners or events.RUN.listeners:
                             self._finish_plain(flight, call, effects)
@@ -145,66 +148,67 @@ class PoolShell(Reporting, Generic[T]):
 
     async def _take(self, call: Call) -> Flight:
         """The next resource for `call`; waits for one if its plan says so, else raises PoolExhausted."""
-        waiter = None if call.plan.waits == "no" else LoopWaiter()
-        taken = self._try(call, waiter)
-        if isinstance(taken, Flight):
-            return taken
-        assert waiter is not None
-        try:
-            await waiter.wait(call.deadline)
-        except BaseException:
-            self._let_go(taken)
-            raise
-        return self._collect(call, taken)
+        flight = None
+        while flight is None:
+            waiter = None if call.plan.waits == "no" else LoopWaiter()
+            taken = self._try(call, waiter)
+            if waiter is None or isinstance(taken, Flight):
+                return self._started(call, taken)
+            try:
+                await waiter.wait(call.deadline)
+            except BaseException:
+                self._let_go(taken)
+                raise
+            flight = self._collect(call, taken)
+        return self._started(call, flight)
 
     def _take_sync(self, call: Call) -> Flight:
-        waiter = None if call.plan.waits == "no" else ThreadWaiter()
-        taken = self._try(call, waiter)
-        if isinstance(taken, Flight):
-            return taken
-        assert waiter is not None
-        try:
-            waiter.wait(call.deadline)
-        except BaseException:
-            self._let_go(taken)
-            raise
-        return self._collect(call, taken)
+        """`_take` for a thread without a loop."""
+        flight = None
+        while flight is None:
+            waiter = None if call.plan.waits == "no" else ThreadWaiter()
+            taken = self._try(call, waiter)
+            if waiter is None or isinstance(taken, Flight):
+                return self._started(call, taken)
+            try:
+                waiter.wait(call.deadline)
+            except BaseException:
+                self._let_go(taken)
+                raise
+            flight = self._collect(call, taken)
+        return self._started(call, flight)
 
-    def _try(self, call: Call, waiter: Waiter | None) -> Flight | WaitTicket:
-        """A resource, or a place in the line: decided and done in one step, so that no release falls between."""
+    def _try(self, call: Call, waiter: Waiter | None) -> Any:
+        """A Flight, or else a place in the line for `waiter`: one step, so that no release falls between."""
         rotation, want = self._rotation, call.plan.want
-        flight = ticket = problem = None
+        taken: Flight | WaitTicket | PoolExhausted | None = None
         with turn:
             now = clock.now()
             call.check_deadline(now)
             effects = rotation.advance(now) if rotation.due(now) else None
             for avoid in call.choices():
-                flight = flight or rotation.acquire(now, want, avoid)
-            if flight is None:
-                problem = self._why_not(call, now)
-                if problem is None and waiter is not None:
-                    limit = call.deadline if call.plan.waits == "for cooldown" else None
-                    ticket = WaitTicket(want, rotation, waiter, limit)
-                    rotation.line.join(ticket)
+                taken = taken or rotation.acquire(now, want, avoid)
+            if taken is None:
+                taken = self._why_not(call, now)
+            if taken is None:
+                limit = call.deadline if call.plan.waits == "for cooldown" else None
+                taken = WaitTicket(want, rotation, waiter, limit)
+                rotation.line.join(taken)
         self._carry_out(effects)
-        if ticket is not None:
+        if isinstance(taken, PoolExhausted):
+            raise taken
+        if isinstance(taken, WaitTicket):
             self._watch()
-            return ticket
-        if flight is None:
-            assert problem is not None
-            raise problem
-        return self._started(call, flight)
+        return taken
 
-    def _collect(self, call: Call, ticket: WaitTicket) -> Flight:
-        """What a waiter got, now that it was woken."""
+    def _collect(self, call: Call, ticket: WaitTicket) -> Flight | None:
+        """What a waiter got, now that it was woken; None: it was told that nothing can come, and should look itself."""
         with turn:
-            flight = ticket.grant
-            timed_out = flight is None and self._rotation.line.leave(ticket)
-            problem = self._why_not(call, clock.now()) if flight is None and not timed_out else None
+            timed_out = self._rotation.line.leave(ticket)
         self._watch()
-        if flight is None:
-            raise problem or call.too_late()
-        return self._started(call, flight)
+        if timed_out:
+            raise call.too_late()
+        return ticket.grant
 
     def _started(self, call: Call, flight: Flight) -> Flight:
         call.started += 1

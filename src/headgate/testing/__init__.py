@@ -10,7 +10,8 @@
 
 `run` and `virtual` put a test on a `VirtualLoop`: timers jump, a hang is a `Hang` that says who waits, a task left over
 is a `Leak`. `settle` lets everything ready happen while time stands. `capture_events` remembers what pools report, and
-`no_leaks` fails a block that leaves tasks, threads, files or child processes behind. See docs/testing.md.
+`no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy` tells whether a
+strategy of yours keeps its contract. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from headgate.testing.capture import Captured, capture_events
 from headgate.testing.leaks import no_leaks
 from headgate.testing.running import run, settle, virtual
+from headgate.testing.strategies import check_strategy
 from headgate.testing.virtual import VirtualLoop
 from headgate.testing.waiting import Hang, Leak
 
@@ -27,6 +29,7 @@ __all__ = [
     "Leak",
     "VirtualLoop",
     "capture_events",
+    "check_strategy",
     "no_leaks",
     "run",
     "settle",

@@ -1,0 +1,134 @@
+"""What the benchmarks of all rooms share: measuring in turns, judging ratios, printing tables, keeping results.
+
+Absolute figures carry to no other machine and to no other hour; ratios measured side by side do. So contestants take
+turns, in slices short enough that a busy machine disturbs all of them alike, and each is judged by its median.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LATEST = Path(__file__).parent / "results" / "latest.json"
+
+MISSED = "MISSED"
+
+Contestant = Callable[[int], Awaitable[None]]
+"""Does its work so many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How long to measure: `rounds` turns for each contestant, of about `seconds` each."""
+
+    rounds: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a figure must reach and what it should reach. `at_most` turns both around."""
+
+    must: float
+    goal: float | None = None
+    at_most: bool = False
+
+    def verdict(self, figure: float) -> str:
+        """What is reached, or loudly that nothing is."""
+        if self.goal is not None and self._holds(figure, self.goal):
+            return "goal reached"
+        return "must reached" if self._holds(figure, self.must) else MISSED
+
+    def _holds(self, figure: float, bound: float) -> bool:
+        return figure <= bound if self.at_most else figure >= bound
+
+
+async def in_turns(turns: Turns, contestants: Mapping[str, Contestant]) -> dict[str, list[float]]:
+    """Times per second of each contestant, one figure per round: a, b, a, b, ..."""
+    counts = {name: await _how_many(work, turns.seconds) for name, work in contestants.items()}
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(turns.rounds):
+        for name, work in contestants.items():
+            gc.collect()  # nobody pays for another's litter
+            rates[name].append(counts[name] / await _timed(work, counts[name]))
+    return rates
+
+
+async def _how_many(work: Contestant, seconds: float) -> int:
+    """How many times fill a slice. Also the warm-up."""
+    count, spent = 4, 0.0
+    while spent < seconds / 4:
+        count *= 2
+        spent = await _timed(work, count)
+    return max(1, int(count * seconds / spent))
+
+
+async def _timed(work: Contestant, count: int) -> float:
+    start = time.perf_counter()
+    await work(count)
+    return time.perf_counter() - start
+
+
+def median(figures: Sequence[float]) -> float:
+    """The middle one: a burst of foreign load moves it little."""
+    return statistics.median(figures)
+
+
+def per_second(rate: float) -> str:
+    """1234567 as 1.23M, 51600 as 51.6k, 258 as 258."""
+    for bound, unit in ((1e6, "M"), (1e3, "k")):
+        if rate >= bound:
+            return f"{rate / bound:.3g}{unit}" if rate < 1000 * bound else f"{rate / bound:.0f}{unit}"
+    return f"{rate:.0f}"
+
+
+def times(ratio: float) -> str:
+    """How many times as much: 4.02x, 86x, 1,234x."""
+    return f"{ratio:,.0f}x" if ratio >= 20 else f"{ratio:.2f}x"
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table for eyes and for a Markdown file alike, figures to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    print(f"\n{title}\n")
+    for row in (header, ["-" * (width - 1) + ":" for width in widths], *rows):
+        print("| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+
+
+def say(text: str) -> None:
+    """Progress, which is not part of the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def keep(room: str, results: Mapping[str, Any]) -> Path:
+    """Write one room's results to `LATEST`; those of the other rooms stay."""
+    try:
+        kept = json.loads(LATEST.read_text("utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    kept[room] = {"surroundings": surroundings(), **results}
+    LATEST.parent.mkdir(exist_ok=True)
+    LATEST.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
+    return LATEST
+
+
+def surroundings() -> dict[str, Any]:
+    """What figures should be read with."""
+    return {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }

@@ -1,0 +1,252 @@
+"""make demo: forty callers, six keys, and an API that limits, revokes and breaks. Every call is answered.
+
+On a terminal a live table shows keys that cool down, and calls that move to another key; in a pipe, plain lines do.
+There is no network: the API is examples/upstream.py. Exit code 0, or 1 if a call was lost, or 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from screen import Cell, Column, Frame, Screen, bar, screen_for
+from upstream import Bucket, Upstream
+
+import headgate
+from headgate.resources import (
+    CooldownResource,
+    DisableResource,
+    PoolExhausted,
+    Resource,
+    ResourceCooled,
+    ResourceDisabled,
+    ResourcePool,
+    ResourceRecovered,
+    ResourceReleased,
+    RetryOperation,
+    RunFinished,
+    parse_retry_after,
+)
+
+BUCKETS = {
+    "sk-a": Bucket(rate=18, burst=24),
+    "sk-b": Bucket(rate=14, burst=22),
+    "sk-c": Bucket(rate=12, burst=20, tells_when=False),
+    "sk-d": Bucket(rate=8, burst=12, tells_when=False),
+    "sk-e": Bucket(rate=12, burst=30),
+    "sk-f": Bucket(rate=9, burst=16),
+}
+REVOKED = "sk-e"
+
+
+def make_pool() -> ResourcePool[str]:
+    """Six keys. A 429 that does not say for how long rests its key as the table says: here for seconds, not minutes.
+
+    `max_in_flight` keeps forty waiting callers from falling upon the first key that is back.
+    """
+    keys = [Resource(f"key-{number}", secret, max_in_flight=4) for number, secret in enumerate(BUCKETS, 1)]
+    return ResourcePool(keys, cooldown_table=(1.0, 2.0, 3.0), name="demo")
+
+
+async def ask(key: Resource[str], upstream: Upstream, question: str) -> str:
+    """The operation: one request, and what its answer says about the key."""
+    answer = await upstream.request(key.value, question)
+    if answer.status == 429:
+        raise CooldownResource(parse_retry_after(answer.headers.get("retry-after")), "rate limited")
+    if answer.status == 401:
+        raise DisableResource("key revoked")
+    if answer.status == 502:
+        raise RetryOperation("bad gateway")
+    return answer.body
+
+
+# -- the story --------------------------------------------------------------------------------------------------------
+
+SHORT = {"ok": "ok", "cooldown": "429", "disable": "401", "retry": "502", "sibling_cancelled": "stopped"}
+
+
+@dataclass
+class Story:
+    """What happened so far: told by events, and by the callers themselves."""
+
+    calls: int
+    screen: Screen
+    began: float = field(default_factory=time.monotonic)
+    answered: int = 0
+    lost: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rests: dict[str, float] = field(default_factory=dict)
+    routes: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+
+    def hear(self, event: object) -> None:
+        """The listener of `headgate.subscribe`."""
+        match event:
+            case ResourceReleased(usage=usage, outcome=outcome):
+                stop = (usage.resource_id, SHORT.get(outcome, outcome))
+                self.outcomes[stop] += 1
+                self.routes.setdefault(usage.request_id, []).append(stop)
+            case RunFinished(request_id=call):
+                self.follow(call, self.routes.pop(call, []))
+            case ResourceCooled(resource_id=key, old_status=before, seconds=seconds, consecutive=consecutive):
+                self.rests[key] = seconds
+                if before == "healthy":
+                    self.counts["cooldowns"] += 1
+                    again = f", {consecutive} in a row" if consecutive > 1 else ""
+                    self.tell(f"{key} cools down for {seconds:.1f} s: {event.reason}{again}")
+            case ResourceDisabled(resource_id=key):
+                self.counts["disabled"] += 1
+                self.tell(f"{key} is disabled: {event.reason}")
+            case ResourceRecovered(resource_id=key):
+                self.tell(f"{key} is back")
+
+    def follow(self, call: str, route: list[tuple[str, str]]) -> None:
+        """A call has ended: by way of which keys?"""
+        if len(route) > 1:
+            self.counts["failovers"] += sum(one[0] != other[0] for one, other in pairwise(route))
+            self.tell(f"{call}: " + " -> ".join(f"{key} {outcome}" for key, outcome in route))
+
+    def tell(self, news: str) -> None:
+        self.screen.tell(f"{self.seconds:5.1f} s  {news}")
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+async def call_all(pool: ResourcePool[str], upstream: Upstream, story: Story, callers: int) -> None:
+    """Let so many callers make the calls between them."""
+    numbers = iter(range(1, story.calls + 1))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(callers):
+            group.create_task(call_some(pool, upstream, story, numbers))
+
+
+async def call_some(pool: ResourcePool[str], upstream: Upstream, story: Story, numbers: Iterator[int]) -> None:
+    """One caller: as long as there are calls to make, make one. It never looks at the keys."""
+    for number in numbers:
+        question = f"question {number}"
+        try:
+            answer = await pool.run(
+                partial(ask, upstream=upstream, question=question),
+                max_attempts=50,
+                retry_delay=0.02,
+                wait_for_capacity=True,
+                request_id=f"call {number}",
+            )
+        except PoolExhausted as error:
+            story.lost += 1
+            story.tell(f"call {number} is lost: {error}")
+            continue
+        assert answer == f"answer to {question}", "an answer went to the wrong caller"
+        story.answered += 1
+        if story.answered == story.calls // 2:
+            upstream.revoke(REVOKED)
+
+
+# -- showing it -------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    Column("key", 5),
+    Column("status", 10),
+    Column("cooling", 12, needs=79),
+    Column("left", 5, right=True),
+    Column("in flight", 9, right=True, needs=50),
+    *(Column(outcome, max(3, len(outcome)), right=True) for outcome in SHORT.values()),
+)
+BAR = COLUMNS[2].width
+COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red"}
+
+
+def frame_of(pool: ResourcePool[str], story: Story, title: str) -> Frame:
+    rows = [row_of(key, seen, story) for key, seen in pool.snapshot().items()]
+    return Frame(title, COLUMNS, rows, totals_of(story))
+
+
+def row_of(key: str, seen: dict[str, Any], story: Story) -> list[Cell]:
+    status, left = seen["status"], seen["cooldown_seconds_remaining"]
+    again = f" x{seen['consecutive_cooldown']}" if left and seen["consecutive_cooldown"] != 1 else ""
+    return [
+        Cell(key, "bold"),
+        Cell(status.removesuffix("_down") + again, COLOURS[status]),
+        Cell(bar(left / max(left, story.rests.get(key, left)), BAR) if left else "", COLOURS[status]),
+        Cell(f"{left:.1f} s" if left else ""),
+        Cell(str(seen["in_flight"])),
+        *(Cell(str(story.outcomes[key, outcome] or "")) for outcome in SHORT.values()),
+    ]
+
+
+def totals_of(story: Story) -> str:
+    counted = ", ".join(f"{story.counts[what]} {what}" for what in ("failovers", "cooldowns", "disabled"))
+    return f"{story.seconds:5.1f} s  {story.answered} of {story.calls} answered, {story.lost} lost, {counted}"
+
+
+async def keep_drawing(pool: ResourcePool[str], story: Story, title: str) -> None:
+    while True:
+        story.screen.draw(frame_of(pool, story, title))
+        await asyncio.sleep(story.screen.pace)
+
+
+def summary_of(pool: ResourcePool[str], story: Story) -> str:
+    lost = story.calls - story.answered
+    lines = {
+        "calls": (story.calls, ""),
+        "answered": (story.answered, f"{story.answered / story.seconds:.0f} a second"),
+        "failovers": (story.counts["failovers"], "attempts that went on with another key"),
+        "cooldowns": (story.counts["cooldowns"], "a key was rate-limited and left to rest"),
+        "disabled": (story.counts["disabled"], "a key was revoked and is not asked again"),
+        "sibling cancels": (pool.stats().sibling_cancels, "doomed requests stopped early, and sent elsewhere"),
+        "lost": (lost, "" if lost else "every call has its answer"),
+    }
+    table = "\n".join(f"  {name:<16}{count:>5}   {meaning}".rstrip() for name, (count, meaning) in lines.items())
+    return f"\nWhat happened in {story.seconds:.1f} s\n{table}"
+
+
+# -- running it -------------------------------------------------------------------------------------------------------
+
+
+async def play(pool: ResourcePool[str], upstream: Upstream, story: Story, callers: int) -> None:
+    title = f"headgate: {story.calls} calls by {callers} callers, {len(BUCKETS)} keys, and an API that pushes back"
+    unsubscribe = headgate.subscribe(story.hear, "resources")
+    painter = asyncio.create_task(keep_drawing(pool, story, title))
+    try:
+        await call_all(pool, upstream, story, callers)
+        story.screen.draw(frame_of(pool, story, title))
+    finally:
+        painter.cancel()
+        unsubscribe()
+        story.screen.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--calls", type=int, default=560)
+    parser.add_argument("--callers", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
+    options = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make demo | head` ends without a traceback
+    logging.getLogger("headgate").setLevel(logging.ERROR)  # cooldowns are logged as warnings; here the screen tells
+    screen = screen_for(sys.stdout, plain=options.plain, rows_needed=len(BUCKETS) + 12)
+    pool, upstream, story = make_pool(), Upstream(BUCKETS, seed=options.seed), Story(options.calls, screen)
+    try:
+        asyncio.run(play(pool, upstream, story, options.callers))
+    except KeyboardInterrupt:
+        print(f"\nstopped by Ctrl-C: {story.answered} of {story.calls} calls were answered")
+        return 130
+    print(summary_of(pool, story))
+    return 0 if story.answered == story.calls else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Where the demo is seen: a table redrawn in place on a terminal, plain lines anywhere else.
+
+It knows nothing of pools: it is given a title, rows of cells, and lines of text.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TextIO
+
+_COLOURS = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
+
+
+class Cell(NamedTuple):
+    """A text and its colour."""
+
+    text: str
+    colour: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """`needs`: the width of terminal from which the column is shown."""
+
+    title: str
+    width: int
+    right: bool = False
+    needs: int = 0
+
+
+@dataclass
+class Frame:
+    """One moment, as it is shown."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Iterable[Sequence[Cell]]
+    totals: str
+    news: Iterable[str] = field(default_factory=tuple)
+
+
+class Lines:
+    """Every piece of news on a line of its own, and the totals now and then. For pipes and files."""
+
+    pace = 1.0
+    """Seconds between frames."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._silent = True
+
+    def tell(self, news: str) -> None:
+        print(news, file=self._out, flush=True)
+
+    def draw(self, frame: Frame) -> None:
+        if self._silent:
+            self.tell(frame.title)
+            self._silent = False
+        self.tell(frame.totals)
+
+    def close(self) -> None:
+        pass
+
+
+class Table:
+    """A frame drawn over the one before, with the latest news below. For terminals."""
+
+    pace = 0.1
+    news_kept = 4
+
+    def __init__(self, out: TextIO, *, coloured: bool) -> None:
+        self._out = out
+        self._coloured = coloured
+        self._drawn = 0
+        self._news: deque[str] = deque([""] * self.news_kept, maxlen=self.news_kept)
+
+    def tell(self, news: str) -> None:
+        self._news.append(news)
+
+    def draw(self, frame: Frame) -> None:
+        width = shutil.get_terminal_size().columns - 1  # the last column wraps on some terminals
+        lines = [
+            self._line(frame.title, "bold", width),
+            "",
+            self._row(frame.columns, [Cell(column.title, "dim") for column in frame.columns], width),
+            *(self._row(frame.columns, row, width) for row in frame.rows),
+            "",
+            *(self._line(part, "bold", width) for part in textwrap.wrap(frame.totals, width, drop_whitespace=False)),
+            "",
+            *(self._line(news, "dim", width) for news in self._news),
+        ]
+        back = f"\x1b[{self._drawn}F" if self._drawn else "\x1b[?25l"  # up over the last frame, or hide the cursor
+        self._out.write(back + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+        self._out.flush()
+        self._drawn = len(lines)
+
+    def close(self) -> None:
+        self._out.write("\x1b[?25h")
+        self._out.flush()
+
+    def _line(self, text: str, colour: str, width: int) -> str:
+        return self._paint(Cell(text if len(text) <= width else text[: width - 3] + "...", colour))
+
+    def _row(self, columns: Sequence[Column], cells: Sequence[Cell], width: int) -> str:
+        parts, used = [], 0
+        for column, cell in zip(columns, cells, strict=True):
+            if column.needs <= width and used + column.width <= width:
+                text = cell.text[: column.width]
+                padded = text.rjust(column.width) if column.right else text.ljust(column.width)
+                parts.append(self._paint(Cell(padded, cell.colour)))
+                used += column.width + 2
+        return "  ".join(parts)
+
+    def _paint(self, cell: Cell) -> str:
+        if not cell.colour or not self._coloured or not cell.text.strip():
+            return cell.text
+        return f"\x1b[{_COLOURS[cell.colour]}m{cell.text}\x1b[0m"
+
+
+Screen = Lines | Table
+
+
+def screen_for(out: TextIO, *, plain: bool, rows_needed: int) -> Screen:
+    """A table if it can be drawn here, else lines."""
+    if plain or not out.isatty() or os.environ.get("TERM") == "dumb":
+        return Lines(out)
+    if shutil.get_terminal_size().lines < rows_needed:
+        return Lines(out)  # what has scrolled away cannot be drawn over
+    return Table(out, coloured=not os.environ.get("NO_COLOR"))
+
+
+def bar(share: float, width: int, out: TextIO = sys.stdout) -> str:
+    """A bar that is full at 1 and empty at 0."""
+    full = round(max(0.0, min(1.0, share)) * width)
+    filled, empty = ("█", "░") if "utf" in (out.encoding or "").lower() else ("#", ".")
+    return filled * full + empty * (width - full)

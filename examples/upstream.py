@@ -1,0 +1,76 @@
+"""A made-up API in this process, as unkind as real ones: it limits each key, revokes keys, and sometimes breaks down.
+
+Each key has a token bucket. An empty bucket answers 429, mostly with Retry-After; a revoked key answers 401; a few
+requests meet a 502. Latency and failures are drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one request."""
+
+    status: int
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Bucket:
+    """The quota of one key: `burst` requests at once, `rate` per second in the long run."""
+
+    rate: float
+    burst: float
+    tells_when: bool = True
+    """Whether a 429 has a Retry-After."""
+    tokens: float = field(init=False)
+    filled_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens, self.filled_at = self.burst, time.monotonic()
+
+    def take(self) -> float:
+        """Take a token, or tell in how many seconds the bucket will be worth a visit again. 0: taken."""
+        now = time.monotonic()
+        self.tokens = min(self.burst, self.tokens + (now - self.filled_at) * self.rate)
+        self.filled_at = now
+        if self.tokens < 1:
+            return max(1, self.burst * 0.75) / self.rate
+        self.tokens -= 1
+        return 0.0
+
+
+class Upstream:
+    """The API. `request` is its only door."""
+
+    def __init__(self, buckets: Mapping[str, Bucket], *, seed: int, broken: float = 0.03) -> None:
+        self._buckets = buckets
+        self._chance = random.Random(seed)
+        self._broken = broken
+        self._revoked: set[str] = set()
+
+    def revoke(self, key: str) -> None:
+        """From now on this key is worth nothing."""
+        self._revoked.add(key)
+
+    async def request(self, key: str, question: str) -> Answer:
+        """Answer one request, after a while."""
+        await asyncio.sleep(self._latency() / 4)
+        if key in self._revoked:
+            return Answer(401)
+        if wait := self._buckets[key].take():
+            return Answer(429, headers={"retry-after": f"{wait:.2f}"} if self._buckets[key].tells_when else {})
+        await asyncio.sleep(self._latency())
+        if self._chance.random() < self._broken:
+            return Answer(502)
+        return Answer(200, f"answer to {question}")
+
+    def _latency(self) -> float:
+        return min(0.5, self._chance.lognormvariate(-2.2, 0.5))

@@ -1,0 +1,155 @@
+"""The demo ends by itself and loses nothing, in a pipe and on a terminal; Ctrl-C ends it cleanly."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
+
+pytestmark = pytest.mark.integration
+
+COLOUR = re.compile(r"\x1b\[\d+m")
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-X", "dev", "-W", "error", str(DEMO), *options]
+
+
+def run_piped(*options: str) -> str:
+    """What it prints, after it has ended well."""
+    ran = subprocess.run(command(*options), capture_output=True, text=True, encoding="utf-8", timeout=60)
+    assert (ran.returncode, quiet(ran.stderr)) == (0, ""), ran.stdout
+    return ran.stdout
+
+
+def quiet(stderr: str) -> str:
+    """Without what asyncio's debug mode says of a machine that is busy."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("Executing <"))
+
+
+def count(what: str, printed: str) -> int:
+    """A figure of the summary at the end."""
+    found = re.search(rf"^  {what} +(\d+)", printed, re.MULTILINE)
+    assert found, printed
+    return int(found[1])
+
+
+def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines() -> None:
+    printed = run_piped()
+    assert "\x1b" not in printed
+    assert count("lost", printed) == 0
+    assert count("answered", printed) == count("calls", printed) >= 300
+    assert count("disabled", printed) == 1
+    for much in ("failovers", "cooldowns", "sibling cancels"):
+        assert count(much, printed) > 0
+    for told in (
+        r"key-\d cools down for \d\.\d s: rate limited",
+        r"key-5 is disabled: key revoked",
+        r"key-\d is back",
+        r"call \d+: key-\d (429|502|stopped) -> .*key-\d ok",
+    ):
+        assert re.search(rf"^ +\d+\.\d s  {told}$", printed, re.MULTILINE), told
+    assert "sk-" not in printed
+
+
+def test_few_calls_are_fine_too() -> None:
+    printed = run_piped("--calls", "1", "--callers", "1")
+    assert (count("answered", printed), count("lost", printed)) == (1, 0)
+
+
+def test_ctrl_c_ends_it_with_one_line() -> None:
+    with subprocess.Popen(
+        command("--calls", "100000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "cools down" in line:  # it is in full swing
+                break
+        demo.send_signal(signal.SIGINT)
+        rest, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert re.fullmatch(r"stopped by Ctrl-C: \d+ of 100000 calls were answered", rest.splitlines()[-1])
+    assert quiet(errors) == ""
+
+
+# -- on a terminal ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def terminal(columns: int, lines: int) -> Iterator[tuple[int, int]]:
+    """Both ends of a terminal of this size."""
+    ours, theirs = pty.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        yield ours, theirs
+    finally:
+        os.close(ours)
+
+
+def run_on_terminal(columns: int, lines: int, *, calls: int = 40, **environment: str) -> str:
+    """All that it wrote to a terminal, after it has ended well."""
+    known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    env = known | {"TERM": "xterm", "PYTHONUTF8": "1"} | environment
+    with terminal(columns, lines) as (ours, theirs):
+        with subprocess.Popen(
+            command("--calls", str(calls)), stdin=theirs, stdout=theirs, stderr=theirs, env=env
+        ) as demo:
+            os.close(theirs)
+            written = b"".join(iter(lambda: read(ours), b""))
+            assert demo.wait(timeout=60) == 0, written.decode()
+    return written.decode().replace("\r\n", "\n")
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that nobody writes here any more
+        return b""
+
+
+def last_frame(written: str) -> list[str]:
+    """The lines of the last frame, as they stay on the screen."""
+    *_, frame, _ = re.split(r"\x1b\[\d+F|\x1b\[\?25[lh]", written)
+    return [line.removesuffix("\x1b[K") for line in COLOUR.sub("", frame).removesuffix("\x1b[J").split("\n")]
+
+
+def test_a_terminal_gets_a_table_drawn_in_place() -> None:
+    written = run_on_terminal(80, 24, calls=150)  # enough for a key to cool down
+    frame = last_frame(written)
+    assert " ".join(frame[2].split()) == "key status cooling left in flight ok 429 401 502 stopped"
+    assert [line.split()[0] for line in frame[3:9]] == [f"key-{number}" for number in range(1, 7)]
+    assert re.search(r"^key-4 +cooling(?: x\d)? +█+░* +\d\.\d s", COLOUR.sub("", written), re.MULTILINE)
+    assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1  # the cursor comes back
+    assert COLOUR.search(written)
+    assert count("lost", written) == 0
+
+
+@pytest.mark.parametrize("columns", [30, 60])
+def test_a_narrow_terminal_gets_fewer_columns_and_no_line_that_wraps(columns: int) -> None:
+    frame = last_frame(run_on_terminal(columns, 24))
+    assert max(len(line) for line in frame) < columns
+    assert frame[2].split()[:2] == ["key", "status"]
+
+
+def test_a_terminal_can_be_without_colours() -> None:
+    written = run_on_terminal(80, 24, NO_COLOR="1")
+    assert "\x1b[K" in written
+    assert not COLOUR.search(written)
+
+
+@pytest.mark.parametrize(("lines", "term"), [(10, "xterm"), (24, "dumb")])
+def test_a_terminal_that_cannot_be_drawn_on_gets_lines(lines: int, term: str) -> None:
+    assert "\x1b" not in run_on_terminal(80, lines, TERM=term)

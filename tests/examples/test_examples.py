@@ -1,0 +1,184 @@
+"""Every example runs as a user would run it, and prints what it promises; ``...`` stands for what differs each time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# Parts of other programs, and the demo, which has a test of its own.
+NOT_ALONE = {"demo", "pretend_httpx", "screen", "upstream"}
+
+# Kept short enough to be read at once and copied.
+MOST_LINES = 60
+
+PRINTS = {
+    "quickstart": """\
+key-3 says: hello, world
+<ResourcePool 'resources-1' 1 healthy, 1 cooling ...s, 1 disabled | 0 in flight>
+""",
+    "rate_limited_keys": """\
+{'status': 'OK', 'served_with': 'sk-ccc', 'echo': {'prompt': 'hi'}}
+key-1: cooling_down, ... s left
+key-2: disabled, 0 s left
+key-3: healthy, 0 s left
+""",
+    "deadline_and_request_id": """\
+req-abc: ok
+sk-bbb
+req-def: exhausted
+no_eligible: no eligible resource in pool... [HEADGATE-RES-001]
+""",
+    "paid_then_free": """\
+healthy: ['paid-primary', 'paid-primary', 'paid-primary']
+limited: free-fallback
+resting: ['free-fallback', 'free-fallback', 'free-fallback']
+rested:  ['paid-primary', 'paid-primary', 'paid-primary']
+""",
+    "regions_with_limits": """\
+8 at once: {'region-us': 8}
+16 at once: {'region-us': 8, 'region-eu': 8}
+20 at once: {'region-us': 8, 'region-eu': 8, 'region-asia': 4}
+""",
+    "cooldown_table": """\
+key-1 rests 10 s, 1 in a row
+key-1 rests 30 s, 2 in a row
+key-1 rests 60 s, 3 in a row
+key-1 rests 120 s, 4 in a row
+key-1 rests 120 s, 5 in a row
+200
+key-1 rests 10 s, 1 in a row
+200
+""",
+    "operation_shapes": """\
+200
+helped two
+blocked on three
+awaited
+operation must return an Awaitable, got int. ... [HEADGATE-ARG-002]
+""",
+    "inside_the_operation": """\
+wrong: the caller got the 429, and key-1 is healthy
+right: /things with the second key and key-1 is cooling_down
+""",
+    "resource_kinds": """\
+keys: 20 calls, at most 20 at once
+proxies: 20 calls, at most 10 at once
+browsers: 20 calls, at most 1 at once
+gpus: 20 calls, at most 1 at once
+""",
+    "waiting_instead_of_failing": """\
+at once:
+  job 2 has no GPU: no_eligible
+  job 3 has no GPU: no_eligible
+  job 4 has no GPU: no_eligible
+  job 5 has no GPU: no_eligible
+  job 0 on gpu-0
+  job 1 on gpu-1
+in line, first come first served:
+  job 0 on gpu-0
+  job 1 on gpu-1
+  job 2 on gpu-0
+  job 3 on gpu-1
+  job 4 on gpu-0
+  job 5 on gpu-1
+in line, but not for long:
+  job 2 has no GPU: deadline
+  job 3 has no GPU: deadline
+  job 4 has no GPU: deadline
+  job 5 has no GPU: deadline
+  job 0 on gpu-0
+  job 1 on gpu-1
+""",
+    "streaming_with_failover": """\
+key-2:keys
+key-2:come
+key-2:and
+key-2:go
+key-3:keys
+key-3:come
+broke off: 429 in the middle
+{'key-1': 'cooling_down', 'key-2': 'healthy', 'key-3': 'cooling_down'}
+""",
+    "lease_a_browser": """\
+not this time: session is gone
+('browser-2', ['page /login', 'page /cart'])
+('browser-2', ['page /login', 'page /cart'])
+<ResourcePool 'resources-1' 1 healthy, 0 cooling, 1 disabled | 0 in flight>
+""",
+    "watching_a_pool": """\
+resources.usage: resource_acquired key-1
+resources.health: resource_cooled key-1
+resources.usage: resource_released key-1 cooldown
+resources.usage: resource_acquired key-2
+resources.usage: resource_released key-2 retry
+resources.usage: resource_acquired key-2
+resources.usage: resource_released key-2 ok
+resources.run: run_finished req-1 ok
+found
+resources.health: resource_recovered key-1
+resources.usage: resource_acquired key-1
+resources.usage: resource_released key-1 ok
+resources.run: run_finished req-2 ok
+found
+{"status": "healthy", "in_flight": 0, "max_in_flight": null, "consecutive_cooldown": 0, ...}
+4 attempts, 2 calls, 1 cooldown, 1 retry
+key-2 has served 1
+""",
+    "rotating_keys_live": """\
+before: {'key-1': 'healthy', 'key-2': 'cooling_down'}
+after:  {'key-1': 'healthy', 'key-2': 'cooling_down', 'key-3': 'healthy'}
+in flight meanwhile: sk-old
+from now on: ['sk-ccc', 'sk-new']
+by hand: {'key-1': 'disabled', 'key-2': 'healthy'}
+""",
+}
+
+
+def test_every_example_is_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} - NOT_ALONE == PRINTS.keys()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "dev", "-W", "error", str(EXAMPLES / f"{name}.py")]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, Alike(PRINTS[name])), ran.stderr
+    # What Python says of a lost coroutine, task or file, and what must never be logged.
+    for bad in ("Traceback", "Exception ignored", "never awaited", "never retrieved", "sk-"):
+        assert bad not in ran.stderr
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_can_be_read_at_once(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text("utf-8")
+    assert text.startswith('"""')
+    assert len(text.splitlines()) < MOST_LINES
+    hosts = re.findall(r"https?://([\w.-]+)", text)
+    assert all(host.endswith("example.com") for host in hosts)
+
+
+class Alike(str):
+    """Equal to a text in which any ``...`` is filled in."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        pattern = re.escape(str(self)).replace(re.escape("..."), "[^\n]*")
+        return isinstance(other, str) and re.fullmatch(pattern, other) is not None
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def test_dots_fill_one_line_only() -> None:
+    assert Alike("a ... c\n") == "a b c\n"
+    assert Alike("a ... c\n") != "a b\n c\n"
+    assert Alike("a") != "b"

@@ -1,0 +1,372 @@
+"""A naive model of pools that share resources: plain lists and linear scans, each rule as the specification words it.
+
+`World` is all pools together, because resources may sit in several of them (S08). It is slow on purpose: whatever changed,
+everything is looked at again. The real rotation must do the same with its heaps and short ways.
+
+    Res      a resource: health, counter, limit
+    Place    a resource in a pool; gone after `remove`
+    Use      one use that has not ended
+    Waiter   somebody in line
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+Tags = frozenset[str]
+NONE: Tags = frozenset()
+
+
+@dataclass(eq=False)
+class Res:
+    id: str
+    limit: int | None = None
+    status: str = "healthy"
+    until: float = 0.0
+    last: float = 0.0
+    counter: int = 0
+    tags: Tags = NONE
+    weight: float = 1.0
+    began: int = 0  # when, in the order of acquisitions, its latest cooldown began
+
+
+@dataclass(eq=False)
+class Pool:
+    name: str
+    strategy: str = "round_robin"
+    table: Sequence[float] = (30.0, 120.0, 300.0, 600.0)
+    cancels: bool = True
+    probes: bool = False
+    places: list[Place] = field(default_factory=list)
+    turns: dict[Tags, Turns] = field(default_factory=dict)
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("attempts", "successes", "cooldowns", "disables", "sibling_cancels"), 0)
+    )
+
+
+@dataclass(eq=False)
+class Place:
+    pool: Pool
+    res: Res
+    gone: bool = False
+    unproven: bool = False  # back from a cooldown, and no success since
+    probe: Use | None = None
+
+
+@dataclass(eq=False)
+class Use:
+    order: int
+    place: Place
+    cancellable: bool = False
+    doomed: bool = False
+
+
+@dataclass(eq=False)
+class Waiter:
+    number: int
+    pool: Pool
+    tags: Tags = NONE
+    skip: Tags = NONE
+    deadline: float | None = None
+    grant: Use | None = None
+
+
+@dataclass(eq=False)
+class Turns:
+    """Whose turn it is in `weighted`: each turn puts a place back by 1/weight, the one furthest in front is next."""
+
+    behind: dict[Place, float] = field(default_factory=dict)
+    away: set[Place] = field(default_factory=set)
+    level: float = 0.0
+
+    def next(self, places: list[Place], eligible: list[Place]) -> Place | None:
+        for place in places:
+            if place not in eligible:
+                self.away.add(place)
+        for place in eligible:  # one that was away, or is new, returns level with the others
+            if place in self.away or place not in self.behind:
+                self.behind[place] = max(self.behind.get(place, 0.0), self.level)
+                self.away.discard(place)
+        if not eligible:
+            return None
+        chosen = min(eligible, key=lambda place: self.behind[place])
+        self.level = max(self.level, self.behind[chosen])
+        self.behind[chosen] += 1 / chosen.res.weight
+        return chosen
+
+    def forget(self, places: Collection[Place]) -> None:
+        self.behind = {place: at for place, at in self.behind.items() if place not in places}
+
+
+@dataclass(frozen=True)
+class News:
+    """A change of health, as every pool that holds the resource hears it."""
+
+    kind: str
+    pool: str
+    id: str
+    old: str
+    until: float = 0.0
+    rung: int = 0
+
+
+@dataclass
+class Outcome:
+    """What an event led to."""
+
+    news: list[News] = field(default_factory=list)
+    doomed: list[Use] = field(default_factory=list)
+    served: list[Waiter] = field(default_factory=list)
+    starved: list[Waiter] = field(default_factory=list)
+
+
+class World:
+    def __init__(self) -> None:
+        self.pools: list[Pool] = []
+        self.flying: list[Use] = []  # in the order of acquisition
+        self.line: list[Waiter] = []  # of all pools, first come first
+        self._orders = count(1)
+
+    # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    def places(self, res: Res) -> list[Place]:
+        """S08: a resource may sit in several pools."""
+        return [place for pool in self.pools for place in pool.places if place.res is res]
+
+    def in_flight(self, res: Res) -> list[Use]:
+        """Its own uses, and (A72) those of a predecessor that was removed from a pool which now holds it."""
+        pools = [place.pool for place in self.places(res)]
+        return [use for use in self.flying if use.place.res is res or self._drains_for(use, res, pools)]
+
+    @staticmethod
+    def _drains_for(use: Use, res: Res, pools: list[Pool]) -> bool:
+        return use.place.gone and use.place.pool in pools and use.place.res.id == res.id
+
+    def eligible(self, place: Place) -> bool:
+        """S20; and A74: while a resource is unproven, one probe at a time."""
+        res = place.res
+        has_room = res.limit is None or len(self.in_flight(res)) < res.limit
+        return res.status == "healthy" and has_room and not (place.unproven and place.probe)
+
+    def matching(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> list[Place]:
+        """B25."""
+        return [place for place in pool.places if tags <= place.res.tags and place.res.id not in skip]
+
+    def can_hope(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> bool:
+        return any(place.res.status != "disabled" for place in self.matching(pool, tags, skip))
+
+    def next_expiry(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> float | None:
+        resting = [place.res for place in self.matching(pool, tags, skip) if place.res.status == "cooling_down"]
+        return min((res.until for res in resting), default=None)
+
+    # -- a use begins -------------------------------------------------------------------------------------------------
+
+    def acquire(self, pool: Pool, now: float, tags: Tags = NONE, skip: Collection[str] = ()) -> Use | None:
+        place = self._choose(pool, tags, skip)
+        if place is None:
+            return None
+        use = Use(next(self._orders), place)
+        self.flying.append(use)
+        place.res.last = now
+        pool.counts["attempts"] += 1
+        if place.unproven:
+            place.probe = use
+        return use
+
+    def _choose(self, pool: Pool, tags: Tags, skip: Collection[str]) -> Place | None:
+        places = self.matching(pool, tags, skip)
+        eligible = [place for place in places if self.eligible(place)]
+        if pool.strategy == "weighted":
+            return pool.turns.setdefault(tags, Turns()).next(places, eligible)
+        if not eligible:
+            return None
+        if pool.strategy == "primary_backup":  # S22
+            return eligible[0]
+        # S21; min() takes the first of equals: insertion order.
+        return min(eligible, key=lambda place: (len(self.in_flight(place.res)), place.res.last))
+
+    # -- a use ends ---------------------------------------------------------------------------------------------------
+
+    def ok(self, use: Use, now: float) -> Outcome:
+        """S30; S33: one that started before the cooldown began knows nothing about it."""
+        self._end(use)
+        use.place.pool.counts["successes"] += 1
+        res = use.place.res
+        if res.status == "healthy" and use.order > res.began:
+            res.counter, res.until = 0, 0.0
+            self._prove(res)
+        return self._settle(Outcome(), now)
+
+    def ended(self, use: Use, now: float) -> Outcome:
+        """S30: no verdict; a probe so ended is offered again."""
+        self._end(use)
+        return self._settle(Outcome(), now)
+
+    def cooled(self, use: Use, seconds: float | None, now: float) -> Outcome:
+        """S31, S13; B35: one that started before the cooldown began extends it and does not climb."""
+        self._end(use)
+        outcome = Outcome()
+        res, pool = use.place.res, use.place.pool
+        if res.status != "disabled":  # S32
+            pool.counts["cooldowns"] += 1
+            late = use.order < res.began and res.counter > 0
+            if not late:
+                res.counter += 1
+            if seconds is None:  # S08: by the table of its own pool
+                seconds = pool.table[min(res.counter, len(pool.table)) - 1]
+            old, res.status = res.status, "cooling_down"
+            if old == "healthy":
+                res.began = next(self._orders)
+            res.until = max(res.until, now + seconds)
+            self._prove(res)  # whatever was to be proven is now disproven
+            outcome.news = self._tell("cool", res, old, res.until, res.counter)
+            outcome.doomed = self._doom_younger(use)
+        return self._settle(outcome, now)
+
+    def disabled(self, use: Use, now: float) -> Outcome:
+        """S32."""
+        self._end(use)
+        outcome = Outcome(news=self._disable(use.place))
+        outcome.doomed = self._doom_younger(use)
+        return self._settle(outcome, now)
+
+    def _end(self, use: Use) -> None:
+        self.flying.remove(use)
+        if use.place.probe is use:
+            use.place.probe = None
+
+    def _doom_younger(self, signaller: Use) -> list[Use]:
+        """S60: strictly younger uses of the same resource. S63: if both pools cancel. S64: if there is a handle."""
+        doomed = [
+            use
+            for use in self.flying
+            if use.place.res is signaller.place.res
+            and use.order > signaller.order
+            and use.cancellable
+            and not use.doomed
+            and use.place.pool.cancels
+            and signaller.place.pool.cancels
+        ]
+        for use in doomed:
+            use.doomed = True
+            use.place.pool.counts["sibling_cancels"] += 1
+        return doomed
+
+    def _disable(self, place: Place) -> list[News]:
+        res = place.res
+        if res.status == "disabled":
+            return []
+        old, res.status = res.status, "disabled"
+        place.pool.counts["disables"] += 1
+        self._prove(res)
+        return self._tell("disable", res, old)
+
+    def _prove(self, res: Res) -> None:
+        for place in self.places(res):
+            place.unproven, place.probe = False, None
+
+    def _tell(self, kind: str, res: Res, old: str, until: float = 0.0, rung: int = 0) -> list[News]:
+        return [News(kind, place.pool.name, res.id, old, until, rung) for place in self.places(res)]
+
+    # -- time passes --------------------------------------------------------------------------------------------------
+
+    def advance(self, pool: Pool, now: float) -> Outcome:
+        """S23: a cooled resource returns by itself. Noticed by the pool that looks, and true for all."""
+        outcome = Outcome()
+        over = [p.res for p in pool.places if p.res.status == "cooling_down" and p.res.until <= now]
+        for res in over:
+            res.status = "healthy"
+            for place in self.places(res):
+                place.unproven, place.probe = place.pool.probes, None  # A74: uses from before do not block it
+            outcome.news += self._tell("recover", res, "cooling_down")
+        return self._settle(outcome, now)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def join(self, waiter: Waiter) -> None:
+        self.line.append(waiter)
+
+    def leave(self, waiter: Waiter, now: float) -> Outcome:
+        """S43: one that wakes and does not take hands on."""
+        if waiter in self.line:
+            self.line.remove(waiter)
+        elif waiter.grant is not None:
+            return self.ended(waiter.grant, now)
+        return Outcome()
+
+    def _settle(self, outcome: Outcome, now: float) -> Outcome:
+        """S43: whoever came first takes what suits them, until nobody can; then tell those for whom nothing can come."""
+        while waiter := self._first_that_can_be_served(now):
+            self.line.remove(waiter)
+            outcome.served.append(waiter)
+        outcome.starved = [waiter for waiter in self.line if self._is_hopeless(waiter)]
+        self.line = [waiter for waiter in self.line if waiter not in outcome.starved]
+        return outcome
+
+    def _first_that_can_be_served(self, now: float) -> Waiter | None:
+        for waiter in self.line:
+            waiter.grant = self.acquire(waiter.pool, now, waiter.tags, waiter.skip)
+            if waiter.grant is not None:
+                return waiter
+        return None
+
+    def _is_hopeless(self, waiter: Waiter) -> bool:
+        places = self.matching(waiter.pool, waiter.tags, waiter.skip)
+        alive = [place.res for place in places if place.res.status != "disabled"]
+        if waiter.deadline is None:
+            return not alive
+        return all(res.status == "cooling_down" and res.until >= waiter.deadline for res in alive)
+
+    # -- steering (A72) -----------------------------------------------------------------------------------------------
+
+    def add(self, pool: Pool, res: Res, now: float) -> Outcome:
+        self.admit(pool, res)
+        return self.settle(now)
+
+    def remove(self, pool: Pool, id: str, now: float) -> Outcome:
+        self.drop(pool, id)
+        return self.settle(now)
+
+    def enable(self, pool: Pool, id: str, now: float) -> Outcome:
+        """Clears cooldown and counter."""
+        res = self.place(pool, id).res
+        news = [] if res.status == "healthy" else self._tell("enable", res, res.status)
+        res.status, res.counter, res.until = "healthy", 0, 0.0
+        self._prove(res)
+        return self._settle(Outcome(news=news), now)
+
+    def disable(self, pool: Pool, id: str, now: float) -> Outcome:
+        """Cancels nothing."""
+        return self._settle(Outcome(news=self._disable(self.place(pool, id))), now)
+
+    def admit(self, pool: Pool, res: Res) -> None:
+        pool.places.append(Place(pool, res))
+
+    def drop(self, pool: Pool, id: str) -> None:
+        place = self.place(pool, id)
+        place.gone = True
+        pool.places.remove(place)
+
+    def retag(self, res: Res, limit: int | None, tags: Tags, weight: float) -> None:
+        if (limit, tags, weight) == (res.limit, res.tags, res.weight):
+            return
+        res.limit, res.tags, res.weight = limit, tags, weight
+        for place in self.places(res):
+            for turns in place.pool.turns.values():
+                turns.forget([place])
+
+    def reorder(self, pool: Pool, ids: Sequence[str]) -> None:
+        if [place.res.id for place in pool.places] == list(ids):
+            return
+        pool.places = [self.place(pool, id) for id in ids]
+        for turns in pool.turns.values():
+            turns.forget(pool.places)
+
+    def settle(self, now: float) -> Outcome:
+        return self._settle(Outcome(), now)
+
+    @staticmethod
+    def place(pool: Pool, id: str) -> Place:
+        return next(place for place in pool.places if place.res.id == id)

@@ -1,0 +1,390 @@
+"""Two rotations that share resources, driven by random commands beside a naive model of them.
+
+`Twin` gives each command to both and compares what they answer and how they stand afterwards; the machine only chooses the
+commands. HEADGATE_SCALE says how long: below 1 the choices are the same in every run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.model import Resource
+from headgate.resources.rotation import Rotation
+from headgate.resources.seats import Flight, WaitTicket, Want
+from headgate.resources.strategies import NAMED
+from tests.resources.model import News, Outcome, Pool, Res, Use, Waiter, World
+
+SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
+
+IDS = ("k0", "k1", "k2", "k3")
+RUNS = dict.fromkeys(("retries", "runs_ok", "runs_exhausted", "runs_error", "runs_cancelled"), 0)
+
+Tags = frozenset[str]
+
+
+class Twin:
+    """The real rotations and the model of them."""
+
+    def __init__(self, pools: list[Pool]) -> None:
+        self.now = 100.0
+        self.world = World()
+        self.world.pools = pools
+        self.rotations = [
+            Rotation(
+                (),
+                strategy=NAMED[pool.strategy],
+                cooldown_table=pool.table,
+                cancel_siblings=pool.cancels,
+                probe_on_recovery=pool.probes,
+                owner=pool.name,
+            )
+            for pool in pools
+        ]
+        self.resources: list[tuple[Resource[None], Res]] = []  # all there ever were
+        self.flights: list[tuple[Flight, Use]] = []  # all that have not ended
+        self.granted: list[tuple[WaitTicket, Waiter]] = []  # served, and not yet awake
+        self.waiting: list[tuple[WaitTicket, Waiter]] = []
+        self.starved: list[tuple[WaitTicket, Waiter]] = []
+        self._waiters = 0
+
+    # -- uses ---------------------------------------------------------------------------------------------------------
+
+    def acquire(self, at: int, tags: Tags, skip: Tags, avoid: Tags, *, handle: bool) -> tuple[Flight, Use] | None:
+        """As a shell does it: first notice the cooldowns that are over."""
+        self.advance_if_due(at)
+        flight = self.rotations[at].acquire(self.now, Want(tags, skip), avoid)
+        use = self.world.acquire(self.world.pools[at], self.now, tags, skip | avoid)
+        assert (flight and flight.seat.resource.resource_id) == (use and use.place.res.id), "the same choice"
+        if flight is None or use is None:
+            return None
+        return self.begin(flight, use, handle=handle)
+
+    def begin(self, flight: Flight, use: Use, *, handle: bool) -> tuple[Flight, Use]:
+        flight.handle = object() if handle else None
+        use.cancellable = handle
+        self.flights.append((flight, use))
+        return flight, use
+
+    def finish(self, nth: int, verdict: str, seconds: float | None = None) -> None:
+        flight, use = self.flights.pop(nth % len(self.flights))
+        rotation, now = flight.seat.rotation, self.now
+        if verdict == "ok":
+            self.same(rotation.ok(flight, now), self.world.ok(use, now))
+        elif verdict == "ended":
+            self.same(rotation.ended(flight, now), self.world.ended(use, now))
+        elif verdict == "cooled":
+            self.same(rotation.cooled(flight, seconds, now=now), self.world.cooled(use, seconds, now))
+        else:
+            self.same(rotation.disabled(flight, now), self.world.disabled(use, now))
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def advance_if_due(self, at: int) -> None:
+        rotation, pool = self.rotations[at], self.world.pools[at]
+        is_due = any(p.res.status == "cooling_down" and p.res.until <= self.now for p in pool.places)
+        assert rotation.due(self.now) or not is_due
+        if rotation.due(self.now):
+            self.same(rotation.advance(self.now), self.world.advance(pool, self.now))
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def park(self, at: int, tags: Tags, skip: Tags, patience: float | None) -> None:
+        """Take what there is; else stand in line if there is hope."""
+        if self.acquire(at, tags, skip, frozenset(), handle=True) is not None:
+            return
+        rotation, pool = self.rotations[at], self.world.pools[at]
+        if not self.ask(at, tags, skip):
+            return
+        deadline = None if patience is None else self.now + patience
+        expiry = self.world.next_expiry(pool, tags, skip)
+        if deadline is not None and (expiry is None or expiry >= deadline):
+            return
+        self._waiters += 1
+        ticket = WaitTicket(Want(tags, skip), rotation, deadline=deadline)
+        waiter = Waiter(self._waiters, pool, tags, skip, deadline)
+        rotation.line.join(ticket)
+        self.world.join(waiter)
+        self.waiting.append((ticket, waiter))
+
+    def wake(self, nth: int, *, handle: bool) -> None:
+        """Somebody who was served begins to use it."""
+        ticket, waiter = self.granted.pop(nth % len(self.granted))
+        assert ticket.grant is not None
+        assert waiter.grant is not None
+        self.begin(ticket.grant, waiter.grant, handle=handle)
+
+    def leave(self, nth: int) -> None:
+        pairs = [*self.waiting, *self.granted, *self.starved]
+        pair = pairs[nth % len(pairs)]
+        for one in (self.waiting, self.granted, self.starved):
+            if pair in one:
+                one.remove(pair)
+        ticket, waiter = pair
+        self.same(ticket.rotation.leave(ticket, self.now), self.world.leave(waiter, self.now))
+
+    def ask(self, at: int, tags: Tags, skip: Tags) -> bool:
+        """What a call learns about its chances; returns whether there are any."""
+        rotation, pool, want = self.rotations[at], self.world.pools[at], Want(tags, skip)
+        assert rotation.matching(want) == len(self.world.matching(pool, tags, skip))
+        assert rotation.next_expiry(want) == self.world.next_expiry(pool, tags, skip)
+        hope = self.world.can_hope(pool, tags, skip)
+        assert rotation.can_hope(want) is hope
+        return hope
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+
+    def make(self, id: str, limit: int | None, tags: Tags, weight: float, status: str, rest: float) -> int:
+        until = self.now + rest if status == "cooling_down" else 0.0
+        real: Any = Resource(id, None, limit, status, until, tags=tags, weight=weight)  # type: ignore[arg-type]
+        self.resources.append((real, Res(id, limit, status, until, tags=tags, weight=weight)))
+        return len(self.resources) - 1
+
+    def has(self, at: int, id: str) -> bool:
+        return id in self.rotations[at].seats
+
+    def add(self, at: int, nth: int) -> None:
+        real, res = self.resources[nth]
+        self.same(self.rotations[at].add(real, self.now), self.world.add(self.world.pools[at], res, self.now))
+
+    def steer(self, at: int, command: str, id: str) -> None:
+        rotation, pool, now = self.rotations[at], self.world.pools[at], self.now
+        if command == "remove":
+            self.same(rotation.remove(id), self.world.remove(pool, id, now))
+        elif command == "enable":
+            self.same(rotation.enable(id, now), self.world.enable(pool, id, now))
+        else:
+            self.same(rotation.disable(id), self.world.disable(pool, id, now))
+
+    def reconcile(
+        self, at: int, drop: Collection[str], admit: Collection[int], retag: dict[str, Any], order: list[str]
+    ) -> None:
+        """Several changes, told at once."""
+        rotation, pool = self.rotations[at], self.world.pools[at]
+        for id in drop:
+            rotation.drop(id)
+            self.world.drop(pool, id)
+        for nth in admit:
+            rotation.admit(self.resources[nth][0])
+            self.world.admit(pool, self.resources[nth][1])
+        for id, (limit, tags, weight) in retag.items():
+            if id in rotation.seats:
+                like = Resource(id, None, limit, tags=tags, weight=weight)
+                rotation.retag(rotation.seats[id].resource, like)
+                self.world.retag(self.world.place(pool, id).res, limit, tags, weight)
+        ids = sorted(rotation.seats, key=lambda id: order.index(id))
+        rotation.reorder(ids)
+        self.world.reorder(pool, ids)
+        self.same(rotation.settle(self.now), self.world.settle(self.now))
+
+    # -- the same? ----------------------------------------------------------------------------------------------------
+
+    def same(self, effects: Effects | None, outcome: Outcome) -> None:
+        """Both decided the same; those who were served hold it."""
+        effects = effects or []
+        use_of: dict[Flight, Use] = dict(self.flights)
+        waiter_of: dict[WaitTicket, Waiter] = dict(self.waiting)
+        doomed = [use_of[one.flight] for one in effects if isinstance(one, Cancel)]
+        served = [one.ticket for one in effects if isinstance(one, Serve)]
+        starved = [one.ticket for one in effects if isinstance(one, Starve)]
+        assert _sorted(_news(effects)) == _sorted(outcome.news)
+        assert sorted(use.order for use in doomed) == [use.order for use in outcome.doomed]
+        assert [waiter_of[one].number for one in served] == [one.number for one in outcome.served]
+        for pool in self.world.pools:
+            told = [waiter_of[one] for one in starved if waiter_of[one].pool is pool]
+            assert told == [one for one in outcome.starved if one.pool is pool]
+        for ticket in served:
+            assert ticket.grant is not None
+            grant = waiter_of[ticket].grant
+            assert grant is not None
+            assert ticket.grant.seat.resource.resource_id == grant.place.res.id
+            self.granted.append((ticket, waiter_of[ticket]))
+        self.starved += [(ticket, waiter_of[ticket]) for ticket in starved]
+        over = {*served, *starved}
+        self.waiting = [pair for pair in self.waiting if pair[0] not in over]
+
+    def check(self) -> None:
+        """Both stand the same."""
+        use_of = dict(self.flights) | {t.grant: w.grant for t, w in self.granted if t.grant and w.grant}
+        for real, res in self.resources:
+            mine = (real.status, real.consecutive_cooldown, real.cooldown_until, real.last_acquired_at)
+            assert mine == (res.status, res.counter, res.until, res.last), res.id
+        for rotation, pool in zip(self.rotations, self.world.pools, strict=True):
+            assert list(rotation.seats) == [place.res.id for place in pool.places]
+            for place in pool.places:
+                seen = [use_of[flight] for flight in rotation.in_flight(place.res.id)]
+                assert seen == self.world.in_flight(place.res), place.res.id
+            assert [dict(self.waiting)[ticket] for ticket in rotation.line] == [
+                waiter for waiter in self.world.line if waiter.pool is pool
+            ]
+            self._check_stats(rotation, pool)
+            rotation.check(self.now)
+
+    def _check_stats(self, rotation: Rotation, pool: Pool) -> None:
+        stats = rotation.stats(self.now, **RUNS)
+        assert {name: getattr(stats, name) for name in pool.counts} == pool.counts
+        assert stats.in_flight == sum(len(self.world.in_flight(place.res)) for place in pool.places)
+        for place in pool.places:  # an expired cooldown reads healthy
+            res, seen = place.res, stats.resources[place.res.id]
+            over = res.status == "cooling_down" and res.until <= self.now
+            assert seen.status == ("healthy" if over else res.status)
+            left = res.until - self.now if seen.status == "cooling_down" else 0.0
+            assert seen.cooldown_seconds_remaining == left
+        if not rotation.due(self.now):
+            assert stats.eligible == sum(self.world.eligible(place) for place in pool.places)
+
+
+def _news(effects: Effects) -> list[News]:
+    news = []
+    for one in effects:
+        match one:
+            case Cool():
+                news.append(News("cool", one.seat.rotation.owner, one.resource_id, one.old, one.until, one.rung))
+            case Disable():
+                news.append(News("disable", one.seat.rotation.owner, one.resource_id, one.old))
+            case Enable():
+                news.append(News("enable", one.seat.rotation.owner, one.resource_id, one.old))
+            case Recover():
+                news.append(News("recover", one.seat.rotation.owner, one.resource_id, "cooling_down"))
+    return news
+
+
+def _sorted(news: list[News]) -> list[News]:
+    return sorted(news, key=lambda one: (one.pool, one.id))
+
+
+# -- the choices ---------------------------------------------------------------
+
+pool_numbers = st.integers(0, 1)
+nths = st.integers(0, 11)
+ids = st.sampled_from(IDS)
+tag_sets = st.sampled_from([frozenset(), frozenset("a"), frozenset("b"), frozenset("ab")])
+wants = st.sampled_from([frozenset(), frozenset(), frozenset("a"), frozenset("b")])
+few_ids = st.sampled_from([frozenset(), frozenset(), frozenset(), frozenset({"k0"}), frozenset({"k1", "k2"})])
+limits = st.sampled_from([None, 1, 1, 2, 3])
+weights = st.sampled_from([1.0, 1.0, 3.0, 0.5])
+rests = st.sampled_from([None, None, None, 0.0, 5.0, 45.0])
+statuses = st.sampled_from(["healthy"] * 4 + ["cooling_down", "disabled"])
+times = st.sampled_from([0.0, 1.0, 5.0, 30.0, 31.0, 120.0])
+patiences = st.sampled_from([None, None, None, 10.0, 60.0])
+tables = st.sampled_from([(30.0, 120.0, 300.0, 600.0), (5.0, 10.0), (0.0, 45.0)])
+fields = st.tuples(limits, tag_sets, weights)
+makings = st.tuples(limits, tag_sets, weights, statuses, st.sampled_from([-5.0, 0.0, 5.0, 30.0]))
+pools = st.tuples(st.sampled_from(sorted(NAMED)), tables, st.booleans(), st.booleans())
+
+
+class RotationMachine(RuleBasedStateMachine):
+    @initialize(
+        kinds=st.tuples(pools, pools),
+        members=st.lists(
+            st.tuples(ids, makings, st.sampled_from([(0,), (1,), (0, 1), (0, 1)])), min_size=2, max_size=6
+        ),
+    )
+    def begin(self, kinds: Any, members: Any) -> None:
+        self.twin = twin = Twin([Pool(name, *kind) for name, kind in zip("AB", kinds, strict=True)])
+        for id, making, holders in members:
+            nth = twin.make(id, *making)
+            for at in holders:
+                if not twin.has(at, id):
+                    twin.add(at, nth)
+
+    def _skip(self, at: int, skip: Tags) -> Tags:
+        """Who is skipped by some calls may lag in `weighted`: an approximation that the model does not make."""
+        return frozenset() if self.twin.world.pools[at].strategy == "weighted" else skip
+
+    @rule(at=pool_numbers, tags=wants, skip=few_ids, avoid=few_ids, handle=st.booleans())
+    def acquire(self, at: int, tags: Tags, skip: Tags, avoid: Tags, handle: bool) -> None:
+        self.twin.acquire(at, tags, self._skip(at, skip), self._skip(at, avoid), handle=handle)
+
+    @rule(at=pool_numbers, times=st.integers(1, 4))
+    def acquire_some(self, at: int, times: int) -> None:
+        for _ in range(times):
+            self.twin.acquire(at, frozenset(), frozenset(), frozenset(), handle=True)
+
+    @precondition(lambda self: self.twin.flights)
+    @rule(nth=nths, verdict=st.sampled_from(["ok", "ok", "ended", "disabled"]))
+    def finish(self, nth: int, verdict: str) -> None:
+        self.twin.finish(nth, verdict)
+
+    @precondition(lambda self: self.twin.flights)
+    @rule(nth=nths, seconds=rests)
+    def cool(self, nth: int, seconds: float | None) -> None:
+        self.twin.finish(nth, "cooled", seconds)
+
+    @rule(seconds=times)
+    def pass_time(self, seconds: float) -> None:
+        self.twin.now += seconds
+
+    @rule(at=pool_numbers)
+    def notice_time(self, at: int) -> None:
+        self.twin.advance_if_due(at)
+
+    @rule(at=pool_numbers, tags=wants, skip=few_ids, patience=patiences)
+    def park(self, at: int, tags: Tags, skip: Tags, patience: float | None) -> None:
+        self.twin.park(at, tags, self._skip(at, skip), patience)
+
+    @precondition(lambda self: self.twin.granted)
+    @rule(nth=nths, handle=st.booleans())
+    def wake(self, nth: int, handle: bool) -> None:
+        self.twin.wake(nth, handle=handle)
+
+    @precondition(lambda self: self.twin.waiting or self.twin.granted or self.twin.starved)
+    @rule(nth=nths)
+    def leave(self, nth: int) -> None:
+        self.twin.leave(nth)
+
+    @rule(at=pool_numbers, tags=wants, skip=few_ids)
+    def ask(self, at: int, tags: Tags, skip: Tags) -> None:
+        self.twin.ask(at, tags, skip)
+
+    @rule(at=pool_numbers, id=ids, making=makings)
+    def add_new(self, at: int, id: str, making: Any) -> None:
+        if not self.twin.has(at, id):
+            self.twin.add(at, self.twin.make(id, *making))
+
+    @rule(at=pool_numbers, nth=nths)
+    def add_known(self, at: int, nth: int) -> None:
+        """One that the other pool holds, or that was removed before."""
+        nth %= len(self.twin.resources)
+        if not self.twin.has(at, self.twin.resources[nth][0].resource_id):
+            self.twin.add(at, nth)
+
+    @rule(at=pool_numbers, id=ids, command=st.sampled_from(["remove", "remove", "enable", "enable", "disable"]))
+    def steer(self, at: int, id: str, command: str) -> None:
+        if self.twin.has(at, id):
+            self.twin.steer(at, command, id)
+
+    @rule(
+        at=pool_numbers,
+        drop=st.sets(ids, max_size=2),
+        admit=st.lists(st.tuples(ids, makings), max_size=2),
+        retag=st.dictionaries(ids, fields, max_size=2),
+        order=st.permutations(IDS),
+    )
+    def reconcile(self, at: int, drop: Any, admit: Any, retag: Any, order: Any) -> None:
+        twin = self.twin
+        present = {id for id in IDS if twin.has(at, id)}
+        gone = drop & present
+        fresh = {id: making for id, making in admit if id not in present - gone}
+        twin.reconcile(at, gone, [twin.make(id, *making) for id, making in fresh.items()], retag, order)
+
+    @invariant()
+    def both_stand_the_same(self) -> None:
+        if hasattr(self, "twin"):
+            self.twin.check()
+
+
+TestRotationMachine = RotationMachine.TestCase
+TestRotationMachine.settings = settings(
+    max_examples=int(20 + 400 * SCALE),
+    stateful_step_count=50,
+    derandomize=SCALE < 1,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
