@@ -28,10 +28,14 @@ Contestant = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How long to measure: `rounds` turns for each contestant, of about `seconds` each."""
+    """How long to measure: `rounds` turns for each contestant, of about `seconds` each.
+
+    `clock` may be `time.process_time` for work that never waits: the same on an idle machine, steadier on a busy one.
+    """
 
     rounds: int
     seconds: float
+    clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +58,28 @@ class Bar:
 
 async def in_turns(turns: Turns, contestants: Mapping[str, Contestant]) -> dict[str, list[float]]:
     """Times per second of each contestant, one figure per round: a, b, a, b, ..."""
-    counts = {name: await _how_many(work, turns.seconds) for name, work in contestants.items()}
+    counts = {name: await _how_many(work, turns) for name, work in contestants.items()}
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(turns.rounds):
         for name, work in contestants.items():
             gc.collect()  # nobody pays for another's litter
-            rates[name].append(counts[name] / await _timed(work, counts[name]))
+            rates[name].append(counts[name] / await _timed(work, counts[name], turns.clock))
     return rates
 
 
-async def _how_many(work: Contestant, seconds: float) -> int:
+async def _how_many(work: Contestant, turns: Turns) -> int:
     """How many times fill a slice. Also the warm-up."""
     count, spent = 4, 0.0
-    while spent < seconds / 4:
+    while spent < turns.seconds / 4:
         count *= 2
-        spent = await _timed(work, count)
-    return max(1, int(count * seconds / spent))
+        spent = await _timed(work, count, turns.clock)
+    return max(1, int(count * turns.seconds / spent))
 
 
-async def _timed(work: Contestant, count: int) -> float:
-    start = time.perf_counter()
+async def _timed(work: Contestant, count: int, clock: Callable[[], float]) -> float:
+    start = clock()
     await work(count)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def median(figures: Sequence[float]) -> float:
@@ -102,6 +106,15 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     print(f"\n{title}\n")
     for row in (header, ["-" * (width - 1) + ":" for width in widths], *rows):
         print("| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+
+
+def warn_if_busy() -> None:
+    """Other programs share caches and clock rates even when they do not share the core."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cpus:
+        print(
+            f"note: the load is {load:.1f} on {cpus} CPUs: these figures are coarse. An idle machine gives better ones."
+        )
 
 
 def say(text: str) -> None:

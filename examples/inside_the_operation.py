@@ -28,31 +28,27 @@ class Client:
 build_client = Client
 
 
-async def wrong():
-    # WRONG — the actual API call is outside the pool's view.
-    client = await pool.run(lambda r: build_client(r.value))
-    return await client.get("/things")  # invisible to pool
-
-
-async def right():
-    # RIGHT — the call lives inside the operation, so 429s reach the pool.
-    async def fetch(resource):
-        client = build_client(resource.value)
-        try:
-            return await client.get("/things")
-        except RateLimited as e:
-            raise CooldownResource(cooldown_seconds=e.retry_after)  # noqa: B904 (as the README has it)
-
-    return await pool.run(fetch)
+async def fetch(resource):
+    client = build_client(resource.value)
+    try:
+        return await client.get("/things")
+    except RateLimited as e:
+        raise CooldownResource(cooldown_seconds=e.retry_after)  # noqa: B904 (as the README has it)
 
 
 async def main():
     try:
-        await wrong()
+        # WRONG — the actual API call is outside the pool's view.
+        client = await pool.run(lambda r: build_client(r.value))
+        response = await client.get("/things")  # invisible to pool
     except RateLimited:
         print("wrong: the caller got the 429, and key-1 is", pool.snapshot()["key-1"]["status"])
-    await pool.run(lambda resource: asyncio.sleep(0))  # key-2 has its turn, key-1 is next
-    print("right:", await right(), "and key-1 is", pool.snapshot()["key-1"]["status"])
+
+    await pool.run(lambda r: build_client(r.value))  # key-2 has its turn, key-1 is next
+
+    # RIGHT — the call lives inside the operation, so 429s reach the pool.
+    response = await pool.run(fetch)
+    print("right:", response, "and key-1 is", pool.snapshot()["key-1"]["status"])
 
 
 asyncio.run(main())

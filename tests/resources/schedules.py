@@ -63,6 +63,7 @@ class CountingTask(asyncio.Task[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.moves: list[str] = []
         self.moved_at: list[float] = []
+        self.is_unsettled = False  # something was delivered later than it was asked for
         self.waits_on_children: list[list[float]] = []  # from and to
         self.hits = 0  # CancelledErrors that arrived where this task awaits something
         super().__init__(*args, **kwargs)
@@ -75,8 +76,12 @@ class CountingTask(asyncio.Task[Any]):
         done = super().cancel(msg)
         if done and asker.f_code.co_name == "__aexit__" and self.moves[-1:] == ["-"]:
             self.moves[-1] = "~"  # TaskGroup of 3.13: uncancel() and cancel() at once, so that the next await sees it
+            self.is_unsettled = True
         elif done:
             self.moves.append("+")
+            self.is_unsettled |= (
+                asyncio.current_task() is self
+            )  # a TaskGroup whose child failed in its eager first step
             self.moved_at.append(now())
         return done
 
@@ -108,7 +113,7 @@ class Attempt:
     history: int  # length of the task's moves when it began
     asked: float | None = None
     seen: list[float] = field(default_factory=list)  # when CancelledError reached the operation
-    below: list[float] = field(default_factory=list)  # when one reached an operation inside that was not asked itself
+    below: list[tuple[float, Attempt]] = field(default_factory=list)  # when one reached an operation inside this one
     ended: float | None = None
     outcome: object = None
     cancelled: bool = False  # from outside, when it ended
@@ -125,6 +130,10 @@ class Attempt:
         """By a sibling or by its timeout, until it ended."""
         end = now() if self.ended is None else self.ended
         return self.asked is not None or (self.due is not None and end >= self.due and self.kind != "lease")
+
+    def ended_by_asking(self, at: float) -> bool:
+        """Did it end at this moment in a CancelledError that its call could take for its own?"""
+        return self.ended == at and self.was_asked() and isinstance(self.outcome, asyncio.CancelledError)
 
     def can_be_asked(self) -> bool:
         if self.kind in ("coroutine", "future"):
@@ -296,7 +305,9 @@ class World:
         self.lock = asyncio.Lock()
         callers: list[asyncio.Task[Any]] = []
         for number in range(self.dice.randint(3, 15)):
-            story = self.caller(author.caller(), self.dice.choice((0, 0, 0, 1, 2)), self.dice.choice((0, 0, 0, 0.25, 1.0)))
+            story = self.caller(
+                author.caller(), self.dice.choice((0, 0, 0, 1, 2)), self.dice.choice((0, 0, 0, 0.25, 1.0))
+            )
             callers.append(asyncio.create_task(story, name=f"caller-{number}"))
         callers += [asyncio.create_task(self.monkey(), name=f"monkey-{i}") for i in range(self.dice.randint(0, 5))]
         await asyncio.wait(callers)
@@ -314,6 +325,8 @@ class World:
                 return CountingTask(coro, loop=loop, **kwargs)
 
         def remembered(loop: Any, coro: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("name", ""):
+                kwargs["name"] = f"task-{len(self.tasks)}"
             task = make(loop, coro, **kwargs)
             self.tasks.append(task)
             return task
@@ -354,7 +367,7 @@ class World:
                 await self.play([statement], None)
             except asyncio.CancelledError:
                 self.note("ends cancelled")
-                if "+" not in task.moves[begun:] and "~" not in task.moves and not self.may_cancel_itself(statement):
+                if "+" not in task.moves[begun:] and not task.is_unsettled and not self.may_cancel_itself(statement):
                     self.wrong("S61: a caller that nobody cancelled sees CancelledError")
                 return
             except (Exception, BaseExceptionGroup) as error:
@@ -364,7 +377,9 @@ class World:
     def may_cancel_itself(statement: tuple[Any, ...]) -> bool:
         """Somewhere in it a CancelledError is raised by hand, or a task is awaited that may have been cancelled."""
         text = repr(statement)
-        return any(word in text for word in ("CancelledError", "'gather'", "'shield'", "'child'", "'wait_for'", "'future'"))
+        return any(
+            word in text for word in ("CancelledError", "'gather'", "'shield'", "'child'", "'wait_for'", "'future'")
+        )
 
     async def monkey(self) -> None:
         await asyncio.sleep(self.dice.choice(GRID) * self.dice.choice((0.5, 1, 1, 2)))
@@ -413,9 +428,9 @@ class World:
         at = now()
         attempt.seen.append(at)
         above = attempt.call.inside
-        while above is not None and at not in (attempt.asked, attempt.due):
-            above.below.append(at)
-            attempt, above = above, above.call.inside
+        while above is not None:
+            above.below.append((at, attempt))
+            above = above.call.inside
 
     async def step(self, statement: tuple[Any, ...], attempt: Attempt | None) -> None:
         kind, *rest = statement
@@ -497,7 +512,12 @@ class World:
             with self.waiting_on_children():
                 async with asyncio.TaskGroup() as group:
                     for child in children:
-                        group.create_task(self.play(child, attempt))
+                        playing = self.play(child, attempt)
+                        try:
+                            group.create_task(playing)
+                        except RuntimeError:  # an eager sibling has failed already
+                            playing.close()
+                            raise
                     await self.play(inside, attempt)
         except ExceptionGroup:
             if not quiet:
@@ -744,12 +764,16 @@ class World:
                 continue
             if attempt.future is not None or attempt.kind == "lease":
                 continue
-            if at in attempt.below or any(since <= at <= until for since, until in attempt.task.waits_on_children):
+            if any(seen_at == at and not inner.ended_by_asking(at) for seen_at, inner in attempt.below):
+                continue  # swallowed by an operation inside; but a call inside may not take it for its own
+            if any(since <= at <= until for since, until in attempt.task.waits_on_children):
                 continue
             moves = zip(attempt.task.moves[attempt.history :], attempt.task.moved_at[attempt.history :], strict=True)
             if is_cancelled([move for move, moved_at in moves if moved_at <= at]):
                 continue  # it swallowed a cancellation, or a TaskGroup of 3.11 left one behind: taken for a clean-up
-            self.wrong(f"S41, S60: {attempt} heard at {attempt.seen} and not at {at}, when {why}; ended {attempt.ended}")
+            self.wrong(
+                f"S41, S60: {attempt} heard at {attempt.seen} and not at {at}, when {why}; ended {attempt.ended}"
+            )
 
     def check_retried(self, attempt: Attempt, moves: list[str]) -> None:
         """`attempt` was followed by another: rightly?"""
@@ -803,7 +827,7 @@ class World:
     @staticmethod
     def is_due(call: Call, moves: list[str], since: int) -> bool:
         """May a CancelledError come out of `call`, other than by its operation?"""
-        return is_cancelled(moves[since:]) or "~" in moves or call.is_stopped_from_above()
+        return is_cancelled(moves[since:]) or counting().is_unsettled or call.is_stopped_from_above()
 
     def ambiguous(self, attempt: Attempt) -> bool:
         """It raised a CancelledError of its own at the very moment its timeout ended: either reading is right."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -455,3 +457,15 @@ async def test_s08_both_pools_report_and_recover() -> None:
     assert await two.run(ident) == "k"
     assert heard == ["one cooling_down", "two cooling_down", "one healthy", "two healthy"]
     assert await one.run(ident) == "k"
+
+
+@virtual
+async def test_s08_a_pool_that_is_dropped_is_forgotten_by_its_resources() -> None:
+    shared = Resource("k", "v")
+    kept = ResourcePool([shared])
+    dropped = weakref.ref(ResourcePool([shared]))
+    gc.collect()
+    assert dropped() is None
+    assert len(shared._seats) == 1
+    assert await kept.run(ident) == "k"
+    assert kept._rotation.seats["k"].plain, "the short way is open again"

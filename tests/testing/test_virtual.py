@@ -321,9 +321,12 @@ class Backwards(Future[str]):
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Callable[[Future[str]], object]] = []
+        self.thread = threading.Thread(target=self.finish)
 
     def add_done_callback(self, fn: Callable[[Future[str]], object]) -> None:
         self.listeners.append(fn)
+        if len(self.listeners) == 2:
+            self.thread.start()
 
     def finish(self) -> None:
         self.set_result("arrived")
@@ -335,18 +338,16 @@ class Backwards(Future[str]):
 def test_a_job_holds_time_until_its_result_has_arrived() -> None:
     class Odd(Executor):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            future = Backwards()
-            threads.append(threading.Timer(0.02, future.finish))
-            threads[-1].start()
-            return future
+            jobs.append(Backwards())
+            return jobs[-1]
 
     async def main() -> str:
         async with asyncio.timeout(1):
             return await virtual_loop().run_in_executor(Odd(), str)
 
-    threads: list[threading.Timer] = []
+    jobs: list[Backwards] = []
     assert run(main) == "arrived"
-    threads.pop().join()
+    jobs.pop().thread.join()
 
 
 def test_a_job_that_fails_and_one_that_is_refused_are_forgotten() -> None:

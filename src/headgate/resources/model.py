@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
+from headgate.core.weak import WeakList
 from headgate.errors import InvalidArgument
 from headgate.resources.fields import checked_id, checked_limit, checked_names, checked_number
 from headgate.resources.signals import Signal
@@ -79,7 +80,7 @@ class Resource(Generic[T]):
             raise InvalidArgument(f"weight must be > 0, got {weight!r}")
         self._flights: dict[int, Flight] = {}  # by acquisition order: "younger" is a walk from the end
         self._outage = 0  # the newest acquisition when the last cooldown began; older ones are of the same outage
-        self._seats: list[Seat] = []  # its places in pools
+        self._seats: WeakList[Seat] = WeakList()  # its places in pools; a pool that is dropped takes its seat along
 
     def __repr__(self) -> str:
         limit = "" if self.max_in_flight is None else f", max_in_flight={self.max_in_flight}"
@@ -93,7 +94,7 @@ class Resource(Generic[T]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self._flights, self._outage, self._seats = {}, 0, []
+        self._flights, self._outage, self._seats = {}, 0, WeakList()
 
     @classmethod
     def __agent_notes__(cls) -> str:

@@ -335,7 +335,6 @@ class Rotation:
         """What must always be true; for tests."""
         for resource_id, seat in self.seats.items():
             resource = seat.resource
-            limit = resource.max_in_flight
             assert resource.resource_id == resource_id
             assert seat in resource._seats
             assert seat.shut == (resource.status != "healthy" or (seat.probing and seat.probe is not None))
@@ -346,8 +345,6 @@ class Rotation:
             )
             if not self._probe_on_recovery:
                 assert not seat.probing
-            if limit is not None and resource_id not in self._draining:
-                assert len(resource._flights) <= limit
             if resource.status == "cooling_down":
                 assert any(until == resource.cooldown_until and s is seat for until, _, s in self.cooling)
             assert list(resource._flights) == sorted(resource._flights)
@@ -485,6 +482,8 @@ class Rotation:
             seat.probe, seat.shut = None, seat.resource.status != "healthy"
         if seat.gone:
             self._drained(flight)
+        if seat.resource._seats.prune():
+            _refresh(seat.resource)  # another pool that held it was dropped
         offered = [seat.resource]
         heir = self.seats.get(seat.resource.resource_id) if seat.gone else None
         if heir is not None:

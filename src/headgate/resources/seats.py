@@ -30,6 +30,7 @@ class Seat:
     """A resource's place in a rotation. Strategies read `resource`, `index` and `is_open`."""
 
     __slots__ = (
+        "__weakref__",
         "acquires",
         "cooldowns",
         "disables",
