@@ -31,7 +31,7 @@ BARS = {3: Bar(4, 6), 100: Bar(12, 18), 1_000: Bar(80, 120), 10_000: Bar(600, 1_
 FLAT = Bar(1.3, at_most=True)
 IMPORT_MS = Bar(60, at_most=True)
 
-FULL, QUICK = Turns(15, 0.3, time.process_time), Turns(9, 0.1, time.process_time)  # nothing here waits
+FULL, QUICK = Turns(11, 0.25, time.process_time), Turns(7, 0.1, time.process_time)  # nothing here waits
 
 Operation = Callable[[Any], Awaitable[None]]
 

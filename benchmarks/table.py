@@ -113,7 +113,7 @@ def warn_if_busy() -> None:
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > cpus:
         print(
-            f"note: the load is {load:.1f} on {cpus} CPUs: these figures are coarse. An idle machine gives better ones."
+            f"note: the load is {load:.1f} on {cpus} CPUs: these figures are coarse, an idle machine gives better ones"
         )
 
 

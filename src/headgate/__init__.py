@@ -7,7 +7,6 @@ Importing this package is quick: a name is loaded with its room when it is first
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from headgate._version import __version__
 from headgate.core.events import subscribe
@@ -46,6 +45,7 @@ from headgate.errors import (
 )
 from headgate.observe import logging as _logging
 
+TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
 

@@ -47,13 +47,14 @@ pool, not failures, and live in `headgate.resources.signals`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
+TYPE_CHECKING = False  # typing's own, without importing typing: every program that uses headgate pays for this module
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, ClassVar, Literal, TypeAlias
+
     from headgate.resources.model import Attempt
 
-ExhaustedReason = Literal["no_eligible", "attempts", "deadline"]
+    ExhaustedReason: TypeAlias = Literal["no_eligible", "attempts", "deadline"]
 
 
 def travel(self: BaseException) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ class Happened(Event):
     name: ClassVar[str] = "happened"
     topic: ClassVar[str] = "test.things"
 
+    at: float
     what: object
 
 

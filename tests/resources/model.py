@@ -1,7 +1,7 @@
 """A naive model of pools that share resources: plain lists and linear scans, each rule as the specification words it.
 
-`World` is all pools together, because resources may sit in several of them (S08). It is slow on purpose: whatever changed,
-everything is looked at again. The real rotation must do the same with its heaps and short ways.
+`World` is all pools together, because resources may sit in several of them (S08). It is slow on purpose: whatever
+changed, everything is looked at again. The real rotation must do the same with its heaps and short ways.
 
     Res      a resource: health, counter, limit
     Place    a resource in a pool; gone after `remove`
@@ -297,7 +297,7 @@ class World:
         return Outcome()
 
     def _settle(self, outcome: Outcome, now: float) -> Outcome:
-        """S43: whoever came first takes what suits them, until nobody can; then tell those for whom nothing can come."""
+        """S43: whoever came first takes what suits them, until nobody can; then tell those without hope."""
         while waiter := self._first_that_can_be_served(now):
             self.line.remove(waiter)
             outcome.served.append(waiter)
@@ -360,7 +360,7 @@ class World:
     def reorder(self, pool: Pool, ids: Sequence[str]) -> None:
         if [place.res.id for place in pool.places] == list(ids):
             return
-        pool.places = [self.place(pool, id) for id in ids]
+        pool.places = [self.place(pool, one) for one in ids]
         for turns in pool.turns.values():
             turns.forget(pool.places)
 

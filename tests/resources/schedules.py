@@ -69,6 +69,8 @@ class CountingTask(asyncio.Task[Any]):
         super().__init__(*args, **kwargs)
 
     def cancel(self, msg: Any = None) -> bool:
+        if not self.get_loop().is_running():
+            return super().cancel(msg)  # the story is over, its loop is being closed
         asker = sys._getframe(1)
         steered = asker.f_locals.get("self")
         if asker.f_globals.get("__name__") == "headgate.core.cancellation" and getattr(steered, "_task", None) is self:

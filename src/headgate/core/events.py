@@ -12,32 +12,36 @@ logged and the next still hears. Subscribing swaps a tuple, so emitting takes no
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
 
 from headgate.errors import InvalidType
+
+TYPE_CHECKING = False  # typing's own, without importing typing: every program that uses headgate pays for this module
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, ClassVar, TypeAlias
+
+    Listener: TypeAlias = Callable[["Event"], object]
 
 __all__ = ["Event", "Topic", "subscribe", "topic_named"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened. Subclasses add fields and set `name` and `topic`."""
+    """Something that happened. Rooms derive frozen dataclasses from it, which set `name` and `topic` and add fields."""
+
+    __slots__ = ()
 
     name: ClassVar[str] = "event"
     topic: ClassVar[str] = ""
 
     at: float
-    """Unix seconds."""
+    """Unix seconds. A field of every event."""
 
     def to_dict(self) -> dict[str, Any]:
         """Name, topic and every field, as values that JSON knows."""
-        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        from dataclasses import fields
+
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
         return {"name": self.name, "topic": self.topic, **values}
-
-
-Listener = Callable[[Event], object]
 
 
 class Topic:
@@ -119,7 +123,7 @@ def _covers(wanted: str, name: str) -> bool:
 def _plain(value: object) -> object:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]

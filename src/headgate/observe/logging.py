@@ -6,10 +6,12 @@ logging only then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from headgate.core.events import Event, subscribe
+
+TYPE_CHECKING = False  # see core/events.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 def install() -> Callable[[], None]:

@@ -21,6 +21,8 @@ RunOutcome = Literal["ok", "exhausted", "error", "cancelled"]
 class ResourceEvent(Event):
     """Something that happened in a resource pool."""
 
+    at: float
+    """Unix seconds."""
     pool: str
     """The pool's name."""
 
