@@ -9,7 +9,7 @@ Importing this package is quick: a name is loaded with its room when it is first
 from importlib import import_module
 
 from headgate._version import __version__
-from headgate.core.events import subscribe
+from headgate.core.topics import subscribe
 from headgate.errors import (
     ContextVarCollision,
     DuplicatePool,

@@ -11,7 +11,8 @@ import pytest
 
 import headgate
 from headgate import InvalidType
-from headgate.core.events import Event, subscribe, topic_named
+from headgate.core.events import Event
+from headgate.core.topics import subscribe, topic_named
 from headgate.testing import capture_events, virtual
 from tests.resources.support import RATE_LIMITED, always, by_id, ident, keys
 
@@ -21,7 +22,6 @@ class Happened(Event):
     name: ClassVar[str] = "happened"
     topic: ClassVar[str] = "test.things"
 
-    at: float
     what: object
 
 

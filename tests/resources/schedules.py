@@ -39,7 +39,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headgate import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool, RetryOperation
-from headgate.core.events import Event, subscribe
+from headgate.core.events import Event
+from headgate.core.topics import subscribe
 from headgate.resources.events import ResourceAcquired, ResourceReleased, SiblingCancelled
 from headgate.testing import Hang, Leak, run
 

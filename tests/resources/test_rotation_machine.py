@@ -257,7 +257,7 @@ class Twin:
 
 
 def _at(now: float) -> dict[str, Any]:
-    """`remove` can free a place (test_s08_a_shared_successor_that_is_removed_gives_back_what_it_inherited): its hour."""
+    """`remove` can free a place (test_s08_a_shared_successor_that_is_removed...), so it ought to know the time."""
     return {"now": now} if "now" in inspect.signature(Rotation.remove).parameters else {}
 
 
@@ -285,7 +285,7 @@ def _sorted(news: list[News]) -> list[News]:
     return sorted(news, key=lambda one: (one.pool, one.id))
 
 
-# -- the choices ------------------------------------------------------------------------------------------------------
+# -- the choices -------------------------------------------------------------------------------------------------------
 
 NOTHING: Tags = frozenset()
 

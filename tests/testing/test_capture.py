@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from headgate.core.events import Event, topic_named
+from headgate.core.events import Event
+from headgate.core.topics import topic_named
 from headgate.errors import InvalidType
 from headgate.testing import Captured, capture_events
 

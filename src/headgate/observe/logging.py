@@ -6,12 +6,14 @@ logging only then.
 
 from __future__ import annotations
 
-from headgate.core.events import Event, subscribe
+from headgate.core.topics import subscribe
 
-TYPE_CHECKING = False  # see core/events.py
+TYPE_CHECKING = False  # see core/topics.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from headgate.core.events import Event
 
 
 def install() -> Callable[[], None]:

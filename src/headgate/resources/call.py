@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from headgate.errors import ExhaustedReason, PoolExhausted
+from typing import TYPE_CHECKING
+
+from headgate.errors import PoolExhausted
 from headgate.resources.model import Attempt
 from headgate.resources.plan import Plan
 from headgate.resources.seats import Flight
 from headgate.resources.signals import RetryOperation, Signal
+
+if TYPE_CHECKING:
+    from headgate.errors import ExhaustedReason
 
 
 class AttemptTimeout(RetryOperation, TimeoutError):

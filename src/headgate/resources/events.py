@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from headgate.core.events import Event, topic_named
+from headgate.core.events import Event
+from headgate.core.topics import topic_named
 from headgate.resources.model import ResourceStatus, Usage
 
 HEALTH = topic_named("resources.health")
@@ -21,8 +22,6 @@ RunOutcome = Literal["ok", "exhausted", "error", "cancelled"]
 class ResourceEvent(Event):
     """Something that happened in a resource pool."""
 
-    at: float
-    """Unix seconds."""
     pool: str
     """The pool's name."""
 

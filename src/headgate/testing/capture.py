@@ -6,7 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from headgate.core.events import Event, subscribe
+from headgate.core.events import Event
+from headgate.core.topics import subscribe
 
 __all__ = ["Captured", "capture_events"]
 
