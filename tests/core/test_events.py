@@ -79,6 +79,7 @@ def test_a_listener_that_raises_is_logged_and_the_next_still_hears(caplog: pytes
     second()
     assert len(heard) == 1
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "broken failed on the event 'happened'" in caplog.text
 
 
 @pytest.mark.parametrize(("callback", "topic"), [(3, None), (print, 3)])

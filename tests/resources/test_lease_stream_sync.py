@@ -91,8 +91,8 @@ def test_s50_request_id_is_refused() -> None:
 
 
 def test_s50_used_without_parentheses_is_explained() -> None:
-    with pytest.raises(TypeError):
-        keys("a").use(ident)  # type: ignore[misc]
+    with pytest.raises(InvalidType, match=r"Write @pool.use\(\) with parentheses"):
+        keys("a").use(ident)  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match="use\\(\\) decorates a function, got int"):
         keys("a").use()(3)  # type: ignore[arg-type]
 

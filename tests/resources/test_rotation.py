@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -173,6 +174,18 @@ def test_s08_a_shared_successor_that_is_removed_gives_back_what_it_inherited() -
     here.remove("k")
     assert there.in_flight("k") == []
     assert taken(there) == "k"
+
+
+def test_s08_a_pool_that_is_dropped_takes_nothing_along() -> None:
+    shared = Resource("k", None, 1)
+    here, there = rotation_of(shared), rotation_of(shared)
+    there.ok(take(there))
+    del there
+    gc.collect()
+    here.check(0.0)
+    here.ok(take(here))
+    here.check(0.0)
+    assert [taken(here), taken(here)] == ["k", None]
 
 
 # -- S12, B25: what a call can mean ------------------------------------------------------------------------------------

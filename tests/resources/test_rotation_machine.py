@@ -457,7 +457,7 @@ class RotationMachine(RuleBasedStateMachine):
 
 TestRotationMachine = RotationMachine.TestCase
 TestRotationMachine.settings = settings(
-    max_examples=int(20 + 400 * SCALE),
+    max_examples=int(20 + 1000 * SCALE),
     stateful_step_count=50,
     derandomize=SCALE < 1,
     deadline=None,
@@ -465,7 +465,7 @@ TestRotationMachine.settings = settings(
 )
 
 
-@pytest.mark.parametrize("seed", range(int(20 + 400 * SCALE)))
+@pytest.mark.parametrize("seed", range(int(20 + 800 * SCALE)))
 def test_a_long_walk(seed: int) -> None:
     """The same commands by plain chance: nothing is shrunk, and a second goes ten times as far."""
     chance = random.Random(seed)

@@ -15,6 +15,7 @@ from headgate import (
     CooldownResource,
     DisableResource,
     InvalidArgument,
+    InvalidType,
     PoolExhausted,
     Resource,
     ResourcePool,
@@ -641,3 +642,54 @@ async def test_s45_nothing_eligible_after_an_attempt_keeps_the_last_signal_as_ca
     assert caught.value.reason == "no_eligible"
     assert isinstance(caught.value.__cause__, CooldownResource)
     assert caught.value.retry_after == 30.0
+    assert caught.value.remedy.endswith("call again after `retry_after` seconds.")
+
+
+@virtual
+async def test_s45_retry_after_is_told_whatever_ran_out() -> None:
+    pool = keys("a", "b")
+    with pytest.raises(PoolExhausted, match="3 were allowed, but no resource is used twice and 2 match") as caught:
+        await pool.run(by_id(a=CooldownResource(40), b=CooldownResource(25)), retry_delay=0)
+    assert (caught.value.reason, caught.value.retry_after) == ("attempts", 25.0)
+    with pytest.raises(
+        PoolExhausted, match=r"waiting for a resource: 2 cooling down, 0 disabled, 0 in full use"
+    ) as caught:
+        await pool.run(ident, wait_for_capacity=True, within=5)
+    assert (caught.value.reason, caught.value.retry_after) == ("deadline", 20.0)
+
+
+@virtual
+async def test_s45_the_remedy_fits_the_situation() -> None:
+    pool = keys("a")
+    for options, remedy in (
+        ({"tags": ["moon"]}, "Check tags= and exclude="),
+        ({"exclude": ["a"], "wait_for_capacity": True}, "Check tags= and exclude="),
+    ):
+        with pytest.raises(PoolExhausted, match=remedy):
+            await pool.run(ident, **options)  # type: ignore[arg-type]
+    busy = ResourcePool([Resource("a", 1, 1)])
+    async with busy.lease():
+        with pytest.raises(PoolExhausted, match="Pass wait_for_capacity=True to wait for those in use too"):
+            await busy.run(ident, wait_for_cooldown=True)
+    await pool.disable("a")
+    with pytest.raises(PoolExhausted, match=r"enable\(\) one, or add\(\) another"):
+        await pool.run(ident, wait_for_capacity=True)
+
+
+@virtual
+async def test_s40_what_cannot_be_called_is_explained() -> None:
+    pool = keys("a")
+    for wrong, shown in ((ident(Resource("x", "y")), "coroutine"), (None, "NoneType")):
+        with pytest.raises(InvalidType, match=f"operation must be a function that takes the resource, got {shown}"):
+            await pool.run(wrong)  # type: ignore[arg-type]
+
+    async def generator(resource: Resource[str]) -> Any:
+        yield resource
+
+    with pytest.raises(InvalidType, match=r"got async_generator. Use stream\(\) for an async generator"):
+        await pool.run(generator)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="text goes into reason="):
+        CooldownResource("rate limited")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="mine"):
+        await pool.run(always(TypeError("mine")))
+    assert in_flight(pool) == 0

@@ -277,8 +277,10 @@ async def test_s43_a_cancelled_waiter_leaves_the_line() -> None:
     await settle()
     waiters = [asyncio.create_task(pool.run(ident, wait_for_capacity=True)) for _ in range(3)]
     await settle()
+    assert pool.stats().waiting == 3
     waiters[0].cancel()
     await settle()
+    assert pool.stats().waiting == 2
     gate.finish(0)
     assert await waiters[1] == "only"
     assert await waiters[2] == "only"

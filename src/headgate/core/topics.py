@@ -106,4 +106,6 @@ def _covers(wanted: str, name: str) -> bool:
 def _report(listener: Listener, event: Event) -> None:
     import logging
 
-    logging.getLogger("headgate.events").exception("listener %r failed on the event %r", listener, event.name)
+    # By name: the repr of a bound method shows its whole object, which may hold secrets.
+    name = getattr(listener, "__qualname__", type(listener).__qualname__)
+    logging.getLogger("headgate.events").exception("listener %s failed on the event %r", name, event.name)

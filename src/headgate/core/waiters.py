@@ -11,7 +11,7 @@ gone away when the news reaches it finds the grant on its ticket and can hand it
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import count
 from typing import Any, Generic, TypeVar
 
@@ -59,24 +59,15 @@ class Line(Generic[TicketT]):
 
     def serve(self, take: Callable[[Any], Any]) -> list[TicketT]:
         """Grant what `take(want)` finds, oldest waiter first, until nobody can use anything; returns who was served."""
-        served: list[TicketT] = []
-        stuck: set[Hashable] = set()
-        while True:
-            heads = [next(iter(queue.values())) for want, queue in self._queues.items() if want not in stuck]
-            if not heads:
-                return served
-            first = min(heads, key=_number)
-            grant = take(first.want)
-            if grant is None:
-                stuck.add(first.want)
-                continue
-            self.leave(first)
-            first.grant = grant
-            served.append(first)
+        return serve([(self, take)])
+
+    def heads(self) -> Iterator[TicketT]:
+        """The first of each want."""
+        return (next(iter(queue.values())) for queue in self._queues.values())
 
     def first(self) -> TicketT | None:
         """Whoever has waited longest."""
-        return min((next(iter(queue.values())) for queue in self._queues.values()), key=_number, default=None)
+        return min(self.heads(), key=_number, default=None)
 
     def __iter__(self) -> Iterator[TicketT]:
         return iter(sorted((ticket for queue in self._queues.values() for ticket in queue.values()), key=_number))
@@ -86,6 +77,28 @@ class Line(Generic[TicketT]):
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
+
+
+def serve(lines: Sequence[tuple[Line[TicketT], Callable[[Any], Any]]]) -> list[TicketT]:
+    """Grant what each line's `take(want)` finds, oldest waiter of all first, until nobody can use anything.
+
+    Returns who was served. Lines that share something are served together, so that their waiters are one line for it.
+    """
+    served: list[TicketT] = []
+    stuck: set[tuple[int, Hashable]] = set()
+    while True:
+        heads = [(t, n) for n, (line, _) in enumerate(lines) for t in line.heads() if (n, t.want) not in stuck]
+        if not heads:
+            return served
+        first, nth = min(heads, key=lambda head: head[0].number)
+        line, take = lines[nth]
+        grant = take(first.want)
+        if grant is None:
+            stuck.add((nth, first.want))
+            continue
+        line.leave(first)
+        first.grant = grant
+        served.append(first)
 
 
 def _number(ticket: Ticket[Any, Any]) -> int:

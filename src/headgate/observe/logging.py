@@ -43,7 +43,8 @@ def _cooled(event: Any) -> tuple[object, ...]:
 
 
 def _disabled(event: Any) -> tuple[object, ...]:
-    return "%s: %s is disabled: %s", event.pool, event.resource_id, event.reason or "no reason given"
+    reason = "by hand" if event.usage is None else event.reason or "no reason given"
+    return "%s: %s is disabled: %s", event.pool, event.resource_id, reason
 
 
 def _recovered(event: Any) -> tuple[object, ...]:

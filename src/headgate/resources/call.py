@@ -45,34 +45,54 @@ class Call:
         """Sets of resource ids to avoid, the best first: who gets nothing with one may get something with the next."""
         return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
 
-    def failed(self, flight: Flight, signal: Signal, now: float) -> None:
-        """An attempt ended in `signal`. Raises PoolExhausted when it was the last."""
+    def failed(self, flight: Flight, signal: Signal, now: float) -> bool:
+        """An attempt ended in `signal`. Was it the last?"""
         resource_id = flight.seat.resource.resource_id
         self.attempts.append(Attempt(resource_id, signal, now - flight.acquired_at))
         if isinstance(signal, RetryOperation):
             self._retried |= {resource_id}
         elif self.plan.waits == "no":
             self._spent |= {resource_id}
-        if len(self.attempts) >= self.plan.max_attempts or (self._spent and len(self._spent) >= self._matching):
-            raise self.exhausted(f"max_attempts={len(self.attempts)} exhausted: {signal!r}", "attempts")
+        return len(self.attempts) >= self.plan.max_attempts or 0 < self._matching <= len(self._spent)
 
     def pause(self, chance: float, now: float) -> float:
         """Seconds to rest before the next attempt; `chance` is drawn from 0.5 to 1.5."""
         seconds = self.plan.retry_delay * chance
         return seconds if self.deadline is None else max(0.0, min(seconds, self.deadline - now))
 
-    def check_deadline(self, now: float) -> None:
-        """Raises PoolExhausted when no attempt may start any more."""
-        if self.deadline is not None and now >= self.deadline:
-            raise self.too_late()
+    def is_late(self, now: float) -> bool:
+        """May no attempt start any more?"""
+        return self.deadline is not None and now >= self.deadline
 
-    def too_late(self) -> PoolExhausted:
-        """The error of a call whose time is up."""
-        return self.exhausted(f"deadline exceeded after {len(self.attempts)} attempt(s)", "deadline")
+    # -- the three ways to end without a result -----------------------------------------------------------------------
 
-    def exhausted(self, message: str, reason: ExhaustedReason, retry_after: float | None = None) -> PoolExhausted:
-        """The error that ends the call."""
-        error = PoolExhausted(message, reason=reason, attempts=self.attempts, retry_after=retry_after)
+    def out_of_attempts(self, retry_after: float | None) -> PoolExhausted:
+        """Its budget is spent."""
+        tried = len(self.attempts)
+        message = f"max_attempts={tried} exhausted: {self.attempts[-1].signal!r}"
+        remedy = None
+        if tried < self.plan.max_attempts:
+            message += f" ({self.plan.max_attempts} were allowed, but no resource is used twice and {tried} match)"
+            remedy = "Add resources, or pass wait_for_capacity=True: then a rested resource may come again."
+        return self._exhausted(message, "attempts", retry_after, remedy)
+
+    def out_of_time(self, retry_after: float | None, waited_for: str | None = None) -> PoolExhausted:
+        """Its deadline has passed."""
+        message = f"deadline exceeded after {len(self.attempts)} attempt(s)"
+        if waited_for is not None:
+            message += f", waiting for a resource: {waited_for}"
+        return self._exhausted(message, "deadline", retry_after, "Give it more time, or the pool more resources.")
+
+    def out_of_resources(
+        self, why: str, reason: ExhaustedReason, retry_after: float | None, remedy: str | None
+    ) -> PoolExhausted:
+        """Nothing is eligible, and it will not or cannot wait."""
+        return self._exhausted(f"no eligible resource in pool: {why}", reason, retry_after, remedy)
+
+    def _exhausted(
+        self, message: str, reason: ExhaustedReason, retry_after: float | None, remedy: str | None
+    ) -> PoolExhausted:
+        error = PoolExhausted(message, reason=reason, attempts=self.attempts, retry_after=retry_after, remedy=remedy)
         if self.attempts:
             error.__cause__ = self.attempts[-1].signal
         return error

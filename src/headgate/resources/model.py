@@ -186,6 +186,8 @@ class PoolStats:
     disables: int
     retries: int
     sibling_cancels: int
+    waiting: int
+    """Calls that stand in line for a resource; a gauge."""
     runs_ok: int
     runs_exhausted: int
     runs_error: int

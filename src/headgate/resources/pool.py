@@ -15,6 +15,7 @@ from typing import (
     Concatenate,
     Final,
     Generic,
+    Never,
     NoReturn,
     ParamSpec,
     TypedDict,
@@ -159,9 +160,11 @@ class ResourcePool(PoolShell[T], Generic[T]):
         return await self._run(operation, self._planned("run", RunOptions, options) if options else self._plan)
 
     def use(
-        self, **options: Unpack[UseOptions]
+        self, *misused: Never, **options: Unpack[UseOptions]
     ) -> Callable[[Callable[Concatenate[Resource[T], P], Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """A decorator: every call of the function goes through `run`, its first argument is the resource."""
+        if misused:
+            raise InvalidType("use() takes options by name only", remedy="Write @pool.use() with parentheses.")
         plan = self._planned("use", UseOptions, options) if options else self._plan
 
         def decorate(
@@ -336,7 +339,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
     async def remove(self, resource_id: str) -> None:
         """Forget a resource at once. What is in flight drains, and counts against a successor of the same id."""
         with turn:
-            effects = self._rotation.remove(resource_id)
+            effects = self._rotation.remove(resource_id, clock.now())
         self._report_member(events.ResourceRemoved, resource_id)
         self._carry_out(effects)
 

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from headgate.core.waiters import Line
+from headgate.core.waiters import Line, serve
 from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.model import RESOURCE_STATUSES, PoolStats, Resource, ResourceStats, ResourceStatus
@@ -67,6 +67,7 @@ class Rotation:
         self._pickers: dict[frozenset[str], Picker] = {frozenset(): self._main}
         self._sizes: dict[frozenset[str], int] = {frozenset(): 0}  # how many seats each of them orders
         self._draining: dict[str, dict[int, Flight]] = {}  # flights of removed seats, by resource id
+        self._left: list[Resource[Any]] = []  # dropped, and not yet settled: other pools may hold them
         self._totals = Totals()
         for resource in resources:
             self.admit(resource)
@@ -190,10 +191,11 @@ class Rotation:
         self.admit(resource)
         return self._serve(resource, now)
 
-    def remove(self, resource_id: str) -> Effects | None:
+    def remove(self, resource_id: str, now: float = 0.0) -> Effects:
         """Forget it at once. What is in flight drains, and counts against a successor of the same id."""
         self.drop(resource_id)
-        return self._hopeless([self])
+        resource = self._left.pop()
+        return [*(self._serve(resource, now) or ()), *self._hopeless([self])]
 
     def admit(self, resource: Resource[Any]) -> None:
         """`add`, before anybody is told."""
@@ -221,8 +223,9 @@ class Rotation:
         del self.seats[resource_id]
         resource._seats.remove(seat)
         inherited = self._draining.get(resource_id, {})
-        for order in inherited:
-            resource._flights.pop(order, None)  # of its own predecessor: they drain on, and are no longer its concern
+        for order, flight in inherited.items():
+            if flight.seat.resource is not resource:
+                resource._flights.pop(order, None)  # of its predecessor: it drains on, and is no longer its concern
         draining = {**inherited, **{order: f for order, f in resource._flights.items() if f.seat is seat}}
         if draining:
             self._draining[resource_id] = draining
@@ -230,13 +233,18 @@ class Rotation:
         seat.gone, seat.plain = True, False
         self._totals.absorb(seat)
         _refresh(resource)
+        self._offer(resource)
+        self._left.append(resource)
 
     def settle(self, now: float) -> Effects:
         """After several of `admit`, `drop`, `retag`, `reorder`: serve those who wait, or tell them there is no hope."""
         effects: Effects = []
-        for seat in self.seats.values():
-            effects += self._serve(seat.resource, now) or ()
-        return effects + self._hopeless([self])
+        touched = {self: None}
+        for resource in [*(seat.resource for seat in self.seats.values()), *self._left]:
+            effects += self._serve(resource, now) or ()
+            touched |= dict.fromkeys(_holders(resource))
+        self._left = []
+        return effects + self._hopeless(touched)
 
     def enable(self, resource_id: str, now: float = 0.0) -> Effects:
         """Declare it usable: no cooldown, no counter, no probation."""
@@ -258,6 +266,8 @@ class Rotation:
 
     def reorder(self, resource_ids: Sequence[str]) -> None:
         """Put the seats into this order."""
+        if list(resource_ids) == list(self.seats):
+            return
         self.seats = {resource_id: self.seats[resource_id] for resource_id in resource_ids}
         for seat in self.seats.values():
             for picker in seat.pickers:
@@ -266,11 +276,11 @@ class Rotation:
             seat.index = next(self._indexes)
             for picker in seat.pickers:
                 picker.offer(seat)
-            if seat.resource.status == "cooling_down":
-                heapq.heappush(self.cooling, (seat.resource.cooldown_until, seat.index, seat))
 
     def retag(self, resource: Resource[Any], like: Resource[Any]) -> None:
         """Take over another's limit, tags and weight; its health stays."""
+        if (resource.max_in_flight, resource.tags, resource.weight) == (like.max_in_flight, like.tags, like.weight):
+            return
         for seat in resource._seats:
             seat.rotation._withdraw(seat)
         resource.max_in_flight, resource.tags, resource.weight = like.max_in_flight, like.tags, like.weight
@@ -328,6 +338,7 @@ class Rotation:
             cooldowns=totals.cooldowns + sum(one.cooldowns for one in all_of),
             disables=totals.disables + sum(one.disables for one in all_of),
             sibling_cancels=totals.sibling_cancels + sum(one.sibling_cancels for one in all_of),
+            waiting=len(self.line),
             **runs,
         )
 
@@ -338,11 +349,10 @@ class Rotation:
             assert resource.resource_id == resource_id
             assert seat in resource._seats
             assert seat.shut == (resource.status != "healthy" or (seat.probing and seat.probe is not None))
-            assert seat.plain == (
-                len(resource._seats) == len(seat.pickers) == 1
-                and not seat.probing
-                and resource_id not in self._draining
-            )
+            if seat.plain:
+                assert len(resource._seats) == len(seat.pickers) == 1
+                assert not seat.probing
+                assert resource_id not in self._draining
             if not self._probe_on_recovery:
                 assert not seat.probing
             if resource.status == "cooling_down":
@@ -466,13 +476,19 @@ class Rotation:
         effects: Effects = []
         if not self._cancel_siblings:
             return effects
-        for other in reversed(flight.seat.resource._flights.values()):
+        resource = flight.seat.resource
+        for other in reversed(resource._flights.values()):
             if other.order < flight.order:
                 break
-            if other.status == "in_flight" and other.handle is not None and other.seat.rotation._cancel_siblings:
-                other.status = "cancelled"
-                other.seat.sibling_cancels += 1
-                effects.append(Cancel(other))
+            seat = other.seat
+            inherited = seat.resource is not resource  # a use of its predecessor, which only counts against the limit
+            if inherited or other.handle is None or other.status != "in_flight" or not seat.rotation._cancel_siblings:
+                continue
+            other.status = "cancelled"
+            seat.sibling_cancels += 1
+            if seat.gone:
+                seat.rotation._totals.absorb(seat)
+            effects.append(Cancel(other))
         return effects
 
     def _landed(self, flight: Flight, now: float) -> Effects | None:
@@ -490,11 +506,15 @@ class Rotation:
             offered.append(heir.resource)
         effects: Effects = []
         for resource in offered:
-            for other in resource._seats:
-                for picker in other.pickers:
-                    picker.offer(other)
+            self._offer(resource)
             effects += self._serve(resource, now) or ()
         return effects or None
+
+    def _offer(self, resource: Resource[Any]) -> None:
+        """It may have moved forward, in every rotation that holds it."""
+        for seat in resource._seats:
+            for picker in seat.pickers:
+                picker.offer(seat)
 
     def _drained(self, flight: Flight) -> None:
         """A flight of a removed seat ended: its id's next owner has one place more."""
@@ -512,13 +532,10 @@ class Rotation:
 
     def _serve(self, resource: Resource[Any], now: float) -> Effects | None:
         """Let waiters have what came free, in every rotation that holds the resource, longest wait first."""
-        lines = [(first.number, seat.rotation) for seat in resource._seats if (first := seat.rotation.line.first())]
-        if not lines:
+        waiting = [seat.rotation for seat in resource._seats if seat.rotation.line]
+        if not waiting:
             return None
-        effects: Effects = []
-        for _, rotation in sorted(lines, key=lambda pair: pair[0]):
-            effects += map(Serve, rotation.line.serve(partial(rotation.acquire, now)))
-        return effects
+        return [Serve(ticket) for ticket in serve([(one.line, partial(one.acquire, now)) for one in waiting])]
 
     def _hopeless(self, rotations: Iterable[Rotation]) -> Effects:
         """Waiters that nothing can come for any more."""

@@ -106,6 +106,8 @@ class PoolShell(Reporting, Generic[T]):
                 except BaseException as error:
                     signal = self._fail(flight, error, steered, plan)
                     if signal is None:
+                        if isinstance(error, TypeError):
+                            require_operation(operation)
                         raise
                 else:
                     signal = None if self._classify is None else self._classified(result)
@@ -141,7 +143,8 @@ class PoolShell(Reporting, Generic[T]):
         """Count the attempt; how long to rest before the next. Raises PoolExhausted when it was the last."""
         call.request_id = call.request_id or flight.request_id
         now = clock.now()
-        call.failed(flight, signal, now)
+        if call.failed(flight, signal, now):
+            raise call.out_of_attempts(self._retry_after(call, now))
         return call.pause(clock.uniform(0.5, 1.5), now) if call.plan.retry_delay else 0.0
 
     # -- taking a resource --------------------------------------------------------------------------------------------
@@ -184,7 +187,8 @@ class PoolShell(Reporting, Generic[T]):
         taken: Flight | WaitTicket | PoolExhausted | None = None
         with turn:
             now = clock.now()
-            call.check_deadline(now)
+            if call.is_late(now):
+                raise call.out_of_time(self._retry_after(call, now))
             effects = rotation.advance(now) if rotation.due(now) else None
             for avoid in call.choices():
                 taken = taken or rotation.acquire(now, want, avoid)
@@ -205,9 +209,11 @@ class PoolShell(Reporting, Generic[T]):
         """What a waiter got, now that it was woken; None: it was told that nothing can come, and should look itself."""
         with turn:
             timed_out = self._rotation.line.leave(ticket)
+            now = clock.now()
+            why = self._rotation.describe(call.plan.want, now) if timed_out else None
         self._watch()
         if timed_out:
-            raise call.too_late()
+            raise call.out_of_time(self._retry_after(call, now), waited_for=why)
         return ticket.grant
 
     def _started(self, call: Call, flight: Flight) -> Flight:
@@ -220,17 +226,29 @@ class PoolShell(Reporting, Generic[T]):
     def _why_not(self, call: Call, now: float) -> PoolExhausted | None:
         """Why `call` cannot be served now; None when it is worth waiting."""
         rotation, plan = self._rotation, call.plan
-        if plan.waits == "for capacity" and rotation.can_hope(plan.want):
+        hope = rotation.can_hope(plan.want)
+        if plan.waits == "for capacity" and hope:
             return None
-        expiry = rotation.next_expiry(plan.want)
-        after = None if expiry is None else max(0.0, expiry - now)
-        if plan.waits == "for cooldown" and expiry is not None:
-            if call.deadline is None or expiry < call.deadline:
+        after = self._retry_after(call, now)
+        if plan.waits == "for cooldown" and after is not None:
+            late = 0.0 if call.deadline is None else now + after - call.deadline
+            if call.deadline is None or late < 0:
                 return None
-            late = f"cooldown ends {expiry - call.deadline:.3f} s after deadline"
-            return call.exhausted(f"no eligible resource in pool: {late}", "deadline", after)
+            return call.out_of_resources(f"cooldown ends {late:.3f} s after deadline", "deadline", after, None)
         why = rotation.describe(plan.want, now)
-        return call.exhausted(f"no eligible resource in pool: {why}", "no_eligible", after)
+        remedy = None
+        if not rotation.matching(plan.want):
+            remedy = "Check tags= and exclude= against the resources of the pool."
+        elif not hope:
+            remedy = "All of them are disabled: enable() one, or add() another."
+        elif plan.waits == "for cooldown":
+            remedy = "Pass wait_for_capacity=True to wait for those in use too."
+        return call.out_of_resources(why, "no_eligible", after, remedy)
+
+    def _retry_after(self, call: Call, now: float) -> float | None:
+        with turn:
+            expiry = self._rotation.next_expiry(call.plan.want)
+        return None if expiry is None else max(0.0, expiry - now)
 
     def _let_go(self, thing: Flight | WaitTicket) -> None:
         """End a flight without a verdict, or leave the line, handing on what was granted. Safe in a finaliser."""
@@ -404,10 +422,23 @@ def _coroutine_of(made: Any) -> tuple[Coroutine[Any, Any, Any], bool]:
         return adopt(made), asyncio.isfuture(made)
     if inspect.isawaitable(made):
         return adopt(made), False
+    streams = hasattr(made, "__anext__")
     raise InvalidType(
         f"operation must return an Awaitable, got {type(made).__name__}",
-        remedy="Pass an async function, or use run_sync() for a plain one.",
+        remedy="Use stream() for an async generator." if streams else "Pass an async function, or use run_sync().",
     )
+
+
+def require_operation(operation: object) -> None:
+    """Say it clearly when what was passed cannot be called at all."""
+    if callable(operation):
+        return
+    if inspect.iscoroutine(operation):
+        operation.close()
+    raise InvalidType(
+        f"operation must be a function that takes the resource, got {type(operation).__name__}",
+        remedy="Pass the function itself, or a lambda: pool.run(lambda resource: fetch(resource, url)).",
+    ) from None
 
 
 async def bounded(steered: Steered[R], seconds: float) -> R:

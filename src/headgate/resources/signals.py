@@ -28,7 +28,7 @@ class CooldownResource(Exception):
         if cooldown_seconds is not None and not _is_duration(cooldown_seconds):
             raise InvalidArgument(
                 f"cooldown_seconds must be >= 0 or None, got {cooldown_seconds!r}",
-                remedy="Pass finite seconds, or None to use the pool's cooldown_table.",
+                remedy="Pass finite seconds, or None for the pool's cooldown_table; text goes into reason=.",
             )
         super().__init__(reason or "resource cooldown")
         self.cooldown_seconds = cooldown_seconds

@@ -7,13 +7,14 @@ ended. It is not told when a seat is taken, which can only move it back.
 
 So the shipped pickers are lazy heaps: one current entry per seat, never *behind* the seat's true place in the order.
 An entry that turns out to be too optimistic when it reaches the top is put back at its true place; a seat that moved
-forward gets a new entry, and the old one is dropped when it surfaces. A call in a quiet pool costs one `heapreplace`
-in all, whatever the number of resources; the heap is rebuilt when dropped entries outnumber the living.
+forward gets a new entry, and the old one is dropped when it surfaces. The heap is rebuilt when dropped entries
+outnumber the living.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -144,6 +145,16 @@ class _LazyHeap:
 
 
 class _RoundRobin(_LazyHeap):
+    """Seats without a use in flight usually come free in the order they were taken: they need a queue, not a heap.
+
+    `_idle` holds entries with nothing in flight in ascending order; one that does not fit at its end goes into the heap
+    with the rest. Taking turns is then a pop on one side and a push on the other, at any number of resources.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._idle: deque[Entry] = deque()
+
     def standing(self, seat: Seat) -> Entry:
         resource = seat.resource
         return len(resource._flights), resource.last_acquired_at, seat.index, seat
@@ -155,26 +166,51 @@ class _RoundRobin(_LazyHeap):
             self._push(seat)
 
     def pick(self, skip: Container[str]) -> Seat | None:
-        # The path of almost every call, in line: nothing to skip, and the top is true or merely optimistic.
-        if skip:
-            return super().pick(skip)
-        heap, current = self._heap, self._current
-        while heap:
-            entry = heap[0]
+        # The path of every call, in line: usually the head of the queue is true, or goes to its end.
+        heap, idle, current = self._heap, self._idle, self._current
+        aside: list[Entry] = []
+        chosen = None
+        while idle or heap:
+            from_idle = idle and not (heap and heap[0] < idle[0])
+            entry = idle[0] if from_idle else heap[0]
             load, last, index, seat = entry
             resource = seat.resource
             flights = len(resource._flights)
-            if current.get(index) is not entry:
-                heapq.heappop(heap)
-            elif seat.shut or ((limit := resource.max_in_flight) is not None and flights >= limit):
-                heapq.heappop(heap)
-                del current[index]
-            elif load == flights and last == resource.last_acquired_at:
-                return seat
+            true = None
+            if current.get(index) is entry:
+                if load != flights or last != resource.last_acquired_at:
+                    true = current[index] = (flights, resource.last_acquired_at, index, seat)
+                elif seat.shut or ((limit := resource.max_in_flight) is not None and flights >= limit):
+                    del current[index]
+                elif skip and resource.resource_id in skip:
+                    aside.append(entry)
+                else:
+                    chosen = seat
+                    break
+            if from_idle:
+                idle.popleft()
             else:
-                current[index] = true = (flights, resource.last_acquired_at, index, seat)
-                heapq.heapreplace(heap, true)
-        return None
+                heapq.heappop(heap)
+            if true is not None:
+                if not flights and (not idle or idle[-1] < true):
+                    idle.append(true)
+                else:
+                    heapq.heappush(heap, true)
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return chosen
+
+    def _push(self, seat: Seat) -> None:
+        heap, idle = self._heap, self._idle
+        self._current[seat.index] = entry = self.standing(seat)
+        if not entry[0] and (not idle or idle[-1] < entry):
+            idle.append(entry)
+        else:
+            heapq.heappush(heap, entry)
+        if len(heap) + len(idle) > 4 * len(self._current) + 64:
+            living = sorted(self._current.values())
+            self._idle = deque(entry for entry in living if not entry[0])
+            self._heap = [entry for entry in living if entry[0]]
 
 
 class _PrimaryBackup(_LazyHeap):
