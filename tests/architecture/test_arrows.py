@@ -63,7 +63,7 @@ PURE = (
     "core/waiters.py",
     "resources/call.py",
     "resources/effects.py",
-    "resources/model.py",
+    "resources/looking.py", "resources/model.py",
     "resources/plan.py",
     "resources/rotation.py",
     "resources/seats.py",

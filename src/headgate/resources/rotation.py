@@ -29,7 +29,8 @@ from typing import Any
 from headgate.core.waiters import Line, serve
 from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.model import RESOURCE_STATUSES, PoolStats, Resource, ResourceStats, ResourceStatus
+from headgate.resources.looking import Looking
+from headgate.resources.model import Resource
 from headgate.resources.seats import ANY, Flight, Seat, Totals, WaitTicket, Want
 from headgate.resources.strategies import Picker, Strategy
 
@@ -38,7 +39,7 @@ MAX_CLASSES = 64  # sets of tags whose order is kept; the one longest known goes
 _orders = count(1)  # one series for all rotations: a resource shared by two has one order of acquisition
 
 
-class Rotation:
+class Rotation(Looking):
     """The decisions of one pool."""
 
     def __init__(
@@ -53,11 +54,9 @@ class Rotation:
     ) -> None:
         self.owner: Any = owner
         """The shell that carries out effects; opaque here."""
-        self.seats: dict[str, Seat] = {}
-        self.line: Line[WaitTicket] = Line()
-        """Those who wait for a resource."""
-        self.cooling: list[tuple[float, int, Seat]] = []
-        """A heap by expiry; entries may be outdated."""
+        self.seats = {}
+        self.line = Line()
+        self.cooling = []
         self._strategy = strategy
         self._table = tuple(cooldown_table)
         self._cancel_siblings = cancel_siblings
@@ -66,7 +65,7 @@ class Rotation:
         self._main: Picker = strategy.picker()
         self._pickers: dict[frozenset[str], Picker] = {frozenset(): self._main}
         self._sizes: dict[frozenset[str], int] = {frozenset(): 0}  # how many seats each of them orders
-        self._draining: dict[str, dict[int, Flight]] = {}  # flights of removed seats, by resource id
+        self._draining = {}
         self._left: list[Resource[Any]] = []  # dropped, and not yet settled: other pools may hold them
         self._totals = Totals()
         for resource in resources:
@@ -143,10 +142,6 @@ class Rotation:
         return effects
 
     # -- time passes --------------------------------------------------------------------------------------------------
-
-    def due(self, now: float) -> bool:
-        """Is there anything for `advance` to do?"""
-        return bool(self.cooling) and self.cooling[0][0] <= now
 
     def advance(self, now: float) -> Effects:
         """End the cooldowns that are over, and serve those who waited for them."""
@@ -288,80 +283,9 @@ class Rotation:
             seat.rotation._enter(seat)
         _refresh(resource)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
-
     def in_flight(self, resource_id: str) -> list[Flight]:
         """Uses of a resource that have not ended, oldest first."""
         return list(self._find(resource_id).resource._flights.values())
-
-    def look(self, now: float) -> Iterator[tuple[Seat, ResourceStatus, float]]:
-        """Each seat with its status and the seconds its cooldown has left; one that is over reads healthy."""
-        for seat in self.seats.values():
-            resource = seat.resource
-            left = resource.cooldown_until - now
-            if resource.status != "cooling_down":
-                yield seat, resource.status, 0.0
-            elif left <= 0:
-                yield seat, "healthy", 0.0
-            else:
-                yield seat, "cooling_down", left
-
-    def describe(self, want: Want, now: float) -> str:
-        """In words, why nothing is eligible."""
-        seen = [(seat, status) for seat, status, _ in self.look(now) if want.fits(seat.resource)]
-        if not seen:
-            return f"none of its {len(self.seats)} matches tags {sorted(want.tags)} and exclude {sorted(want.skip)}"
-        statuses = [status for _, status in seen]
-        cooling, disabled = statuses.count("cooling_down"), statuses.count("disabled")
-        return f"{cooling} cooling down, {disabled} disabled, {len(seen) - cooling - disabled} in full use"
-
-    def stats(self, now: float, **runs: int) -> PoolStats:
-        """Gauges and counters; `runs` are the counters that the shell keeps."""
-        resources: dict[str, ResourceStats] = {}
-        by_status: dict[ResourceStatus, int] = dict.fromkeys(RESOURCE_STATUSES, 0)
-        eligible = saturated = 0
-        for seat, status, left in self.look(now):
-            one = seat.stats(status, left)
-            resources[one.resource_id] = one
-            by_status[status] += 1
-            eligible += one.eligible and not (seat.probing and seat.probe is not None)
-            saturated += one.saturated
-        totals, all_of = self._totals, resources.values()
-        return PoolStats(
-            resources=resources,
-            in_flight=sum(one.in_flight for one in all_of),
-            eligible=eligible,
-            saturated=saturated,
-            by_status=by_status,
-            attempts=totals.acquires + sum(one.acquires for one in all_of),
-            successes=totals.successes + sum(one.successes for one in all_of),
-            cooldowns=totals.cooldowns + sum(one.cooldowns for one in all_of),
-            disables=totals.disables + sum(one.disables for one in all_of),
-            sibling_cancels=totals.sibling_cancels + sum(one.sibling_cancels for one in all_of),
-            waiting=len(self.line),
-            **runs,
-        )
-
-    def check(self, now: float) -> None:
-        """What must always be true; for tests."""
-        for resource_id, seat in self.seats.items():
-            resource = seat.resource
-            assert resource.resource_id == resource_id
-            assert seat in resource._seats
-            assert seat.shut == (resource.status != "healthy" or (seat.probing and seat.probe is not None))
-            if seat.plain:
-                assert len(resource._seats) == len(seat.pickers) == 1
-                assert not seat.probing
-                assert resource_id not in self._draining
-            if not self._probe_on_recovery:
-                assert not seat.probing
-            if resource.status == "cooling_down":
-                assert any(until == resource.cooldown_until and s is seat for until, _, s in self.cooling)
-            assert list(resource._flights) == sorted(resource._flights)
-        open_seats = [seat for seat in self.seats.values() if seat.is_open]
-        for ticket in self.line:
-            assert ticket.grant is None
-            assert not any(ticket.want.fits(seat.resource) for seat in open_seats if not self.due(now))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
