@@ -29,7 +29,7 @@ check: lint types arrows test ## all that CI asks: lint, types, arrows, tests
 soak: dev-venv ## the whole suite at full length
 	HEADGATE_SCALE=1 $(py) -m pytest
 
-bench: bench-venv ## measure beside the peer (PERFORMANCE.md)
+bench: bench-venv ## measure beside the peer, in one run
 	$(py) benchmarks/resources.py
 
 bench-quick: bench-venv ## the same, shorter and coarser

@@ -74,6 +74,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         headgate.Pol  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_rooms_are_reached_through_the_root() -> None:
+    code = "import headgate; print(headgate.resources.Pool.__name__, headgate.testing.run.__name__)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["ResourcePool", "run"]
+
+
 def test_all_lazy_names_are_declared_for_type_checkers() -> None:
     tree = ast.parse(Path(headgate.__file__).read_text("utf-8"))
     declared = {

@@ -93,16 +93,21 @@ __all__ = [
 _ROOMS = {
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
 }
+_SUBMODULES = ("resources", "testing")
 _LAZY = {name: room for room, names in _ROOMS.items() for name in names}
 
 _logging.install()
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'headgate' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
+if not TYPE_CHECKING:  # a checker that sees this believes in every name
+
+    def __getattr__(name):
+        if name in _SUBMODULES:
+            return import_module(f"headgate.{name}")
+        if name not in _LAZY:
+            raise AttributeError(f"module 'headgate' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -82,7 +82,11 @@ def test_a_listener_that_raises_is_logged_and_the_next_still_hears(caplog: pytes
     assert "broken failed on the event 'happened'" in caplog.text
 
 
-@pytest.mark.parametrize(("callback", "topic"), [(3, None), (print, 3)])
+async def async_listener(event: Event) -> None:
+    raise AssertionError("never called")
+
+
+@pytest.mark.parametrize(("callback", "topic"), [(3, None), (print, 3), (async_listener, None)])
 def test_bad_subscriptions_are_refused(callback: object, topic: object) -> None:
     with pytest.raises(InvalidType):
         subscribe(callback, topic)  # type: ignore[arg-type]

@@ -118,6 +118,7 @@ class Outcome:
 
     news: list[News] = field(default_factory=list)
     doomed: list[Use] = field(default_factory=list)
+    revoked: list[Waiter] = field(default_factory=list)
     served: list[Waiter] = field(default_factory=list)
     starved: list[Waiter] = field(default_factory=list)
 
@@ -127,6 +128,7 @@ class World:
         self.pools: list[Pool] = []
         self.flying: list[Use] = []  # in the order of acquisition
         self.line: list[Waiter] = []  # of all pools, first come first
+        self.granted: list[Waiter] = []  # served, and not yet awake
         self._orders = count(1)
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
@@ -222,6 +224,7 @@ class World:
             res.until = max(res.until, now + seconds)
             self._prove(res)  # whatever was to be proven is now disproven
             outcome.news = self._tell("cool", res, old, res.until, res.counter)
+            outcome.revoked = self._revoke(res)
             outcome.doomed = self._doom_younger(use)
         return self._settle(outcome, now)
 
@@ -229,6 +232,7 @@ class World:
         """S32."""
         self._end(use)
         outcome = Outcome(news=self._disable(use.place))
+        outcome.revoked = self._revoke(use.place.res)
         outcome.doomed = self._doom_younger(use)
         return self._settle(outcome, now)
 
@@ -293,13 +297,30 @@ class World:
         if waiter in self.line:
             self.line.remove(waiter)
         elif waiter.grant is not None:
+            self.wake(waiter)
             return self.ended(waiter.grant, now)
         return Outcome()
+
+    def wake(self, waiter: Waiter) -> None:
+        self.granted.remove(waiter)
+
+    def _revoke(self, res: Res) -> list[Waiter]:
+        """Who was granted a resource that now rests, and has not begun to use it, stands again where it stood."""
+        back = [waiter for waiter in self.granted if waiter.grant and waiter.grant.place.res is res]
+        for waiter in back:
+            assert waiter.grant is not None
+            self._end(waiter.grant)
+            waiter.pool.counts["attempts"] -= 1
+            waiter.grant = None
+        self.granted = [waiter for waiter in self.granted if waiter not in back]
+        self.line = sorted([*self.line, *back], key=lambda waiter: waiter.number)
+        return back
 
     def _settle(self, outcome: Outcome, now: float) -> Outcome:
         """S43: whoever came first takes what suits them, until nobody can; then tell those without hope."""
         while waiter := self._first_that_can_be_served(now):
             self.line.remove(waiter)
+            self.granted.append(waiter)
             outcome.served.append(waiter)
         outcome.starved = [waiter for waiter in self.line if self._is_hopeless(waiter)]
         self.line = [waiter for waiter in self.line if waiter not in outcome.starved]
@@ -339,7 +360,8 @@ class World:
 
     def disable(self, pool: Pool, id: str, now: float) -> Outcome:
         """Cancels nothing."""
-        return self._settle(Outcome(news=self._disable(self.place(pool, id))), now)
+        place = self.place(pool, id)
+        return self._settle(Outcome(news=self._disable(place), revoked=self._revoke(place.res)), now)
 
     def admit(self, pool: Pool, res: Res) -> None:
         pool.places.append(Place(pool, res))

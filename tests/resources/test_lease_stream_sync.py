@@ -270,6 +270,22 @@ async def test_b75_an_exhausted_stream_says_what_was_tried() -> None:
     assert pool.stats().runs_exhausted == 1
 
 
+def test_s44_streams_and_threads_have_one_request_id_too() -> None:
+    pool = keys("a")
+    with capture_events("resources") as events:
+        pool.run_sync(lambda resource: 1)
+    assert len({(e.to_dict().get("usage") or e.to_dict())["request_id"] for e in events}) == 1
+
+    @virtual
+    async def stream() -> None:
+        with capture_events("resources") as seen:
+            await collect(pool.stream(numbers({})), [])
+        assert seen.names == ["resource_acquired", "resource_released", "run_finished"]
+        assert len({(e.to_dict().get("usage") or e.to_dict())["request_id"] for e in seen}) == 1
+
+    stream()
+
+
 # -- B76: threads and loops ---------------------------------------------------------------
 
 

@@ -785,6 +785,28 @@ def test_s43_one_who_cannot_use_it_does_not_open_the_door_for_those_behind() -> 
     assert third.grant is None
 
 
+def test_s43_cooldowns_that_end_together_are_given_away_together() -> None:
+    """The end of `a`, which only `here` holds, must not let `here` take `k` before the earlier waiter of `there`."""
+    shared = one("k")
+    here, there = rotation_of(one("a"), shared), rotation_of(shared)
+    for flight in [take(here), take(here)]:
+        here.cooled(flight, now=0.0)
+    first, second, third = waits(there), waits(here), waits(here)
+    assert served(here.advance(30.0)) == [first, second]
+    assert third.grant is None
+
+
+def test_s43_what_a_reconcile_frees_is_given_away_together() -> None:
+    shared = one("k")
+    here, there = rotation_of(one("a"), shared), rotation_of(shared)
+    take(here), take(here)
+    first, second, third = waits(there), waits(here), waits(here)
+    for name in ("a", "k"):
+        here.retag(here.seats[name].resource, Resource(name, None, 2))
+    assert served(here.settle(0.0)) == [first, second]
+    assert third.grant is None
+
+
 def test_s43_nothing_can_come_and_the_waiter_is_told() -> None:
     rotation, flights = full(one("a"), one("b", "x"))
     picky, easy = waits(rotation, tagged("x")), waits(rotation)
@@ -1092,27 +1114,46 @@ def test_b24_comparisons_grow_with_the_logarithm() -> None:
     assert prices[10_000] < 100, prices
 
 
+def entries(rotation: Rotation) -> int:
+    picker: Any = rotation._main
+    return len(picker._heap) + len(getattr(picker, "_idle", ()))
+
+
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
 def test_b24_the_heap_is_compacted(strategy: str) -> None:
     chance = random.Random(2)
     rotation = rotation_of(*(Resource(f"k{n}", None, 3) for n in range(10)), strategy=strategy)
-    picker: Any = rotation._main
     flights: list[Flight] = []
     for step in range(5000):
         if chance.random() < 0.5 and (flight := rotation.acquire(float(step))) is not None:
             flights.append(flight)
         elif flights:
             rotation.ok(flights.pop(chance.randrange(len(flights))))
-        assert len(picker._heap) <= 4 * 10 + 64 + 1
+        assert entries(rotation) <= 4 * 10 + 64 + 1
+
+
+@pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
+@pytest.mark.parametrize("busy", [0, 3, 10])
+def test_b24_compacting_loses_nobody(strategy: str, busy: int) -> None:
+    names = [f"k{n}" for n in range(10)]
+    rotation = rotation_of(*(Resource(name, None, 2) for name in names), strategy=strategy)
+    for step in range(busy):
+        take(rotation, now=step)
+    for _ in range(50):
+        names.reverse()
+        rotation.reorder(names)
+        assert entries(rotation) <= 4 * 10 + 64 + 1
+    found = Counter(taken(rotation, now=100.0) for _ in range(20 - busy))
+    assert None not in found
+    assert taken(rotation) is None
 
 
 def test_b24_removed_resources_leave_the_heap() -> None:
     rotation = rotation_of("stays")
-    picker: Any = rotation._main
     for number in range(2000):
         rotation.add(Resource(f"k{number}", None))
         rotation.remove(f"k{number}")
-        assert len(picker._heap) <= 4 * 2 + 64 + 1
+        assert entries(rotation) <= 4 * 2 + 64 + 1
 
 
 def test_b24_sets_of_tags_are_kept_for_the_latest_64_only() -> None:

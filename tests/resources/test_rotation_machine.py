@@ -122,6 +122,8 @@ class Twin:
         ticket, waiter = self.granted.pop(nth % len(self.granted))
         assert ticket.grant is not None
         assert waiter.grant is not None
+        ticket.grant.ticket = None
+        self.world.wake(waiter)
         self.begin(ticket.grant, waiter.grant, handle=handle)
 
     def leave(self, nth: int) -> None:
@@ -175,11 +177,11 @@ class Twin:
     def steer(self, at: int, command: str, id: str) -> None:
         rotation, pool, now = self.rotations[at], self.world.pools[at], self.now
         if command == "remove":
-            self.same(rotation.remove(id, **_at(now)), self.world.remove(pool, id, now))
+            self.same(rotation.remove(id, now), self.world.remove(pool, id, now))
         elif command == "enable":
             self.same(rotation.enable(id, now), self.world.enable(pool, id, now))
         else:
-            self.same(rotation.disable(id), self.world.disable(pool, id, now))
+            self.same(rotation.disable(id, **_at(now)), self.world.disable(pool, id, now))
 
     def reconcile(
         self, at: int, drop: Collection[str], admit: int | None, retag: dict[str, Any], order: Sequence[str]
@@ -206,6 +208,9 @@ class Twin:
     def same(self, effects: Effects | None, outcome: Outcome) -> None:
         """Both decided the same; those who were served hold it."""
         effects = effects or []
+        back = [pair for pair in self.granted if pair[1] in outcome.revoked]
+        self.granted = [pair for pair in self.granted if pair not in back]
+        self.waiting += back
         use_of: dict[Flight, Use] = dict(self.flights)
         waiter_of: dict[WaitTicket, Waiter] = dict(self.waiting)
         doomed = [use_of[one.flight] for one in effects if isinstance(one, Cancel)]
@@ -257,8 +262,8 @@ class Twin:
 
 
 def _at(now: float) -> dict[str, Any]:
-    """`remove` can free a place (test_s08_a_shared_successor_that_is_removed...), so it ought to know the time."""
-    return {"now": now} if "now" in inspect.signature(Rotation.remove).parameters else {}
+    """`disable` can free waiters (test_s43_what_is_taken_back_by_a_disable...), so it ought to know the time."""
+    return {"now": now} if "now" in inspect.signature(Rotation.disable).parameters else {}
 
 
 def _news(effects: Effects) -> list[News]:

@@ -276,6 +276,18 @@ async def test_a72_reconcile_keeps_the_health_of_those_that_stay() -> None:
 
 
 @virtual
+async def test_a72_reconcile_by_values_keeps_limits_and_by_resources_sets_them() -> None:
+    pool = ResourcePool([Resource("a", "v", 4, tags=["eu"])])
+    await pool.reconcile({"a": "v", "b": "w"})
+    assert pool.snapshot()["a"]["max_in_flight"] == 4
+    assert await pool.run(ident, tags=["eu"]) == "a"
+    await pool.reconcile([Resource("a", "v"), Resource("b", "w")])
+    assert pool.snapshot()["a"]["max_in_flight"] is None
+    with pytest.raises(PoolExhausted):
+        await pool.run(ident, tags=["eu"])
+
+
+@virtual
 async def test_a72_reconcile_reorders_the_priority() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     assert await pool.run(ident) == "a"

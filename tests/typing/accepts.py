@@ -7,7 +7,7 @@ from typing import assert_type
 
 import headgate
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
-from headgate.resources import Pool, PoolStats, Strategy, primary_backup, weighted
+from headgate.resources import Pool, PoolStats, ResourceCooled, Strategy, primary_backup, weighted
 
 by_list = ResourcePool([Resource("a", "sk-aaa"), Resource("b", "sk-bbb", 4)])
 assert_type(by_list, ResourcePool[str])
@@ -30,6 +30,10 @@ async def fetch(resource: Resource[str], url: str, *, times: int = 1) -> bytes:
     return resource.value.encode() * times
 
 
+def on_cooled(event: ResourceCooled) -> None:
+    assert_type(event.seconds, float)
+
+
 async def main() -> None:
     assert_type(await by_list.run(length), int)
     assert_type(await by_list.run(length, tags=["eu"], wait_for_capacity=True, request_id="r"), int)
@@ -49,5 +53,5 @@ async def main() -> None:
         raise CooldownResource(cooldown_seconds=5, reason="busy")
     except PoolExhausted as error:
         assert_type(error.retry_after, float | None)
-    unsubscribe = headgate.subscribe(print, topic="resources")
+    unsubscribe = headgate.subscribe(on_cooled, topic="resources.health")
     unsubscribe()

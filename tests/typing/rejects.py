@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import headgate
 from headgate import CooldownResource, Resource, ResourcePool
 
 pool: ResourcePool[str] = ResourcePool([Resource("a", "sk-aaa")])
@@ -30,3 +31,5 @@ async def main() -> None:
     pool.use(request_id="r")  # type: ignore[call-arg]
     pool.run_sync(lambda resource: 1, timeout=3)  # type: ignore[call-arg]
     await pool.add("c", 3)  # type: ignore[call-overload]
+    await pool.reconcile({"a": 1})  # type: ignore[arg-type]
+    headgate.Nonsense  # type: ignore[attr-defined]  # noqa: B018

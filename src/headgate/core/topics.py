@@ -18,11 +18,11 @@ from headgate.errors import InvalidType
 TYPE_CHECKING = False  # typing's own, without importing typing: every program that uses headgate pays for this module
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
+    from typing import Any, TypeAlias
 
     from headgate.core.events import Event
 
-    Listener: TypeAlias = Callable[[Event], object]
+    Listener: TypeAlias = Callable[[Any], object]  # not Event: one for a single topic may name what it gets there
 
 __all__ = ["Topic", "subscribe", "topic_named"]
 
@@ -69,6 +69,12 @@ def subscribe(callback: Listener, topic: str | None = None) -> Callable[[], None
         raise InvalidType(
             f"callback must be callable, got {type(callback).__name__}",
             remedy="Pass a function that takes one event.",
+        )
+    code = getattr(callback, "__code__", None)
+    if code is not None and code.co_flags & 0x380:  # CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
+        raise InvalidType(
+            f"callback must be a plain function, got the async function {callback.__qualname__}",
+            remedy="Listeners run at once where the event happens: start a task in it, or put the event into a queue.",
         )
     if topic is not None and not isinstance(topic, str):
         raise InvalidType(

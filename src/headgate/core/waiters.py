@@ -48,6 +48,15 @@ class Line(Generic[TicketT]):
         """Stand at the end."""
         self._queues.setdefault(ticket.want, OrderedDict())[ticket.number] = ticket
 
+    def rejoin(self, ticket: TicketT) -> None:
+        """Stand before all others of the same want: what it was granted was taken back before it could be used."""
+        ticket.grant = None
+        self.join(ticket)
+        self._queues[ticket.want].move_to_end(ticket.number, last=False)
+
+    def __contains__(self, ticket: TicketT) -> bool:
+        return ticket.number in self._queues.get(ticket.want, ())
+
     def leave(self, ticket: TicketT) -> bool:
         """Step out; False when it was not in the line (it was granted something, or left before)."""
         queue = self._queues.get(ticket.want)

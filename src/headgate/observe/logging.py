@@ -28,6 +28,8 @@ def _log_health(event: Event) -> None:
     import logging
 
     level, sentence = text
+    if getattr(event, "old_status", None) == "cooling_down" and event.name == "resource_cooled":
+        level = "INFO"  # a cooldown that is extended: the warning was when it began
     logging.getLogger("headgate.resources").log(getattr(logging, level), *sentence(event))
 
 

@@ -14,7 +14,15 @@ from headgate.resources.events import (
     RunFinished,
     SiblingCancelled,
 )
-from headgate.resources.model import Attempt, PoolStats, Resource, ResourceStats, ResourceStatus, Usage
+from headgate.resources.model import (
+    Attempt,
+    PoolStats,
+    Resource,
+    ResourceSnapshot,
+    ResourceStats,
+    ResourceStatus,
+    Usage,
+)
 from headgate.resources.plan import LeaseOptions, RunOptions, StreamOptions, SyncOptions, UseOptions
 from headgate.resources.pool import ResourcePool
 from headgate.resources.seats import Seat
@@ -43,6 +51,7 @@ __all__ = [
     "ResourceRecovered",
     "ResourceReleased",
     "ResourceRemoved",
+    "ResourceSnapshot",
     "ResourceStats",
     "ResourceStatus",
     "RetryOperation",

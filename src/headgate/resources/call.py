@@ -71,7 +71,11 @@ class Call:
         tried = len(self.attempts)
         message = f"max_attempts={tried} exhausted: {self.attempts[-1].signal!r}"
         remedy = None
-        if tried < self.plan.max_attempts:
+        if self.plan.waits != "no":
+            remedy = (
+                "Raise max_attempts=, or give each resource a max_in_flight: waiting costs no attempt, refusals do."
+            )
+        elif tried < self.plan.max_attempts:
             message += f" ({self.plan.max_attempts} were allowed, but no resource is used twice and {tried} match)"
             remedy = "Add resources, or pass wait_for_capacity=True: then a rested resource may come again."
         return self._exhausted(message, "attempts", retry_after, remedy)

@@ -17,6 +17,8 @@ class Cool:
 
     resource_id: str
     until: float
+    seconds: float = field(default=0.0, compare=False)
+    """From now on; exactly what was asked for, unless it rests longer already."""
     rung: int = field(default=1, compare=False)
     """How many times in a row."""
     old: ResourceStatus = field(default="healthy", compare=False)

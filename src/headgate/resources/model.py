@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from headgate.core.weak import WeakList
 from headgate.errors import InvalidArgument
@@ -120,6 +120,18 @@ class Usage:
     def to_dict(self) -> dict[str, Any]:
         """Its fields."""
         return asdict(self)
+
+
+class ResourceSnapshot(TypedDict):
+    """How one resource stands, in `ResourcePool.snapshot`."""
+
+    status: ResourceStatus
+    in_flight: int
+    max_in_flight: int | None
+    consecutive_cooldown: int
+    cooldown_seconds_remaining: float
+    last_acquired_at: float
+    """A monotonic reading."""
 
 
 class Attempt(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from importlib.resources import files
@@ -39,7 +39,7 @@ from headgate.resources.checks import (
     refuse_on_loop,
 )
 from headgate.resources.fields import checked_attempts, checked_flag
-from headgate.resources.model import PoolStats, Resource
+from headgate.resources.model import PoolStats, Resource, ResourceSnapshot
 from headgate.resources.plan import LeaseOptions, Plan, RunOptions, StreamOptions, SyncOptions, UseOptions, plan_of
 from headgate.resources.reporting import StateChange
 from headgate.resources.rotation import Rotation
@@ -51,12 +51,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-Resources = Iterable[Resource[T]] | Mapping[str, Resource[T]] | Iterable[T] | Mapping[str, T]
+# Sequences, not iterables: a mapping is an iterable of its keys, and would pass for anything.
+Resources = Sequence[Resource[T]] | Mapping[str, Resource[T]] | Sequence[T] | Mapping[str, T]
 
 DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
 
 _names = itertools.count(1)
-_MISSING: Any = object()
+_MISSING: Any = ...
 _END: Any = object()
 
 
@@ -204,25 +205,25 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 flight = await self._take(call)
                 opening: _Opening[R] = _Opening(flight, call.plan.timeout)
                 try:
-                    item = await opening.first_item(operation)
-                    while item is not _END:
-                        yield item
-                        item = await anext(opening.items, _END)
+                    try:
+                        item = await opening.first_item(operation)
+                        while item is not _END:
+                            yield item
+                            item = await anext(opening.items, _END)
+                    finally:
+                        await opening.close()  # the resource is in use until its clean-up is over
                 except BaseException as error:
                     signal = self._fail(flight, error, opening.steered, call.plan)
                     if signal is None or opening.is_open:
                         raise
                 else:
-                    self._succeed(flight)
                     break
-                finally:
-                    await opening.close()
                 if pause := self._note_failure(call, flight, signal):
                     await asyncio.sleep(pause)
         except BaseException as error:
             self._finish_badly(call, error)
             raise
-        self._finish_well(call)
+        self._done(call, flight)
 
     def run_sync(self, function: Callable[[Resource[T]], R], **options: Unpack[SyncOptions]) -> R:
         """`run` for code without an event loop: calls ``function(resource)`` in this thread, and blocks."""
@@ -244,7 +245,6 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 else:
                     signal = None if self._classify is None else self._classified(result)
                     if signal is None:
-                        self._succeed(flight)
                         break
                     self._end(flight, signal)
                 if pause := self._note_failure(call, flight, signal):
@@ -252,12 +252,12 @@ class ResourcePool(PoolShell[T], Generic[T]):
         except BaseException as error:
             self._finish_badly(call, error)
             raise
-        self._finish_well(call)
+        self._done(call, flight)
         return result
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, dict[str, Any]]:
+    def snapshot(self) -> dict[str, ResourceSnapshot]:
         """How each resource stands, by id. From any thread."""
         with turn:
             return {
@@ -358,10 +358,12 @@ class ResourcePool(PoolShell[T], Generic[T]):
     async def reconcile(self, resources: Resources[T]) -> None:
         """Make the pool hold exactly these, in this order, and keep the health of those that stay.
 
-        One stays when its id and its value are the same; its limit, tags and weight are taken from what is given. The
-        same id with another value is another resource.
+        One stays when its id and its value are the same. Its limit, tags and weight are taken from the Resource that is
+        given, and stay as they are where only a value is given. The same id with another value is another resource.
         """
-        wanted = members_of(resources)
+        described = dict(resources) if isinstance(resources, Mapping) else list(resources)
+        wanted = members_of(described)
+        plain = {id(item) for item in wanted} - {id(item) for item in _items(described)}
         rotation = self._rotation
         added: list[str] = []
         removed: list[str] = []
@@ -374,8 +376,8 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 if resource.resource_id not in staying:
                     rotation.admit(resource)
                     added.append(resource.resource_id)
-                elif (seat := rotation.seats[resource.resource_id]).resource is not resource:
-                    rotation.retag(seat.resource, resource)
+                elif id(resource) not in plain:
+                    rotation.retag(rotation.seats[resource.resource_id].resource, resource)
             rotation.reorder([resource.resource_id for resource in wanted])
             effects = rotation.settle(clock.now())
         for resource_id in removed:
@@ -463,6 +465,10 @@ _NO_ITEMS: AsyncIterator[Any] = _nothing()
 @functools.cache
 def _allowed(kind: type) -> frozenset[str]:
     return frozenset(get_type_hints(kind))
+
+
+def _items(described: Mapping[str, Any] | list[Any]) -> Iterable[Any]:
+    return described.values() if isinstance(described, Mapping) else described
 
 
 def _stays(seat: Seat | None, wanted: Resource[Any]) -> bool:

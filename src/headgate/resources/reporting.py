@@ -95,7 +95,7 @@ class Reporting:
                 pool=pool,
                 resource_id=resource_id,
                 old_status=old,
-                seconds=max(0.0, effect.until - clock.now()),
+                seconds=effect.seconds,
                 consecutive=effect.rung,
                 reason=reason,
                 usage=usage,

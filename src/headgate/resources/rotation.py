@@ -54,9 +54,9 @@ class Rotation(Looking):
     ) -> None:
         self.owner: Any = owner
         """The shell that carries out effects; opaque here."""
-        self.seats = {}
-        self.line = Line()
-        self.cooling = []
+        self.seats: dict[str, Seat] = {}
+        self.line: Line[WaitTicket] = Line()
+        self.cooling: list[tuple[float, int, Seat]] = []
         self._strategy = strategy
         self._table = tuple(cooldown_table)
         self._cancel_siblings = cancel_siblings
@@ -109,7 +109,7 @@ class Rotation(Looking):
         del resource._flights[flight.order]
         if seat.plain:
             seat.pickers[0].offer(seat)
-            return self._serve(resource, now) if self.line else None
+            return self._serve([resource], now) if self.line else None
         return self._landed(flight, now)
 
     def ended(self, flight: Flight, now: float = 0.0) -> Effects | None:
@@ -152,8 +152,7 @@ class Rotation(Looking):
             if self._rests(seat, until):
                 recovered.append(seat.resource)
                 effects += self._reopen(seat.resource, probing=True)
-        for resource in recovered:
-            effects += self._serve(resource, now) or ()
+        effects += self._serve(recovered, now) or ()
         return effects
 
     def next_expiry(self, want: Want = ANY) -> float | None:
@@ -184,13 +183,13 @@ class Rotation(Looking):
     def add(self, resource: Resource[Any], now: float = 0.0) -> Effects | None:
         """A new resource, last in order."""
         self.admit(resource)
-        return self._serve(resource, now)
+        return self._serve([resource], now)
 
     def remove(self, resource_id: str, now: float = 0.0) -> Effects:
         """Forget it at once. What is in flight drains, and counts against a successor of the same id."""
         self.drop(resource_id)
         resource = self._left.pop()
-        return [*(self._serve(resource, now) or ()), *self._hopeless([self])]
+        return [*(self._serve([resource], now) or ()), *self._hopeless([self])]
 
     def admit(self, resource: Resource[Any]) -> None:
         """`add`, before anybody is told."""
@@ -233,13 +232,10 @@ class Rotation(Looking):
 
     def settle(self, now: float) -> Effects:
         """After several of `admit`, `drop`, `retag`, `reorder`: serve those who wait, or tell them there is no hope."""
-        effects: Effects = []
-        touched = {self: None}
-        for resource in [*(seat.resource for seat in self.seats.values()), *self._left]:
-            effects += self._serve(resource, now) or ()
-            touched |= dict.fromkeys(_holders(resource))
+        resources = [*(seat.resource for seat in self.seats.values()), *self._left]
         self._left = []
-        return effects + self._hopeless(touched)
+        touched = {self: None, **{rotation: None for resource in resources for rotation in _holders(resource)}}
+        return [*(self._serve(resources, now) or ()), *self._hopeless(touched)]
 
     def enable(self, resource_id: str, now: float = 0.0) -> Effects:
         """Declare it usable: no cooldown, no counter, no probation."""
@@ -251,7 +247,7 @@ class Rotation(Looking):
             effects += [Enable(resource_id, old, other) for other in resource._seats]
         self._reopen(resource, probing=False)
         self._clear(resource)
-        effects += self._serve(resource, now) or ()
+        effects += self._serve([resource], now) or ()
         return effects
 
     def disable(self, resource_id: str) -> Effects:
@@ -370,8 +366,10 @@ class Rotation(Looking):
                 heapq.heappush(seat.rotation.cooling, (until, seat.index, seat))
         resource.status, resource.cooldown_until = "cooling_down", until
         _refresh(resource)
+        self._revoke(resource)
         rung = resource.consecutive_cooldown
-        return [Cool(resource.resource_id, until, rung, old, seat, flight) for seat in resource._seats]
+        left = seconds if until == now + seconds else until - now
+        return [Cool(resource.resource_id, until, left, rung, old, seat, flight) for seat in resource._seats]
 
     def _disable(self, seat: Seat, flight: Flight | None) -> Effects:
         resource = seat.resource
@@ -379,6 +377,7 @@ class Rotation(Looking):
         if old == "disabled":
             return []
         resource.status = "disabled"
+        self._revoke(resource)
         seat.disables += 1
         for other in resource._seats:
             other.shut, other.probing, other.probe = True, False, None
@@ -428,11 +427,9 @@ class Rotation(Looking):
         heir = self.seats.get(seat.resource.resource_id) if seat.gone else None
         if heir is not None:
             offered.append(heir.resource)
-        effects: Effects = []
         for resource in offered:
             self._offer(resource)
-            effects += self._serve(resource, now) or ()
-        return effects or None
+        return self._serve(offered, now) or None
 
     def _offer(self, resource: Resource[Any]) -> None:
         """It may have moved forward, in every rotation that holds it."""
@@ -454,12 +451,26 @@ class Rotation(Looking):
             if heir is not None:
                 _refresh(heir.resource)
 
-    def _serve(self, resource: Resource[Any], now: float) -> Effects | None:
-        """Let waiters have what came free, in every rotation that holds the resource, longest wait first."""
-        waiting = [seat.rotation for seat in resource._seats if seat.rotation.line]
+    def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
+        """Let waiters have what came free, in every rotation that holds one of these: longest wait first, of all."""
+        waiting = {seat.rotation: None for resource in resources for seat in resource._seats if seat.rotation.line}
         if not waiting:
             return None
-        return [Serve(ticket) for ticket in serve([(one.line, partial(one.acquire, now)) for one in waiting])]
+        served = serve([(one.line, partial(one.acquire, now)) for one in waiting])
+        for ticket in served:
+            if ticket.grant is not None:
+                ticket.grant.ticket = ticket
+        return [Serve(ticket) for ticket in served]
+
+    def _revoke(self, resource: Resource[Any]) -> None:
+        """Take back what waiters were granted and have not begun to use: they stand where they stood."""
+        for flight in list(reversed(resource._flights.values())):
+            ticket = flight.ticket
+            if ticket is not None and flight.seat.resource is resource:
+                flight.ticket = None
+                flight.seat.acquires -= 1
+                del resource._flights[flight.order]
+                ticket.rotation.line.rejoin(ticket)
 
     def _hopeless(self, rotations: Iterable[Rotation]) -> Effects:
         """Waiters that nothing can come for any more."""

@@ -91,7 +91,7 @@ class Seat:
 class Flight:
     """One use of a resource. The shell keeps its handle and its request id here."""
 
-    __slots__ = ("acquired_at", "handle", "order", "request_id", "seat", "status")
+    __slots__ = ("acquired_at", "handle", "order", "request_id", "seat", "status", "ticket")
 
     def __init__(self, order: int, seat: Seat, acquired_at: float) -> None:
         self.order: int = order
@@ -100,6 +100,7 @@ class Flight:
         self.status: UsageStatus = "in_flight"
         self.handle: object = None  # what interrupts it; None: it cannot or must not be cancelled
         self.request_id: str | None = None  # None: not needed so far
+        self.ticket: WaitTicket | None = None  # granted to a waiter that has not begun to use it
 
     def usage(self, request_id: str) -> Usage:
         """How events show it."""

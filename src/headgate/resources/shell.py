@@ -151,35 +151,49 @@ class PoolShell(Reporting, Generic[T]):
 
     async def _take(self, call: Call) -> Flight:
         """The next resource for `call`; waits for one if its plan says so, else raises PoolExhausted."""
-        flight = None
-        while flight is None:
-            waiter = None if call.plan.waits == "no" else LoopWaiter()
-            taken = self._try(call, waiter)
-            if waiter is None or isinstance(taken, Flight):
-                return self._started(call, taken)
-            try:
-                await waiter.wait(call.deadline)
-            except BaseException:
-                self._let_go(taken)
-                raise
-            flight = self._collect(call, taken)
-        return self._started(call, flight)
+        if call.plan.waits == "no":
+            return self._started(call, self._try(call, None))
+        taken = None
+        while not isinstance(taken, Flight):
+            waiter = LoopWaiter()
+            taken = self._stand(call, taken, waiter)
+            if isinstance(taken, WaitTicket):
+                try:
+                    await waiter.wait(call.deadline)
+                except BaseException:
+                    self._let_go(taken)
+                    raise
+                taken = self._collect(call, taken)
+        return self._started(call, taken)
 
     def _take_sync(self, call: Call) -> Flight:
         """`_take` for a thread without a loop."""
-        flight = None
-        while flight is None:
-            waiter = None if call.plan.waits == "no" else ThreadWaiter()
-            taken = self._try(call, waiter)
-            if waiter is None or isinstance(taken, Flight):
-                return self._started(call, taken)
-            try:
-                waiter.wait(call.deadline)
-            except BaseException:
-                self._let_go(taken)
-                raise
-            flight = self._collect(call, taken)
-        return self._started(call, flight)
+        if call.plan.waits == "no":
+            return self._started(call, self._try(call, None))
+        taken = None
+        while not isinstance(taken, Flight):
+            waiter = ThreadWaiter()
+            taken = self._stand(call, taken, waiter)
+            if isinstance(taken, WaitTicket):
+                try:
+                    waiter.wait(call.deadline)
+                except BaseException:
+                    self._let_go(taken)
+                    raise
+                taken = self._collect(call, taken)
+        return self._started(call, taken)
+
+    def _stand(self, call: Call, ticket: WaitTicket | None, waiter: Waiter) -> Flight | WaitTicket:
+        """A new place in the line (or a resource at once), or the old place with a new alarm clock."""
+        if ticket is None:
+            taken: Flight | WaitTicket = self._try(call, waiter)
+            return taken
+        with turn:
+            ticket.waiter = waiter
+            if ticket.grant is not None or ticket not in self._rotation.line:
+                waiter.wake()  # it was served or told meanwhile
+        self._watch()
+        return ticket
 
     def _try(self, call: Call, waiter: Waiter | None) -> Any:
         """A Flight, or else a place in the line for `waiter`: one step, so that no release falls between."""
@@ -205,16 +219,32 @@ class PoolShell(Reporting, Generic[T]):
             self._watch()
         return taken
 
-    def _collect(self, call: Call, ticket: WaitTicket) -> Flight | None:
-        """What a waiter got, now that it was woken; None: it was told that nothing can come, and should look itself."""
+    def _collect(self, call: Call, ticket: WaitTicket) -> Flight | WaitTicket | None:
+        """What a waiter got, now that it was woken.
+
+        Its ticket again: what it had got was taken back before it woke, and it still stands in line. None: it was told
+        that nothing can come, and should see for itself.
+        """
         with turn:
-            timed_out = self._rotation.line.leave(ticket)
             now = clock.now()
-            why = self._rotation.describe(call.plan.want, now) if timed_out else None
+            flight = ticket.grant
+            if flight is not None:
+                flight.ticket = None
+            waits = ticket in self._rotation.line
+            late = waits and call.is_late(now)
+            why = self._rotation.describe(call.plan.want, now) if late else None
+            if late:
+                self._rotation.line.leave(ticket)
         self._watch()
-        if timed_out:
+        if late:
             raise call.out_of_time(self._retry_after(call, now), waited_for=why)
-        return ticket.grant
+        return ticket if waits else flight
+
+    def _done(self, call: Call, flight: Flight) -> None:
+        """A call that keeps a Call succeeded with this flight."""
+        self._succeed(flight)
+        call.request_id = call.request_id or flight.request_id
+        self._finish_well(call)
 
     def _started(self, call: Call, flight: Flight) -> Flight:
         call.started += 1
@@ -234,7 +264,8 @@ class PoolShell(Reporting, Generic[T]):
             late = 0.0 if call.deadline is None else now + after - call.deadline
             if call.deadline is None or late < 0:
                 return None
-            return call.out_of_resources(f"cooldown ends {late:.3f} s after deadline", "deadline", after, None)
+            more_time = "Give it more time, or call again after `retry_after` seconds."
+            return call.out_of_resources(f"cooldown ends {late:.3f} s after deadline", "deadline", after, more_time)
         why = rotation.describe(plan.want, now)
         remedy = None
         if not rotation.matching(plan.want):
@@ -260,7 +291,7 @@ class PoolShell(Reporting, Generic[T]):
 
     def _fail(self, flight: Flight, error: BaseException, steered: Steered[Any] | None, plan: Plan) -> Signal | None:
         """End a flight by what `error` says. The signal to try again on, or None: `error` is the caller's."""
-        if isinstance(error, asyncio.CancelledError) and steered is not None and steered.is_ours():
+        if isinstance(error, asyncio.CancelledError) and steered is not None and steered.is_ours(error):
             return self._interrupted(flight, steered, plan)
         signal, alone = signal_in(error)
         if signal is None and isinstance(error, Exception) and self._classify is not None:
