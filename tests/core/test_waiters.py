@@ -101,6 +101,20 @@ def test_leaving_a_line_one_never_stood_in_says_so() -> None:
     assert len(line) == 1
 
 
+def test_s43_those_whose_grant_is_taken_back_stand_where_they_stood() -> None:
+    line, [first, second, third, other] = line_of("a", "a", "a", "b")
+    line.serve(stock("aa"))
+    for ticket in (first, second):
+        line.rejoin(ticket)
+    assert first.grant is None
+    assert list(line) == [first, second, third, other]
+    assert line.serve(stock("aa")) == [first, second]
+    for ticket in (second, first):
+        line.rejoin(ticket)
+    assert line.serve(stock("a")) == [first]
+    assert (first in line, second in line) == (False, True)
+
+
 def test_wants_that_nobody_has_any_more_are_forgotten() -> None:
     line, tickets = line_of(*(f"want-{number}" for number in range(100)))
     for ticket in tickets:

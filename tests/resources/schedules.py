@@ -64,8 +64,10 @@ class CountingTask(asyncio.Task[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.moves: list[str] = []
         self.moved_at: list[float] = []
+        self.moved_by: list[Attempt | None] = []  # whose operation did it, by a TaskGroup of its own
         self.is_unsettled = False  # something was delivered later than it was asked for
         self.waits_on_children: list[list[float]] = []  # from and to
+        self.shared_hits = 0  # of these, where others await the same and may have been meant
         self.hits = 0  # CancelledErrors that arrived where this task awaits something
         super().__init__(*args, **kwargs)
 
@@ -73,8 +75,8 @@ class CountingTask(asyncio.Task[Any]):
         if not self.get_loop().is_running():
             return super().cancel(msg)  # the story is over, its loop is being closed
         asker = sys._getframe(1)
-        steered = asker.f_locals.get("self")
-        if asker.f_globals.get("__name__") == "headgate.core.cancellation" and getattr(steered, "_task", None) is self:
+        by = asker.f_locals.get("self")
+        if asker.f_globals.get("__name__") == "headgate.core.cancellation" and getattr(by, "_task", None) is self:
             raise Violation("S62: headgate cancelled the caller's own task")
         done = super().cancel(msg)
         if done and asker.f_code.co_name == "__aexit__" and self.moves[-1:] == ["-"]:
@@ -83,6 +85,7 @@ class CountingTask(asyncio.Task[Any]):
         elif done:
             self.moves.append("+")
             self.moved_at.append(now())
+            self.moved_by.append(getattr(by, "owner", None))
             if asyncio.current_task() is self:
                 self.is_unsettled = True  # a TaskGroup whose child failed in its eager first step
         return done
@@ -91,6 +94,7 @@ class CountingTask(asyncio.Task[Any]):
         if self.cancelling():
             self.moves.append("-")
             self.moved_at.append(now())
+            self.moved_by.append(None)
         return super().uncancel()
 
 
@@ -114,6 +118,7 @@ class Attempt:
     usage: int
     started: float
     history: int  # length of the task's moves when it began
+    history_end: int = 0  # and when it ended
     asked: float | None = None
     seen: list[float] = field(default_factory=list)  # when CancelledError reached the operation
     below: list[tuple[float, Attempt]] = field(default_factory=list)  # when one reached an operation inside this one
@@ -175,7 +180,20 @@ class Call:
 class Author:
     """Writes what callers and operations do."""
 
-    LEAVES = ("sleep", "sleep", "turn", "turns", "event", "queue", "lock", "future", "ready", "custom", "bare")
+    LEAVES = (
+        "sleep",
+        "sleep",
+        "turn",
+        "turns",
+        "event",
+        "queue",
+        "lock",
+        "future",
+        "shared",
+        "ready",
+        "custom",
+        "bare",
+    )
     SCOPES = ("timeout", "group", "gather", "shield", "wait_for", "child", "swallow", "swallow", "cleanup", "rename")
 
     def __init__(self, dice: random.Random, pools: int) -> None:
@@ -271,6 +289,7 @@ class World:
         self.signaller: dict[object, Attempt] = {}
         self.expected: dict[int, set[int]] = {}  # by usage of the signaller: whom it must ask to stop
         self.tasks: list[asyncio.Task[Any]] = []
+        self.shared: asyncio.Future[Any] | None = None
         self.numbers = iter(range(1, 1_000_000))
         self.attempts: list[Attempt] = []
         self.sibling_cancels = self.outer_cancels = 0
@@ -383,7 +402,8 @@ class World:
         """Somewhere in it a CancelledError is raised by hand, or a task is awaited that may have been cancelled."""
         text = repr(statement)
         return any(
-            word in text for word in ("CancelledError", "'gather'", "'shield'", "'child'", "'wait_for'", "'future'")
+            word in text
+            for word in ("CancelledError", "'gather'", "'shield'", "'child'", "'wait_for'", "'future'", "'shared'")
         )
 
     async def monkey(self) -> None:
@@ -413,7 +433,7 @@ class World:
             mine = [attempt for attempt in self.attempts if attempt.task is task]
             asked = sum((attempt.asked is not None) + (attempt.due is not None) for attempt in mine)
             # Twice: what a timeout or a group inside the operation took for its own is delivered once more.
-            if task.hits > len(task.moves) - task.moves.count("-") + 2 * asked:
+            if task.hits - task.shared_hits > len(task.moves) - task.moves.count("-") + 2 * asked:
                 self.wrong(f"{task.get_name()} was interrupted {task.hits} times, asked {asked}, moves {task.moves}")
         if self.active:
             self.wrong(f"never given back: {', '.join(map(str, self.active.values()))}")
@@ -460,6 +480,7 @@ class World:
                 await self.leaf(kind, *rest)
             except asyncio.CancelledError:
                 counting().hits += 1
+                counting().shared_hits += kind == "shared"
                 self.note(f"interrupted in {kind}")
                 raise
 
@@ -478,12 +499,21 @@ class World:
             return self.queue.get()
         if kind == "lock":
             return self.hold(seconds)
+        if kind == "shared":
+            return self.shared_future(seconds)
         future = loop.create_future()
         if kind == "ready":  # done one turn before the one who awaits it resumes
             loop.call_soon(_resolve, future)
         else:
             loop.call_later(seconds, _resolve, future, ConnectionError() if self.dice.random() < 0.1 else 1)
         return _Custom(future, bare=kind == "bare") if kind in ("custom", "bare") else _forgiving(future)
+
+    def shared_future(self, seconds: float) -> asyncio.Future[Any]:
+        """One future for all who ask for it until it is done: whoever is cancelled cancels it for the others too."""
+        if self.shared is None or self.shared.done():
+            self.shared = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(seconds, _resolve, self.shared)
+        return self.shared
 
     async def hold(self, seconds: float) -> None:
         async with self.lock:
@@ -523,6 +553,7 @@ class World:
         try:
             with self.waiting_on_children():
                 async with asyncio.TaskGroup() as group:
+                    group.owner = attempt  # type: ignore[attr-defined]
                     for child in children:
                         playing = self.play(child, attempt)
                         try:
@@ -691,6 +722,7 @@ class World:
 
     def end(self, attempt: Attempt) -> None:
         attempt.ended = now()
+        attempt.history_end = len(attempt.task.moves)
         attempt.cancelled = is_cancelled(attempt.task.moves[attempt.history :])
         self.note(f"{attempt} ends: {attempt.outcome!r:.80}{' (cancelled)' if attempt.cancelled else ''}")
         signal = _signal_of(attempt.outcome)[0]
@@ -823,7 +855,7 @@ class World:
             if outcome is not own:
                 self.wrong(f"B75: the block of {call} ended in {own!r}, the lease in {outcome!r}")
         elif retriable:
-            if cancelled_between and self.is_due(call, moves, last.history):
+            if cancelled_between and (self.is_due(call, moves, last.history_end) or self.was_cancelled_by_others(last)):
                 return
             if not isinstance(outcome, PoolExhausted):
                 self.wrong(f"S61: {last} ended in {own!r}, asked {last.asked}, and {call} in {outcome!r}")
@@ -837,6 +869,13 @@ class World:
     def is_due(call: Call, moves: list[str], since: int) -> bool:
         """May a CancelledError come out of `call`, other than by its operation?"""
         return is_cancelled(moves[since:]) or counting().is_unsettled or call.is_stopped_from_above()
+
+    @staticmethod
+    def was_cancelled_by_others(attempt: Attempt) -> bool:
+        """Since it began, and not by a TaskGroup inside it: that alone, which 3.11 forgets to take back, is nothing."""
+        stretch = slice(attempt.history, attempt.history_end)
+        moves = zip(attempt.task.moves[stretch], attempt.task.moved_by[stretch], strict=True)
+        return any(move == "+" and by is not attempt for move, by in moves)
 
     def ambiguous(self, attempt: Attempt) -> bool:
         """It raised a CancelledError of its own at the very moment its timeout ended: either reading is right."""

@@ -741,6 +741,51 @@ def test_s43_one_that_wakes_and_does_not_take_hands_on() -> None:
     assert rotation.leave(first, 2.0) is None, "only once"
 
 
+def test_s43_what_was_granted_and_not_begun_is_taken_back_when_it_rests() -> None:
+    rotation = rotation_of(Resource("a", None, 2))
+    older, newer = take(rotation), take(rotation)
+    first, second = waits(rotation), waits(rotation)
+    rotation.ok(newer, 1.0)
+    assert first.grant is not None
+    assert rotation.cooled(older, now=2.0) == [Cool("a", until=32.0)]
+    assert (first.grant, list(rotation.line), rotation.in_flight("a")) == (None, [first, second], [])
+    assert rotation.advance(32.0) == [Recover("a"), Serve(first), Serve(second)]
+
+
+def test_s43_those_it_is_taken_back_from_stand_where_they_stood() -> None:
+    rotation, flights = full(one("a"), one("b"), one("c"))
+    first, second, third = waits(rotation), waits(rotation), waits(rotation)
+    rotation.ok(flights["a"], 1.0)
+    rotation.ok(flights["b"], 1.0)
+    rotation.disable("a")
+    rotation.disable("b")
+    assert list(rotation.line) == [first, second, third]
+    assert rotation.ok(flights["c"], 2.0) == [Serve(first)]
+
+
+def test_s43_what_is_taken_back_by_a_disable_is_made_good_by_what_is_free() -> None:
+    rotation, flights = full(one("a"), one("b"))
+    ticket = waits(rotation)
+    rotation.ok(flights["a"], 1.0)
+    rotation.ok(flights["b"], 1.0)
+    assert rotation.disable("a") == [Disable("a"), Serve(ticket)]
+
+
+def test_s43_what_is_taken_back_no_longer_counts_against_a_successor() -> None:
+    """A72: the grant drained for the successor as a use does."""
+    rotation = rotation_of(Resource("k", None, 2))
+    older, newer = take(rotation), take(rotation)
+    ticket = waits(rotation)
+    rotation.ok(newer, 1.0)
+    rotation.remove("k")
+    rotation.add(successor := Resource("k", None, 2))
+    assert rotation.cooled(older, now=2.0) == [Serve(ticket)]
+    assert ticket.grant is not None
+    assert ticket.grant.seat.resource is successor
+    assert rotation.in_flight("k") == [ticket.grant]
+    assert [taken(rotation, now=2.0), taken(rotation, now=2.0)] == ["k", None]
+
+
 def test_s43_leaving_the_line_takes_nothing_along() -> None:
     rotation, flights = full(one("a"))
     first, second = waits(rotation), waits(rotation)
@@ -1133,19 +1178,20 @@ def test_b24_the_heap_is_compacted(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
-@pytest.mark.parametrize("busy", [0, 3, 10])
+@pytest.mark.parametrize("busy", [0, 3, 13])
 def test_b24_compacting_loses_nobody(strategy: str, busy: int) -> None:
-    names = [f"k{n}" for n in range(10)]
-    rotation = rotation_of(*(Resource(name, None, 2) for name in names), strategy=strategy)
-    for step in range(busy):
-        take(rotation, now=step)
-    for _ in range(50):
-        names.reverse()
-        rotation.reorder(names)
-        assert entries(rotation) <= 4 * 10 + 64 + 1
-    found = Counter(taken(rotation, now=100.0) for _ in range(20 - busy))
-    assert None not in found
-    assert taken(rotation) is None
+    """Whenever it happens: after each number of changes that leave old entries behind."""
+    for changes in range(1, 200, 3):
+        rotation = rotation_of(*(Resource(f"k{n}", None, 2) for n in range(10)), strategy=strategy)
+        for step in range(busy):
+            take(rotation, now=step)
+        for change in range(changes):
+            resource = rotation.seats[f"k{change % 7}"].resource
+            rotation.retag(resource, Resource("like", None, 2, weight=resource.weight + 1))
+            assert entries(rotation) <= 4 * 10 + 64 + 1
+        found = Counter(taken(rotation, now=100.0) for _ in range(20 - busy))
+        assert None not in found
+        assert taken(rotation) is None
 
 
 def test_b24_removed_resources_leave_the_heap() -> None:

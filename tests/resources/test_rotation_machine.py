@@ -14,7 +14,7 @@ from itertools import combinations, permutations, product
 from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -466,6 +466,8 @@ TestRotationMachine.settings = settings(
     stateful_step_count=50,
     derandomize=SCALE < 1,
     deadline=None,
+    report_multiple_bugs=False,  # one at a time: shrinking is the slow part
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 

@@ -1,7 +1,8 @@
-"""S60 to S64 under random schedules, on every Python there is. `schedules.py` says what is random and what is checked."""
+"""S60 to S64 under random schedules, on every Python there is (`schedules.py`: what is random, and what is judged)."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -48,15 +49,13 @@ def test_the_judge_sees_a_broken_rule(broken: str, monkeypatch: pytest.MonkeyPat
         "asked": lambda self: False,  # the caller sees the sibling's cancellation
     }
     monkeypatch.setattr(Steered, "is_ours", rules[broken])
-    problems = ""
-    for seed in range(300):
+    problems: list[str] = []
+    for seed in range(100):
         world = schedules.World(seed)
-        try:
+        with contextlib.suppress(schedules.Violation):
             world.run()
-        except schedules.Violation as violation:
-            problems = str(violation)
-            break
-    assert {"count": "S62", "asked": "S61"}[broken] in problems
+        problems += world.problems
+    assert any(problem.startswith({"count": "S62", "asked": "S61"}[broken]) for problem in problems)
 
 
 @pytest.mark.integration

@@ -48,7 +48,7 @@ class Topic:
         return f"<Topic {self.name!r}, {len(self.listeners)} listeners>"
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the collector may run an unsubscribe in the middle of a subscribe
 _topics: dict[str, Topic] = {}
 _subscriptions: dict[object, tuple[Listener, str | None]] = {}
 
@@ -95,13 +95,13 @@ def subscribe(callback: Listener, topic: str | None = None) -> Callable[[], None
 
 
 def _refill() -> None:
-    for topic in _topics.values():
+    for topic in list(_topics.values()):
         _fill(topic)
 
 
 def _fill(topic: Topic) -> None:
     topic.listeners = tuple(
-        callback for callback, wanted in _subscriptions.values() if wanted is None or _covers(wanted, topic.name)
+        callback for callback, wanted in list(_subscriptions.values()) if wanted is None or _covers(wanted, topic.name)
     )
 
 

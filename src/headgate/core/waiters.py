@@ -10,9 +10,10 @@ gone away when the news reaches it finds the grant on its ticket and can hand it
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, Generic, TypeVar
 
 Want = TypeVar("Want", bound=Hashable)
@@ -49,10 +50,13 @@ class Line(Generic[TicketT]):
         self._queues.setdefault(ticket.want, OrderedDict())[ticket.number] = ticket
 
     def rejoin(self, ticket: TicketT) -> None:
-        """Stand before all others of the same want: what it was granted was taken back before it could be used."""
+        """Stand again where it stood: what it was granted was taken back before it could be used."""
         ticket.grant = None
         self.join(ticket)
-        self._queues[ticket.want].move_to_end(ticket.number, last=False)
+        queue = self._queues[ticket.want]
+        older = list(takewhile(lambda number: number < ticket.number, queue))
+        for number in (ticket.number, *reversed(older)):
+            queue.move_to_end(number, last=False)
 
     def __contains__(self, ticket: TicketT) -> bool:
         return ticket.number in self._queues.get(ticket.want, ())
@@ -74,6 +78,10 @@ class Line(Generic[TicketT]):
         """The first of each want."""
         return (next(iter(queue.values())) for queue in self._queues.values())
 
+    def head(self, want: Hashable) -> TicketT | None:
+        """The first of those who want this."""
+        return next(iter(self._queues.get(want, {}).values()), None)
+
     def first(self) -> TicketT | None:
         """Whoever has waited longest."""
         return min(self.heads(), key=_number, default=None)
@@ -94,20 +102,24 @@ def serve(lines: Sequence[tuple[Line[TicketT], Callable[[Any], Any]]]) -> list[T
     Returns who was served. Lines that share something are served together, so that their waiters are one line for it.
     """
     served: list[TicketT] = []
-    stuck: set[tuple[int, Hashable]] = set()
-    while True:
-        heads = [(t, n) for n, (line, _) in enumerate(lines) for t in line.heads() if (n, t.want) not in stuck]
-        if not heads:
-            return served
-        first, nth = min(heads, key=lambda head: head[0].number)
+    heads = [(ticket.number, nth, ticket) for nth, (line, _) in enumerate(lines) for ticket in line.heads()]
+    heapq.heapify(heads)
+    while heads:
+        _, nth, ticket = heads[0]
         line, take = lines[nth]
-        grant = take(first.want)
-        if grant is None:
-            stuck.add((nth, first.want))
+        grant = take(ticket.want)
+        if grant is None:  # and so for all who want the same
+            heapq.heappop(heads)
             continue
-        line.leave(first)
-        first.grant = grant
-        served.append(first)
+        line.leave(ticket)
+        ticket.grant = grant
+        served.append(ticket)
+        behind = line.head(ticket.want)
+        if behind is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (behind.number, nth, behind))
+    return served
 
 
 def _number(ticket: Ticket[Any, Any]) -> int:

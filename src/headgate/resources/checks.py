@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.resources.fields import is_finite
 from headgate.resources.model import Resource
 from headgate.resources.reporting import StateChange
 
@@ -62,7 +62,7 @@ def checked_table(cooldown_table: object) -> tuple[float, ...]:
     if not table:
         raise InvalidArgument("cooldown_table must contain at least one entry, got ()", remedy="Pass some seconds.")
     for entry in table:
-        if not isinstance(entry, (int, float)) or isinstance(entry, bool) or not 0 <= entry < math.inf:
+        if not is_finite(entry) or entry < 0:
             raise InvalidArgument(f"cooldown_table entries must be finite and >= 0, got {entry!r} in {table!r}")
     return table
 

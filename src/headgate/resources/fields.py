@@ -7,8 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from headgate.errors import InvalidArgument, InvalidType
+
+
+def is_finite(number: object) -> TypeGuard[float]:
+    """A number that arithmetic can bear: not a bool, not infinite, not an integer beyond all floats."""
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
+        return False
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def checked_id(resource_id: object) -> str:
@@ -43,16 +54,16 @@ def checked_names(parameter: str, names: object) -> frozenset[str]:
             f"{parameter} must be a collection of strings, got {shown}",
             remedy=f"Write {parameter}=({shown},)" if isinstance(names, str) else "Pass a list or a set of strings.",
         )
-    found = frozenset(names)
+    found = list(names)
     for name in found:
         if not isinstance(name, str):
             raise InvalidType(f"{parameter} must hold strings only, got {type(name).__name__}")
-    return found
+    return frozenset(found)
 
 
 def checked_number(parameter: str, number: object) -> float:
     """A finite number, or InvalidArgument."""
-    if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
+    if not is_finite(number):
         raise InvalidArgument(f"{parameter} must be a finite number, got {number!r}")
     return number
 
@@ -75,8 +86,6 @@ def checked_flag(parameter: str, flag: object) -> bool:
 
 def checked_seconds(rule: str, seconds: object, least: float = 0.0) -> float:
     """A finite number of at least `least`, or InvalidArgument with the `rule`."""
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not math.isfinite(seconds):
-        raise InvalidArgument(f"{rule}, got {seconds!r}")
-    if seconds < least:
+    if not is_finite(seconds) or seconds < least:
         raise InvalidArgument(f"{rule}, got {seconds!r}")
     return seconds

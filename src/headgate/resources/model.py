@@ -89,7 +89,8 @@ class Resource(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
-        return {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
+        fields = {name: getattr(self, name) for name in Resource.__slots__ if not name.startswith("_")}
+        return {**getattr(self, "__dict__", {}), **fields}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -161,7 +162,7 @@ class ResourceStats:
     @property
     def max_in_flight_gauge(self) -> float:
         """`max_in_flight` as a number: infinity when unlimited."""
-        return math.inf if self.max_in_flight is None else float(self.max_in_flight)
+        return math.inf if self.max_in_flight is None else float(min(self.max_in_flight, 2**53))
 
     @property
     def saturated(self) -> bool:

@@ -25,7 +25,7 @@ from typing import (
     overload,
 )
 
-from headgate.core.cancellation import Steered, adopt
+from headgate.core.cancellation import Steered
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
 from headgate.resources import events
@@ -44,7 +44,7 @@ from headgate.resources.plan import LeaseOptions, Plan, RunOptions, StreamOption
 from headgate.resources.reporting import StateChange
 from headgate.resources.rotation import Rotation
 from headgate.resources.seats import Flight, Seat
-from headgate.resources.shell import Classifier, PoolShell, bounded, turn
+from headgate.resources.shell import Classifier, PoolShell, bounded, bury, set_handle, turn
 from headgate.resources.strategies import Strategy, strategy_of
 
 T = TypeVar("T")
@@ -200,6 +200,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         `operation` is an async generator function. Its resource is held until the stream ends or is closed.
         """
         call = self._enter(self._planned("stream", StreamOptions, options))
+        flight = None
         try:
             while True:
                 flight = await self._take(call)
@@ -209,7 +210,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
                         item = await opening.first_item(operation)
                         while item is not _END:
                             yield item
-                            item = await anext(opening.items, _END)
+                            item = await _next(opening.items)
                     finally:
                         await opening.close()  # the resource is in use until its clean-up is over
                 except BaseException as error:
@@ -221,7 +222,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 if pause := self._note_failure(call, flight, signal):
                     await asyncio.sleep(pause)
         except BaseException as error:
-            self._finish_badly(call, error)
+            self._finish_badly(call, error, flight)
             raise
         self._done(call, flight)
 
@@ -231,6 +232,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         refuse_on_loop()
         call = self._enter(plan)
         result: R = _MISSING
+        flight = None
         try:
             while True:
                 flight = self._take_sync(call)
@@ -250,7 +252,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 if pause := self._note_failure(call, flight, signal):
                     clock.sleep(pause)
         except BaseException as error:
-            self._finish_badly(call, error)
+            self._finish_badly(call, error, flight)
             raise
         self._done(call, flight)
         return result
@@ -259,6 +261,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
 
     def snapshot(self) -> dict[str, ResourceSnapshot]:
         """How each resource stands, by id. From any thread."""
+        bury()
         with turn:
             return {
                 seat.resource.resource_id: {
@@ -274,6 +277,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
 
     def stats(self) -> PoolStats:
         """Gauges and counters, for metrics. From any thread."""
+        bury()
         with turn:
             return self._rotation.stats(
                 clock.now(),
@@ -334,6 +338,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
             effects = self._rotation.add(resource, clock.now())
         self._report_member(events.ResourceAdded, resource.resource_id)
         self._carry_out(effects)
+        self._watch()
         return resource
 
     async def remove(self, resource_id: str) -> None:
@@ -352,7 +357,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
     async def disable(self, resource_id: str) -> None:
         """Take a resource out of use until `enable`. Cancels nothing that is in flight."""
         with turn:
-            effects = self._rotation.disable(resource_id)
+            effects = self._rotation.disable(resource_id, clock.now())
         self._carry_out(effects)
 
     async def reconcile(self, resources: Resources[T]) -> None:
@@ -385,6 +390,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         for resource_id in added:
             self._report_member(events.ResourceAdded, resource_id)
         self._carry_out(effects)
+        self._watch()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -435,13 +441,14 @@ class _Opening(Generic[R]):
     async def first_item(self, operation: Callable[[Resource[Any]], AsyncIterator[R]]) -> R:
         """The first item, or _END."""
         items = self.items = checked_stream(operation(self._flight.seat.resource))
-        step = adopt(anext(items, _END))
+        step = _next(items)
         try:
             suspended_on = step.send(None)
         except StopIteration as done:
             item: R = done.value
         else:
-            self._flight.handle = self.steered = Steered(step, suspended_on)
+            self.steered = Steered(step, suspended_on)
+            set_handle(self._flight, self.steered)
             item = await (self.steered if self._timeout is None else bounded(self.steered, self._timeout))
         self._flight.handle = self.steered = None
         self.is_open = True
@@ -452,6 +459,15 @@ class _Opening(Generic[R]):
         close = getattr(self.items, "aclose", None)
         if close is not None:
             await close()
+
+
+async def _next(items: AsyncIterator[R]) -> R:
+    """The next item, or _END. (``anext(items, default)`` crashes CPython when ``__anext__`` raises at once.)"""
+    try:
+        return await items.__anext__()
+    except StopAsyncIteration:
+        end: R = _END
+        return end
 
 
 async def _nothing() -> AsyncGenerator[Any, None]:
@@ -475,4 +491,9 @@ def _stays(seat: Seat | None, wanted: Resource[Any]) -> bool:
     if seat is None:
         return False
     known = seat.resource
-    return known is wanted or known.value is wanted.value or bool(known.value == wanted.value)
+    if known is wanted or known.value is wanted.value:
+        return True
+    try:
+        return bool(known.value == wanted.value)
+    except Exception:
+        return False  # values that cannot be compared are not the same

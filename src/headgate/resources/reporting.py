@@ -27,6 +27,9 @@ class Reporting:
     """How events and logs call the pool."""
     _on_state_change: StateChange | None
 
+    def _let_go(self, thing: Flight) -> None:
+        raise NotImplementedError
+
     def __init__(self) -> None:
         self._runs_ok = self._runs_exhausted = self._runs_error = self._runs_cancelled = self._retries = 0
         self._changes = itertools.count(1)
@@ -67,8 +70,10 @@ class Reporting:
             )
         )
 
-    def _finish_badly(self, call: Call | None, error: BaseException) -> None:
-        """Count a call that raised."""
+    def _finish_badly(self, call: Call | None, error: BaseException, flight: Flight | None) -> None:
+        """Count a call that raised; end its flight if nothing else has."""
+        if flight is not None and flight.order in flight.seat.resource._flights:
+            self._let_go(flight)
         outcome: events.RunOutcome = "error"
         if isinstance(error, PoolExhausted):
             outcome = "exhausted"

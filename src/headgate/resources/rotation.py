@@ -31,7 +31,7 @@ from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.looking import Looking
 from headgate.resources.model import Resource
-from headgate.resources.seats import ANY, Flight, Seat, Totals, WaitTicket, Want
+from headgate.resources.seats import ANY, DOOMED, Flight, Seat, Totals, WaitTicket, Want
 from headgate.resources.strategies import Picker, Strategy
 
 MAX_CLASSES = 64  # sets of tags whose order is kept; the one longest known goes first
@@ -66,6 +66,7 @@ class Rotation(Looking):
         self._pickers: dict[frozenset[str], Picker] = {frozenset(): self._main}
         self._sizes: dict[frozenset[str], int] = {frozenset(): 0}  # how many seats each of them orders
         self._draining = {}
+        self._back: list[Rotation] = []  # where a waiter stands again, and has not been looked at since
         self._left: list[Resource[Any]] = []  # dropped, and not yet settled: other pools may hold them
         self._totals = Totals()
         for resource in resources:
@@ -104,7 +105,8 @@ class Rotation(Looking):
         seat = flight.seat
         resource = seat.resource
         seat.successes += 1
-        if (resource.consecutive_cooldown or resource.cooldown_until) and flight.order > resource._outage:
+        troubled = resource.consecutive_cooldown or resource.cooldown_until or seat.probing
+        if troubled and flight.order > resource._outage:
             self._clear(resource)
         del resource._flights[flight.order]
         if seat.plain:
@@ -250,10 +252,12 @@ class Rotation(Looking):
         effects += self._serve([resource], now) or ()
         return effects
 
-    def disable(self, resource_id: str) -> Effects:
+    def disable(self, resource_id: str, now: float = 0.0) -> Effects:
         """Take it out of use. Cancels nothing: this is policy, not evidence."""
         seat = self._find(resource_id)
-        return [*self._disable(seat, None), *self._hopeless(_holders(seat.resource))]
+        effects = self._disable(seat, None)
+        effects += self._serve([seat.resource], now) or ()  # others may serve those it was taken back from
+        return effects + self._hopeless(_holders(seat.resource))
 
     def reorder(self, resource_ids: Sequence[str]) -> None:
         """Put the seats into this order."""
@@ -405,7 +409,10 @@ class Rotation(Looking):
                 break
             seat = other.seat
             inherited = seat.resource is not resource  # a use of its predecessor, which only counts against the limit
-            if inherited or other.handle is None or other.status != "in_flight" or not seat.rotation._cancel_siblings:
+            if inherited or other.status != "in_flight" or not seat.rotation._cancel_siblings:
+                continue
+            if other.handle is None or other.handle is DOOMED:
+                other.handle = DOOMED  # it may be in its first step, on another thread: then it is told when it can be
                 continue
             other.status = "cancelled"
             seat.sibling_cancels += 1
@@ -453,7 +460,9 @@ class Rotation(Looking):
 
     def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
         """Let waiters have what came free, in every rotation that holds one of these: longest wait first, of all."""
-        waiting = {seat.rotation: None for resource in resources for seat in resource._seats if seat.rotation.line}
+        holders = [*(seat.rotation for resource in resources for seat in resource._seats), *self._back]
+        self._back = []
+        waiting = {rotation: None for rotation in holders if rotation.line}
         if not waiting:
             return None
         served = serve([(one.line, partial(one.acquire, now)) for one in waiting])
@@ -470,7 +479,10 @@ class Rotation(Looking):
                 flight.ticket = None
                 flight.seat.acquires -= 1
                 del resource._flights[flight.order]
+                if flight.seat.gone:
+                    flight.seat.rotation._drained(flight)
                 ticket.rotation.line.rejoin(ticket)
+                self._back.append(ticket.rotation)
 
     def _hopeless(self, rotations: Iterable[Rotation]) -> Effects:
         """Waiters that nothing can come for any more."""

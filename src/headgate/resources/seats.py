@@ -88,6 +88,10 @@ class Seat:
         )
 
 
+DOOMED = object()
+"""In place of the handle of a flight that was to be cancelled before it could be."""
+
+
 class Flight:
     """One use of a resource. The shell keeps its handle and its request id here."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -36,7 +37,7 @@ from headgate.resources.model import Resource
 from headgate.resources.plan import Plan
 from headgate.resources.reporting import Reporting
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import Flight, Seat, WaitTicket
+from headgate.resources.seats import DOOMED, Flight, Seat, WaitTicket
 from headgate.resources.signals import SIGNALS, CooldownResource, DisableResource, RetryOperation, Signal, signal_in
 from headgate.resources.waiting import LoopWaiter, ThreadWaiter, Waiter
 
@@ -71,12 +72,13 @@ class PoolShell(Reporting, Generic[T]):
         rotation = self._rotation
         matching = len(rotation.seats)
         call = None if plan is self._plan else self._enter(plan)
+        flight = None
         try:
             while True:
                 flight = None
                 if call is None:
-                    turn.acquire()  # a `with` would cost twice as much
                     try:
+                        turn.acquire()  # a `with` would cost twice as much; inside, lest an interrupt falls between
                         now = clock.now()
                         if not rotation.cooling or not rotation.due(now):
                             flight = rotation.acquire(now)
@@ -101,7 +103,7 @@ class PoolShell(Reporting, Generic[T]):
                     else:
                         steered = Steered(coroutine, first, context)
                         if cancellable:
-                            flight.handle = steered
+                            set_handle(flight, steered)
                         result = await (steered if plan.timeout is None else bounded(steered, plan.timeout))
                 except BaseException as error:
                     signal = self._fail(flight, error, steered, plan)
@@ -112,8 +114,8 @@ class PoolShell(Reporting, Generic[T]):
                 else:
                     signal = None if self._classify is None else self._classified(result)
                     if signal is None:
-                        turn.acquire()
                         try:
+                            turn.acquire()
                             effects = rotation.ok(flight, clock.now())
                         finally:
                             turn.release()
@@ -126,7 +128,7 @@ class PoolShell(Reporting, Generic[T]):
                 if pause := self._note_failure(call, flight, signal):
                     await asyncio.sleep(pause)
         except BaseException as error:
-            self._finish_badly(call, error)
+            self._finish_badly(call, error, flight)
             raise
 
     def _finish_plain(self, flight: Flight, call: Call | None, effects: Effects | None) -> None:
@@ -197,6 +199,7 @@ class PoolShell(Reporting, Generic[T]):
 
     def _try(self, call: Call, waiter: Waiter | None) -> Any:
         """A Flight, or else a place in the line for `waiter`: one step, so that no release falls between."""
+        bury()
         rotation, want = self._rotation, call.plan.want
         taken: Flight | WaitTicket | PoolExhausted | None = None
         with turn:
@@ -228,13 +231,13 @@ class PoolShell(Reporting, Generic[T]):
         with turn:
             now = clock.now()
             flight = ticket.grant
+            waits = ticket in self._rotation.line
+            late = (waits or flight is not None) and call.is_late(now)
+            why = self._rotation.describe(call.plan.want, now) if late else None
+            effects = self._rotation.leave(ticket, now) if late else None
             if flight is not None:
                 flight.ticket = None
-            waits = ticket in self._rotation.line
-            late = waits and call.is_late(now)
-            why = self._rotation.describe(call.plan.want, now) if late else None
-            if late:
-                self._rotation.line.leave(ticket)
+        self._carry_out(effects)
         self._watch()
         if late:
             raise call.out_of_time(self._retry_after(call, now), waited_for=why)
@@ -250,7 +253,11 @@ class PoolShell(Reporting, Generic[T]):
         call.started += 1
         flight.request_id = call.request_id
         if events.USAGE.listeners:
-            self._report_acquired(flight)
+            try:
+                self._report_acquired(flight)
+            except BaseException:
+                self._let_go(flight)
+                raise
         return flight
 
     def _why_not(self, call: Call, now: float) -> PoolExhausted | None:
@@ -284,8 +291,7 @@ class PoolShell(Reporting, Generic[T]):
     def _let_go(self, thing: Flight | WaitTicket) -> None:
         """End a flight without a verdict, or leave the line, handing on what was granted. Safe in a finaliser."""
         _orphans.append(thing)
-        if not turn._is_owned():
-            _bury()
+        bury()
 
     # -- a use ends ---------------------------------------------------------------------------------------------------
 
@@ -348,11 +354,11 @@ class PoolShell(Reporting, Generic[T]):
         assert self._classify is not None
         try:
             signal = self._classify(outcome)
+            if isinstance(signal, type) and issubclass(signal, SIGNALS):
+                signal = signal()
         except Exception:
             _log.exception("the classifier of %s failed on %s; taken as no signal", self.name, type(outcome).__name__)
             return None
-        if isinstance(signal, type) and issubclass(signal, SIGNALS):
-            signal = signal()
         if signal is None or isinstance(signal, SIGNALS):
             return signal
         _log.error("the classifier of %s returned %s instead of a signal or None", self.name, type(signal).__name__)
@@ -361,8 +367,7 @@ class PoolShell(Reporting, Generic[T]):
     # -- doing what was decided ---------------------------------------------------------------------------------------
 
     def _carry_out(self, effects: Effects | None, reason: str | None = None) -> None:
-        if _orphans and not turn._is_owned():
-            _bury()
+        bury()
         if effects:
             _carry_out(effects, reason)
 
@@ -397,9 +402,9 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
     while todo:
         effect = todo.popleft()
         if isinstance(effect, Cancel):
-            flight = effect.flight
-            assert isinstance(flight.handle, Steered)
-            flight.handle.interrupt(_SIBLING)
+            flight, handle = effect.flight, effect.flight.handle
+            if isinstance(handle, Steered):  # it may have ended, or opened its stream, since this was decided
+                handle.interrupt(_SIBLING)
             owner = _owner(flight.seat)
             if events.USAGE.listeners:
                 usage = owner._usage(flight)
@@ -419,19 +424,26 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
         _owner(effect.seat)._announce(effect, reason)
 
 
-def _bury() -> None:
-    """End what the collector abandoned."""
+def bury() -> None:
+    """End what the collector abandoned; not while this thread is in a transition: then whoever comes next."""
+    if not _orphans or turn._is_owned():
+        return
     effects: Effects = []
+    left: set[PoolShell[Any]] = set()
     with turn:
         while _orphans:
             thing = _orphans.popleft()
             now = clock.now()
             if isinstance(thing, Flight):
-                effects += thing.seat.rotation.ended(thing, now) or ()
+                if thing.order in thing.seat.resource._flights:
+                    effects += thing.seat.rotation.ended(thing, now) or ()
             else:
                 effects += thing.rotation.leave(thing, now) or ()
+                left.add(thing.rotation.owner)
     if effects:
         _carry_out(effects, None)
+    for shell in left:
+        shell._watch()  # whoever left may have kept the alarm
 
 
 def _owner(seat: Seat) -> PoolShell[Any]:
@@ -472,6 +484,14 @@ def require_operation(operation: object) -> None:
     ) from None
 
 
+def set_handle(flight: Flight, steered: Steered[Any]) -> None:
+    """From here on siblings may cancel it; one may have wanted to before."""
+    doomed, flight.handle = flight.handle is DOOMED, steered
+    if doomed:
+        flight.status = "cancelled"
+        steered.interrupt(_SIBLING)
+
+
 async def bounded(steered: Steered[R], seconds: float) -> R:
     """Interrupt it when it takes longer."""
     timer = asyncio.get_running_loop().call_later(seconds, steered.interrupt, _TIMEOUT)
@@ -479,3 +499,13 @@ async def bounded(steered: Steered[R], seconds: float) -> R:
         return await steered
     finally:
         timer.cancel()
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held the lock; here there is no such thread.
+    turn._at_fork_reinit()
+    _orphans.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

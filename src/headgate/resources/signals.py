@@ -11,7 +11,6 @@ one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -19,10 +18,14 @@ from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, travel
+from headgate.resources.fields import is_finite
 
 
 class CooldownResource(Exception):
     """The resource is overloaded: rest it for `cooldown_seconds`, or as long as the pool's table says."""
+
+    cooldown_seconds: float | None = None  # also for a subclass that does not call our constructor
+    reason: str | None = None
 
     def __init__(self, cooldown_seconds: float | None = None, reason: str | None = None) -> None:
         if cooldown_seconds is not None and not _is_duration(cooldown_seconds):
@@ -41,6 +44,8 @@ class CooldownResource(Exception):
 class DisableResource(Exception):
     """The resource is unusable and stays so until somebody enables it."""
 
+    reason: str | None = None
+
     def __init__(self, reason: str | None = None) -> None:
         super().__init__(reason or "resource disabled")
         self.reason = reason
@@ -51,6 +56,8 @@ class DisableResource(Exception):
 
 class RetryOperation(Exception):
     """The resource is fine, this attempt is not: try again, elsewhere if anything else is eligible."""
+
+    reason: str | None = None
 
     def __init__(self, reason: str | None = None) -> None:
         super().__init__(reason or "operation retry")
@@ -103,7 +110,7 @@ def _seconds_until(http_date: str) -> float | None:
 
 
 def _is_duration(seconds: object) -> bool:
-    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+    return is_finite(seconds) and float(seconds) >= 0
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -100,7 +100,7 @@ class ThreadWaiter:
                     else:
                         ends.append(at)
                 if due is None:
-                    self._changed.wait(min(ends) - now if ends else None)
+                    self._changed.wait(min(min(ends) - now, threading.TIMEOUT_MAX) if ends else None)
             if due is not None:
                 due()
 
