@@ -1108,7 +1108,7 @@ def test_b76_a_stream_that_opens_while_it_is_being_asked() -> None:
         victim = asyncio.create_task(pool.run(Heard(), retry_delay=0))
         await asyncio.sleep(0)
         assert in_flight(pool) == 3
-        while any(flight.handle is None for flight in pool._rotation.in_flight("a")):
+        while any(flight.handle is None for flight in pool._rotation.in_flight("a")):  # noqa: ASYNC110 - a condition of another thread
             await asyncio.sleep(0.001)  # until all of them have suspended
         with when_asked(lambda: (go.set(), opened.wait(10))):  # the first event: the other victim has been asked
             trouble.signal()

@@ -270,6 +270,23 @@ async def test_b75_an_exhausted_stream_says_what_was_tried() -> None:
     assert pool.stats().runs_exhausted == 1
 
 
+@virtual
+async def test_b75_an_iterator_that_raises_before_it_awaits_is_no_trouble() -> None:
+    class Refusing:
+        def __aiter__(self) -> Any:
+            return self
+
+        def __anext__(self) -> Any:
+            raise RATE_LIMITED  # a plain def: `anext(it, default)` crashes the interpreter on this
+
+    pool = keys("a", "b", strategy="primary_backup")
+    fine = numbers({})
+    items: list[str] = []
+    stream = pool.stream(lambda r: Refusing() if r.resource_id == "a" else fine(r), retry_delay=0)
+    await collect(stream, items)
+    assert items == ["b0", "b1", "b2"]
+
+
 def test_s44_streams_and_threads_have_one_request_id_too() -> None:
     pool = keys("a")
     with capture_events("resources") as events:

@@ -786,6 +786,31 @@ def test_s43_what_is_taken_back_no_longer_counts_against_a_successor() -> None:
     assert [taken(rotation, now=2.0), taken(rotation, now=2.0)] == ["k", None]
 
 
+def test_s43_what_is_taken_back_in_another_pool_frees_the_successor_there() -> None:
+    """Of the same id in that pool, and full so far: it must be offered again."""
+    shared, successor = Resource("k", None, 2), one("k")
+    here, there = rotation_of(shared), rotation_of(shared)
+    signaller, other = take(here), take(there)
+    ticket = waits(there)
+    there.ok(other, 1.0)
+    there.remove("k", 1.0)
+    there.add(successor, 1.0)
+    assert taken(there, now=1.0) is None
+    assert served(here.cooled(signaller, now=2.0)) == [ticket]
+    assert there.in_flight("k") == [ticket.grant]
+
+
+def test_s43_who_it_is_taken_back_from_is_told_when_nothing_else_can_come() -> None:
+    """Its pool does not hold the resource any more, and nothing else."""
+    rotation = rotation_of(Resource("k", None, 2))
+    older, newer = take(rotation), take(rotation)
+    ticket = waits(rotation)
+    rotation.ok(newer, 1.0)
+    rotation.remove("k")
+    assert rotation.cooled(older, now=2.0) == [Starve(ticket)]
+    assert not rotation.line
+
+
 def test_s43_leaving_the_line_takes_nothing_along() -> None:
     rotation, flights = full(one("a"))
     first, second = waits(rotation), waits(rotation)

@@ -7,6 +7,8 @@ import contextvars
 import itertools
 import logging
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from headgate import (
     RetryOperation,
 )
 from headgate.core.clock import clock
+from headgate.core.topics import subscribe
 from headgate.resources import Attempt
 from headgate.testing import capture_events, settle, virtual
 from tests.resources.support import RATE_LIMITED, REVOKED, Gate, always, by_id, ident, in_flight, keys, status
@@ -693,3 +696,89 @@ async def test_s40_what_cannot_be_called_is_explained() -> None:
     with pytest.raises(TypeError, match="mine"):
         await pool.run(always(TypeError("mine")))
     assert in_flight(pool) == 0
+
+
+# -- whatever happens, the resource comes back -------------------------------------------
+
+
+@virtual
+async def test_s34_a_signal_class_that_skips_our_constructor_works() -> None:
+    class Limited(CooldownResource):
+        def __init__(self, response: object) -> None:
+            self.response = response
+
+    class Dead(DisableResource):
+        def __init__(self, response: object) -> None:
+            self.response = response
+
+    pool = keys("a", "b", "c", strategy="primary_backup")
+    assert await pool.run(by_id(a=Limited(429), b=Dead(401), c="ok"), retry_delay=0) == "ok"
+    assert (status(pool, "a"), status(pool, "b")) == ("cooling_down", "disabled")
+    assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 30.0
+
+
+class Interrupt(BaseException):
+    pass
+
+
+@virtual
+async def test_nothing_that_raises_between_leaks_a_use() -> None:
+    class NeedsMore(CooldownResource):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__()
+
+    def interrupt(outcome: object) -> Any:
+        raise Interrupt
+
+    assert await keys("a", classify=lambda outcome: NeedsMore).run(always("ok")) == "ok"
+    pool = keys("a", classify=interrupt)
+    with pytest.raises(Interrupt):
+        await pool.run(always("ok"))
+    assert in_flight(pool) == 0
+    listening = keys("a")
+    unsubscribe = subscribe(interrupt, "resources.usage")
+    try:
+        for options in ({}, {"wait_for_capacity": True}):
+            with pytest.raises(Interrupt):
+                await listening.run(ident, **options)  # type: ignore[arg-type]
+    finally:
+        unsubscribe()
+    assert in_flight(listening) == 0
+
+
+@pytest.mark.parametrize("huge", [10**400, -(10**400)])
+def test_numbers_beyond_all_floats_are_refused(huge: int) -> None:
+    with pytest.raises(InvalidArgument):
+        CooldownResource(huge)
+    with pytest.raises(InvalidArgument):
+        ResourcePool({"a": 1}, cooldown_table=(huge,))
+    with pytest.raises(InvalidArgument):
+        ResourcePool({"a": 1}).use(deadline=huge)
+    assert ResourcePool([Resource("a", 1, 10**400)]).stats().eligible == 1
+
+
+@virtual
+async def test_a_key_built_cooling_is_proven_by_one_success() -> None:
+    pool = ResourcePool([Resource("a", 1, status="cooling_down")], probe_on_recovery=True)
+    assert await pool.run(ident) == "a"
+    async with pool.lease(), pool.lease():
+        assert in_flight(pool) == 2
+
+
+def test_a_fork_in_the_middle_of_a_transition_leaves_the_child_able_to_work() -> None:
+    code = (
+        "import os, threading\n"
+        "from headgate import ResourcePool\n"
+        "from headgate.resources.shell import turn\n"
+        "pool = ResourcePool({'a': 1})\n"
+        "held, done = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with turn:\n"
+        "        held.set(); done.wait()\n"
+        "thread = threading.Thread(target=hold); thread.start(); held.wait()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os._exit(0 if pool.run_sync(lambda r: r.value) == 1 else 1)\n"
+        "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]); done.set(); thread.join(); raise SystemExit(code)\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=20)

@@ -351,3 +351,72 @@ async def test_a_pool_made_empty_fails_until_something_is_added() -> None:
         await pool.run(ident)
     await pool.add("b", "secret-b")
     assert await pool.run(ident) == "b"
+
+
+# -- nobody is forgotten ---------------------------------------------------------------
+
+
+@virtual
+async def test_s43_the_alarm_passes_on_when_the_first_in_line_leaves() -> None:
+    pool = keys("a")
+    await cool(pool, 10)
+    first = asyncio.create_task(pool.run(ident, wait_for_cooldown=True))
+    second = asyncio.create_task(pool.run(ident, wait_for_cooldown=True))
+    await asyncio.sleep(1)
+    first.cancel()
+    assert await second == "a"
+    assert clock.now() == 10
+    assert first.cancelled()
+
+
+@pytest.mark.parametrize("how", ["add", "reconcile"])
+def test_a72_a_cooling_resource_that_joins_is_waited_for(how: str) -> None:
+    @virtual
+    async def check() -> None:
+        pool = exclusive("a")
+        resting = Resource("b", "b", status="cooling_down", cooldown_until=8.0)
+        async with pool.lease():
+            waiter = asyncio.create_task(pool.run(ident, wait_for_capacity=True))
+            await asyncio.sleep(1)
+            if how == "add":
+                await pool.add(resting)
+            else:
+                await pool.reconcile([Resource("a", "a", 1), resting])
+            assert await waiter == "b"
+            assert clock.now() == 8
+
+    check()
+
+
+@virtual
+async def test_s43_what_was_granted_is_taken_back_when_the_resource_fails_before_it_is_used() -> None:
+    """The waiter holds a promise and has not begun: it must not begin on a key that is known to be cooling."""
+    pool, gate = exclusive("a", "b", strategy="primary_backup"), Gate()
+    holders = [asyncio.create_task(pool.run(gate)) for _ in range(2)]
+    await settle()
+    waiter = asyncio.create_task(pool.run(ident, wait_for_capacity=True))
+    behind = asyncio.create_task(pool.run(ident, wait_for_capacity=True))
+    await settle()
+    gate.finish(0)
+    gate.finish(1)
+    await asyncio.sleep(0)  # both are free and granted, and neither waiter has run
+    await pool.disable("a")
+    assert await waiter == "b"
+    assert await behind == "b"
+    await asyncio.gather(*holders)
+    assert in_flight(pool) == 0
+
+
+@virtual
+async def test_s41_a_granted_waiter_does_not_start_after_its_deadline() -> None:
+    pool, gate = exclusive("a"), Gate()
+    holder = asyncio.create_task(pool.run(gate))
+    await settle()
+    waiter = asyncio.create_task(pool.run(ident, wait_for_capacity=True, within=5))
+    await settle()
+    with clock.replaced(now=lambda: 6.0):  # its turn comes late: the loop was held up
+        gate.finish(0)
+        await asyncio.wait([waiter])
+    assert isinstance(waiter.exception(), PoolExhausted)
+    await holder
+    assert in_flight(pool) == 0

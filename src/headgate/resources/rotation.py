@@ -451,8 +451,8 @@ class Rotation(Looking):
         draining = self._draining.get(resource_id, {})
         draining.pop(flight.order, None)
         heir = self.seats.get(resource_id)
-        if heir is not None:
-            heir.resource._flights.pop(flight.order, None)
+        if heir is not None and heir.resource._flights.pop(flight.order, None) is not None:
+            self._offer(heir.resource)
         if not draining:
             self._draining.pop(resource_id, None)
             if heir is not None:
@@ -461,7 +461,6 @@ class Rotation(Looking):
     def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
         """Let waiters have what came free, in every rotation that holds one of these: longest wait first, of all."""
         holders = [*(seat.rotation for resource in resources for seat in resource._seats), *self._back]
-        self._back = []
         waiting = {rotation: None for rotation in holders if rotation.line}
         if not waiting:
             return None
@@ -487,7 +486,9 @@ class Rotation(Looking):
     def _hopeless(self, rotations: Iterable[Rotation]) -> Effects:
         """Waiters that nothing can come for any more."""
         effects: Effects = []
-        for rotation in rotations:
+        looked_at = dict.fromkeys([*rotations, *self._back])
+        self._back = []
+        for rotation in looked_at:
             if not rotation.line:
                 continue
             hope: dict[Want, tuple[bool, float]] = {}
