@@ -481,3 +481,33 @@ async def test_s08_a_pool_that_is_dropped_is_forgotten_by_its_resources() -> Non
     assert len(shared._seats) == 1
     assert await kept.run(ident) == "k"
     assert kept._rotation.seats["k"].plain, "the short way is open again"
+
+
+@virtual
+async def test_a72_a_removed_key_is_not_kept_until_its_cooldown_ends() -> None:
+    pool = ResourcePool([Resource("a", Key("sk")), Resource("b", Key("sk"))], strategy="primary_backup")
+    secret = weakref.ref(pool._rotation.seats["a"].resource.value)
+    async with pool.lease() as resource:
+        await pool.disable(resource.resource_id)
+        await pool.enable(resource.resource_id)
+        del resource
+    with pytest.raises(PoolExhausted):
+        await pool.run(always(CooldownResource(1e6)), max_attempts=1)
+    await pool.remove("a")
+    gc.collect()
+    assert secret() is None
+
+
+class Key:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+@virtual
+async def test_a72_cooling_and_enabling_for_ever_costs_no_memory() -> None:
+    pool = keys("a")
+    for _ in range(500):
+        with pytest.raises(PoolExhausted):
+            await pool.run(always(CooldownResource(1e6)))
+        await pool.enable("a")
+    assert len(pool._rotation.cooling) < 100

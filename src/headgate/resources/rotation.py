@@ -227,6 +227,8 @@ class Rotation(Looking):
             self._draining[resource_id] = draining
         self._withdraw(seat)
         seat.gone, seat.plain = True, False
+        if resource.status == "cooling_down":
+            self._tidy()  # lest its value stays in memory until then
         self._totals.absorb(seat)
         _refresh(resource)
         self._offer(resource)
@@ -339,6 +341,11 @@ class Rotation(Looking):
     def _matching(self, want: Want) -> Iterator[Seat]:
         return (seat for seat in self.seats.values() if want.fits(seat.resource))
 
+    def _tidy(self) -> None:
+        """Forget cooldowns that are over, and seats that are gone."""
+        resting = {entry[2]: entry for entry in self.cooling if self._rests(entry[2], entry[0])}
+        self.cooling[:] = sorted(resting.values(), key=lambda entry: entry[:2])
+
     def _rests(self, seat: Seat, until: float) -> bool:
         resource = seat.resource
         return not seat.gone and resource.status == "cooling_down" and resource.cooldown_until == until
@@ -369,6 +376,9 @@ class Rotation(Looking):
             if old == "healthy" or until > resource.cooldown_until:
                 heapq.heappush(seat.rotation.cooling, (until, seat.index, seat))
         resource.status, resource.cooldown_until = "cooling_down", until
+        for rotation in _holders(resource):
+            if len(rotation.cooling) > 4 * len(rotation.seats) + 64:
+                rotation._tidy()
         _refresh(resource)
         self._revoke(resource)
         rung = resource.consecutive_cooldown

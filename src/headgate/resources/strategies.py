@@ -111,6 +111,8 @@ class _LazyHeap:
 
     def withdraw(self, seat: Seat) -> None:
         self._current.pop(seat.index, None)
+        self._heap = [entry for entry in self._heap if entry[3] is not seat]  # lest its value stays in memory
+        heapq.heapify(self._heap)
 
     def pick(self, skip: Container[str]) -> Seat | None:
         heap, current = self._heap, self._current
@@ -158,6 +160,10 @@ class _RoundRobin(_LazyHeap):
     def standing(self, seat: Seat) -> Entry:
         resource = seat.resource
         return len(resource._flights), resource.last_acquired_at, seat.index, seat
+
+    def withdraw(self, seat: Seat) -> None:
+        super().withdraw(seat)
+        self._idle = deque(entry for entry in self._idle if entry[3] is not seat)
 
     def offer(self, seat: Seat) -> None:
         # The second key only grows, so a seat has moved forward only if fewer of its uses are in flight.
