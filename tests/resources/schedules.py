@@ -809,8 +809,10 @@ class World:
                 continue  # swallowed by an operation inside; but a call inside may not take it for its own
             if any(since <= at <= until for since, until in attempt.task.waits_on_children):
                 continue
+            if attempt.seen and attempt.seen[0] < at:
+                continue  # it swallowed one before, which may have been asked for before it began and still counts
             moves = zip(attempt.task.moves[attempt.history :], attempt.task.moved_at[attempt.history :], strict=True)
-            if is_cancelled([move for move, moved_at in moves if moved_at <= at]):
+            if attempt.task.is_unsettled or is_cancelled([move for move, moved_at in moves if moved_at <= at]):
                 continue  # it swallowed a cancellation, or a TaskGroup of 3.11 left one behind: taken for a clean-up
             self.wrong(
                 f"S41, S60: {attempt} heard at {attempt.seen} and not at {at}, when {why}; ended {attempt.ended}"
