@@ -47,11 +47,32 @@ ERRORS = {
     "WorkerLost",
     "WorkerStartFailed",
 }
+TASKS = {
+    "Backpressure",
+    "QueueStrategy",
+    "TaskHandle",
+    "TaskPool",
+    "backpressure_queue",
+    "fail_fast",
+    "fair_round_robin",
+    "fair_share",
+    "fifo",
+    "lifo",
+    "pipeline_scope",
+    "pool_create",
+    "pool_get",
+    "pool_list",
+    "pool_wait",
+    "priority",
+    "ring_buffer",
+    "spawn_to_pool",
+    "wait_agent",
+}
 RESOURCES = {"ResourcePool", "Resource", "CooldownResource", "DisableResource", "RetryOperation", "PoolExhausted"}
 
 
 def test_the_names_at_the_root_are_exactly_these() -> None:
-    assert set(headgate.__all__) == ERRORS | RESOURCES | {"subscribe", "__version__"}
+    assert set(headgate.__all__) == ERRORS | RESOURCES | TASKS | {"subscribe", "__version__"}
     assert all(hasattr(headgate, name) for name in headgate.__all__)
     assert set(headgate.__all__) <= set(dir(headgate))
 

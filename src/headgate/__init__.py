@@ -1,7 +1,7 @@
 """headgate runs async Python work under scarcity.
 
-A `ResourcePool` decides with which key, proxy or GPU. (A TaskPool that decides who goes next, and a WorkerPool that
-decides where, are on their way.)
+A `TaskPool` decides who goes next, a `ResourcePool` with which key, proxy or GPU. (A WorkerPool that decides where is
+on its way.)
 
 Importing this package is quick: a name is loaded with its room when it is first used.
 """
@@ -48,8 +48,30 @@ from headgate.observe import logging as _logging
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
+    from headgate.tasks import (
+        Backpressure,
+        QueueStrategy,
+        TaskHandle,
+        TaskPool,
+        backpressure_queue,
+        fail_fast,
+        fair_round_robin,
+        fair_share,
+        fifo,
+        lifo,
+        pipeline_scope,
+        pool_create,
+        pool_get,
+        pool_list,
+        pool_wait,
+        priority,
+        ring_buffer,
+        spawn_to_pool,
+        wait_agent,
+    )
 
 __all__ = [
+    "Backpressure",
     "ContextVarCollision",
     "CooldownResource",
     "DisableResource",
@@ -65,6 +87,7 @@ __all__ = [
     "PoolClosed",
     "PoolExhausted",
     "QueueFull",
+    "QueueStrategy",
     "RemoteError",
     "Resource",
     "ResourcePool",
@@ -79,6 +102,8 @@ __all__ = [
     "TaskCancelled",
     "TaskExpired",
     "TaskFailed",
+    "TaskHandle",
+    "TaskPool",
     "TaskRejected",
     "TaskStale",
     "TransientRpcError",
@@ -87,13 +112,49 @@ __all__ = [
     "WorkerLost",
     "WorkerStartFailed",
     "__version__",
+    "backpressure_queue",
+    "fail_fast",
+    "fair_round_robin",
+    "fair_share",
+    "fifo",
+    "lifo",
+    "pipeline_scope",
+    "pool_create",
+    "pool_get",
+    "pool_list",
+    "pool_wait",
+    "priority",
+    "ring_buffer",
+    "spawn_to_pool",
     "subscribe",
+    "wait_agent",
 ]
 
 _ROOMS = {
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
+    "headgate.tasks": (
+        "Backpressure",
+        "QueueStrategy",
+        "TaskHandle",
+        "TaskPool",
+        "backpressure_queue",
+        "fail_fast",
+        "fair_round_robin",
+        "fair_share",
+        "fifo",
+        "lifo",
+        "pipeline_scope",
+        "pool_create",
+        "pool_get",
+        "pool_list",
+        "pool_wait",
+        "priority",
+        "ring_buffer",
+        "spawn_to_pool",
+        "wait_agent",
+    ),
 }
-_SUBMODULES = ("resources", "testing")
+_SUBMODULES = ("resources", "stores", "tasks", "testing")
 _LAZY = {name: room for room, names in _ROOMS.items() for name in names}
 
 _logging.install()

@@ -19,6 +19,7 @@ from __future__ import annotations
 from headgate.testing.capture import Captured, capture_events
 from headgate.testing.leaks import no_leaks
 from headgate.testing.running import run, settle, virtual
+from headgate.testing.stores import check_store
 from headgate.testing.strategies import check_strategy
 from headgate.testing.virtual import VirtualLoop
 from headgate.testing.waiting import Hang, Leak
@@ -29,6 +30,7 @@ __all__ = [
     "Leak",
     "VirtualLoop",
     "capture_events",
+    "check_store",
     "check_strategy",
     "no_leaks",
     "run",

@@ -1,0 +1,136 @@
+"""Python values as JSON, and back with the value and the type they had.
+
+A journal must be readable: by people, by other tools, by the next release. So results are kept as JSON, and what JSON
+lacks is an object with one key, a tag that begins with "$": ``(1, b"x")`` is ``{"$tuple": [1, {"$bytes": "eA=="}]}``. A
+key of the user's own that begins with "$" gets a second one, so nothing that is stored can be taken for a tag.
+
+All or nothing
+--------------
+What comes back is what was given, or an `Opaque` that names its type; never something close to it. So types are
+compared exactly: an IntEnum is not the int that JSON would make of it, a namedtuple is not a tuple. One member that
+cannot be kept makes the whole value opaque, and so do nesting deeper than 100 (a value that contains itself is that
+too) and more than 1 MB of text. Encoding never raises, whatever the value does: the work it is the result of has
+succeeded.
+
+A budget runs out while encoding and not afterwards: forty lists, each holding the next one twice, are a small value and
+a text without end.
+
+Pickle
+------
+Only a store made with ``codec="pickle"`` writes pickles, and only for values that would be opaque otherwise; only such
+a store reads them, because loading a pickle runs code. All others read the type's name, which stands beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from headgate.stores.tags import LARGEST, Encoded, Encoder, Unfit, decoded, sorted_dumps
+
+Codec: TypeAlias = Literal["json", "pickle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What is left of a value that could not be kept."""
+
+    type_name: str
+    """Its class, as module.qualname."""
+
+
+def encode(value: object, *, codec: Codec = "json") -> Encoded:
+    """`value` as json.dumps takes it. Never raises: what cannot be kept is ``{"$opaque": type}``."""
+    return _fitted(value, codec)[0]
+
+
+def text_of(value: object, *, codec: Codec = "json") -> str:
+    """The same as JSON text, in ASCII and on one line."""
+    return _fitted(value, codec)[1]
+
+
+def decode(encoded: Encoded, *, codec: Codec = "json") -> Any:
+    """What `encode` was given, or an `Opaque`. Never raises. Runs what a pickle says only with ``codec="pickle"``."""
+    try:
+        if type(encoded) is dict and "$opaque" in encoded:
+            return _revealed(encoded, codec)
+        return decoded(encoded)
+    except Exception:
+        return Opaque("unreadable")
+
+
+def canonical(value: object) -> str | None:
+    """A text that is the same for equal values of equal types in every process; None when `value` cannot be kept."""
+    try:
+        return _within(sorted_dumps(Encoder(sorts=True).encode(value)))
+    except Exception:
+        return None
+
+
+dumps: Final[Callable[[Any], str]] = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+"""Compact JSON, in ASCII. What contains itself is a RecursionError instead of a ValueError, and the rest is quicker."""
+
+
+def _fitted(value: object, codec: Codec) -> tuple[Encoded, str]:
+    try:
+        encoded = Encoder().encode(value)
+        return encoded, _within(dumps(encoded))
+    except Exception:  # `value` may be anything, even changing under our eyes
+        pass
+    name = value.type_name if type(value) is Opaque else name_of(type(value))
+    hidden = {"$opaque": name}
+    if codec == "pickle" and type(value) is not Opaque:
+        try:
+            hidden = {"$opaque": name, "$pickle": _pickled(value)}
+        except Exception:  # unpicklable, or too large
+            pass
+    return hidden, dumps(hidden)
+
+
+def _within(text: str) -> str:
+    if len(text) > LARGEST:
+        raise Unfit
+    return text
+
+
+def name_of(kind: type) -> str:
+    """module.qualname."""
+    try:
+        return f"{kind.__module__}.{kind.__qualname__}"
+    except Exception:  # a metaclass can make anything of these names
+        return "unknown"
+
+
+# -- pickles ----------------------------------------------------------------------------------------------------------
+
+
+class _Bounded:
+    """A file that is full early: a gigabyte must not be pickled to find that it is too much."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Any) -> None:
+        self.data += data
+        if len(self.data) > LARGEST * 3 // 4:
+            raise Unfit
+
+
+def _pickled(value: object) -> str:
+    file = _Bounded()
+    pickle.Pickler(file, protocol=5).dump(value)
+    return base64.b64encode(file.data).decode("ascii")
+
+
+def _revealed(hidden: dict[str, Encoded], codec: Codec) -> Any:
+    name = hidden["$opaque"]
+    if codec == "pickle" and "$pickle" in hidden:
+        try:
+            return pickle.loads(base64.b64decode(hidden["$pickle"]))
+        except Exception:  # a class that moved, a module that is gone
+            pass
+    return Opaque(name if type(name) is str else "unreadable")

@@ -1,0 +1,263 @@
+"""The open journal of one pool in a file: entries are written in groups, and told when their group is on the disk.
+
+A disk takes about as long to sync a hundred entries as to sync one. So `append` only puts the text of an entry into the
+open group. A thread takes the group as it is, writes it with one write and one sync, and wakes the event loop once to
+tell everybody in it; what is appended meanwhile is the next group. Nobody waits for a group to fill: under light load
+it holds the entries of one turn of the loop, under heavy load as many as came during one sync.
+
+The thread is there while there is something to write, and some milliseconds longer. So an interpreter that ends while
+somebody forgot to close a journal still writes what was appended, and then does end; and a journal that nobody holds
+any more is not held by its thread.
+
+When a write fails, the file is as it was before (`locked`), and everybody in the group is told. That is enough for a
+submit, whose submitter is still there to hear it; the end of a task happens once and nobody can repeat it. So ends are
+kept and go ahead of the next group, until they are written. They are told of the first failure only.
+
+Compaction happens here too, between two groups, because nobody else may write. Its price: the entries that come
+meanwhile wait for it, some two microseconds for each line of the file. It happens when the file has four times the
+lines it had after the last one, so in the long run each entry pays for a constant number of lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, compress
+
+from headgate.core.clock import clock
+from headgate.errors import StoreWriteFailed
+from headgate.stores.codec import Codec
+from headgate.stores.compaction import wanted
+from headgate.stores.files import generation
+from headgate.stores.lines import entry_line
+from headgate.stores.locked import LockedFile
+from headgate.stores.port import Done, Entry, StoredTask
+
+_log = logging.getLogger("headgate.stores")
+
+_LINGER = 0.05
+"""Seconds that the thread waits for more to do. Starting another costs some 50 us, so this may be short."""
+
+_LINES_OF_A_TASK = 3
+_MANY_LINES = 1000
+_MANY_BYTES = 64_000_000
+"""Of so much a file may consist before it is worth compacting, whatever it needs."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Entries that are written together."""
+
+    lines: list[bytes] = field(default_factory=list)
+    dones: dict[asyncio.AbstractEventLoop, list[Done]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or self.dones)
+
+
+class JsonLinesJournal:
+    """See `port.Journal`. Made by `JsonLinesStore.open`."""
+
+    def __init__(
+        self,
+        file: LockedFile,
+        tasks: Sequence[StoredTask],
+        *,
+        lines: int,
+        preamble: Sequence[bytes],
+        keep: int,
+        codec: Codec,
+    ) -> None:
+        self._file = file
+        self._tasks = tasks
+        self._lines = lines
+        self._preamble = preamble
+        self._keep = keep
+        self._codec: Codec = codec
+        self._generation = generation()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._is_idle = False
+        self._waking_on: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self._group = Group()
+        self._unwritten_ends: list[bytes] = []  # the thread's, or after its end that of `close`
+        self._count_from(_LINES_OF_A_TASK * len(tasks), 0)
+        self._warned = False
+
+    @property
+    def tasks(self) -> Sequence[StoredTask]:
+        return self._tasks
+
+    def __repr__(self) -> str:
+        return f"<JsonLinesJournal {self._file.path}{' closed' if self._is_closed else ''}>"
+
+    def append(self, entry: Entry, done: Done | None = None) -> None:
+        """Write this after all that was appended before."""
+        self._put(entry_line(entry, self._codec), done)
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is durable or has failed."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._put(b"", lambda _: None if told.done() else told.set_result(None))
+        await told
+
+    def close(self) -> None:
+        """Write what is left, and let go of the lock."""
+        if self._generation != generation():
+            return  # a forked child: file, lock and thread are the parent's
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+            self._changed.notify()
+        if thread is not None:
+            thread.join()
+        with self._lock:
+            group, self._group = self._group, Group()
+            if (group or self._unwritten_ends) and not self._file.is_closed:
+                self._commit(group)
+            if self._unwritten_ends:
+                _log.warning("%s: the ends of %d tasks are lost", self._file.path, len(self._unwritten_ends))
+                self._unwritten_ends.clear()
+            self._file.close()
+
+    # -- on the thread of whoever appends ---------------------------------------------
+
+    def _put(self, line: bytes, done: Done | None) -> None:
+        loop = asyncio.get_running_loop() if done is not None else asyncio._get_running_loop()
+        if self._generation != generation():
+            _refuse(loop, done, f"{self._file.path} was opened before this process was forked, by its parent")
+            return
+        with self._lock:
+            if self._is_closed:
+                _refuse(loop, done, f"{self._file.path} is closed")
+                return
+            if line:
+                self._group.lines.append(line)
+            if done is not None and loop is not None:
+                self._group.dones.setdefault(loop, []).append(done)
+            if self._thread is not None and not self._is_idle:
+                return  # it takes this with the next group
+            if loop is None:
+                self._wake()
+            elif self._waking_on is not loop:
+                self._waking_on = loop
+                loop.call_soon(self._turn_ends)
+
+    def _turn_ends(self) -> None:
+        with self._lock:
+            self._waking_on = None
+            if self._group:
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._start()
+        elif self._is_idle:
+            self._is_idle = False
+            self._changed.notify()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._write_groups, name=f"headgate-journal {self._file.path.name}")
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is ending, or the machine has no more threads: then it is done here
+            self._thread = None
+            group, self._group = self._group, Group()
+            self._commit(group)
+
+    # -- on the journal's own thread --------------------------------------------------
+
+    def _write_groups(self) -> None:
+        while True:
+            with self._lock:
+                if not self._group and not self._is_closed:
+                    self._is_idle = True
+                    self._changed.wait(_LINGER)
+                    self._is_idle = False
+                if not self._group:
+                    self._thread = None
+                    return
+                group, self._group = self._group, Group()
+            self._commit(group)
+            if self._lines > self._most_lines or self._file.size > self._most_bytes:
+                self._compact()
+
+    def _commit(self, group: Group) -> None:
+        """Write a group, and tell everybody in it."""
+        error: Exception | None = None
+        lines = self._unwritten_ends + group.lines
+        if lines:
+            try:
+                self._file.append(b"".join(lines))
+            except Exception as failure:  # OSError, but nothing may end this thread
+                error = failure
+                self._unwritten_ends += _ends(group.lines)
+            else:
+                self._unwritten_ends.clear()
+                self._lines += len(lines)
+        for loop, dones in group.dones.items():
+            try:
+                loop.call_soon_threadsafe(_tell, loop, dones, error, str(self._file.path))
+            except RuntimeError:
+                pass  # the loop is closed: nobody is left to hear it
+
+    def _compact(self) -> None:
+        try:
+            flags = wanted(self._file.lines(), self._keep, clock.wall())
+            lines = self._file.replace(chain(self._preamble, compress(self._file.lines(), flags)))
+        except Exception as error:
+            if not self._warned:
+                _log.warning("%s cannot be compacted, and goes on growing: %s", self._file.path, error)
+            self._warned = True
+            self._count_from(self._lines, self._file.size)
+        else:
+            self._lines = lines
+            self._count_from(self._lines, self._file.size)
+
+    def _count_from(self, lines: int, size: int) -> None:
+        """So much is needed: when is it time to compact?"""
+        self._most_lines = 4 * lines + _MANY_LINES
+        self._most_bytes = 4 * size + _MANY_BYTES
+
+
+def write_failed(path: object, cause: Exception) -> StoreWriteFailed:
+    """`path` could not be written, because of this."""
+    text, number = (cause.strerror, cause.errno) if isinstance(cause, OSError) else (None, None)
+    is_full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = None if is_full else "Mend the cause named above, or use another path."
+    error = StoreWriteFailed(f"{path} could not be written: {text or cause}", remedy=remedy)
+    error.__cause__ = cause
+    return error
+
+
+def _tell(loop: asyncio.AbstractEventLoop, dones: Sequence[Done], error: Exception | None, path: str) -> None:
+    for done in dones:
+        try:
+            done(None if error is None else write_failed(path, error))
+        except Exception as mistake:  # of whoever passed it: the others must hear all the same
+            loop.call_exception_handler(
+                {"message": "a callback of a journal entry failed", "exception": mistake, "callback": done}
+            )
+
+
+def _refuse(loop: asyncio.AbstractEventLoop | None, done: Done | None, why: str) -> None:
+    if loop is not None and done is not None:
+        loop.call_soon(done, StoreWriteFailed(why, remedy="Open the store again."))
+
+
+def _ends(lines: Sequence[bytes]) -> list[bytes]:
+    """The lines that nobody can repeat: ends of tasks whose submit is not among the lines that failed."""
+    contents = [json.loads(line) for line in lines]
+    never_there = {content["task"] for content in contents if content["kind"] == "submit"}
+    return [
+        line
+        for line, content in zip(lines, contents, strict=True)
+        if content["kind"] == "end" and content["task"] not in never_there
+    ]

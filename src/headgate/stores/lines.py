@@ -1,0 +1,96 @@
+"""The lines of a journal, as they are written. What they look like is told in `journal`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from headgate.stores.codec import Codec, dumps, encode, text_of
+from headgate.stores.port import Entry
+
+FORMAT: Final = 1
+"""Raised when an older release could misread what a newer one writes."""
+
+HEAD: Final = b'{"headgate":"journal",'
+OPEN: Final = b'{"kind":"open",'
+"""How the first line begins, and one that names the writer."""
+
+_SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
+"""No capitals: to some file systems they are the same letters."""
+_LONG: Final = 150
+"""Characters. File systems allow 255, and some of them are wanted for endings."""
+
+
+class Writer(NamedTuple):
+    """Who opened the journal to write."""
+
+    pid: int
+    host: str
+    at: float
+
+
+def file_name(pool_id: str) -> str:
+    """The name of a pool's file: its id, escaped where a file system may object; a digest when it is long."""
+    data = pool_id.encode("utf-8", "surrogatepass")
+    name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02x}" for byte in data)
+    return f"{name}.jsonl" if len(name) <= _LONG else f"{name[:_LONG]}-{sha256(data).hexdigest()}.jsonl"
+
+
+def header_line(pool_id: str, about: Mapping[str, Any], codec: Codec) -> bytes:
+    """The first line."""
+    return _line(
+        {"headgate": "journal", "format": FORMAT, "pool_id": pool_id, "codec": codec, "about": _described(about)}
+    )
+
+
+def open_line(writer: Writer, about: Mapping[str, Any]) -> bytes:
+    """The first line of a run."""
+    return _line({"kind": "open", "at": writer.at, "pid": writer.pid, "host": writer.host, "about": _described(about)})
+
+
+def entry_line(entry: Entry, codec: Codec = "json") -> bytes:
+    """An entry as it is written. Never raises: nobody is left to ask what was meant."""
+    # What `compaction` asks of a line comes first, in this order. `update` leaves a key where it is.
+    content: dict[str, Any] = {"kind": entry["kind"], "at": entry["at"]}
+    if "task" in entry:
+        content["task"] = entry["task"]
+    if "about" in entry and (window := window_of(entry["about"])) is not None:
+        content["window"] = window
+    elif "status" in entry:
+        content["status"] = entry["status"]
+    content.update(entry)
+    result = f',"result":{text_of(content.pop("result"), codec=codec)}' if "result" in content else ""
+    try:
+        text = dumps(content)
+    except Exception:  # `about` is more than JSON knows, against the contract: keep what can be kept of it
+        text = dumps({key: _described(value) if key == "about" else encode(value) for key, value in content.items()})
+    return f"{text[:-1]}{result}}}\n".encode("ascii")
+
+
+def window_of(about: Mapping[str, Any]) -> Any:
+    """How long a task holds its idempotency key; None when it has none."""
+    return None if about.get("idempotency_key") is None else about.get("window", "until_success")
+
+
+def beat_line(at: float) -> bytes:
+    """A sign of life."""
+    return _line({"kind": "beat", "at": at})
+
+
+def stale_line(number: int, at: float) -> bytes:
+    """The end of a task that a former run left unfinished."""
+    return _line({"kind": "end", "at": at, "task": number, "status": "stale"})
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return (dumps(content) + "\n").encode("ascii")
+
+
+def _described(about: Mapping[str, Any]) -> dict[str, Any]:
+    plain = dict(about)
+    try:
+        dumps(plain)
+    except Exception:
+        return {str(key): encode(value) for key, value in plain.items()}
+    return plain

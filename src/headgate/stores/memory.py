@@ -1,0 +1,90 @@
+"""A store that remembers as long as it lives: for tests, and for pools whose restarts happen inside one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import weakref
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.errors import StoreLocked, StoreWriteFailed
+from headgate.stores.compaction import wanted
+from headgate.stores.journal import decoded, fold, kept, unfinished
+from headgate.stores.lines import Writer, entry_line, header_line, open_line, stale_line
+from headgate.stores.port import Done, Entry, StoredTask
+
+
+class MemoryStore:
+    """Journals in memory, as the lines that a file would hold: what comes back is what would come from a disk."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[bytes]] = {}
+        self._open: weakref.WeakValueDictionary[str, MemoryJournal] = weakref.WeakValueDictionary()
+
+    @property
+    def shared(self) -> bool:
+        """No: a journal has one writer."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore of {len(self._lines)} journals>"
+
+    def open(self, pool_id: str, about: Mapping[str, Any], keep: int) -> MemoryJournal:
+        """Lock and read the journal of this pool, or make it."""
+        if (holder := self._open.get(pool_id)) is not None and not holder.is_closed:
+            raise StoreLocked(
+                f"the journal of {pool_id!r} in {self!r} is in use by process {os.getpid()}",
+                remedy="Close the pool that uses it, or make another store.",
+            )
+        lines = self._lines.setdefault(pool_id, [])
+        journal = self._open[pool_id] = MemoryJournal(lines, header_line(pool_id, about, "json"), about, keep)
+        return journal
+
+
+class MemoryJournal:
+    """See `port.Journal`. Made by `MemoryStore.open`."""
+
+    def __init__(self, lines: list[bytes], header: bytes, about: Mapping[str, Any], keep: int) -> None:
+        now = clock.wall()
+        self._lines = lines
+        self._preamble = [header, open_line(Writer(os.getpid(), socket.gethostname(), now), about)]
+        self._keep = keep
+        self.is_closed: bool = False
+        if not lines:
+            lines.append(header)
+        tasks = fold(lines).tasks
+        self._tasks = decoded(kept(tasks, keep, now))
+        self._most = 4 * len(lines) + 1000
+        lines += [self._preamble[1], *(stale_line(number, now) for number in unfinished(tasks.values()))]
+
+    @property
+    def tasks(self) -> Sequence[StoredTask]:
+        return self._tasks
+
+    def append(self, entry: Entry, done: Done | None = None) -> None:
+        """Remember this after all that was appended before."""
+        loop = asyncio.get_running_loop() if done is not None else None
+        error = StoreWriteFailed("this journal is closed", remedy="Open the store again.") if self.is_closed else None
+        if error is None:
+            self._lines.append(entry_line(entry))
+            if len(self._lines) > self._most:
+                self._compact()
+        if done is not None and loop is not None:
+            loop.call_soon(done, error)
+
+    async def flush(self) -> None:
+        """Return when everything appended so far has been told."""
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self.is_closed = True
+
+    def _compact(self) -> None:
+        flags = wanted(self._lines, self._keep, clock.wall())
+        self._lines[:] = [*self._preamble, *compress(self._lines, flags)]
+        self._most = 4 * len(self._lines) + 1000

@@ -1,0 +1,110 @@
+"""The Store port: what a task pool needs of a place that remembers.
+
+A store holds one journal for each pool. A pool opens its own when it is made (which locks it: one writer), reads what
+was there, and from then on appends what happens to its tasks. An entry is acknowledged when it is durable, not before;
+entries that arrive while the disk is busy are made durable together.
+
+`headgate.testing.check_store` tells whether a store of yours keeps this contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NotRequired, Protocol, TypeAlias, TypedDict
+
+from headgate.errors import StoreWriteFailed
+
+Done: TypeAlias = Callable[[StoreWriteFailed | None], None]
+"""Called once, on the event loop that appended, when the entry is durable (None) or could not be made so."""
+
+
+class ErrorText(TypedDict):
+    """What is left of an exception on disk."""
+
+    type: str
+    """Its class, as module:qualname."""
+    text: str
+    traceback: str
+
+
+class Entry(TypedDict):
+    """One thing that happened. `kind` and `at` are always there, `task` in all but "beat"."""
+
+    kind: Literal["submit", "start", "requeue", "end", "beat"]
+    at: float
+    """Unix seconds."""
+    task: NotRequired[int]
+    """The number of the task in its pool."""
+    about: NotRequired[Mapping[str, Any]]
+    """With "submit": what describes the task, as values that JSON knows (idempotency_key, window, digest ...)."""
+    running: NotRequired[bool]
+    """With "submit": it has its slot already and starts when this is durable. Saves the "start" entry."""
+    attempt: NotRequired[int]
+    """With "start": 1 for the first."""
+    status: NotRequired[str]
+    """With "end": the terminal status."""
+    result: NotRequired[Any]
+    """With "end" and "completed": any Python value. The store encodes it before `append` returns."""
+    error: NotRequired[ErrorText]
+    """With "end" and "failed"."""
+    reason: NotRequired[str]
+    policy: NotRequired[str]
+    """With "end" and "rejected"."""
+
+
+class StoredTask(TypedDict):
+    """All entries of one task, folded into one."""
+
+    task: int
+    about: Mapping[str, Any]
+    status: str
+    """As it was written: "queued", "running" or terminal. The owner reads unfinished ones as stale."""
+    submitted_at: float
+    attempt: int
+    """0 when it never started."""
+    started_at: float | None
+    finished_at: float | None
+    result: Any
+    """With "completed": its value and type as they were, or an `Opaque` when they could not be kept."""
+    error: ErrorText | None
+    reason: str | None
+    policy: str | None
+
+
+class Journal(Protocol):
+    """The open journal of one pool."""
+
+    @property
+    def tasks(self) -> Sequence[StoredTask]:
+        """What was there when it was opened, by number."""
+        ...
+
+    def append(self, entry: Entry, done: Done | None = None) -> None:
+        """Write this after all that was appended before. Called on one event loop; never blocks, never raises for
+        what the disk does: that is told to `done`.
+        """
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is durable or has failed."""
+
+    def close(self) -> None:
+        """Write what is left, and let go of the lock. Twice is fine. May block for one write."""
+
+
+class Store(Protocol):
+    """A place that remembers pools."""
+
+    @property
+    def shared(self) -> bool:
+        """May several processes use one pool's journal at once? Scopes "tenant" and "org" need that."""
+        ...
+
+    def open(self, pool_id: str, about: Mapping[str, Any], keep: int) -> Journal:
+        """Lock and read the journal of this pool, or make it. Needs no event loop.
+
+        `about` describes the pool (name, scope, stale_after ...), as values that JSON knows. Of the finished tasks that
+        hold no idempotency key only the newest `keep` need be remembered.
+
+        StoreLocked when another writer has it, StoreFormatTooNew, StoreWriteFailed when it cannot be made.
+        """
+        ...

@@ -1,0 +1,69 @@
+"""Task pools: who goes next?"""
+
+from headgate.tasks.admission import Backpressure, Policy, backpressure_queue, fail_fast, ring_buffer
+from headgate.tasks.events import (
+    PoolDequeue,
+    PoolDrop,
+    PoolEvent,
+    PoolFinish,
+    PoolSubmit,
+    PoolUnsaved,
+    PoolUnseen,
+)
+from headgate.tasks.fairness import KeyAge, PoolStats
+from headgate.tasks.handle import TaskHandle
+from headgate.tasks.model import PoolSnapshot, Scope, TaskSnapshot, TaskStatus
+from headgate.tasks.pool import TaskPool, pool_create
+from headgate.tasks.registry import pool_get, pool_list
+from headgate.tasks.runner import Runner
+from headgate.tasks.scopes import pipeline_scope
+from headgate.tasks.strategies import (
+    QueueStrategy,
+    Strategy,
+    fair_round_robin,
+    fair_share,
+    fifo,
+    lifo,
+    priority,
+)
+from headgate.tasks.triggers import SpawnToPool, spawn_to_pool
+from headgate.tasks.waiting import pool_wait, wait_agent
+
+__all__ = [
+    "Backpressure",
+    "KeyAge",
+    "Policy",
+    "PoolDequeue",
+    "PoolDrop",
+    "PoolEvent",
+    "PoolFinish",
+    "PoolSnapshot",
+    "PoolStats",
+    "PoolSubmit",
+    "PoolUnsaved",
+    "PoolUnseen",
+    "QueueStrategy",
+    "Runner",
+    "Scope",
+    "SpawnToPool",
+    "Strategy",
+    "TaskHandle",
+    "TaskPool",
+    "TaskSnapshot",
+    "TaskStatus",
+    "backpressure_queue",
+    "fail_fast",
+    "fair_round_robin",
+    "fair_share",
+    "fifo",
+    "lifo",
+    "pipeline_scope",
+    "pool_create",
+    "pool_get",
+    "pool_list",
+    "pool_wait",
+    "priority",
+    "ring_buffer",
+    "spawn_to_pool",
+    "wait_agent",
+]

@@ -1,0 +1,207 @@
+"""Backpressure: what happens to a submit that finds the queue full? Values, and the choice of a victim. Pure.
+
+Depth counts queued tasks only, delayed ones too; what runs is never evicted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from headgate.errors import InvalidArgument
+from headgate.tasks.model import TaskRecord
+
+OnFull: TypeAlias = Literal["block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter"]
+Answer: TypeAlias = Literal["block", "drop_oldest", "drop_newest", "drop_fair", "fail", "busy"]
+"""What to do with a submit that finds no room."""
+
+ON_FULL: tuple[OnFull, ...] = get_args(OnFull)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How many tasks may queue, and what happens to the next one."""
+
+    kind: str
+    max_depth: int | None
+    answer: Answer
+    name: str
+    """What a dropped task names as its `rejection_policy`."""
+    reason: str = ""
+    """And as its `rejection_reason`."""
+
+    def descriptor(self) -> dict[str, Any]:
+        """Itself, as values that JSON knows."""
+        if self.kind == "queue":
+            return {"kind": "queue", "max_depth": self.max_depth, "on_full": self.name}
+        if self.kind == "ring_buffer":
+            return {"kind": "ring_buffer", "capacity": self.max_depth}
+        return {"kind": self.kind}
+
+
+UNBOUNDED = Policy("unbounded", None, "block", "unbounded")
+_ANSWERS: dict[str, Answer] = {"block_submitter": "block", "fail_submitter": "fail"}
+
+
+def backpressure_queue(max_depth: int, on_full: OnFull = "block_submitter") -> Policy:
+    """At most `max_depth` tasks queue; `on_full` says what happens to the next.
+
+    "block_submitter" makes it wait, "fail_submitter" raises QueueFull, "drop_oldest" and "drop_newest" reject a task,
+    "drop_fair" rejects the oldest task of the key that has most queued.
+    """
+    if on_full not in ON_FULL:
+        raise InvalidArgument(f"on_full must be one of {', '.join(ON_FULL)}, got {on_full!r}")
+    answer: Any = _ANSWERS.get(on_full, on_full)
+    return Policy("queue", _depth("max_depth", max_depth), answer, on_full, f"{on_full}_queue_full")
+
+
+def fail_fast() -> Policy:
+    """No queue: a task that cannot start at once is refused with PoolBusy."""
+    return Policy("fail_fast", 0, "busy", "fail_fast")
+
+
+def ring_buffer(capacity: int) -> Policy:
+    """Keep the newest `capacity` queued tasks; the oldest is rejected to make room."""
+    return Policy("ring_buffer", _depth("capacity", capacity), "drop_oldest", "ring_buffer", "ring_buffer_drop_oldest")
+
+
+class Backpressure:
+    """The policies under one name, called or not: ``Backpressure().queue(100)``, ``Backpressure.fail_fast()``."""
+
+    queue = staticmethod(backpressure_queue)
+    fail_fast = staticmethod(fail_fast)
+    ring_buffer = staticmethod(ring_buffer)
+
+
+def policy_of(backpressure: object) -> Policy:
+    """The policy that was meant: one, its name, its descriptor, a factory that needs nothing, or None."""
+    if isinstance(backpressure, Policy):
+        return backpressure
+    if backpressure is fail_fast:
+        backpressure = "fail_fast"
+    given = {"kind": backpressure} if backpressure is None or isinstance(backpressure, str) else backpressure
+    if isinstance(given, Mapping):
+        options = dict(given)
+        kind = options.pop("kind", None)
+        kind = "unbounded" if kind is None else str(kind)
+        factory = {"queue": backpressure_queue, "ring_buffer": ring_buffer, "fail_fast": fail_fast}.get(kind)
+        if kind == "unbounded" and not options:
+            return UNBOUNDED
+        if factory is not None:
+            try:
+                made: Policy = factory(**options)  # type: ignore[operator]
+            except TypeError:
+                needs = {"queue": "max_depth and perhaps on_full", "ring_buffer": "capacity"}.get(kind, "nothing")
+                raise InvalidArgument(
+                    f"backpressure {kind!r} takes {needs}, got {', '.join(options) or 'nothing'}",
+                    remedy="Pass a policy such as `backpressure_queue(100)` or `ring_buffer(100)`.",
+                ) from None
+            return made
+    shown = repr(backpressure) if isinstance(backpressure, (str, Mapping)) else type(backpressure).__name__
+    raise InvalidArgument(
+        f"backpressure must be one of queue, ring_buffer, fail_fast, unbounded, got {shown}",
+        remedy="Pass a policy such as `backpressure_queue(100)`, or None for no bound.",
+    )
+
+
+def _depth(what: str, depth: object) -> int:
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise InvalidArgument(f"{what} must be >= 1, got {depth!r}", remedy="Pass a whole number of at least 1.")
+    return depth
+
+
+# -- who is dropped ----------------------------------------------------------------------------------------------------
+
+
+class Victims(Protocol):
+    """Knows whom to drop. Is told of every task that queues and of every one that leaves the queue."""
+
+    def joined(self, task: TaskRecord) -> None: ...
+    def left(self, task: TaskRecord) -> None: ...
+    def choose(self) -> TaskRecord: ...
+
+
+class Oldest:
+    """Whoever has been queued longest."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        # Not a dict: taking the first of one again and again walks over all the gaps it leaves.
+        self._tasks: OrderedDict[TaskRecord, None] = OrderedDict()
+
+    def joined(self, task: TaskRecord) -> None:
+        """At the end; one that was queued before and comes back is the oldest."""
+        self._tasks[task] = None
+        if task.attempt:
+            self._tasks.move_to_end(task, last=False)
+
+    def left(self, task: TaskRecord) -> None:
+        """Forget it."""
+        self._tasks.pop(task, None)
+
+    def choose(self) -> TaskRecord:
+        """The first."""
+        return next(iter(self._tasks))
+
+
+class OfLargestBacklog:
+    """The oldest task of the key that has most queued, so that a flood hurts only itself.
+
+    Keys stand in buckets by how much they have queued. A change moves a key to the next bucket, so the largest is known
+    without a search. Among keys with equally much, the one that has had so much for longest.
+    """
+
+    __slots__ = ("_buckets", "_largest", "_tasks")
+
+    def __init__(self) -> None:
+        self._tasks: dict[Hashable, Oldest] = {}
+        self._buckets: dict[int, OrderedDict[Hashable, None]] = {}
+        self._largest = 0
+
+    def joined(self, task: TaskRecord) -> None:
+        """Its key has one more."""
+        key = task.partition
+        tasks = self._tasks.get(key)
+        if tasks is None:
+            tasks = self._tasks[key] = Oldest()
+        held = len(tasks._tasks)
+        tasks.joined(task)
+        self._move(key, held, held + 1)
+        self._largest = max(self._largest, held + 1)
+
+    def left(self, task: TaskRecord) -> None:
+        """Its key has one less."""
+        key = task.partition
+        tasks = self._tasks.get(key)
+        if tasks is None or task not in tasks._tasks:
+            return
+        held = len(tasks._tasks)
+        tasks.left(task)
+        self._move(key, held, held - 1)
+        if held == 1:
+            del self._tasks[key]
+        if self._largest == held and held not in self._buckets:
+            self._largest = held - 1
+
+    def choose(self) -> TaskRecord:
+        """The oldest of the largest."""
+        return self._tasks[next(iter(self._buckets[self._largest]))].choose()
+
+    def _move(self, key: Hashable, old: int, new: int) -> None:
+        if old:
+            bucket = self._buckets[old]
+            del bucket[key]
+            if not bucket:
+                del self._buckets[old]
+        if new:
+            self._buckets.setdefault(new, OrderedDict())[key] = None
+
+
+def victims_of(policy: Policy) -> Victims | None:
+    """Who keeps track for this policy; None if it drops nobody that is queued."""
+    if policy.answer == "drop_oldest":
+        return Oldest()
+    return OfLargestBacklog() if policy.answer == "drop_fair" else None

@@ -1,0 +1,45 @@
+"""What shall happen to tasks at a later time: delays that end, and tasks that expire. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+from typing import Literal
+
+from headgate.tasks.model import TaskRecord
+
+Errand = Literal["due", "expire"]
+
+
+class Agenda:
+    """Errands by time. One whose task has left the queue is dropped when it surfaces, or when too many have."""
+
+    __slots__ = ("_bound", "_heap", "_serial")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Errand, TaskRecord]] = []
+        self._serial = count()
+        self._bound = 64
+
+    def add(self, at: float, errand: Errand, task: TaskRecord) -> None:
+        """Remember it."""
+        heapq.heappush(self._heap, (at, next(self._serial), errand, task))
+        if len(self._heap) > self._bound:
+            self._heap = [entry for entry in self._heap if entry[3].status == "queued"]
+            heapq.heapify(self._heap)
+            self._bound = 2 * len(self._heap) + 64
+
+    def next_at(self) -> float | None:
+        """When the next one is due."""
+        heap = self._heap
+        while heap and heap[0][3].status != "queued":
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def due(self, now: float) -> Iterator[tuple[Errand, TaskRecord]]:
+        """Take out what is due, in order."""
+        while self._heap and self._heap[0][0] <= now:
+            _, _, errand, task = heapq.heappop(self._heap)
+            if task.status == "queued":
+                yield errand, task

@@ -1,0 +1,52 @@
+"""Checks of what a pool is made with."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from headgate.errors import InvalidArgument, InvalidType
+from headgate.resources.fields import is_finite
+from headgate.tasks.registry import free_name
+
+
+def checked_name(name: object) -> str:
+    """A name, drawn when there is none."""
+    if name is not None and not isinstance(name, str):
+        raise InvalidType(f"name must be a string or None, got {type(name).__name__}")
+    return name if name and name.strip() else free_name("tasks")
+
+
+def checked_whole(what: str, number: object, least: int) -> int:
+    """A whole number of at least `least`."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise InvalidArgument(
+            f"{what} must be >= {least}, got {number!r}", remedy=f"Pass a whole number of at least {least}."
+        )
+    return number
+
+
+def checked_stale_after(stale_after: object) -> float:
+    """Seconds."""
+    seconds = stale_after.total_seconds() if isinstance(stale_after, timedelta) else stale_after
+    if not is_finite(seconds) or seconds <= 0:
+        raise InvalidArgument(f"stale_after must be > 0 seconds or a timedelta, got {stale_after!r}")
+    return float(seconds)
+
+
+def seconds_of(milliseconds: Any) -> Any:
+    """Milliseconds as seconds."""
+    if isinstance(milliseconds, timedelta):
+        return milliseconds
+    if not is_finite(milliseconds) or milliseconds <= 0:
+        raise InvalidArgument(f"stale_after_ms must be > 0 milliseconds, got {milliseconds!r}")
+    return milliseconds / 1000
+
+
+def check_store(store: object) -> None:
+    """Refuse what is no store."""
+    if store is not None and not (hasattr(store, "open") and hasattr(store, "shared")):
+        raise InvalidType(
+            f"store must be a Store, got {type(store).__name__}",
+            remedy="Pass headgate.stores.JsonLinesStore(path), or something with the same methods.",
+        )

@@ -1,0 +1,375 @@
+"""The way into a pool: from a submit to a slot or a place in the queue.
+
+In order: is it a function, what do its options ask, is it the same work as a task we have (idempotency), can it start,
+can it queue, and if neither, what does the policy say? All of that happens in one go, without an await. What may follow
+is waiting: at the door for a place, or, in a durable pool, for the disk. Both are an `Arrival`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import _get_running_loop
+from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.errors import IdempotencyConflict, InvalidArgument, PoolClosed, QueueFull, StoreWriteFailed, SubmitTimeout
+from headgate.tasks.desk import Desk
+from headgate.tasks.door import Arrival
+from headgate.tasks.events import AUDIT
+from headgate.tasks.functions import check_function
+from headgate.tasks.handle import TaskHandle
+from headgate.tasks.idempotency import same_work
+from headgate.tasks.ledger import Ledger
+from headgate.tasks.model import PLAIN, TaskRecord
+from headgate.tasks.options import NOTHING, parse
+from headgate.tasks.records import Records
+from headgate.tasks.reporting import Reporter
+from headgate.tasks.runner import Runner
+from headgate.tasks.shell import PoolShell
+from headgate.tasks.strategies import Strategy
+from headgate.tasks.waiting import CURRENT, enclosing
+
+
+class Entrance(PoolShell):
+    """A shell that takes tasks in."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        desk: Desk,
+        ledger: Ledger,
+        reporter: Reporter,
+        records: Records | None,
+        runner: Runner | None,
+        stale_after: float,
+    ) -> None:
+        super().__init__(desk, ledger, reporter, records, runner)
+        self._strategy = strategy
+        self._stale_after = stale_after
+        self._state = "open"
+        self._context: Context | None = None  # of the last submit
+        self._writing: dict[TaskRecord, Arrival] = {}
+        self._idle: list[asyncio.Future[None]] = []
+        self._beat: asyncio.TimerHandle | None = None
+
+    def _enter(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], *, wait: bool
+    ) -> TaskRecord | Arrival:
+        """Check, decide, start or queue: all in one go."""
+        loop = _get_running_loop()
+        if loop is not self._loop or loop is None:
+            self._bind()
+        check_function(fn)
+        moment = self._moment()
+        parent = CURRENT.get()
+        if parent is not None:
+            parent = enclosing()
+        if self._state != "open":
+            self._refuse(parent)
+        priority, key, partition, terms = parse(options, args, self._strategy, moment.now) if options else NOTHING
+        context = copy_context()
+        if context == self._context:  # one object for all that are submitted from the same place; a copy runs
+            context = self._context
+        else:
+            self._context = context
+        task: TaskHandle[Any] = TaskHandle(
+            self, next(self._ledger.numbers), fn, args, context, moment, parent, priority, key, partition, terms
+        )
+        if terms is not PLAIN:
+            if terms.idempotency_key is not None:
+                known = self._known(task, terms.idempotency_key, wait)
+                if known is not None:
+                    return known
+        elif self._records is None and not self._door.line:
+            desk = self._desk
+            if desk.policy.max_depth is None and desk.slots.exhausted:  # _place, where it is simple: it queues
+                desk.enqueue(task)
+                if AUDIT.listeners or self._report.audit:
+                    self._report.submitted(task, desk.depth)
+                return task
+        return self._place(task, wait)
+
+    def _place(self, task: TaskRecord, wait: bool) -> TaskRecord | Arrival:
+        desk, terms = self._desk, task.terms
+        if not self._door.line or task.parent is not None:
+            if terms.due is None and not self._starved and desk.startable(task) and self._permitted_newcomer(task):
+                return self._admit(Arrival(task), seated=True)
+            if not desk.full() or (task.parent is not None and self._policy.answer == "block"):
+                return self._admit(Arrival(task), seated=False)
+        answer = desk.answer()
+        if answer == "block":
+            return self._park(task, wait)
+        if answer == "drop_newest":
+            self._ledger.claim(task)
+            self._drop(task, None)
+            return task
+        return self._admit(Arrival(task), seated=False)
+
+    def _admit(self, arrival: Arrival, *, seated: bool) -> TaskRecord | Arrival:
+        """It has a slot or a place. A durable pool writes it down first."""
+        task = arrival.task
+        self._ledger.claim(task)
+        if seated:
+            self._desk.seat(task)
+        if self._records is None:
+            self._accept(task, seated=seated)
+            return task
+        self._writing[task] = arrival
+        if not seated:
+            self._desk.set_aside(task)
+            self._make_room(task)
+        self._records.submitted(task, seated=seated, done=partial(self._on_written, arrival, seated))
+        return arrival
+
+    def _accept(self, task: TaskRecord, *, seated: bool) -> None:
+        """It is one of ours from now on."""
+        if AUDIT.listeners or self._report.audit:
+            self._report.submitted(task, self._desk.depth + (not seated and not self._desk.is_aside(task)))
+        if seated:
+            self._launch(task, task.moment if self._records is None else self._moment())
+            return
+        terms = task.terms
+        if terms.due is not None and terms.due > clock.now():
+            self._desk.set_aside(task)
+            self._plan(terms.due, "due", task)
+        else:
+            self._desk.enqueue(task)
+        if terms.expires_at is not None:
+            self._plan(terms.expires_at, "expire", task)
+        if self._records is None:
+            self._make_room(task)
+        if not self._desk.slots.exhausted:
+            self._pump()
+
+    def _make_room(self, newcomer: TaskRecord) -> None:
+        """Drop whom the policy names, if the newcomer made the queue too long."""
+        policy, desk = self._policy, self._desk
+        if policy.answer not in ("drop_oldest", "drop_fair") or policy.max_depth is None:
+            return
+        while desk.depth > policy.max_depth:
+            victim = desk.victim()
+            desk.discard(victim)
+            self._drop(victim, newcomer)
+
+    # -- the same work twice -------------------------------------------------------------------------------------------
+
+    def _known(self, task: TaskRecord, key: str, wait: bool) -> TaskRecord | Arrival | None:
+        """The task or the arrival that has this idempotency key already."""
+        holder = self._ledger.holder(key, task.moment.wall)
+        arrival = self._door.with_key(key) if holder is None else self._writing.get(holder)
+        known = holder if arrival is None else arrival.task
+        if known is None:
+            return None
+        same = (
+            self._records.same_work(key, task)
+            if self._records is not None and known.fn is None
+            else same_work(known.fn, known.args, task.fn, task.args)
+        )
+        if not same:
+            raise IdempotencyConflict(
+                f"the idempotency_key {key!r} is held by {known!r}, which is other work (function or arguments differ)"
+            )
+        if arrival is not None and not wait:
+            raise QueueFull(f"the task with the idempotency_key {key!r} waits for a place in the queue itself")
+        return known if arrival is None else arrival
+
+    # -- the door ------------------------------------------------------------------------------------------------------
+
+    def _park(self, task: TaskRecord, wait: bool) -> Arrival:
+        if not wait:
+            raise QueueFull(
+                f"{self._desk.depth} tasks are queued, all that max_depth={self._policy.max_depth} allows, and "
+                "submit_nowait() never waits"
+            )
+        arrival = Arrival(task)
+        self._door.join(arrival)
+        if task.terms.expires_at is not None:
+            self._plan(task.terms.expires_at, "expire", task)
+        return arrival
+
+    async def _accepted(self, arrival: Arrival, wait_timeout: float | None) -> TaskHandle[Any]:
+        """Wait until the task is accepted: for a place, for the disk, or for both."""
+        loop = self._loop
+        assert loop is not None, "submit binds it"
+        future: asyncio.Future[None] = loop.create_future()
+        arrival.claimants.append(future)
+        timer = None
+        if wait_timeout is not None and arrival.task not in self._writing:
+            timer = loop.call_later(wait_timeout, self._time_out, arrival, future, wait_timeout)
+        try:
+            await future
+        except BaseException:
+            self._give_up(arrival, future)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return arrival.task  # type: ignore[return-value]
+
+    def _time_out(self, arrival: Arrival, future: asyncio.Future[None], seconds: float) -> None:
+        if not future.done() and arrival.task not in self._writing:
+            future.set_exception(SubmitTimeout(f"no place in the queue of {self.name!r} came free in {seconds:g} s"))
+
+    def _give_up(self, arrival: Arrival, future: asyncio.Future[None]) -> None:
+        """A submitter goes away. When the last of an arrival has gone, the task goes too."""
+        if future in arrival.claimants:
+            arrival.claimants.remove(future)
+        if arrival.claimants:
+            return
+        task = arrival.task
+        if self._door.leave(task) is None and not task.finished and not self._refused(future):
+            self._cancel(task)  # it was accepted in this very moment, and nobody will ever hold its handle
+        self._tell_idle()
+
+    def _refused(self, future: asyncio.Future[None]) -> bool:
+        return future.done() and not future.cancelled() and future.exception() is not None
+
+    def _after_pump(self) -> None:
+        """Let in whom there is room for, in order."""
+        while (arrival := self._door.first()) is not None:
+            seated = arrival.task.terms.due is None and not self._starved and self._desk.startable(arrival.task)
+            if not seated and self._desk.full():
+                break
+            self._door.leave(arrival.task)
+            self._admit_from_door(arrival, seated=seated and self._permitted_newcomer(arrival.task))
+        self._tell_idle()
+
+    def _admit_from_door(self, arrival: Arrival, *, seated: bool) -> None:
+        self._admit(arrival, seated=seated)
+        if self._records is None:
+            self._welcome(arrival)
+
+    def _welcome(self, arrival: Arrival, error: Exception | None = None) -> None:
+        claimants, arrival.claimants = arrival.claimants, []
+        for future in claimants:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    def _expire(self, task: TaskRecord, now: float) -> None:
+        arrival = self._door.leave(task)
+        if arrival is None:
+            super()._expire(task, now)
+            return
+        self._ledger.claim(task)
+        self._conclude(task, "expired", self._moment())
+        self._welcome(arrival)
+
+    def _permitted_newcomer(self, task: TaskRecord) -> bool:
+        """Does the runner take a task that has no slot yet?"""
+        if self._runner is None:
+            return True
+        permit = self._runner.reserve(task)
+        if permit is not None:
+            self._permits[task] = permit
+        return permit is not None
+
+    # -- durable submits -----------------------------------------------------------------------------------------------
+
+    def _on_written(self, arrival: Arrival, seated: bool, error: StoreWriteFailed | None) -> None:
+        """The submit is durable: start or queue it. Or it is not: as if it had never been."""
+        task = arrival.task
+        del self._writing[task]
+        if task.finished:  # cancelled, dropped or expired meanwhile, which its journal says too
+            self._welcome(arrival, error)
+        elif error is not None:
+            if seated:
+                self._desk.release(task)
+                self._permits.pop(task, None)
+            else:
+                self._desk.discard(task)
+            self._ledger.withdraw(task)
+            self._welcome(arrival, error)
+        else:
+            if seated:
+                self._start_beating()
+            self._accept(task, seated=seated)
+            self._welcome(arrival)
+        self._pump()
+
+    def _start_beating(self) -> None:
+        """While something runs, say so in the journal, for those who read it and do not own it."""
+        if self._beat is None and self._loop is not None:
+            self._beat = self._loop.call_later(self._stale_after / 3, self._on_beat)
+
+    def _on_beat(self) -> None:
+        self._beat = None
+        if self._records is not None and self._desk.slots.active:
+            self._records.beat(clock.wall())
+            self._start_beating()
+
+    # -- idle ----------------------------------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """How many tasks are unfinished: active, waiting and queued."""
+        slots = self._desk.slots
+        return slots.active + slots.waiting + self._desk.depth
+
+    def _unfinished(self) -> Iterator[TaskRecord]:
+        """Everyone who holds a slot, runs without one, or is queued."""
+        slots = self._desk.slots
+        yield from slots.holders()
+        yield from slots.without
+        yield from self._desk.queued()
+
+    def _is_idle(self) -> bool:
+        return not self.size() and not self._door.line and not self._writing
+
+    def _tell_idle(self) -> None:
+        slots = self._desk.slots
+        if slots.active or slots.waiting or self._desk.depth:
+            return
+        self._desk.queue.idle()
+        self._context = None  # what it holds shall not live as long as the pool
+        if self._idle and self._is_idle():
+            waiting, self._idle = self._idle, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        loop = _get_running_loop()
+        if loop is None:
+            raise InvalidArgument(
+                f"the pool {self.name!r} was used without a running event loop in this thread",
+                remedy="Submit from a coroutine, or with `asyncio.run_coroutine_threadsafe(pool.submit(...), loop)`.",
+            )
+        if self._loop is not None:
+            raise self._elsewhere("submit()")
+        self._loop = loop
+        factory = getattr(loop, "get_task_factory", lambda: None)()
+        if factory is not None:
+            self._make_task = _made_by(loop)
+
+    def _require_loop(self, what: str) -> None:
+        if _get_running_loop() is not self._loop:
+            raise self._elsewhere(what)
+
+    def _elsewhere(self, what: str) -> InvalidArgument:
+        return InvalidArgument(
+            f"{what} was called on another event loop or thread than the one the pool {self.name!r} is bound to",
+            remedy="Make a pool for each loop; from another thread use `loop.call_soon_threadsafe(...)`.",
+        )
+
+    def _refuse(self, parent: TaskRecord | None) -> None:
+        """PoolClosed, unless a task of ours that is being waited for needs this to come to its end."""
+        while parent is not None and self._state == "closing":
+            if parent.owner is self:
+                return
+            parent = parent.parent
+        raise PoolClosed(f"the pool {self.name!r} is {self._state}")
+
+
+def _made_by(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Task[None]]:
+    def make(body: Any, *, loop: asyncio.AbstractEventLoop = loop, name: str, context: Any) -> asyncio.Task[None]:
+        return loop.create_task(body, name=name, context=context)
+
+    return make

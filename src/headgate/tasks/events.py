@@ -1,0 +1,105 @@
+"""What a task pool reports, on the topic "lifecycle.pool.audit"."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headgate.core.events import Event
+from headgate.core.topics import topic_named
+from headgate.tasks.model import TaskStatus
+
+AUDIT = topic_named("lifecycle.pool.audit")
+POOLS = topic_named("tasks.pools")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvent(Event):
+    """Something that happened to a task."""
+
+    topic: ClassVar[str] = AUDIT.name
+
+    pool_id: str
+    pool: str
+    """The pool's name."""
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSubmit(PoolEvent):
+    """A task was accepted."""
+
+    name: ClassVar[str] = "pool_submit"
+
+    key: Hashable = None
+    priority: int = 0
+    queue_depth: int
+    """How many tasks are queued, this one too if it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDequeue(PoolEvent):
+    """A task has its slot and starts."""
+
+    name: ClassVar[str] = "pool_dequeue"
+
+    queued_for: float
+    """Seconds."""
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDrop(PoolEvent):
+    """A task was rejected by the pool's policy."""
+
+    name: ClassVar[str] = "pool_drop"
+
+    replacement_id: str | None
+    """The task that took its place; None when the newcomer itself was dropped."""
+    reason: str
+    policy: str
+    queue_depth: int
+    max_depth: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFinish(PoolEvent):
+    """A task reached its terminal state."""
+
+    name: ClassVar[str] = "pool_finish"
+
+    status: TaskStatus
+    attempt: int
+    ran_for: float | None
+    """Seconds since its last start; None when it never started."""
+    error: str | None = None
+    """The type of its exception."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUnseen(Event):
+    """A pool was closed, and tasks of it had failed that nobody ever awaited."""
+
+    name: ClassVar[str] = "pool_unseen_failures"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    count: int
+    first: str
+    """The first of them and its exception."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUnsaved(Event):
+    """The end of a task could not be written to the store; it is tried again with the next write."""
+
+    name: ClassVar[str] = "pool_unsaved"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    task_id: str
+    error: str

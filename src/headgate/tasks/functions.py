@@ -1,0 +1,61 @@
+"""What may be submitted: async functions, plain functions, and objects that are called like either."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from typing import Any
+
+from headgate.errors import InvalidType
+
+_COROUTINE = inspect.CO_COROUTINE
+_ASYNC_GENERATOR = inspect.CO_ASYNC_GENERATOR
+
+
+def is_async(fn: Any) -> bool:
+    """Does calling it give an awaitable, and do no work before that is awaited?"""
+    code = getattr(fn, "__code__", None)
+    if code is not None and code.co_flags & _COROUTINE:
+        return True
+    return _looks_async(fn)
+
+
+def check_function(fn: Any) -> None:
+    """Refuse what cannot be called later, with the remedy."""
+    code = getattr(fn, "__code__", None)
+    if code is not None and code.co_flags & _COROUTINE:
+        return
+    if inspect.isawaitable(fn):
+        if inspect.iscoroutine(fn):
+            fn.close()  # else Python warns that it was never awaited, and hides the reason
+        raise InvalidType(
+            f"fn must be a function, got a {type(fn).__name__} object: it has been called already",
+            remedy="Pass the function and its arguments: submit(review, pr) instead of submit(review(pr)).",
+        )
+    if not callable(fn):
+        raise InvalidType(f"fn must be callable, got {type(fn).__name__}", remedy="Pass a function and its arguments.")
+    if inspect.isasyncgenfunction(_unwrapped(fn)):
+        raise InvalidType(
+            f"fn must not be an async generator function, got {_name(fn)}",
+            remedy="Submit a coroutine function that returns what it collects.",
+        )
+
+
+def _looks_async(fn: Any) -> bool:
+    fn = _unwrapped(fn)
+    if asyncio.iscoroutinefunction(fn) or inspect.iscoroutinefunction(fn):
+        return True
+    if inspect.isfunction(fn) or inspect.ismethod(fn) or inspect.isclass(fn):
+        return False
+    return inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004 - is it async, not is it there
+
+
+def _unwrapped(fn: Any) -> Any:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)

@@ -1,0 +1,125 @@
+"""What a submit returns: a task, to be awaited, asked and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Generic, NoReturn, TypeVar
+
+from headgate.errors import InvalidType, TaskCancelled, TaskExpired, TaskFailed, TaskRejected, TaskStale
+from headgate.stores.codec import Opaque
+from headgate.tasks.model import UNFINISHED, Dropped, TaskRecord, TaskSnapshot
+from headgate.tasks.waiting import Callback, add_waiter, wait_for
+
+R = TypeVar("R")
+
+
+class TaskHandle(TaskRecord, Generic[R]):
+    """A task of a pool. ``await handle`` gives its result, any number of times, to any number of awaiters.
+
+    A failed task raises its own exception there; one that was rejected, cancelled, expired or found stale raises
+    TaskRejected, TaskCancelled, TaskExpired or TaskStale. Cancelling an awaiter leaves the task alone.
+    """
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> str:
+        """Unique: the pool's id and the number of the task."""
+        return f"{self.owner.id}/{self.number}"
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool."""
+        return str(self.owner.name)
+
+    @property
+    def pool_id(self) -> str:
+        """The id of its pool."""
+        return str(self.owner.id)
+
+    @property
+    def submitted_at(self) -> float:
+        """Unix seconds."""
+        return self.moment.wall
+
+    def cancel(self) -> bool:
+        """Ask it to stop; False if it has ended already.
+
+        A queued task ends at once, a running one with its body. A plain function in a thread cannot be interrupted: it
+        keeps its slot until it returns, and its result is dropped.
+        """
+        return bool(self.owner._cancel(self))
+
+    def on_end(self, callback: Callable[[TaskHandle[R]], object]) -> None:
+        """Call this back, at once and on the loop, when it reaches its terminal state; now if it has."""
+        if self.finished:
+            callback(self)
+        else:
+            add_waiter(self, Callback(callback, self))
+
+    def snapshot(self) -> TaskSnapshot:
+        """How it stands: status, result or error, timestamps."""
+        status, outcome = self.status, self.outcome
+        dropped = outcome if isinstance(outcome, Dropped) else None
+        failed = self._seen() if status == "failed" else None
+        return TaskSnapshot(
+            {
+                "_type": "pool_task",
+                "id": self.id,
+                "pool": self.pool,
+                "pool_id": self.pool_id,
+                "status": status,
+                "key": self.key,
+                "priority": self.priority,
+                "idempotency_key": self.terms.idempotency_key,
+                "labels": self.terms.labels or {},
+                "attempt": self.attempt,
+                "submitted_at": self.submitted_at,
+                "started_at": self.started and self.started.wall,
+                "finished_at": self.ended and self.ended.wall,
+                "result": outcome if status == "completed" else None,
+                "error": failed,
+                "rejection_reason": dropped and dropped.reason,
+                "rejection_policy": dropped and dropped.policy,
+            }
+        )
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        if self.status in UNFINISHED:
+            yield from wait_for((self,)).__await__()
+        return self._result()
+
+    def _result(self) -> R:
+        status, outcome = self.status, self.outcome
+        if status == "completed":
+            if outcome.__class__ is Opaque:
+                raise TaskFailed(
+                    f"{self.id} completed in a former run with a {outcome.type_name}, which the journal cannot keep",
+                    remedy="Return values of JSON's kinds, or use JsonLinesStore(codec='pickle').",
+                )
+            return outcome  # type: ignore[no-any-return]
+        if status == "failed":
+            raise self._seen().with_traceback(outcome.traceback)
+        if status == "rejected":
+            raise TaskRejected(f"{self.id} was dropped by the policy {outcome.policy}: {outcome.reason}")
+        if status == "expired":
+            raise TaskExpired(f"{self.id} did not start in time")
+        if status == "stale":
+            raise TaskStale(f"{self.id} was not finished when the process that owned it ended")
+        raise TaskCancelled(f"{self.id} was cancelled")
+
+    def _seen(self) -> BaseException:
+        """Its exception; somebody knows of it now."""
+        self.owner._unseen.pop(self, None)
+        error: BaseException = self.outcome.error
+        return error
+
+    def __repr__(self) -> str:
+        what = f" {self.key!r}" if self.key is not None else ""
+        return f"<TaskHandle {self.label}{what} {self.status}>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise InvalidType(
+            f"{self!r} cannot be pickled or copied: it belongs to this process",
+            remedy="Await it here and send its result.",
+        )

@@ -1,0 +1,74 @@
+"""How long does a finished task hold its idempotency key?
+
+While a task is unfinished it always holds its key: a duplicate is the same task. Afterwards its window decides.
+
+| window | held after | released by |
+|---|---|---|
+| ``while_active`` | nothing | any end |
+| ``until_success`` (default) | completed | every other end |
+| ``forever`` | completed, failed, expired | rejected, cancelled, stale |
+| seconds | completed, for so long from its end | every other end, or time |
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from headgate.errors import InvalidArgument
+
+WindowName: TypeAlias = Literal["while_active", "until_success", "forever"]
+Window: TypeAlias = WindowName | float
+"""A name, or seconds."""
+
+WINDOWS: Final[tuple[WindowName, ...]] = get_args(WindowName)
+
+_HOLDING: Final[dict[str, frozenset[str]]] = {
+    "while_active": frozenset(),
+    "until_success": frozenset({"completed"}),
+    "forever": frozenset({"completed", "failed", "expired"}),
+}
+
+
+def checked_window(window: object) -> Window:
+    """A window as it may be used, or InvalidArgument."""
+    if isinstance(window, str) and window in WINDOWS:
+        return window
+    if isinstance(window, (int, float)) and not isinstance(window, bool) and 0 < window < float("inf"):
+        return float(window)
+    raise InvalidArgument(
+        f"window must be one of {', '.join(WINDOWS)}, or seconds > 0, got {window!r}",
+        remedy="Leave it out for 'until_success': a completed task holds its key, every other end releases it.",
+    )
+
+
+def holds_key(window: Window, status: str, finished_at: float | None, now: float) -> bool:
+    """Does a task in this terminal status still hold its key? Both times in Unix seconds."""
+    if isinstance(window, str):
+        return status in _HOLDING[window]
+    return status == "completed" and finished_at is not None and now < finished_at + window
+
+
+def same_work(fn: Any, args: tuple[Any, ...], other: Any, others: tuple[Any, ...]) -> bool:
+    """Is it the same function with equal arguments? Values that a function captured are not compared."""
+    name, given = work_of(fn, args)
+    other_name, other_given = work_of(other, others)
+    return name == other_name and _equal(given, other_given)
+
+
+def work_of(fn: Any, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The function by name, and its arguments. A `functools.partial` is what it wraps."""
+    keywords: dict[str, Any] = {}
+    while isinstance(fn, partial):
+        args = (*fn.args, *args)
+        keywords = {**fn.keywords, **keywords}
+        fn = fn.func
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{named.__module__}:{named.__qualname__}", (*args, keywords) if keywords else args
+
+
+def _equal(one: object, other: object) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # arrays and the like, whose == is no yes or no
+        return False

@@ -1,0 +1,246 @@
+"""The nouns of the room: a task, when things happened to it, and what a pool tells about them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+from headgate.tasks.idempotency import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Context
+    from types import TracebackType
+
+    from headgate.tasks.lending import Slot, Waits
+
+TaskStatus = Literal["queued", "running", "completed", "failed", "cancelled", "rejected", "expired", "stale"]
+Scope = Literal["session", "pipeline", "tenant", "org"]
+
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+
+
+class Moment(NamedTuple):
+    """One point in time, on both clocks. Tasks of the same tenth of a millisecond share one (a float is 24 bytes)."""
+
+    now: float
+    """Monotonic seconds: what is decided, is decided by this."""
+    wall: float
+    """Unix seconds: what people read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The options of a submit that most tasks leave alone; those that do share one object."""
+
+    idempotency_key: str | None = None
+    window: Window = "until_success"
+    timeout: float | None = None
+    expires_at: float | None = None
+    """By when it must have started, on the monotonic clock: the earlier of `ttl` and `deadline`."""
+    deadline: float | None = None
+    """By when it must have ended."""
+    retries: int = 0
+    due: float | None = None
+    """Not before this, on the monotonic clock."""
+    wait_timeout: float | None = None
+    cost: float | None = None
+    labels: Mapping[str, Any] | None = None
+
+
+PLAIN: Final = Terms()
+
+
+class TaskRecord:
+    """One task, as its pool keeps it. Read its fields if you must; only the pool writes them.
+
+    One object from submit to the end, linked into its queue by `before` and `after`: a queued task is this, its
+    arguments and its context, and nothing else.
+    """
+
+    __slots__ = (
+        "after",
+        "args",
+        "attempt",
+        "before",
+        "context",
+        "ended",
+        "fn",
+        "key",
+        "moment",
+        "number",
+        "outcome",
+        "owner",
+        "parent",
+        "partition",
+        "priority",
+        "slot",
+        "started",
+        "status",
+        "task",
+        "terms",
+        "waiters",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        owner: Any,
+        number: int,
+        fn: Callable[..., Any] | None,
+        args: tuple[Any, ...],
+        context: Context | None,
+        moment: Moment,
+        parent: TaskRecord | None = None,
+        priority: int = 0,
+        key: Hashable = None,
+        partition: Hashable = None,
+        terms: Terms = PLAIN,
+    ) -> None:
+        self.owner: Any = owner
+        self.number: int = number
+        self.fn: Callable[..., Any] | None = fn
+        self.args: tuple[Any, ...] = args
+        self.context: Context | None = context
+        self.moment: Moment = moment
+        self.parent: TaskRecord | None = parent
+        self.priority: int = priority
+        self.key: Hashable = key
+        self.partition: Hashable = partition
+        self.terms: Terms = terms
+        self.status: TaskStatus = "queued"
+        self.attempt: int = 0
+        self.slot: Slot | None = None
+        self.task: Any = None
+        self.waits: Waits | None = None
+        self.waiters: Any = None
+        self.started: Moment | None = None
+        self.ended: Moment | None = None
+        self.outcome: Any = None
+        self.before: TaskRecord | None = None
+        self.after: TaskRecord | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Has it reached its one terminal state?"""
+        return self.status not in UNFINISHED
+
+    @property
+    def label(self) -> str:
+        """How a person would point at it: pool, number and what it runs."""
+        return f"{self.owner.name}#{self.number}"
+
+
+UNFINISHED: Final[frozenset[TaskStatus]] = frozenset({"queued", "running"})
+TERMINAL: Final[frozenset[TaskStatus]] = frozenset(get_args(TaskStatus)) - UNFINISHED
+
+
+class Dropped(NamedTuple):
+    """The outcome of a rejected task."""
+
+    reason: str
+    policy: str
+
+
+class Failure(NamedTuple):
+    """The outcome of a failed task: its exception, and the traceback as it was before anybody raised it again."""
+
+    error: BaseException
+    traceback: TracebackType | None
+
+
+class View(Mapping[str, Any]):
+    """A frozen mapping that also answers as attributes: ``snapshot["status"]`` is ``snapshot.status``."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_values", dict(values))
+
+    def __getitem__(self, name: str) -> Any:
+        values: dict[str, Any] = object.__getattribute__(self, "_values")
+        return values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(object.__getattribute__(self, "_values"))
+
+    def __len__(self) -> int:
+        return len(object.__getattribute__(self, "_values"))
+
+    def __getattr__(self, name: str) -> Any:
+        values: dict[str, Any] = object.__getattribute__(self, "_values")
+        try:
+            return values[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}: it has {', '.join(values)}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a {type(self).__name__} is frozen: it tells how things were")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a {type(self).__name__} is frozen: it tells how things were")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self})
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.items())
+        return f"{type(self).__name__}({fields})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+
+class TaskSnapshot(View):
+    """How a task stands."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _type: Literal["pool_task"]
+        id: str
+        pool: str
+        pool_id: str
+        status: TaskStatus
+        key: Hashable
+        priority: int
+        idempotency_key: str | None
+        labels: Mapping[str, Any]
+        attempt: int
+        submitted_at: float
+        started_at: float | None
+        finished_at: float | None
+        result: Any
+        error: BaseException | None
+        rejection_reason: str | None
+        rejection_policy: str | None
+
+
+class PoolSnapshot(View):
+    """How a pool stands."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _type: Literal["pool"]
+        id: str
+        name: str
+        scope: Scope
+        max_concurrent: int
+        active: int
+        waiting: int
+        queued: int
+        completed: int
+        failed: int
+        rejected: int
+        cancelled: int
+        expired: int
+        stale: int
+        blocked_submitters: int
+        total: int
+        queue: Mapping[str, Any]
+        backpressure: Mapping[str, Any]
+        config: Mapping[str, Any]
+        waiting_for: Mapping[str, Any] | None
+        tasks: tuple[TaskSnapshot, ...]

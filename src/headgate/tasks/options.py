@@ -1,0 +1,157 @@
+"""The keywords of a submit, checked once and turned into what the pool works with. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from headgate.errors import InvalidArgument, InvalidType
+from headgate.resources.fields import is_finite
+from headgate.tasks.idempotency import checked_window
+from headgate.tasks.model import PLAIN, Terms
+from headgate.tasks.strategies import KEY, OPTIONS, Strategy
+
+Asked: TypeAlias = tuple[int, Hashable, Hashable, Terms]
+"""What a submit asks for: priority, key, partition, terms. A plain tuple, because one is made for every submit."""
+
+NOTHING: Final[Asked] = (0, None, None, PLAIN)
+
+
+def parse(options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, now: float) -> Asked:
+    """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be."""
+    fair = strategy.key
+    if len(options) == 1:
+        value = options.get(fair)
+        if value.__class__ is str and value and not value.isspace() and strategy.plain:
+            return 0, value if fair == KEY else None, value, PLAIN
+    unknown = options.keys() - _CHECKS.keys() - {fair}
+    if unknown:
+        raise _unknown(min(unknown), fair)
+    checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in options.items() if name in _CHECKS}
+    key = checked.get(KEY)
+    labels = checked.get("labels") or {}
+    partition = key if fair == KEY else _key(fair, options.get(fair, labels.get(fair)))
+    partition = key if partition is None else partition
+    strategy.check_partition(partition)
+    terms = _terms(checked, now)
+    if terms.cost is None and (cost := strategy.cost_of(args)) is not None and cost != 1.0:
+        terms = replace(terms, cost=cost)
+    return checked.get("priority") or 0, key, partition, terms
+
+
+def _terms(checked: dict[str, Any], now: float) -> Terms:
+    given = {name: value for name, value in checked.items() if value is not None}
+    if not given.keys() - {"priority", KEY}:
+        return PLAIN
+    if "window" in given and "idempotency_key" not in given:
+        raise InvalidArgument("window says how long an idempotency_key is held, and none is given")
+    deadline, ttl = given.get("deadline"), given.get("ttl")
+    ends = [end for end in (deadline, None if ttl is None else now + ttl) if end is not None]
+    return Terms(
+        idempotency_key=given.get("idempotency_key"),
+        window=given.get("window", "until_success"),
+        timeout=given.get("timeout"),
+        expires_at=min(ends, default=None),
+        deadline=deadline,
+        retries=given.get("retries", 0),
+        due=now + given["delay"] if given.get("delay") else None,
+        wait_timeout=given.get("wait_timeout"),
+        cost=given.get("cost"),
+        labels=given.get("labels"),
+    )
+
+
+def _unknown(name: str, fair: str) -> InvalidArgument:
+    near = difflib.get_close_matches(name, [*OPTIONS, fair], n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else f"submit() takes {', '.join(dict.fromkeys([*OPTIONS, fair]))}."
+    return InvalidArgument(
+        f"submit() has no option {name!r}",
+        remedy=f"{hint} Keyword arguments of the function itself go in with functools.partial, labels of yours in "
+        "labels={...}.",
+    )
+
+
+def _key(name: str, value: Any) -> Hashable:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if not value.strip():
+            raise InvalidArgument(f"{name} must not be blank, got {value!r}", remedy="Leave it out, or name something.")
+        return value
+    try:
+        hash(value)
+    except TypeError:
+        raise InvalidType(
+            f"{name} must be hashable, got {type(value).__name__}", remedy="Pass a string, a number or a tuple."
+        ) from None
+    return value  # type: ignore[no-any-return]
+
+
+def _idempotency_key(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidArgument(
+            f"{name} must be a non-blank string, got {value!r}", remedy="Leave it out, or name the work."
+        )
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be a whole number, got {value!r}")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if _whole(name, value) < 0:
+        raise InvalidArgument(f"{name} must be >= 0, got {value!r}")
+    return int(value)
+
+
+def _moment(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not is_finite(value):
+        raise InvalidArgument(f"{name} must be a finite number of seconds, got {value!r}")
+    return float(value)
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    seconds = _moment(name, value)
+    if seconds is not None and seconds < 0:
+        raise InvalidArgument(f"{name} must be >= 0 seconds, got {value!r}")
+    return seconds
+
+
+def _some(name: str, value: Any) -> float | None:
+    seconds = _moment(name, value)
+    if seconds is not None and seconds <= 0:
+        raise InvalidArgument(f"{name} must be > 0, got {value!r}")
+    return seconds
+
+
+def _labels(name: str, value: Any) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(label, str) for label in value):
+        raise InvalidType(f"{name} must be a mapping from strings, got {type(value).__name__}")
+    return dict(value)
+
+
+_CHECKS: Final = {
+    "priority": _whole,
+    KEY: _key,
+    "idempotency_key": _idempotency_key,
+    "window": lambda name, value: None if value is None else checked_window(value),
+    "timeout": _some,
+    "ttl": _some,
+    "deadline": _moment,
+    "retries": _count,
+    "delay": _seconds,
+    "wait_timeout": _seconds,
+    "cost": _some,
+    "labels": _labels,
+}

@@ -1,0 +1,349 @@
+"""`TaskPool`: who goes next? What callers see.
+
+The way in is in `entrance`, what decides in `desk` (pure), what runs in `shell`; here are the constructor, looking, and
+the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, cast, overload
+
+from headgate.core.clock import clock
+from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
+from headgate.stores.jsonl import JsonLinesStore
+from headgate.stores.port import Store
+from headgate.tasks.admission import Policy, policy_of
+from headgate.tasks.config import check_store, checked_name, checked_stale_after, checked_whole, seconds_of
+from headgate.tasks.desk import Desk
+from headgate.tasks.door import Arrival
+from headgate.tasks.entrance import Entrance
+from headgate.tasks.fairness import PoolStats
+from headgate.tasks.handle import TaskHandle
+from headgate.tasks.ledger import Ledger
+from headgate.tasks.lending import ancestors, checked_limits
+from headgate.tasks.looking import pool_snapshot, pool_stats
+from headgate.tasks.mapping import run_map
+from headgate.tasks.model import Moment, PoolSnapshot, Scope, TaskRecord
+from headgate.tasks.records import Records, described, restore
+from headgate.tasks.registry import register, unregister
+from headgate.tasks.reporting import Reporter
+from headgate.tasks.runner import Runner
+from headgate.tasks.scopes import checked_scope, identity
+from headgate.tasks.strategies import Strategy, strategy_of
+from headgate.tasks.waiting import enclosing, wait_for
+
+R = TypeVar("R")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class TaskPool(Entrance):
+    """Runs at most `max_concurrent` tasks at a time; the rest queue, in the order of a strategy.
+
+    Made without an event loop, bound to the loop of its first submit. Its name is known in this process until it is
+    closed. ``async with TaskPool(...) as pool:`` drains and closes it, or cancels everything if the block raises.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        max_concurrent: int = 1,
+        queue: Strategy | str | Mapping[str, Any] | Callable[[], Strategy] = "priority",
+        backpressure: Policy | str | Mapping[str, Any] | Callable[[], Policy] | None = None,
+        scope: Scope = "session",
+        pipeline_id: str | None = None,
+        stale_after: float | timedelta = 30.0,
+        store: Store | None = None,
+        keep: int = 10_000,
+        max_concurrent_per_key: int | Mapping[Any, int] | None = None,
+        audit: str | os.PathLike[str] | None = None,
+        runner: Runner | None = None,
+    ) -> None:
+        self.name: str = checked_name(name)
+        self.scope: Scope = checked_scope(scope)
+        strategy, policy = strategy_of(queue), policy_of(backpressure)
+        limit = checked_whole("max_concurrent", max_concurrent, 1)
+        key_limits = checked_limits(max_concurrent_per_key)
+        kept = checked_whole("keep", keep, 0)
+        seconds = checked_stale_after(stale_after)
+        check_store(store)
+        self.id: str
+        self.id, scope_id = identity(self.scope, self.name, pipeline_id, store)
+        self._config: dict[str, Any] = {
+            "name": name,
+            "max_concurrent": max_concurrent,
+            "queue": strategy.descriptor(),
+            "backpressure": policy.descriptor(),
+            "scope": scope,
+            "pipeline_id": scope_id,
+            "stale_after": seconds,
+            "keep": keep,
+            "max_concurrent_per_key": max_concurrent_per_key,
+        }
+        self._closing: asyncio.Future[None] | None = None
+        self._loop = None
+        register(self)
+        try:
+            reporter = Reporter(self.id, self.name, audit)
+            records = self._open_records(store, kept)
+            desk = Desk(strategy, policy, limit, key_limits)
+            super().__init__(strategy, desk, Ledger(kept), reporter, records, runner, seconds)
+            self._load()
+        except BaseException:
+            unregister(self)
+            raise
+
+    # -- submitting ----------------------------------------------------------------------------------------------------
+
+    @overload
+    async def submit(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
+    @overload
+    async def submit(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
+    async def submit(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]:  # type: ignore[misc] # it takes all
+        """Run ``fn(*args)`` when its turn comes; returns a handle as soon as the task is accepted.
+
+        `fn` is an async function, or a plain one that runs in a thread of the pool. Keywords are options: priority,
+        key, idempotency_key, window, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels, and the
+        fairness key that the queue's strategy names. Keyword arguments of `fn` go in with functools.partial.
+        """
+        entered = self._enter(fn, args, options, wait=True)
+        if not isinstance(entered, Arrival):
+            return cast(TaskHandle[Any], entered)
+        return await self._accepted(entered, options.get("wait_timeout"))
+
+    @overload
+    def submit_nowait(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
+    @overload
+    def submit_nowait(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
+    def submit_nowait(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]:  # type: ignore[misc] # it takes all
+        """The same without waiting: QueueFull where `submit` would wait for a place."""
+        if self._records is not None:
+            raise InvalidArgument(
+                f"submit_nowait() cannot be used with the durable pool {self.name!r}: it would wait for the disk",
+                remedy="Use `await pool.submit(...)`.",
+            )
+        return cast(TaskHandle[Any], self._enter(fn, args, options, wait=False))
+
+    def map(
+        self,
+        fn: Callable[[T], Awaitable[R]] | Callable[[T], R],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        ordered: bool = True,
+        window: int | None = None,
+        return_exceptions: bool = False,
+        progress: bool | str = False,
+        **options: Any,
+    ) -> AsyncIterator[R]:
+        """``async for result in pool.map(fn, items)``: run `fn` on every item of an iterable, async or not.
+
+        At most `window` items are submitted and not yet handed out, so it runs in constant memory. Results come in the
+        order of the items, or with ordered=False as they are done. With return_exceptions=True a failure is handed out
+        like a result; otherwise the first one cancels what is outstanding and is raised. progress=True draws how far it
+        is. Other keywords are options of `submit`.
+        """
+        return run_map(
+            self,
+            fn,
+            items,
+            ordered=ordered,
+            window=window,
+            return_exceptions=return_exceptions,
+            progress=progress,
+            options=options,
+        )
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def _open_records(self, store: Store | None, keep: int) -> Records | None:
+        if self.scope == "session":
+            return None
+        chosen = JsonLinesStore() if store is None else store
+        return Records(chosen.open(self.id, described(self._config), keep))
+
+    def _load(self) -> None:
+        if self._records is None:
+            return
+        highest, now = 0, clock.wall()
+        for stored, terms, status in self._records.loaded():
+            about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
+            task: TaskHandle[Any] = TaskHandle(
+                self,
+                stored["task"],
+                None,
+                (),
+                None,
+                moment,
+                None,
+                about.get("priority", 0),
+                about.get("key"),
+                None,
+                terms,
+            )
+            restore(task, stored)
+            self._ledger.load(task, status, now)
+            highest = max(highest, stored["task"])
+        self._ledger.start_from(highest + 1)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, tasks: int = 1000) -> PoolSnapshot:
+        """How the pool stands, with its newest `tasks`."""
+        return pool_snapshot(self, tasks)
+
+    def stats(self) -> PoolStats:
+        """Queue ages by key, and Jain's index of fairness, of the last few thousand tasks."""
+        return pool_stats(self)
+
+    def resize(self, max_concurrent: int) -> None:
+        """So many tasks at a time from now on. What runs goes on."""
+        limit = checked_whole("max_concurrent", max_concurrent, 1)
+        if self._loop is not None:
+            self._require_loop("resize()")
+        self._desk.resize(limit)
+        self._pump()
+
+    def limit_keys(self, max_concurrent_per_key: int | Mapping[Any, int] | None) -> None:
+        """Cap the active tasks of every key, or of some, from now on; None for no cap. What runs goes on."""
+        limits: int | Mapping[Hashable, int] | None = checked_limits(max_concurrent_per_key)
+        if self._loop is not None:
+            self._require_loop("limit_keys()")
+        self._desk.limit_keys(limits)
+        self._pump()
+
+    @property
+    def max_concurrent(self) -> int:
+        """How many tasks may be active."""
+        return self._desk.slots.limit
+
+    def __repr__(self) -> str:
+        slots, counts = self._desk.slots, self._ledger.counts
+        state = "" if self._state == "open" else f" {self._state}"
+        waiting = f", {slots.waiting} waiting" if slots.waiting else ""
+        return (
+            f"<TaskPool {self.name!r}{state} {slots.active} of {slots.limit} active{waiting}, {self._desk.depth} queued"
+            f" | {counts['completed']} completed, {counts['failed']} failed>"
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Return when nothing is queued, running or at the door."""
+        if self._loop is None:
+            return
+        waiter = enclosing()
+        if waiter is not None:
+            await self._drain_inside(waiter)
+            return
+        while not self._is_idle():
+            future = asyncio.get_running_loop().create_future()
+            self._idle.append(future)
+            await future
+
+    async def _drain_inside(self, waiter: TaskRecord) -> None:
+        """A task waits for a whole pool: it lends its slot, as it would for single tasks."""
+        for task in (waiter, *ancestors(waiter)):
+            if task.owner is self:
+                raise WaitCycle(
+                    f"{waiter.label} would wait for the pool {self.name!r} to drain, and so for {task.label}"
+                )
+        while not self._is_idle():
+            await wait_for(list(self._unfinished()))
+            await asyncio.sleep(0)
+
+    async def close(self, cancel: bool = False) -> None:
+        """Take no more work, wait for what there is (or cancel it), and free the name."""
+        if self._state == "closed":
+            return
+        self._state = "closing"
+        while (arrival := self._door.first()) is not None:
+            self._door.leave(arrival.task)
+            self._welcome(arrival, PoolClosed(f"the pool {self.name!r} was closed before there was room for the task"))
+        if cancel:
+            for task in list(self._unfinished()):
+                self._cancel(task)
+        await self.drain()
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._finish())
+        await asyncio.shield(self._closing)
+
+    async def _finish(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._report.unseen(list(self._unseen))
+        self._unseen.clear()
+        if self._records is not None:
+            await self._records.close()
+        self._let_go()
+        unregister(self)
+
+    def _let_go(self) -> None:
+        """Of everything that is not Python's."""
+        self._state = "closed"
+        self._report.close()
+        if self._records is not None:
+            self._records.abandon()
+        if self._threads is not None:
+            self._threads.shutdown(wait=not self._in_threads)  # idle ones end at once
+
+    def _abandoned(self) -> bool:
+        return self._loop is not None and self._loop.is_closed()
+
+    async def __aenter__(self) -> Self:
+        if self._state != "open":
+            self._refuse(None)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self.close(cancel=error is not None)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise InvalidType(
+            f"the pool {self.name!r} cannot be pickled or copied: its budget belongs to this process",
+            remedy="Make a pool where the work runs, or send results and submit here.",
+        )
+
+
+def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
+    """A `TaskPool` from keywords, or from one mapping of them. `stale_after_ms` is `stale_after` in milliseconds."""
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidType(
+            f"pool_create() takes one mapping of options, got {type(options).__name__}",
+            remedy="Pass keywords: pool_create(name='review', max_concurrent=5).",
+        )
+    given = {**(options or {}), **keywords}
+    if "stale_after_ms" in given:
+        given["stale_after"] = seconds_of(given.pop("stale_after_ms"))
+    unknown = given.keys() - _OPTIONS
+    if unknown:
+        raise InvalidArgument(
+            f"pool_create() has no option {min(unknown)!r}", remedy=f"It takes {', '.join(_OPTIONS)}."
+        )
+    return TaskPool(**given)
+
+
+_OPTIONS = (
+    "name",
+    "max_concurrent",
+    "queue",
+    "backpressure",
+    "scope",
+    "pipeline_id",
+    "stale_after",
+    "store",
+    "keep",
+    "max_concurrent_per_key",
+    "audit",
+    "runner",
+)

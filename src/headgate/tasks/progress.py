@@ -1,0 +1,117 @@
+"""How far is it? Drawn with rich on a terminal where rich is installed, and as plain lines otherwise."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from headgate.core.clock import clock
+from headgate.errors import InvalidType
+
+_EVERY = 1.0  # seconds between two plain lines
+
+
+class Progress(Protocol):
+    """Counts what is done, inside a ``with`` block."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None: ...
+    def advance(self, *, failed: bool) -> None: ...
+
+
+def progress_of(progress: bool | str, name: str, total: int | None) -> Progress:
+    """What was asked for: False draws nothing, True and a title draw to stderr."""
+    if progress is False:
+        return _Silent()
+    if progress is not True and not isinstance(progress, str):
+        raise InvalidType(
+            f"progress must be True, False or a title, got {type(progress).__name__}", remedy="Pass True."
+        )
+    title = name if progress is True else progress
+    if sys.stderr.isatty():
+        try:
+            return _Rich(title, total)
+        except ImportError:
+            pass
+    return _Lines(title, total, sys.stderr)
+
+
+class _Silent:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        pass
+
+    def advance(self, *, failed: bool) -> None:
+        pass
+
+
+class _Lines(_Silent):
+    """A line at most once a second, and one at the end."""
+
+    def __init__(self, title: str, total: int | None, out: TextIO) -> None:
+        self._title = title
+        self._total = total
+        self._out = out
+        self._done = self._failed = 0
+        self._began = self._said = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = self._said = clock.now()
+        return self
+
+    def advance(self, *, failed: bool) -> None:
+        self._done += 1
+        self._failed += failed
+        now = clock.now()
+        if now - self._said >= _EVERY:
+            self._said = now
+            self._say(now)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._say(clock.now(), "stopped" if kind is not None else "done")
+
+    def _say(self, now: float, end: str = "") -> None:
+        of = "" if self._total is None else f" of {self._total:,}"
+        failed = f", {self._failed:,} failed" if self._failed else ""
+        seconds = now - self._began
+        rate = f", {self._done / seconds:,.0f}/s" if seconds > 0 else ""
+        self._out.write(f"{self._title}: {self._done:,}{of}{failed}{rate}{' ' * bool(end)}{end}\n")
+        self._out.flush()
+
+
+class _Rich(_Silent):
+    """A bar that moves."""
+
+    def __init__(self, title: str, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._bar: Any = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[failed]}"),
+            console=Console(stderr=True),
+        )
+        self._failed = 0
+        self._row = self._bar.add_task(title, total=total, failed="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def advance(self, *, failed: bool) -> None:
+        if failed:
+            self._failed += 1
+            self._bar.update(self._row, failed=f"{self._failed} failed")
+        self._bar.advance(self._row)

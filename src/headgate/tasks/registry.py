@@ -1,0 +1,58 @@
+"""The pools of this process, by name and by id."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from headgate.errors import DuplicatePool, InvalidType
+
+if TYPE_CHECKING:
+    from headgate.tasks.pool import TaskPool
+
+_lock = threading.Lock()
+_pools: dict[str, TaskPool] = {}
+
+
+def register(pool: TaskPool) -> None:
+    """Hold it until it is closed. A pool whose event loop is gone can never be closed: its name is free."""
+    with _lock:
+        known = _pools.get(pool.name)
+        if known is not None:
+            if not known._abandoned():
+                raise DuplicatePool(f"a live pool has the name {pool.name!r}")
+            del _pools[pool.name]
+        _pools[pool.name] = pool
+    if known is not None:
+        known._let_go()
+
+
+def unregister(pool: TaskPool) -> None:
+    """Free its name."""
+    with _lock:
+        if _pools.get(pool.name) is pool:
+            del _pools[pool.name]
+
+
+def pool_get(name_or_id: str) -> TaskPool | None:
+    """The live pool of this name or id, or None."""
+    if not isinstance(name_or_id, str):
+        raise InvalidType(f"name_or_id must be a string, got {type(name_or_id).__name__}")
+    with _lock:
+        found = _pools.get(name_or_id)
+        return found or next((pool for pool in _pools.values() if pool.id == name_or_id), None)
+
+
+def pool_list() -> list[TaskPool]:
+    """Every live pool, oldest first."""
+    with _lock:
+        return list(_pools.values())
+
+
+def free_name(prefix: str) -> str:
+    """A name that no live pool has."""
+    with _lock:
+        number = len(_pools) + 1
+        while f"{prefix}-{number}" in _pools:
+            number += 1
+        return f"{prefix}-{number}"

@@ -1,0 +1,114 @@
+"""Telling what happened: typed events to whoever subscribed, and to the pool's own audit file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from headgate.core.clock import clock
+from headgate.errors import InvalidArgument
+from headgate.tasks.admission import Policy
+from headgate.tasks.events import (
+    AUDIT,
+    POOLS,
+    PoolDequeue,
+    PoolDrop,
+    PoolEvent,
+    PoolFinish,
+    PoolSubmit,
+    PoolUnsaved,
+    PoolUnseen,
+)
+from headgate.tasks.model import Failure, TaskRecord
+
+
+class Reporter:
+    """The voice of one pool."""
+
+    __slots__ = ("_about", "audit")
+
+    def __init__(self, pool_id: str, pool: str, audit: str | os.PathLike[str] | None) -> None:
+        self._about = {"pool_id": pool_id, "pool": pool}
+        self.audit: TextIO | None = None if audit is None else _opened(audit)
+        """The pool's own file. Ask ``if AUDIT.listeners or reporter.audit``: an event nobody hears is never made."""
+
+    def submitted(self, task: TaskRecord, depth: int) -> None:
+        """It was accepted."""
+        self._tell(PoolSubmit(**self._of(task), key=task.key, priority=task.priority, queue_depth=depth))
+
+    def dequeued(self, task: TaskRecord) -> None:
+        """It starts."""
+        assert task.started is not None, "it starts"
+        waited = task.started.now - task.moment.now
+        slot = task.slot.number if task.slot is not None else 0
+        self._tell(PoolDequeue(**self._of(task), queued_for=waited, slot=slot, attempt=task.attempt))
+
+    def dropped(self, task: TaskRecord, replacement: TaskRecord | None, depth: int, policy: Policy) -> None:
+        """It was rejected."""
+        self._tell(
+            PoolDrop(
+                **self._of(task),
+                replacement_id=_id(replacement) if replacement is not None else None,
+                reason=policy.reason,
+                policy=policy.name,
+                queue_depth=depth,
+                max_depth=policy.max_depth,
+            )
+        )
+
+    def finished(self, task: TaskRecord) -> None:
+        """It has ended."""
+        ran = task.ended.now - task.started.now if task.started is not None and task.ended is not None else None
+        error = type(task.outcome.error).__qualname__ if isinstance(task.outcome, Failure) else None
+        self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
+
+    def unseen(self, failed: list[TaskRecord]) -> None:
+        """The pool closes, and nobody knows that these failed."""
+        if failed and POOLS.listeners:
+            first = f"{_id(failed[0])}: {failed[0].outcome.error!r}"
+            POOLS.emit(PoolUnseen(at=clock.wall(), **self._about, count=len(failed), first=first))
+
+    def unsaved(self, task: TaskRecord, error: Exception) -> None:
+        """The end of a task is not on disk."""
+        if POOLS.listeners:
+            POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=_id(task), error=str(error)))
+
+    def close(self) -> None:
+        """Close the audit file."""
+        if self.audit is not None:
+            self.audit.close()
+            self.audit = None
+
+    def _of(self, task: TaskRecord) -> dict[str, Any]:
+        return {"at": clock.wall(), **self._about, "task_id": _id(task)}
+
+    def _tell(self, event: PoolEvent) -> None:
+        if self.audit is not None:
+            try:
+                self.audit.write(json.dumps(event.to_dict()) + "\n")
+            except (OSError, ValueError) as error:  # a full disk must not stop the pool
+                if POOLS.listeners:
+                    POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=event.task_id, error=str(error)))
+        AUDIT.emit(event)
+
+
+def _id(task: TaskRecord) -> str:
+    return f"{task.owner.id}/{task.number}"
+
+
+def _opened(audit: str | os.PathLike[str]) -> TextIO:
+    try:
+        path = Path(audit).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "a", encoding="utf-8", buffering=1, opener=_private)
+    except (OSError, TypeError) as error:
+        raise InvalidArgument(
+            f"audit {audit!r} cannot be written: {error}",
+            remedy="Pass the path of a file that may be appended to.",
+        ) from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,61 @@
+"""Who shares a pool's budget: this process, a pipeline across restarts, or several processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.errors import InvalidArgument, PipelineIdMissing, ScopeNeedsStore
+from headgate.stores.port import Store
+from headgate.tasks.model import SCOPES, Scope
+
+_pipeline: ContextVar[str | None] = ContextVar("headgate_pipeline", default=None)
+
+
+@contextmanager
+def pipeline_scope(pipeline_id: str) -> Iterator[str]:
+    """Pools with ``scope="pipeline"`` that are made inside belong to this pipeline."""
+    token = _pipeline.set(_checked_id(pipeline_id))
+    try:
+        yield pipeline_id
+    finally:
+        _pipeline.reset(token)
+
+
+def checked_scope(scope: object) -> Scope:
+    """One of the four."""
+    if scope not in SCOPES:
+        raise InvalidArgument(f"scope must be one of {', '.join(SCOPES)}, got {scope!r}")
+    return scope
+
+
+def identity(scope: Scope, name: str, pipeline_id: object, store: Store | None) -> tuple[str, str | None]:
+    """The id of a pool, and the id of its scope. Drawn for a session, the same each time for what is remembered."""
+    if scope == "session":
+        return f"pool-{clock.token()}", None
+    if scope != "pipeline":
+        if store is None or not store.shared:
+            given = "no store= is given" if store is None else f"{type(store).__name__} serves one process at a time"
+            raise ScopeNeedsStore(f"scope {scope!r} shares a budget between processes, and {given}")
+        raise ScopeNeedsStore(f"scope {scope!r} is not supported yet", remedy="Use the scope 'session' or 'pipeline'.")
+    found = pipeline_id if _given(pipeline_id) else _pipeline.get() or os.environ.get("HEADGATE_PIPELINE_ID")
+    if not _given(found):
+        raise PipelineIdMissing("scope 'pipeline' needs the id of a pipeline")
+    scope_id = _checked_id(found)
+    digest = hashlib.sha256("\0".join((scope, scope_id, name)).encode()).hexdigest()
+    return f"pool-{digest[:32]}", scope_id
+
+
+def _given(value: object) -> bool:
+    return value is not None and not (isinstance(value, str) and not value.strip())
+
+
+def _checked_id(pipeline_id: Any) -> str:
+    if not isinstance(pipeline_id, str) or not pipeline_id.strip():
+        raise InvalidArgument(f"pipeline_id must be a non-blank string, got {pipeline_id!r}")
+    return pipeline_id

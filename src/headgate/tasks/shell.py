@@ -1,0 +1,486 @@
+"""The shell of a task pool: it starts, interrupts and ends what the desk decides. Everything that awaits is here.
+
+**No await between deciding and starting.** A submit decides, takes its slot and makes the asyncio Task in one go, and
+so does the end of a task for the next one. So there is no moment in which two could take one slot, and no lock.
+
+**A task is an asyncio Task of its own**, in a copy of its submitter's context. Reusing one for several would be
+cheaper, and would let a forgotten ``call_later(..., task.cancel)`` of one task end another. `_drive` is stepped once
+before the Task gets it: a Task that is cancelled before its first step throws into a coroutine that never entered its
+``try``, and the slot would be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from inspect import CO_COROUTINE
+from types import coroutine
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.errors import StoreWriteFailed
+from headgate.tasks.admission import Policy
+from headgate.tasks.agenda import Agenda
+from headgate.tasks.desk import Desk
+from headgate.tasks.door import Door
+from headgate.tasks.events import AUDIT
+from headgate.tasks.functions import is_async
+from headgate.tasks.ledger import Ledger
+from headgate.tasks.model import PLAIN, Dropped, Failure, Moment, TaskRecord, TaskStatus
+from headgate.tasks.records import Records
+from headgate.tasks.reporting import Reporter
+from headgate.tasks.runner import Runner
+from headgate.tasks.waiting import CURRENT, wake
+
+_AGES = 4096
+_TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
+
+
+@coroutine
+def _primed() -> Generator[None, None, None]:
+    """Where a body waits until its Task takes it over."""
+    yield
+
+
+class PoolShell:
+    """Runs tasks in the slots of a desk, on one event loop."""
+
+    def __init__(
+        self, desk: Desk, ledger: Ledger, reporter: Reporter, records: Records | None, runner: Runner | None
+    ) -> None:
+        self._desk = desk
+        self._ledger = ledger
+        self._report = reporter
+        self._records = records
+        self._runner = runner
+        self._door = Door()
+        self._agenda = Agenda()
+        self._ages: deque[tuple[Hashable, float]] = deque(maxlen=_AGES)  # how long the last ones waited, by partition
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._make_task: Callable[..., Any] = asyncio.Task
+        self._last = Moment(float("-inf"), 0.0)
+        self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
+        self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
+        self._permits: dict[TaskRecord, Any] = {}
+        self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
+        self._unseen: dict[TaskRecord, None] = {}  # failed, and nobody knows yet
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._threads: ThreadPoolExecutor | None = None
+        self._in_threads = 0
+        self._starved = False  # the runner refused: it calls back
+        self._pumping = False
+        if runner is not None:
+            runner.on_ready(self._on_ready)
+
+    name: str
+
+    @property
+    def _policy(self) -> Policy:
+        return self._desk.policy
+
+    def _moment(self) -> Moment:
+        now = clock.now()
+        last = self._last
+        if 0.0 <= now - last.now < _TICK:
+            return last
+        self._last = last = Moment(now, clock.wall())
+        return last
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Give every free slot to whoever is next."""
+        if self._pumping:  # starting a task may call back, from a runner or a listener
+            return
+        self._pumping = True
+        try:
+            desk = self._desk
+            moment = None
+            while not self._starved and (task := desk.next()) is not None:
+                if task.status == "running":
+                    self._resume(task)
+                else:
+                    if moment is None:
+                        moment = self._moment()
+                    self._launch(task, moment)
+            self._after_pump()
+        finally:
+            self._pumping = False
+
+    def _after_pump(self) -> None:
+        """What else may have become possible."""
+
+    def _launch(self, task: TaskRecord, moment: Moment) -> None:
+        """Start a task that was just given a slot, unless it is too late for it or the runner does not take it."""
+        if task.terms is not PLAIN and self._is_late(task, moment.now):
+            self._discard(task, "expired")
+            self._pump()
+        elif task.slot is None or task.finished:
+            pass  # somebody who heard of the end before it cancelled it
+        elif self._runner is None or self._permitted(task, self._runner):
+            self._start(task, moment)
+
+    def _is_late(self, task: TaskRecord, now: float) -> bool:
+        """Was it to start before now, or to end?"""
+        terms = task.terms
+        limit = terms.deadline if task.attempt else terms.expires_at
+        return limit is not None and limit <= now
+
+    def _permitted(self, task: TaskRecord, runner: Runner) -> bool:
+        """Does the runner take it? If not it goes back to the head, and all wait for the runner's call."""
+        if task in self._permits:
+            return True
+        permit = runner.reserve(task)
+        if permit is None:
+            self._starved = True
+            self._desk.unseat(task)
+            return False
+        self._permits[task] = permit
+        return True
+
+    def _on_ready(self) -> None:
+        self._starved = False
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._pump)
+
+    def _start(self, task: TaskRecord, moment: Moment) -> None:
+        """It has its slot: run it."""
+        if task.status == "queued":  # Ledger.move, without the call
+            task.status = "running"
+        else:
+            self._ledger.move(task, "running")
+        task.started = moment
+        task.attempt += 1
+        self._ages.append((task.partition, moment.now - task.moment.now))
+        if AUDIT.listeners or self._report.audit:
+            self._report.dequeued(task)
+        if self._records is not None:
+            self._records.started(task, moment.wall)
+        code = getattr(task.fn, "__code__", None)
+        if self._runner is None and code is not None and code.co_flags & CO_COROUTINE:
+            body = self._drive(task)
+        else:
+            body = self._other_body(task)
+        body.send(None)
+        assert task.context is not None, "it was submitted"
+        task.task = self._make_task(body, loop=self._loop, name=self.name, context=task.context.copy())
+        terms = task.terms
+        if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
+            self._watch(task, moment.now)
+
+    def _other_body(self, task: TaskRecord) -> Coroutine[Any, Any, None]:
+        if self._runner is not None:
+            return self._drive_elsewhere(task, self._runner)
+        return self._drive(task) if is_async(task.fn) else self._drive_in_thread(task)
+
+    def _watch(self, task: TaskRecord, now: float) -> None:
+        """Stop it when its time is over."""
+        terms, loop = task.terms, self._loop
+        assert loop is not None, "something runs on it"
+        ends = [end for end in (terms.deadline, terms.timeout and now + terms.timeout) if end is not None]
+        self._overdue[task] = loop.call_later(max(0.0, min(ends) - now), self._interrupt, task, "timeout")
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    async def _drive(self, task: TaskRecord) -> None:
+        try:
+            await _primed()
+            CURRENT.set(task)
+            result = await task.fn(*task.args)  # type: ignore[misc]
+        except BaseException as error:
+            if not self._ended_badly(task, error):
+                raise
+        else:
+            self._end(task, "completed", result)
+
+    async def _drive_elsewhere(self, task: TaskRecord, runner: Runner) -> None:
+        try:
+            await _primed()
+            CURRENT.set(task)
+            result = await runner.run(task, self._permits.pop(task))
+        except BaseException as error:
+            if not self._ended_badly(task, error):
+                raise
+        else:
+            self._end(task, "completed", result)
+
+    async def _drive_in_thread(self, task: TaskRecord) -> None:
+        try:
+            await _primed()
+            CURRENT.set(task)
+            result = await self._in_thread(task)
+            if inspect.isawaitable(result):
+                result = await result
+        except BaseException as error:
+            if not self._ended_badly(task, error):
+                raise
+        else:
+            self._end(task, "completed", result)
+
+    async def _in_thread(self, task: TaskRecord) -> Any:
+        """Call a plain function in a thread of ours. A thread cannot be interrupted, so neither can this wait."""
+        loop = self._loop
+        assert loop is not None and task.fn is not None, "it was submitted"  # noqa: PT018
+        threads = self._threads
+        if threads is None:
+            threads = self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"headgate {self.name}")
+        self._in_threads += 1
+        # As many as there are calls in progress, and no more. A fixed number would deadlock when a call waits for
+        # another task: it has lent its slot, and still sits in its thread.
+        threads._max_workers = max(threads._max_workers, self._in_threads)
+        # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
+        context, fn, args = contextvars.copy_context(), task.fn, task.args
+        future = loop.run_in_executor(threads, lambda: context.run(_call, fn, args))
+        stopped: BaseException | None = None
+        while not future.done():
+            try:
+                await asyncio.wait((future,))
+            except asyncio.CancelledError as error:
+                stopped = error
+        self._in_threads -= 1
+        asked = self._asked.get(task)
+        if stopped is None and asked is None:
+            return future.result()
+        result = future.exception() or future.result()
+        if inspect.iscoroutine(result):
+            result.close()  # dropped, like any other result
+        raise stopped or asyncio.CancelledError(asked)
+
+    def _ended_badly(self, task: TaskRecord, error: BaseException) -> bool:
+        """The body raised. True: that is all. False: its Task must raise it too."""
+        asked = self._asked.pop(task, None)
+        if isinstance(error, GeneratorExit):  # its loop was closed around it: nothing can be started any more
+            self._desk.release(task)
+            self._conclude(task, "cancelled", self._moment())
+            return False
+        if isinstance(error, asyncio.CancelledError):
+            if asked != "timeout":
+                self._end(task, "cancelled", None)
+                return False
+            error = _overdue_error(task, error)
+        if isinstance(error, Exception) and asked != "cancel" and self._retry(task):
+            return True
+        self._end(task, "failed", Failure(error, error.__traceback__))
+        return isinstance(error, Exception)
+
+    def _retry(self, task: TaskRecord) -> bool:
+        """Queue it again, if it has attempts and time left."""
+        terms = task.terms
+        now = self._moment().now
+        if task.attempt > terms.retries or (terms.deadline is not None and terms.deadline <= now):
+            return False
+        self._stop_watching(task)
+        self._desk.release(task)
+        task.task = None
+        self._ledger.move(task, "queued")
+        if self._records is not None:
+            self._records.requeued(task, self._moment().wall)
+        self._desk.requeue(task)
+        if terms.deadline is not None:
+            self._plan(terms.deadline, "expire", task)
+        self._pump()
+        return True
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _end(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
+        """The body is done: record that, and give its slot to the next."""
+        task.outcome = outcome
+        if self._asked:
+            self._asked.pop(task, None)
+        if self._overdue:
+            self._stop_watching(task)
+        moment = self._moment()
+        if self._records is not None:
+            self._desk.vacate(task)
+            task.task = None
+            self._records.ended(task, status, moment.wall, partial(self._written, task, status))
+            self._pump()
+            return
+        self._record_end(task, status, moment)
+        heir = self._desk.succeed(task)
+        if heir is None:
+            self._pump()  # before anyone hears of it: who then submits must find all slots given away
+            self._tell_end(task)
+        else:
+            self._tell_end(task)
+            self._launch(heir, moment)
+            if self._door.line:
+                self._after_pump()
+
+    def _written(self, task: TaskRecord, status: TaskStatus, error: StoreWriteFailed | None) -> None:
+        """The end of a task is on disk, or could not be put there. The work is done either way: say so."""
+        if error is not None:
+            self._report.unsaved(task, error)
+        self._record_end(task, status, self._moment())
+        self._desk.release(task)
+        self._pump()
+        self._tell_end(task)
+
+    def _conclude(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
+        self._record_end(task, status, moment)
+        self._tell_end(task)
+
+    def _record_end(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
+        """Its terminal state: record it, and let go of what it held."""
+        self._ledger.end(task, status, moment)
+        task.task = task.context = None
+        if task.terms.idempotency_key is None:
+            task.fn = None
+            task.args = ()
+        if status == "failed":
+            self._unseen[task] = None
+        if task.waits is not None:
+            for waiter in self._desk.over(task):
+                waiter.owner._reclaim(waiter)
+
+    def _tell_end(self, task: TaskRecord) -> None:
+        """Wake whoever waits, and report it."""
+        if task.waiters is not None:
+            wake(task)
+        if AUDIT.listeners or self._report.audit:
+            self._report.finished(task)
+
+    def _stop_watching(self, task: TaskRecord) -> None:
+        timer = self._overdue.pop(task, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _drop(self, task: TaskRecord, replacement: TaskRecord | None) -> None:
+        """Reject a task that is not, or not any more, in the queue."""
+        policy = self._policy
+        task.outcome = Dropped(policy.reason, policy.name)
+        moment = self._moment()
+        self._record(task, "rejected", moment)
+        self._conclude(task, "rejected", moment)
+        if AUDIT.listeners or self._report.audit:
+            self._report.dropped(task, replacement, self._desk.depth, policy)
+
+    def _discard(self, task: TaskRecord, status: TaskStatus) -> None:
+        """End a task that is queued."""
+        if task.slot is None:
+            self._desk.discard(task)
+        else:  # it has its slot and has not started
+            self._desk.release(task)
+            self._permits.pop(task, None)
+        moment = self._moment()
+        self._record(task, status, moment)
+        self._conclude(task, status, moment)
+
+    def _record(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
+        """Write down the end of a task that did not run, if this pool writes."""
+        if self._records is not None:
+            self._records.ended(task, status, moment.wall)
+
+    def _cancel(self, task: TaskRecord) -> bool:
+        if task.finished:
+            return False
+        self._require_loop("cancel()")
+        if task.status == "queued":
+            self._discard(task, "cancelled")
+            self._pump()
+            return True
+        return self._interrupt(task, "cancel")
+
+    def _interrupt(self, task: TaskRecord, why: str) -> bool:
+        """Tell a running task to stop. What was said first stands, except that a cancel outweighs a timeout."""
+        if task.status != "running" or task.task is None:  # or its body is done, and its end is being written
+            return False
+        if why == "cancel" or task not in self._asked:
+            self._asked[task] = why
+        task.task.cancel(f"headgate: {why}")
+        return True
+
+    # -- waiting inside tasks ------------------------------------------------------------------------------------------
+
+    def _begin_wait(self, waiter: TaskRecord, awaited: TaskRecord) -> None:
+        self._desk.begin_wait(waiter, awaited)
+        self._resume(waiter)  # if a part of it stood for a slot: it waits again, so it needs none
+
+    def _lend(self, task: TaskRecord) -> None:
+        self._desk.lend(task)
+
+    def _reclaim(self, task: TaskRecord) -> bool:
+        """It wants its slot back. Has it got one?"""
+        if task in self._desk.slots.returning:
+            return False
+        if not self._desk.reclaim(task):
+            self._pump()  # a slot may be free for whoever stood there before
+        return task.slot is not None
+
+    async def _returned(self, task: TaskRecord) -> None:
+        """Return when it has its slot back. Cut short it goes on without, and keeps its place in the line."""
+        if not self._desk.needs_slot(task):
+            return
+        assert self._loop is not None, "it runs on it"
+        future = self._loop.create_future()
+        standing = self._returns.setdefault(task, [])
+        standing.append(future)
+        try:
+            await future
+        finally:
+            standing.remove(future)
+            if not standing and self._returns.get(task) is standing:
+                del self._returns[task]
+
+    def _resume(self, task: TaskRecord) -> None:
+        for future in self._returns.pop(task, ()):
+            if not future.done():
+                future.set_result(None)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _plan(self, at: float, errand: Any, task: TaskRecord) -> None:
+        self._agenda.add(at, errand, task)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        at, loop = self._agenda.next_at(), self._loop
+        if loop is None or (self._timer is not None and at is not None and self._timer_at <= at):
+            return  # it rings early enough, and is set again then
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer_at = at
+            self._timer = loop.call_later(max(0.0, at - clock.now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = clock.now()
+        for errand, task in self._agenda.due(now):
+            if errand == "expire":
+                self._expire(task, now)
+            elif self._desk.is_aside(task):
+                self._desk.enqueue(task)
+        self._pump()
+        self._set_timer()
+
+    def _expire(self, task: TaskRecord, now: float) -> None:
+        if self._is_late(task, now):
+            self._discard(task, "expired")
+
+    # -- for those above -----------------------------------------------------------------------------------------------
+
+    def _require_loop(self, what: str) -> None:
+        raise NotImplementedError
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return fn(*args)
+    except StopIteration as stop:  # a future refuses to carry it
+        raise RuntimeError("the function raised StopIteration") from stop
+
+
+def _overdue_error(task: TaskRecord, cause: BaseException) -> TimeoutError:
+    limit = "its deadline" if task.terms.timeout is None else f"timeout={task.terms.timeout:g} s"
+    error = TimeoutError(f"{task.label} was stopped at {limit}")
+    error.__cause__ = cause
+    return error
