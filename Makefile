@@ -29,11 +29,13 @@ check: lint types arrows test ## all that CI asks: lint, types, arrows, tests
 soak: dev-venv ## the whole suite at full length
 	HEADGATE_SCALE=1 $(py) -m pytest
 
-bench: bench-venv ## measure beside the peer, in one run
+bench: bench-venv ## measure beside the peers, in one run for each room
 	$(py) benchmarks/resources.py
+	$(py) benchmarks/tasks.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/resources.py --quick
+	$(py) benchmarks/tasks.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

@@ -59,6 +59,13 @@ class Bar:
 async def in_turns(turns: Turns, contestants: Mapping[str, Contestant]) -> dict[str, list[float]]:
     """Times per second of each contestant, one figure per round: a, b, a, b, ..."""
     counts = {name: await _how_many(work, turns) for name, work in contestants.items()}
+    return await so_many_each(counts, turns, contestants)
+
+
+async def so_many_each(
+    counts: Mapping[str, int], turns: Turns, contestants: Mapping[str, Contestant]
+) -> dict[str, list[float]]:
+    """The same where how many times is part of the question. `turns.seconds` is not used."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(turns.rounds):
         for name, work in contestants.items():

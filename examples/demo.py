@@ -1,7 +1,9 @@
-"""make demo: forty callers, six keys, and an API that limits, revokes and breaks. Every call is answered.
+"""make demo: three tenants, six keys, and an API that limits, revokes and breaks. Every call is answered.
 
-On a terminal a live table shows keys that cool down, and calls that move to another key; in a pipe, plain lines do.
-There is no network: the API is examples/upstream.py. Exit code 0, or 1 if a call was lost, or 130 after Ctrl-C.
+One tenant floods. A TaskPool lets them take turns, forty calls at a time, and each call asks a ResourcePool for a key.
+On a terminal live tables show keys that cool down, calls that move to another key, and tenants that wait; in a pipe,
+plain lines do. At the end: how long each tenant waited, and how long it would have first in first out. There is no
+network: the API is examples/upstream.py. Exit code 0, or 1 if a call was lost, or 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from screen import Cell, Column, Frame, Screen, bar, screen_for
+from screen import Cell, Column, Frame, Grid, Screen, bar, screen_for
+from tenants import TENANTS, Service, comparison_of, in_one_line, submit_all
 from upstream import Bucket, Upstream
 
 import headgate
@@ -37,6 +40,7 @@ from headgate.resources import (
     RunFinished,
     parse_retry_after,
 )
+from headgate.tasks import KeyAge, TaskPool, TaskSnapshot, fair_round_robin
 
 BUCKETS = {
     "sk-a": Bucket(rate=18, burst=24),
@@ -88,6 +92,7 @@ class Story:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     rests: dict[str, float] = field(default_factory=dict)
     routes: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    service: Service = field(default_factory=Service)
 
     def hear(self, event: object) -> None:
         """The listener of `headgate.subscribe`."""
@@ -124,39 +129,30 @@ class Story:
         return time.monotonic() - self.began
 
 
-async def call_all(pool: ResourcePool[str], upstream: Upstream, story: Story, callers: int) -> None:
-    """Let so many callers make the calls between them."""
-    numbers = iter(range(1, story.calls + 1))
-    async with asyncio.TaskGroup() as group:
-        for _ in range(callers):
-            group.create_task(call_some(pool, upstream, story, numbers))
-
-
-async def call_some(pool: ResourcePool[str], upstream: Upstream, story: Story, numbers: Iterator[int]) -> None:
-    """One caller: as long as there are calls to make, make one. It never looks at the keys."""
-    for number in numbers:
-        question = f"question {number}"
-        try:
-            answer = await pool.run(
-                partial(ask, upstream=upstream, question=question),
-                max_attempts=50,
-                retry_delay=0.02,
-                wait_for_capacity=True,
-                request_id=f"call {number}",
-            )
-        except PoolExhausted as error:
-            story.lost += 1
-            story.tell(f"call {number} is lost: {error}")
-            continue
-        assert answer == f"answer to {question}", "an answer went to the wrong caller"
-        story.answered += 1
-        if story.answered == story.calls // 2:
-            upstream.revoke(REVOKED)
+async def call_once(keys: ResourcePool[str], upstream: Upstream, story: Story, tenant: str, call: str) -> None:
+    """A task: one call for one tenant. It looks neither at the keys nor at whose turn it is."""
+    story.service.order.append(tenant)
+    try:
+        answer = await keys.run(
+            partial(ask, upstream=upstream, question=call),
+            max_attempts=50,
+            retry_delay=0.02,
+            wait_for_capacity=True,
+            request_id=call,
+        )
+    except PoolExhausted as error:
+        story.lost += 1
+        story.tell(f"{call} is lost: {error}")
+        return
+    assert answer == f"answer to {call}", "an answer went to the wrong caller"
+    story.answered += 1
+    if story.answered == story.calls // 2:
+        upstream.revoke(REVOKED)
 
 
 # -- showing it -------------------------------------------------------------------------------------------------------
 
-COLUMNS = (
+KEYS = (
     Column("key", 5),
     Column("status", 10),
     Column("cooling", 12, needs=79),
@@ -164,13 +160,36 @@ COLUMNS = (
     Column("in flight", 9, right=True, needs=50),
     *(Column(outcome, max(3, len(outcome)), right=True) for outcome in SHORT.values()),
 )
-BAR = COLUMNS[2].width
+BAR = KEYS[2].width
 COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red"}
 
+QUEUES = (
+    Column("tenant", 6),
+    Column("started", 7, right=True),
+    Column("waited, p50", 11, right=True),
+    Column("p99", 6, right=True),
+    Column("oldest in the queue", 19, right=True),
+)
 
-def frame_of(pool: ResourcePool[str], story: Story, title: str) -> Frame:
-    rows = [row_of(key, seen, story) for key, seen in pool.snapshot().items()]
-    return Frame(title, COLUMNS, rows, totals_of(story))
+
+def frame_of(keys: ResourcePool[str], tasks: TaskPool, story: Story, title: str) -> Frame:
+    keys_seen = [row_of(key, seen, story) for key, seen in keys.snapshot().items()]
+    return Frame(title, (Grid(KEYS, keys_seen), Grid(QUEUES, queues_of(tasks))), totals_of(story))
+
+
+def queues_of(tasks: TaskPool) -> list[list[Cell]]:
+    ages = {age.key: age for age in tasks.stats().keys}
+    return [queue_of(tenant, ages.get(tenant, KeyAge(tenant, 0, 0.0, 0.0, 0.0))) for tenant in TENANTS]
+
+
+def queue_of(tenant: str, age: KeyAge) -> list[Cell]:
+    return [
+        Cell(tenant, "bold"),
+        Cell(str(age.count)),
+        Cell(f"{age.p50:.1f} s"),
+        Cell(f"{age.p99:.1f} s"),
+        Cell(f"{age.lag:.1f} s" if age.lag else "", "yellow" if age.lag > 2 else ""),
+    ]
 
 
 def row_of(key: str, seen: dict[str, Any], story: Story) -> list[Cell]:
@@ -191,9 +210,9 @@ def totals_of(story: Story) -> str:
     return f"{story.seconds:5.1f} s  {story.answered} of {story.calls} answered, {story.lost} lost, {counted}"
 
 
-async def keep_drawing(pool: ResourcePool[str], story: Story, title: str) -> None:
+async def keep_drawing(keys: ResourcePool[str], tasks: TaskPool, story: Story, title: str) -> None:
     while True:
-        story.screen.draw(frame_of(pool, story, title))
+        story.screen.draw(frame_of(keys, tasks, story, title))
         await asyncio.sleep(story.screen.pace)
 
 
@@ -215,36 +234,42 @@ def summary_of(pool: ResourcePool[str], story: Story) -> str:
 # -- running it -------------------------------------------------------------------------------------------------------
 
 
-async def play(pool: ResourcePool[str], upstream: Upstream, story: Story, callers: int) -> None:
-    title = f"headgate: {story.calls} calls by {callers} callers, {len(BUCKETS)} keys, and an API that pushes back"
+async def play(keys: ResourcePool[str], upstream: Upstream, story: Story, slots: int) -> Sequence[TaskSnapshot]:
+    """All calls, and what became of each."""
+    title = f"headgate: {story.calls} calls of {len(TENANTS)} tenants, {len(BUCKETS)} keys, and an API that pushes back"
     unsubscribe = headgate.subscribe(story.hear, "resources")
-    painter = asyncio.create_task(keep_drawing(pool, story, title))
+    tasks = TaskPool("calls", max_concurrent=slots, queue=fair_round_robin())
+    painter = asyncio.create_task(keep_drawing(keys, tasks, story, title))
     try:
-        await call_all(pool, upstream, story, callers)
-        story.screen.draw(frame_of(pool, story, title))
+        async with tasks:
+            await submit_all(tasks, partial(call_once, keys, upstream, story), story.calls)
+        story.screen.draw(frame_of(keys, tasks, story, title))
     finally:
         painter.cancel()
         unsubscribe()
         story.screen.close()
+    story.service.stats = tasks.stats()
+    return tasks.snapshot(tasks=story.calls).tasks
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--calls", type=int, default=560)
-    parser.add_argument("--callers", type=int, default=40)
+    parser.add_argument("--slots", type=int, default=40, help="calls at a time")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
     options = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make demo | head` ends without a traceback
     logging.getLogger("headgate").setLevel(logging.ERROR)  # cooldowns are logged as warnings; here the screen tells
-    screen = screen_for(sys.stdout, plain=options.plain, rows_needed=len(BUCKETS) + 12)
-    pool, upstream, story = make_pool(), Upstream(BUCKETS, seed=options.seed), Story(options.calls, screen)
+    screen = screen_for(sys.stdout, plain=options.plain, rows_needed=len(BUCKETS) + len(TENANTS) + 14)
+    keys, upstream, story = make_pool(), Upstream(BUCKETS, seed=options.seed), Story(options.calls, screen)
     try:
-        asyncio.run(play(pool, upstream, story, options.callers))
+        tasks = asyncio.run(play(keys, upstream, story, options.slots))
     except KeyboardInterrupt:
         print(f"\nstopped by Ctrl-C: {story.answered} of {story.calls} calls were answered")
         return 130
-    print(summary_of(pool, story))
+    print(summary_of(keys, story))
+    print(comparison_of(story.service, in_one_line(tasks, options.slots), first=3 * options.slots))
     return 0 if story.answered == story.calls else 1
 
 

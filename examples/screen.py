@@ -1,6 +1,6 @@
 """Where the demo is seen: a table redrawn in place on a terminal, plain lines anywhere else.
 
-It knows nothing of pools: it is given a title, rows of cells, and lines of text.
+It knows nothing of pools: it is given a title, tables of cells, and lines of text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
@@ -34,15 +34,20 @@ class Column:
     needs: int = 0
 
 
+class Grid(NamedTuple):
+    """Rows of cells under their columns."""
+
+    columns: Sequence[Column]
+    rows: Iterable[Sequence[Cell]]
+
+
 @dataclass
 class Frame:
     """One moment, as it is shown."""
 
     title: str
-    columns: Sequence[Column]
-    rows: Iterable[Sequence[Cell]]
+    grids: Sequence[Grid]
     totals: str
-    news: Iterable[str] = field(default_factory=tuple)
 
 
 class Lines:
@@ -72,7 +77,7 @@ class Table:
     """A frame drawn over the one before, with the latest news below. For terminals."""
 
     pace = 0.1
-    news_kept = 4
+    news_kept = 3
 
     def __init__(self, out: TextIO, *, coloured: bool) -> None:
         self._out = out
@@ -87,9 +92,7 @@ class Table:
         width = shutil.get_terminal_size().columns - 1  # the last column wraps on some terminals
         lines = [
             self._line(frame.title, "bold", width),
-            "",
-            self._row(frame.columns, [Cell(column.title, "dim") for column in frame.columns], width),
-            *(self._row(frame.columns, row, width) for row in frame.rows),
+            *(line for grid in frame.grids for line in ("", *self._grid(grid, width))),
             "",
             *(self._line(part, "bold", width) for part in textwrap.wrap(frame.totals, width, drop_whitespace=False)),
             "",
@@ -106,6 +109,11 @@ class Table:
 
     def _line(self, text: str, colour: str, width: int) -> str:
         return self._paint(Cell(text if len(text) <= width else text[: width - 3] + "...", colour))
+
+    def _grid(self, grid: Grid, width: int) -> Iterable[str]:
+        yield self._row(grid.columns, [Cell(column.title, "dim") for column in grid.columns], width)
+        for row in grid.rows:
+            yield self._row(grid.columns, row, width)
 
     def _row(self, columns: Sequence[Column], cells: Sequence[Cell], width: int) -> str:
         parts, used = [], 0

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text("utf-8")
 
@@ -17,13 +19,22 @@ def test_it_is_short_and_shows_code_early() -> None:
     assert next(number for number, line in enumerate(lines, 1) if line == "```python") < 30
 
 
-def test_the_first_example_prints_what_is_shown(tmp_path: Path) -> None:
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.S)
-    assert found is not None
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_both_pools_are_shown_with_their_output() -> None:
+    assert ["ResourcePool" in code for code, _ in EXAMPLES] == [True, False]
+    assert ["TaskPool" in code for code, _ in EXAMPLES] == [False, True]
+
+
+@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["resources", "tasks"])
+def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path) -> None:
     program = tmp_path / "example.py"
-    program.write_text(found[1], "utf-8")
-    out = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert out.stdout == found[2]
+    program.write_text(code, "utf-8")
+    out = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=30
+    )
+    assert out.stdout == output
 
 
 def test_every_file_it_links_to_exists() -> None:

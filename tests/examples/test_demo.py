@@ -14,6 +14,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -47,6 +48,26 @@ def count(what: str, printed: str) -> int:
     return int(found[1])
 
 
+class Served(NamedTuple):
+    """A line of the table of tenants: in turn, then first in first out."""
+
+    calls: int
+    p50: float
+    p99: float
+    first: int
+    line_p50: float
+    line_p99: float
+    line_first: int
+
+
+def served(tenant: str, printed: str) -> Served:
+    """How it says that this tenant was served."""
+    found = re.search(rf"^  {tenant} (.*)$", printed, re.MULTILINE)
+    assert found, printed
+    calls, p50, p99, first, *line = found[1].replace(" s ", " ").split()
+    return Served(int(calls), float(p50), float(p99), int(first), float(line[0]), float(line[1]), int(line[2]))
+
+
 def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines() -> None:
     printed = run_piped()
     assert "\x1b" not in printed
@@ -63,10 +84,23 @@ def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines() -> None:
     ):
         assert re.search(rf"^ +\d+\.\d s  {told}$", printed, re.MULTILINE), told
     assert "sk-" not in printed
+    tenants_do_not_wait_behind_the_flood(printed)
+
+
+def tenants_do_not_wait_behind_the_flood(printed: str) -> None:
+    flood, *others = (served(tenant, printed) for tenant in ("flood", "ann", "bob"))
+    assert flood.calls + sum(other.calls for other in others) == count("calls", printed)
+    for other in others:
+        assert other.first > 0 == other.line_first
+        assert other.p99 < other.line_p50
+        assert other.p50 < flood.p50
+    jain = re.search(r"Jain's index of fairness: ([\d.]+) in turn, ([\d.]+) in one line", printed)
+    assert jain, printed
+    assert float(jain[1]) > 0.95 > 0.7 > float(jain[2])
 
 
 def test_few_calls_are_fine_too() -> None:
-    printed = run_piped("--calls", "1", "--callers", "1")
+    printed = run_piped("--calls", "1", "--slots", "1")
     assert (count("answered", printed), count("lost", printed)) == (1, 0)
 
 
@@ -131,6 +165,8 @@ def test_a_terminal_gets_a_table_drawn_in_place() -> None:
     frame = last_frame(written)
     assert " ".join(frame[2].split()) == "key status cooling left in flight ok 429 401 502 stopped"
     assert [line.split()[0] for line in frame[3:9]] == [f"key-{number}" for number in range(1, 7)]
+    assert [line.split()[0] for line in frame[10:14]] == ["tenant", "flood", "ann", "bob"]
+    assert len(frame) < 24
     assert re.search(r"^key-4 +cooling(?: x\d)? +█+░* +\d\.\d s", COLOUR.sub("", written), re.MULTILINE)
     assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1  # the cursor comes back
     assert COLOUR.search(written)

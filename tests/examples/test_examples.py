@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Parts of other programs, and the demo, which has a test of its own.
-NOT_ALONE = {"demo", "pretend_httpx", "screen", "upstream"}
+NOT_ALONE = {"demo", "pretend_httpx", "screen", "tenants", "upstream"}
 
 # Kept short enough to be read at once and copied.
 MOST_LINES = 60
@@ -136,6 +136,87 @@ after:  {'key-1': 'healthy', 'key-2': 'cooling_down', 'key-3': 'healthy'}
 in flight meanwhile: sk-old
 from now on: ['sk-ccc', 'sk-new']
 by hand: {'key-1': 'disabled', 'key-2': 'healthy'}
+""",
+    "review_pull_requests": """\
+running in pr-review
+completed - done: review this PR (be kind)
+done: review this PR (be kind)
+""",
+    "queue_strategies": """\
+fifo:             a1 a2 a3 b1 b2 c1
+lifo:             c1 b2 b1 a3 a2 a1
+priority:         a3 b2 a1 a2 b1 c1
+fair_round_robin: a1 b1 c1 a2 b2 a3
+by name:          a1 a2 a3 b1 b2 c1
+""",
+    "full_queue": """\
+block_submitter  completed completed completed SubmitTimeout SubmitTimeout
+fail_submitter   completed completed completed QueueFull QueueFull
+drop_oldest      completed rejected rejected completed completed
+drop_newest      completed completed completed rejected rejected
+drop_fair        completed completed rejected rejected completed
+ring_buffer      completed rejected rejected completed completed
+fail_fast        completed PoolBusy PoolBusy PoolBusy PoolBusy
+""",
+    "waiting_for_tasks": """\
+completed a None
+failed None ValueError('no b today')
+cancelled None None
+a
+its own exception: no b today
+TaskCancelled HEADGATE-TSK-003
+""",
+    "events_to_tasks": """\
+refused: 'NoneType' object is not subscriptable
+4 submitted: [('acme', 3), ('acme', 0), ('acme', 0), ('bolt', 0)]
+reviewed a1
+reviewed a2
+reviewed b1
+reviewed a3
+""",
+    "tenants_in_turn": """\
+fifo: F1 F2 F3 F4 F5 F6 F7 F8 F9 F10 F11 F12 ann1 ann2 ann3 bob1 bob2 bob3
+  ann and bob are done after 18 of 18 tasks; Jain's index 0.57
+fair_round_robin: F1 ann1 bob1 F2 ann2 bob2 F3 ann3 bob3 F4 F5 F6 F7 F8 F9 F10 F11 F12
+  ann and bob are done after 9 of 18 tasks; Jain's index 1.00
+""",
+    "weights_and_caps": """\
+tokens in the first 40 tasks: {'paying': 2700, 'free': 900, 'long': 1200}
+at once, at most: 8
+with a cap of 2 for each: {'paying': 2, 'free': 2, 'long': 2}
+with a cap for one: 1
+""",
+    "nested_work": """\
+55 after 177 tasks, at most 2 active at a time
+told: numbers#179 would wait for numbers#178, which waits for numbers#179
+numbers#179 would wait for numbers#178, which waits for numbers#179
+""",
+    "pipeline_restart": """\
+first run, in a process that dies
+  fetching one
+  {'page': 'one', 'size': (3, 4)}
+  fetching two
+second run
+  one is completed
+  two is stale
+  {'page': 'one', 'size': (3, 4)}
+  fetching two
+  {'page': 'two', 'size': (3, 4)}
+third run
+  one is completed
+  two is stale
+  two is completed
+  {'page': 'one', 'size': (3, 4)}
+  {'page': 'two', 'size': (3, 4)}
+""",
+    "map_with_progress": """\
+in order: p1 p2 p3 p4 page 5 is gone p6 p7 p8
+as they are done: p4 p3 p2 p1
+got p1
+got p2
+got p3
+got p4
+stopped: page 5 is gone
 """,
 }
 

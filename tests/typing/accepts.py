@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from typing import assert_type
 
 import headgate
-from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
+from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskHandle, TaskPool
 from headgate.resources import Pool, PoolStats, ResourceCooled, Strategy, primary_backup, weighted
+from headgate.stores import JsonLinesStore, Store
+from headgate.tasks import PoolSnapshot, TaskSnapshot
 
 by_list = ResourcePool([Resource("a", "sk-aaa"), Resource("b", "sk-bbb", 4)])
 assert_type(by_list, ResourcePool[str])
@@ -55,3 +57,33 @@ async def main() -> None:
         assert_type(error.retry_after, float | None)
     unsubscribe = headgate.subscribe(on_cooled, topic="resources.health")
     unsubscribe()
+
+
+async def review(pr: int, thorough: bool = False) -> str:
+    return f"{pr} {thorough}"
+
+
+def count(text: str) -> int:
+    return len(text)
+
+
+store: Store = JsonLinesStore("journals")
+tasks = TaskPool("reviews", max_concurrent=5, queue=headgate.fair_round_robin("tenant_id"), store=store)
+by_name = headgate.pool_create(name="x", queue="fifo", backpressure={"kind": "queue", "max_depth": 10})
+
+
+async def submit() -> None:
+    handle = await tasks.submit(review, 3, True, tenant_id="acme", priority=10)
+    same = assert_type(handle, TaskHandle[str])
+    assert_type(await handle, str)
+    number = assert_type(await tasks.submit(count, "abc"), TaskHandle[int])
+    again = assert_type(tasks.submit_nowait(review, 3), TaskHandle[str])
+    assert_type(handle.cancel(), bool)
+    assert_type(await headgate.pool_wait(handle), TaskSnapshot)
+    assert_type(await headgate.pool_wait([same, number, again]), list[TaskSnapshot])
+    assert_type(tasks.snapshot(), PoolSnapshot)
+    assert_type(tasks.snapshot().active, int)
+    async for text in tasks.map(review, [1, 2], window=10, tenant_id="acme"):
+        assert_type(text, str)
+    async with tasks as pool:
+        assert_type(pool, TaskPool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import headgate
-from headgate import CooldownResource, Resource, ResourcePool
+from headgate import CooldownResource, Resource, ResourcePool, TaskPool
 
 pool: ResourcePool[str] = ResourcePool([Resource("a", "sk-aaa")])
 
@@ -33,3 +33,18 @@ async def main() -> None:
     await pool.add("c", 3)  # type: ignore[call-overload]
     await pool.reconcile({"a": 1})  # type: ignore[arg-type]
     headgate.Nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+async def review(pr: int) -> str:
+    return str(pr)
+
+
+tasks = TaskPool("reviews", max_concurrent="5")  # type: ignore[arg-type]
+TaskPool(scope="galaxy")  # type: ignore[arg-type]
+headgate.backpressure_queue(10, "explode")  # type: ignore[arg-type]
+
+
+async def submit() -> None:
+    _ = await tasks.submit(review, "three")  # type: ignore[arg-type]
+    _ = await tasks.submit(review(3))  # type: ignore[call-overload]
+    tasks.map(review, ["three"])  # type: ignore[arg-type]

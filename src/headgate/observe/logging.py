@@ -1,7 +1,7 @@
-"""The listener that writes to the log what an operator must know: keys that rest, keys that died.
+"""The listener that writes to the log what an operator must know: keys that rest or died, failures nobody saw.
 
-Installed when headgate is imported. It costs nothing until a resource's health changes, and imports the stdlib's
-logging only then.
+Installed when headgate is imported. It costs nothing until such a thing happens, and imports the stdlib's logging only
+then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,23 @@ if TYPE_CHECKING:
 
 def install() -> Callable[[], None]:
     """Start to log; returns what stops it."""
-    return subscribe(_log_health, "resources.health")
+    stops = subscribe(_log_health, "resources.health"), subscribe(_log_pool, "tasks.pools")
+
+    def stop() -> None:
+        for unsubscribe in stops:
+            unsubscribe()
+
+    return stop
+
+
+def _log_pool(event: Any) -> None:
+    import logging
+
+    log = logging.getLogger("headgate.tasks")
+    if event.name == "pool_unseen_failures":
+        log.warning("%s: %d failed and nobody awaited them, the first: %s", event.pool, event.count, event.first)
+    elif event.name == "pool_unsaved":
+        log.error("%s: %s is not on disk: %s", event.pool, event.task_id, event.error)
 
 
 def _log_health(event: Event) -> None:

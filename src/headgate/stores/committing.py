@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import threading
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from itertools import chain, compress
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
 from headgate.stores.codec import Codec
-from headgate.stores.compaction import wanted
+from headgate.stores.compaction import wanted, what_and_whose
 from headgate.stores.files import generation
 from headgate.stores.lines import entry_line
 from headgate.stores.locked import LockedFile
@@ -99,7 +98,7 @@ class JsonLinesJournal:
         return f"<JsonLinesJournal {self._file.path}{' closed' if self._is_closed else ''}>"
 
     def append(self, entry: Entry, done: Done | None = None) -> None:
-        """Write this after all that was appended before."""
+        """Write this after all that was appended before. With `done`, only where an event loop runs."""
         self._put(entry_line(entry, self._codec), done)
 
     async def flush(self) -> None:
@@ -254,10 +253,6 @@ def _refuse(loop: asyncio.AbstractEventLoop | None, done: Done | None, why: str)
 
 def _ends(lines: Sequence[bytes]) -> list[bytes]:
     """The lines that nobody can repeat: ends of tasks whose submit is not among the lines that failed."""
-    contents = [json.loads(line) for line in lines]
-    never_there = {content["task"] for content in contents if content["kind"] == "submit"}
-    return [
-        line
-        for line, content in zip(lines, contents, strict=True)
-        if content["kind"] == "end" and content["task"] not in never_there
-    ]
+    contents = [(line, *what_and_whose(line)) for line in lines]
+    never_there = {number for _, kind, number in contents if kind == "submit"}
+    return [line for line, kind, number in contents if kind == "end" and number not in never_there]

@@ -11,12 +11,10 @@ import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from headgate.stores.journal import End, forgettable
 from headgate.stores.lines import entry_line
-
-_Words: TypeAlias = "re.Match[bytes] | None"
 
 _BEGINNING: Final = re.compile(
     rb'\{"kind":"(submit|start|requeue|end|beat)","at":([^,}]+)'
@@ -35,29 +33,40 @@ def wanted(lines: Iterable[bytes], keep: int, now: float) -> list[bool]:
     ends: dict[int, End] = {}
     beat = None
     for line in lines:
-        found = _BEGINNING.match(line) or _read(line)
-        kind, at, task, word = found.groups() if found is not None else (None, b"", None, None)
-        number = None if task is None else int(task)
+        kind, at, number, word = _read(line)
         numbers.append(number)
         if number is None:
             beat = len(numbers) - 1 if kind == _BEAT else beat
         elif kind == _SUBMIT:
-            windows[number] = None if word is None else _said(word)
+            windows[number] = word
             ends.pop(number, None)
         elif kind == _END and number not in ends:
-            ends[number] = End(number, str(_said(word or b"null")), float(at), windows.get(number))
+            ends[number] = End(number, str(word), at, windows.setdefault(number, None))
         else:
             windows.setdefault(number, None)
-    forgotten = forgettable(ends.values(), keep, now) - {max(windows.keys() | ends.keys(), default=0)}
+    forgotten = forgettable(ends.values(), keep, now) - {max(windows, default=0)}
     flags = [number is not None and number not in forgotten for number in numbers]
     if beat is not None:
         flags[beat] = True
     return flags
 
 
-def _read(line: bytes) -> _Words:
-    """The slow way, for a line that others have written: another order of keys, spaces between them."""
+def what_and_whose(line: bytes) -> tuple[str, int | None]:
+    """The kind of a line, and the number of its task."""
+    kind, _, number, _ = _read(line)
+    return kind.decode(), number
+
+
+def _read(line: bytes) -> tuple[bytes, float, int | None, Any]:
+    """Its kind, its time, the number of its task, and its status or window."""
     try:
-        return _BEGINNING.match(entry_line(json.loads(line)))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+        found = _BEGINNING.match(line)
+        if found is None or (found[4] is None and (found[1] == _END or b'"idempotency_key"' in line)):
+            # The slow way, for a line that others have written: another order of keys, spaces between them.
+            found = _BEGINNING.match(entry_line(json.loads(line)))
+        if found is not None:
+            kind, at, number, word = found.groups()
+            return kind, float(at), None if number is None else int(number), None if word is None else _said(word)
+    except Exception:
+        pass  # a header, an opening, or a line that cannot be read
+    return b"", 0.0, None, None

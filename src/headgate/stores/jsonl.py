@@ -144,11 +144,12 @@ def _locked(path: Path) -> StoreLocked:
             writer = last_writer(file)
     except OSError:
         writer = None
-    if writer is None or not _may_live(writer):
-        # It has the lock, and has not come to write its name yet.
+    if writer is None:
         return StoreLocked(f"{path} is being opened by another process")
-    since = datetime.fromtimestamp(writer.at, UTC).isoformat(" ", "seconds")
-    return StoreLocked(f"{path} is in use by process {writer.pid} on {writer.host}, since {since}")
+    if not _may_live(writer):  # whoever has the lock has not come to write its own name yet, or sees other numbers
+        last = f"the last to write its name there, process {writer.pid} on {writer.host}, has ended"
+        return StoreLocked(f"{path} is in use by another process; {last}")
+    return StoreLocked(f"{path} is in use by process {writer.pid} on {writer.host}, since {_date(writer.at)}")
 
 
 def _may_live(writer: Writer) -> bool:
@@ -156,11 +157,18 @@ def _may_live(writer: Writer) -> bool:
         return True
     try:
         os.kill(writer.pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         pass  # it is there, and another user's
     return True
+
+
+def _date(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{at}"
 
 
 def _report(history: History, file: LockedFile) -> None:

@@ -16,6 +16,7 @@ HEAD: Final = b'{"headgate":"journal",'
 OPEN: Final = b'{"kind":"open",'
 """How the first line begins, and one that names the writer."""
 
+_WRITTEN: Final = frozenset({"kind", "at", "task", "status", "window"})
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
 """No capitals: to some file systems they are the same letters."""
 _LONG: Final = 150
@@ -51,21 +52,27 @@ def open_line(writer: Writer, about: Mapping[str, Any]) -> bytes:
 
 def entry_line(entry: Entry, codec: Codec = "json") -> bytes:
     """An entry as it is written. Never raises: nobody is left to ask what was meant."""
-    # What `compaction` asks of a line comes first, in this order. `update` leaves a key where it is.
-    content: dict[str, Any] = {"kind": entry["kind"], "at": entry["at"]}
+    # Put together by hand, because every task pays for two of these. What `compaction` asks of a line comes first.
+    text = f'{{"kind":"{entry["kind"]}","at":{float(entry["at"])!r}'
     if "task" in entry:
-        content["task"] = entry["task"]
-    if "about" in entry and (window := window_of(entry["about"])) is not None:
-        content["window"] = window
-    elif "status" in entry:
-        content["status"] = entry["status"]
-    content.update(entry)
-    result = f',"result":{text_of(content.pop("result"), codec=codec)}' if "result" in content else ""
+        text += f',"task":{entry["task"]:d}'
+    if "status" in entry:
+        text += f',"status":{dumps(entry["status"])}'
+    elif "about" in entry and (window := window_of(entry["about"])) is not None:
+        text += f',"window":{dumps(window)}'
+    for key, value in entry.items():
+        if key == "result":
+            text += f',"result":{text_of(value, codec=codec)}'
+        elif key not in _WRITTEN:
+            text += f',"{key}":{"true" if value is True else _told(value)}'
+    return (text + "}\n").encode("ascii")
+
+
+def _told(value: Any) -> str:
     try:
-        text = dumps(content)
-    except Exception:  # `about` is more than JSON knows, against the contract: keep what can be kept of it
-        text = dumps({key: _described(value) if key == "about" else encode(value) for key, value in content.items()})
-    return f"{text[:-1]}{result}}}\n".encode("ascii")
+        return dumps(value)
+    except Exception:  # more than JSON knows, against the contract: keep what can be kept of it
+        return dumps(_described(value)) if isinstance(value, Mapping) else text_of(value)
 
 
 def window_of(about: Mapping[str, Any]) -> Any:

@@ -42,7 +42,7 @@ class Encoder:
     def __init__(self, *, sorts: bool = False) -> None:
         self._left = LARGEST + 1  # the outermost value needs no comma
         self._depth = 0
-        self.sorts = sorts
+        self.sorts: bool = sorts
 
     def encode(self, value: object) -> Encoded:
         kind = type(value)
@@ -102,10 +102,16 @@ def _from_float(_: Encoder, value: Any) -> Encoded:
 
 
 def _from_dict(encoder: Encoder, value: Any) -> Encoded:
-    if all(type(key) is str and _survives(key) for key in value):
-        encoder.spend(sum(map(len, value)))
-        keys = ["$" + key if key.startswith("$") else key for key in value]
-        return dict(zip(keys, encoder.members(value.values()), strict=True))
+    keys = []
+    for key in value:
+        if type(key) is not str or not (key.isascii() or _survives(key)):
+            return _from_any_dict(encoder, value)
+        encoder.spend(len(key))
+        keys.append("$" + key if key.startswith("$") else key)
+    return dict(zip(keys, encoder.members(value.values()), strict=True))
+
+
+def _from_any_dict(encoder: Encoder, value: Any) -> Encoded:
     pairs = [list(pair) for pair in zip(encoder.members(value), encoder.members(value.values()), strict=True)]
     if encoder.sorts:
         pairs.sort(key=sorted_dumps)

@@ -5,9 +5,11 @@ Depth counts queued tasks only, delayed ones too; what runs is never evicted.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from headgate.errors import InvalidArgument
@@ -70,9 +72,9 @@ def ring_buffer(capacity: int) -> Policy:
 class Backpressure:
     """The policies under one name, called or not: ``Backpressure().queue(100)``, ``Backpressure.fail_fast()``."""
 
-    queue = staticmethod(backpressure_queue)
-    fail_fast = staticmethod(fail_fast)
-    ring_buffer = staticmethod(ring_buffer)
+    queue: Callable[..., Policy] = staticmethod(backpressure_queue)
+    fail_fast: Callable[[], Policy] = staticmethod(fail_fast)
+    ring_buffer: Callable[[int], Policy] = staticmethod(ring_buffer)
 
 
 def policy_of(backpressure: object) -> Policy:
@@ -120,31 +122,47 @@ class Victims(Protocol):
 
     def joined(self, task: TaskRecord) -> None: ...
     def left(self, task: TaskRecord) -> None: ...
-    def choose(self) -> TaskRecord: ...
+    def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
+        """Whom to drop: anyone but the newcomer."""
+        ...
 
 
 class Oldest:
-    """Whoever has been queued longest."""
+    """Whoever was submitted first. One that comes back to the queue is as old as it was."""
 
-    __slots__ = ("_tasks",)
+    __slots__ = ("_heap", "_serial", "_tasks")
 
     def __init__(self) -> None:
-        # Not a dict: taking the first of one again and again walks over all the gaps it leaves.
-        self._tasks: OrderedDict[TaskRecord, None] = OrderedDict()
+        self._tasks: set[TaskRecord] = set()
+        self._heap: list[tuple[int, int, TaskRecord]] = []  # one that has left is dropped when it surfaces
+        self._serial = count()
 
     def joined(self, task: TaskRecord) -> None:
-        """At the end; one that was queued before and comes back is the oldest."""
-        self._tasks[task] = None
-        if task.attempt:
-            self._tasks.move_to_end(task, last=False)
+        """Remember it."""
+        self._tasks.add(task)
+        heapq.heappush(self._heap, (task.number, next(self._serial), task))
+        if len(self._heap) > 2 * len(self._tasks) + 64:
+            self._heap = [(one.number, next(self._serial), one) for one in self._tasks]
+            heapq.heapify(self._heap)
 
     def left(self, task: TaskRecord) -> None:
         """Forget it."""
-        self._tasks.pop(task, None)
+        self._tasks.discard(task)
 
-    def choose(self) -> TaskRecord:
-        """The first."""
-        return next(iter(self._tasks))
+    def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
+        """The one with the smallest number."""
+        heap = self._heap
+        while heap[0][2] not in self._tasks:
+            heapq.heappop(heap)
+        if heap[0][2] is newcomer and len(self._tasks) > 1:
+            return min((task for task in self._tasks if task is not newcomer), key=lambda task: task.number)
+        return heap[0][2]
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._tasks
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
 
 class OfLargestBacklog:
@@ -154,20 +172,20 @@ class OfLargestBacklog:
     without a search. Among keys with equally much, the one that has had so much for longest.
     """
 
-    __slots__ = ("_buckets", "_largest", "_tasks")
+    __slots__ = ("_buckets", "_keys", "_largest")
 
     def __init__(self) -> None:
-        self._tasks: dict[Hashable, Oldest] = {}
+        self._keys: dict[Hashable, Oldest] = {}
         self._buckets: dict[int, OrderedDict[Hashable, None]] = {}
         self._largest = 0
 
     def joined(self, task: TaskRecord) -> None:
         """Its key has one more."""
         key = task.partition
-        tasks = self._tasks.get(key)
+        tasks = self._keys.get(key)
         if tasks is None:
-            tasks = self._tasks[key] = Oldest()
-        held = len(tasks._tasks)
+            tasks = self._keys[key] = Oldest()
+        held = len(tasks)
         tasks.joined(task)
         self._move(key, held, held + 1)
         self._largest = max(self._largest, held + 1)
@@ -175,20 +193,25 @@ class OfLargestBacklog:
     def left(self, task: TaskRecord) -> None:
         """Its key has one less."""
         key = task.partition
-        tasks = self._tasks.get(key)
-        if tasks is None or task not in tasks._tasks:
+        tasks = self._keys.get(key)
+        if tasks is None or task not in tasks:
             return
-        held = len(tasks._tasks)
+        held = len(tasks)
         tasks.left(task)
         self._move(key, held, held - 1)
         if held == 1:
-            del self._tasks[key]
+            del self._keys[key]
         if self._largest == held and held not in self._buckets:
             self._largest = held - 1
 
-    def choose(self) -> TaskRecord:
-        """The oldest of the largest."""
-        return self._tasks[next(iter(self._buckets[self._largest]))].choose()
+    def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
+        """The oldest of the largest. Where that is the newcomer (one of each key is left), of the next key."""
+        for key in self._buckets[self._largest]:
+            task = self._keys[key].choose(newcomer)
+            if task is not newcomer:
+                return task
+        assert newcomer is not None, "somebody is queued"
+        return newcomer
 
     def _move(self, key: Hashable, old: int, new: int) -> None:
         if old:

@@ -7,6 +7,7 @@ and families. The pool asks, and does what it is told; nothing here awaits, so n
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
+from itertools import islice
 
 from headgate.errors import PoolBusy, QueueFull
 from headgate.tasks.admission import Answer, Policy, victims_of
@@ -16,6 +17,10 @@ from headgate.tasks.lending import Families, KeyLimits, Slot, Slots, Waits, refu
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.queues import Queue
 from headgate.tasks.strategies import Strategy
+
+_LOOKED_AT = 16
+"""How many descendants of a lender are looked at for one that is not at its key's limit. Looking at all of them, again
+and again, would cost more than the preference is worth: the queue offers them too, when their turn comes."""
 
 
 class Desk:
@@ -83,10 +88,10 @@ class Desk:
             raise PoolBusy(f"all {self.slots.limit} slots are in use, and the policy is fail_fast")
         return policy.answer
 
-    def victim(self) -> TaskRecord:
+    def victim(self, newcomer: TaskRecord | None = None) -> TaskRecord:
         """Whom to drop. The newcomer queues already, and is never the one."""
         assert self._victims is not None, "only policies that drop ask"
-        return self._victims.choose()
+        return self._victims.choose(newcomer)
 
     def seat(self, task: TaskRecord) -> None:
         """Give a newcomer that is `startable` its slot."""
@@ -193,6 +198,9 @@ class Desk:
 
     def release(self, task: TaskRecord) -> None:
         """It does not run any more."""
+        if task.waits is not None:  # of parts that its body left behind
+            for on in list(task.waits.on):
+                self._forget_wait(task, task.waits, on)
         slot = task.slot
         if slot is None:
             self._stop_lending(task)
@@ -341,7 +349,7 @@ class Desk:
 
     def _descendant(self, slot: Slot) -> TaskRecord | None:
         for lender in reversed(slot.lenders):
-            for task in self._families.queued_below(lender):
+            for task in islice(self._families.queued_below(lender), _LOOKED_AT):
                 if not self._blocked(task):
                     self.queue.take(task)
                     return task

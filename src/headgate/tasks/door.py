@@ -20,7 +20,7 @@ class Arrival:
     def __init__(self, task: TaskRecord) -> None:
         self.task: TaskRecord = task
         self.claimants: list[Any] = []
-        """Futures of the submitters."""
+        """Futures of the submitters that have not given up."""
 
 
 class Door:

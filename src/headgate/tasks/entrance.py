@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,6 @@ class Entrance(PoolShell):
         self._strategy = strategy
         self._stale_after = stale_after
         self._state = "open"
-        self._context: Context | None = None  # of the last submit
         self._writing: dict[TaskRecord, Arrival] = {}
         self._idle: list[asyncio.Future[None]] = []
         self._beat: asyncio.TimerHandle | None = None
@@ -70,13 +69,8 @@ class Entrance(PoolShell):
         if self._state != "open":
             self._refuse(parent)
         priority, key, partition, terms = parse(options, args, self._strategy, moment.now) if options else NOTHING
-        context = copy_context()
-        if context == self._context:  # one object for all that are submitted from the same place; a copy runs
-            context = self._context
-        else:
-            self._context = context
         task: TaskHandle[Any] = TaskHandle(
-            self, next(self._ledger.numbers), fn, args, context, moment, parent, priority, key, partition, terms
+            self, next(self._ledger.numbers), fn, args, copy_context(), moment, parent, priority, key, partition, terms
         )
         if terms is not PLAIN:
             if terms.idempotency_key is not None:
@@ -150,7 +144,7 @@ class Entrance(PoolShell):
         if policy.answer not in ("drop_oldest", "drop_fair") or policy.max_depth is None:
             return
         while desk.depth > policy.max_depth:
-            victim = desk.victim()
+            victim = desk.victim(newcomer)
             desk.discard(victim)
             self._drop(victim, newcomer)
 
@@ -220,7 +214,10 @@ class Entrance(PoolShell):
         if arrival.claimants:
             return
         task = arrival.task
-        if self._door.leave(task) is None and not task.finished and not self._refused(future):
+        if self._door.leave(task) is not None:
+            self._ledger.withdraw(task)
+            self._pump()  # whoever stood behind it may fit in where it did not
+        elif not task.finished and not self._refused(future):
             self._cancel(task)  # it was accepted in this very moment, and nobody will ever hold its handle
         self._tell_idle()
 
@@ -243,8 +240,7 @@ class Entrance(PoolShell):
             self._welcome(arrival)
 
     def _welcome(self, arrival: Arrival, error: Exception | None = None) -> None:
-        claimants, arrival.claimants = arrival.claimants, []
-        for future in claimants:
+        for future in arrival.claimants:
             if future.done():
                 continue
             if error is None:
@@ -287,20 +283,19 @@ class Entrance(PoolShell):
             self._ledger.withdraw(task)
             self._welcome(arrival, error)
         else:
-            if seated:
-                self._start_beating()
+            self._start_beating()
             self._accept(task, seated=seated)
             self._welcome(arrival)
         self._pump()
 
     def _start_beating(self) -> None:
-        """While something runs, say so in the journal, for those who read it and do not own it."""
+        """While there is something to do, say so in the journal, for those who read it and do not own it."""
         if self._beat is None and self._loop is not None:
             self._beat = self._loop.call_later(self._stale_after / 3, self._on_beat)
 
     def _on_beat(self) -> None:
         self._beat = None
-        if self._records is not None and self._desk.slots.active:
+        if self._records is not None and self.size():
             self._records.beat(clock.wall())
             self._start_beating()
 
@@ -326,7 +321,6 @@ class Entrance(PoolShell):
         if slots.active or slots.waiting or self._desk.depth:
             return
         self._desk.queue.idle()
-        self._context = None  # what it holds shall not live as long as the pool
         if self._idle and self._is_idle():
             waiting, self._idle = self._idle, []
             for future in waiting:

@@ -33,6 +33,8 @@ class PoolSubmit(PoolEvent):
     name: ClassVar[str] = "pool_submit"
 
     key: Hashable = None
+    partition: Hashable = None
+    """The value of the option that the queue's strategy shares by; the same as `key` unless it names another."""
     priority: int = 0
     queue_depth: int
     """How many tasks are queued, this one too if it is."""

@@ -28,7 +28,7 @@ class Partition(Chain):
     __slots__ = ("following", "got", "key", "preceding", "round", "since")
 
     def __init__(self, key: Hashable) -> None:
-        self.head = self.tail = None
+        super().__init__()
         self.since: int = 0
         self.round: int = 0
         self.got: float = 0.0
@@ -96,7 +96,7 @@ class FairQueue:
         if after is None:
             partition.tail = None
             self._leave(partition)
-            self._close(partition)
+            del self._partitions[partition.key]
         else:
             task.after = after.before = None
             self._turn = partition.following
@@ -119,7 +119,7 @@ class FairQueue:
         if partition.head is None:
             if partition.following is not None:
                 self._leave(partition)
-            self._close(partition)
+            del self._partitions[partition.key]
 
     def take(self, task: TaskRecord) -> None:
         """Take out this one; it counts as a turn of its partition in the rounds, and moves nobody in the ring."""
@@ -148,16 +148,12 @@ class FairQueue:
 
     def _open(self, key: Hashable) -> Partition:
         partition = self._partitions[key] = Partition(key)
-        self.rounds.opened(partition)
         if key not in self._parked:
             self._join(partition)
         return partition
 
-    def _close(self, partition: Partition) -> None:
-        del self._partitions[partition.key]
-        self.rounds.closed(partition)
-
     def _join(self, partition: Partition) -> None:
+        self.rounds.opened(partition)  # one that is parked takes no part in the rounds
         turn = self._turn
         if turn is None:
             self._turn = partition.preceding = partition.following = partition
@@ -177,6 +173,7 @@ class FairQueue:
             if self._turn is partition:
                 self._turn = following
         partition.preceding = partition.following = None
+        self.rounds.closed(partition)
 
     def __len__(self) -> int:
         return self._size
@@ -192,7 +189,7 @@ class Account(Chain):
     __slots__ = ("entry", "got", "key", "round", "since", "start", "weight")
 
     def __init__(self, key: Hashable, start: float, weight: float) -> None:
-        self.head = self.tail = None
+        super().__init__()
         self.since: int = 0
         self.round: int = 0
         self.got: float = 0.0
@@ -214,6 +211,7 @@ class ShareQueue:
         "_parked",
         "_past",
         "_size",
+        "_undo",
         "_virtual",
         "_weight",
         "rounds",
@@ -228,6 +226,7 @@ class ShareQueue:
         self._entries = count(1)
         self._parked: set[Hashable] = set()
         self._virtual = 0.0
+        self._undo: tuple[TaskRecord | None, float] = (None, 0.0)  # the last that was popped, and its tag
         self._bound = 64
         self._size = 0
 
@@ -251,6 +250,7 @@ class ShareQueue:
                 continue
             task = account.head
             assert task is not None, "a partition in the heap has something queued"
+            self._undo = task, start
             self._virtual = start
             self._charge(account, task)
             return task
@@ -259,7 +259,9 @@ class ShareQueue:
     def put_back(self, task: TaskRecord) -> None:
         """Its partition has its tag again."""
         account = self._account(task)
-        account.start -= _cost(task) / account.weight
+        popped, start = self._undo
+        if popped is task:  # and no sum of floats that may differ in its last digit
+            account.start = start
         account.prepend(task)
         self._size += 1
         if account.entry:
@@ -294,8 +296,9 @@ class ShareQueue:
         """Its entry in the heap is out of date from now on."""
         self._parked.add(key)
         account = self._accounts.get(key)
-        if account is not None:
+        if account is not None and account.entry:
             account.entry = 0
+            self.rounds.closed(account)
 
     def unpark(self, key: Hashable) -> None:
         """Back where its tag belongs, but with no claim on the time it was parked."""
@@ -303,6 +306,7 @@ class ShareQueue:
         account = self._accounts.get(key)
         if account is not None and not account.entry:
             account.start = max(account.start, self._virtual)
+            self.rounds.opened(account)
             self._list(account)
 
     def idle(self) -> None:
@@ -318,8 +322,8 @@ class ShareQueue:
             account = Account(key, self._tag(key), self._weight(key))
             self._past.pop(key, None)
             self._accounts[key] = account
-            self.rounds.opened(account)
             if key not in self._parked:
+                self.rounds.opened(account)
                 self._list(account)
         return account
 
@@ -346,9 +350,10 @@ class ShareQueue:
             heapq.heapify(self._heap)
 
     def _close(self, account: Account) -> None:
-        account.entry = 0
+        if account.entry:
+            account.entry = 0
+            self.rounds.closed(account)
         del self._accounts[account.key]
-        self.rounds.closed(account)
         self._past[account.key] = account.start
         self._forget()
 

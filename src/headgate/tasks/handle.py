@@ -70,6 +70,7 @@ class TaskHandle(TaskRecord, Generic[R]):
                 "pool_id": self.pool_id,
                 "status": status,
                 "key": self.key,
+                "partition": self.partition,
                 "priority": self.priority,
                 "idempotency_key": self.terms.idempotency_key,
                 "labels": self.terms.labels or {},

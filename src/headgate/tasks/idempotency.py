@@ -64,7 +64,8 @@ def work_of(fn: Any, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
         keywords = {**fn.keywords, **keywords}
         fn = fn.func
     named = fn if hasattr(fn, "__qualname__") else type(fn)
-    return f"{named.__module__}:{named.__qualname__}", (*args, keywords) if keywords else args
+    module = getattr(named, "__module__", None) or type(getattr(fn, "__self__", fn)).__module__
+    return f"{module}:{named.__qualname__}", (*args, ("keywords", keywords)) if keywords else args
 
 
 def _equal(one: object, other: object) -> bool:

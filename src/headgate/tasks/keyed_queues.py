@@ -52,13 +52,27 @@ _KINDS: dict[str, tuple[Callable[[], Any], Callable[[TaskRecord], Rank]]] = {
 class KeyedQueue:
     """The order of `kind`, passing over what is parked."""
 
-    __slots__ = ("_entries", "_heap", "_make", "_parked", "_partitions", "_rank", "_size")
+    __slots__ = (
+        "_entries",
+        "_fronted",
+        "_fronts",
+        "_heap",
+        "_kind",
+        "_make",
+        "_order",
+        "_parked",
+        "_partitions",
+        "_size",
+    )
 
     def __init__(self, kind: str) -> None:
-        self._make, self._rank = _KINDS[kind]
+        self._kind = kind
+        self._make, self._order = _KINDS[kind]
         self._partitions: dict[Hashable, Peekable] = {}
         self._heap: list[tuple[Rank, int, TaskRecord]] = []  # an entry that is not first of its partition is old
         self._entries = count()
+        self._fronts = count(1)
+        self._fronted: dict[TaskRecord, Rank] = {}  # those that were put before their equals
         self._parked: set[Hashable] = set()
         self._size = 0
 
@@ -70,6 +84,8 @@ class KeyedQueue:
 
     def push_front(self, task: TaskRecord) -> None:
         """First of its kind."""
+        first = _KINDS[self._kind][1](task)[0] - (self._kind == "lifo")
+        self._fronted[task] = (first, -next(self._fronts))
         partition = self._partition(task)
         partition.push_front(task)
         self._joined(partition, task)
@@ -95,6 +111,7 @@ class KeyedQueue:
         partition = self._partitions[key]
         was_first = partition.peek() is task
         partition.remove(task)
+        self._fronted.pop(task, None)
         self._size -= 1
         if not len(partition):
             del self._partitions[key]
@@ -120,6 +137,9 @@ class KeyedQueue:
     def idle(self) -> None:
         """Nothing waits: no entry means anything."""
         self._heap.clear()
+
+    def _rank(self, task: TaskRecord) -> Rank:
+        return self._fronted.get(task) or self._order(task)
 
     def _partition(self, task: TaskRecord) -> Peekable:
         partition = self._partitions.get(task.partition)

@@ -62,7 +62,11 @@ class Ledger:
             self.keys[key] = task
 
     def withdraw(self, task: TaskRecord) -> None:
-        """It was never acknowledged: as if it had never been."""
+        """It was never accepted: as if it had never been. It counts nowhere, and nothing may happen to it any more."""
+        task.status = "cancelled"
+        self._unclaim(task)
+
+    def _unclaim(self, task: TaskRecord) -> None:
         key = task.terms.idempotency_key
         if key is not None and self.keys.get(key) is task:
             del self.keys[key]
@@ -127,5 +131,5 @@ class Ledger:
             self._release(heapq.heappop(self._lapses)[2])
 
     def _release(self, task: TaskRecord) -> None:
-        self.withdraw(task)
+        self._unclaim(task)
         self.finished.append(task)

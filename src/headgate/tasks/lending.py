@@ -134,7 +134,7 @@ def chain_of(waiter: TaskRecord, awaited: TaskRecord) -> list[TaskRecord] | None
         task = stack.pop()
         if task is waiter:
             break
-        for further in task.waits.on if task.waits is not None else ():
+        for further in task.waits.on if task.waits is not None and not task.finished else ():
             if further is waiter or further not in path:
                 path[further] = task
                 stack.append(further)

@@ -204,6 +204,7 @@ class TaskSnapshot(View):
         pool_id: str
         status: TaskStatus
         key: Hashable
+        partition: Hashable
         priority: int
         idempotency_key: str | None
         labels: Mapping[str, Any]

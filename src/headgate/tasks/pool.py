@@ -130,9 +130,10 @@ class TaskPool(Entrance):
             )
         return cast(TaskHandle[Any], self._enter(fn, args, options, wait=False))
 
+    @overload
     def map(
         self,
-        fn: Callable[[T], Awaitable[R]] | Callable[[T], R],
+        fn: Callable[[T], Awaitable[R]],
         items: Iterable[T] | AsyncIterable[T],
         /,
         *,
@@ -141,7 +142,32 @@ class TaskPool(Entrance):
         return_exceptions: bool = False,
         progress: bool | str = False,
         **options: Any,
-    ) -> AsyncIterator[R]:
+    ) -> AsyncIterator[R]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[T], R],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        ordered: bool = True,
+        window: int | None = None,
+        return_exceptions: bool = False,
+        progress: bool | str = False,
+        **options: Any,
+    ) -> AsyncIterator[R]: ...
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        items: Any,
+        /,
+        *,
+        ordered: bool = True,
+        window: int | None = None,
+        return_exceptions: bool = False,
+        progress: bool | str = False,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
         """``async for result in pool.map(fn, items)``: run `fn` on every item of an iterable, async or not.
 
         At most `window` items are submitted and not yet handed out, so it runs in constant memory. Results come in the
@@ -174,18 +200,9 @@ class TaskPool(Entrance):
         highest, now = 0, clock.wall()
         for stored, terms, status in self._records.loaded():
             about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
+            key, partition = about.get("key"), about.get("partition")
             task: TaskHandle[Any] = TaskHandle(
-                self,
-                stored["task"],
-                None,
-                (),
-                None,
-                moment,
-                None,
-                about.get("priority", 0),
-                about.get("key"),
-                None,
-                terms,
+                self, stored["task"], None, (), None, moment, None, about.get("priority", 0), key, partition, terms
             )
             restore(task, stored)
             self._ledger.load(task, status, now)
@@ -238,6 +255,7 @@ class TaskPool(Entrance):
         """Return when nothing is queued, running or at the door."""
         if self._loop is None:
             return
+        self._require_loop("drain()")
         waiter = enclosing()
         if waiter is not None:
             await self._drain_inside(waiter)
@@ -262,9 +280,15 @@ class TaskPool(Entrance):
         """Take no more work, wait for what there is (or cancel it), and free the name."""
         if self._state == "closed":
             return
+        if self._abandoned():
+            self._let_go()
+            return
+        if self._loop is not None:
+            self._require_loop("close()")
         self._state = "closing"
         while (arrival := self._door.first()) is not None:
             self._door.leave(arrival.task)
+            self._ledger.withdraw(arrival.task)
             self._welcome(arrival, PoolClosed(f"the pool {self.name!r} was closed before there was room for the task"))
         if cancel:
             for task in list(self._unfinished()):
@@ -284,11 +308,11 @@ class TaskPool(Entrance):
         if self._records is not None:
             await self._records.close()
         self._let_go()
-        unregister(self)
 
     def _let_go(self) -> None:
-        """Of everything that is not Python's."""
+        """Of the name, and of everything that is not Python's."""
         self._state = "closed"
+        unregister(self)
         self._report.close()
         if self._records is not None:
             self._records.abandon()

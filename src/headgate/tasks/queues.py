@@ -167,7 +167,9 @@ class LifoQueue(FifoQueue):
 
     __slots__ = ()
 
-    push = FifoQueue.push_front
+    def push(self, task: TaskRecord) -> None:
+        """Before all."""
+        self.push_front(task)
 
 
 class PriorityQueue:

@@ -36,7 +36,11 @@ class Reporter:
 
     def submitted(self, task: TaskRecord, depth: int) -> None:
         """It was accepted."""
-        self._tell(PoolSubmit(**self._of(task), key=task.key, priority=task.priority, queue_depth=depth))
+        self._tell(
+            PoolSubmit(
+                **self._of(task), key=task.key, partition=task.partition, priority=task.priority, queue_depth=depth
+            )
+        )
 
     def dequeued(self, task: TaskRecord) -> None:
         """It starts."""

@@ -168,9 +168,10 @@ class PoolShell:
         else:
             body = self._other_body(task)
         body.send(None)
-        assert task.context is not None, "it was submitted"
-        task.task = self._make_task(body, loop=self._loop, name=self.name, context=task.context.copy())
-        terms = task.terms
+        terms, context = task.terms, task.context
+        if terms.retries and context is not None:
+            context = context.copy()  # each attempt begins as the first did
+        task.task = self._make_task(body, loop=self._loop, name=self.name, context=context)
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
 
@@ -277,6 +278,7 @@ class PoolShell:
             return False
         self._stop_watching(task)
         self._desk.release(task)
+        self._resume(task)
         task.task = None
         self._ledger.move(task, "queued")
         if self._records is not None:
@@ -300,7 +302,7 @@ class PoolShell:
         if self._records is not None:
             self._desk.vacate(task)
             task.task = None
-            self._records.ended(task, status, moment.wall, partial(self._written, task, status))
+            self._records.ended(task, status, moment.wall, partial(self._written, task, status, moment))
             self._pump()
             return
         self._record_end(task, status, moment)
@@ -314,11 +316,11 @@ class PoolShell:
             if self._door.line:
                 self._after_pump()
 
-    def _written(self, task: TaskRecord, status: TaskStatus, error: StoreWriteFailed | None) -> None:
+    def _written(self, task: TaskRecord, status: TaskStatus, moment: Moment, error: StoreWriteFailed | None) -> None:
         """The end of a task is on disk, or could not be put there. The work is done either way: say so."""
         if error is not None:
             self._report.unsaved(task, error)
-        self._record_end(task, status, self._moment())
+        self._record_end(task, status, moment)
         self._desk.release(task)
         self._pump()
         self._tell_end(task)
@@ -337,6 +339,7 @@ class PoolShell:
         if status == "failed":
             self._unseen[task] = None
         if task.waits is not None:
+            self._resume(task)  # parts of it that its body left behind
             for waiter in self._desk.over(task):
                 waiter.owner._reclaim(waiter)
 
@@ -403,8 +406,16 @@ class PoolShell:
         self._desk.begin_wait(waiter, awaited)
         self._resume(waiter)  # if a part of it stood for a slot: it waits again, so it needs none
 
-    def _lend(self, task: TaskRecord) -> None:
-        self._desk.lend(task)
+    def _lend_for_another(self, task: TaskRecord) -> bool:
+        """A descendant of it waits: it lends its slot, or its claim to one, unless it stands there and needs it."""
+        returning = self._desk.slots.returning
+        if task.slot is not None:
+            self._desk.lend(task)
+            return True
+        if task in returning and task not in self._returns:
+            del returning[task]
+            return True
+        return False
 
     def _reclaim(self, task: TaskRecord) -> bool:
         """It wants its slot back. Has it got one?"""

@@ -191,11 +191,11 @@ def fair_share(key: str = KEY, *, weights: Weights | None = None, cost: Cost = 1
 class QueueStrategy:
     """The strategies under one name, called or not: ``QueueStrategy().fifo()``, ``QueueStrategy.fifo()``."""
 
-    fifo = staticmethod(fifo)
-    lifo = staticmethod(lifo)
-    priority = staticmethod(priority)
-    fair_round_robin = staticmethod(fair_round_robin)
-    fair_share = staticmethod(fair_share)
+    fifo: Callable[[], Strategy] = staticmethod(fifo)
+    lifo: Callable[[], Strategy] = staticmethod(lifo)
+    priority: Callable[[], Strategy] = staticmethod(priority)
+    fair_round_robin: Callable[..., Strategy] = staticmethod(fair_round_robin)
+    fair_share: Callable[..., Strategy] = staticmethod(fair_share)
 
 
 _FACTORIES: dict[str, Callable[..., Strategy]] = {

@@ -191,20 +191,18 @@ class _Nested:
         pool._pump()
 
     def _rouse(self, task: TaskRecord) -> None:
-        """Where the awaited task queues and every slot of its pool is held by our ancestors, they lend theirs.
+        """Where the awaited task queues in a pool in which our ancestors hold slots, they lend theirs too.
 
-        They may be waiting for us in a way that cannot be seen. If they are not, the pool runs above its cap for as
-        long as this wait lasts; without this it might never go on.
+        They may be waiting for us in a way that cannot be seen, and then nothing would ever go on. If they are not,
+        that pool runs above its cap for as long as this wait lasts.
         """
-        if task.status != "queued":
+        if task.status != "queued" or not task.owner._desk.slots.exhausted:
             return
-        desk = task.owner._desk
-        above = [one for one in ancestors(self._waiter) if one.slot is not None and one.owner is task.owner]
-        if above and len(above) == desk.slots.active and desk.slots.exhausted:
-            for one in above:
-                task.owner._lend(one)
-                self._roused.append(one)
-            task.owner._pump()
+        owner = task.owner
+        above = [one for one in ancestors(self._waiter) if one.owner is owner and owner._lend_for_another(one)]
+        self._roused += above
+        if above:
+            owner._pump()
 
     def _end(self) -> None:
         """The wait is over, or cut short: the waiter wants its slot back, if it waits for nobody else."""

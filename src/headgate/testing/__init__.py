@@ -10,8 +10,8 @@
 
 `run` and `virtual` put a test on a `VirtualLoop`: timers jump, a hang is a `Hang` that says who waits, a task left over
 is a `Leak`. `settle` lets everything ready happen while time stands. `capture_events` remembers what pools report, and
-`no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy` tells whether a
-strategy of yours keeps its contract. See docs/testing.md.
+`no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy` and `check_store`
+tell whether a strategy or a store of yours keeps its contract. See docs/testing.md.
 """
 
 from __future__ import annotations
