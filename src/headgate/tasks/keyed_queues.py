@@ -1,7 +1,8 @@
 """A first-in-first-out, last-in-first-out or priority queue of which some partitions can be parked. Pure.
 
-Each partition is a queue of its own, and the partitions stand in a heap by the rank of their first task. A parked
-partition is out of the heap and costs nothing until it comes back: never rescanned. O(log n) in the number of keys.
+Each partition is a queue of its own, and the partitions stand in a heap by the rank of their first task: the turn in
+which it joined, which tells who came first across partitions. A parked partition is out of the heap and costs nothing
+until it comes back: never rescanned. O(log n) in the number of keys.
 """
 
 from __future__ import annotations
@@ -29,77 +30,53 @@ class Peekable(Protocol):
 
 Rank = tuple[int, int]
 
-
-def _by_age(task: TaskRecord) -> Rank:
-    return (0, task.number)
-
-
-def _by_youth(task: TaskRecord) -> Rank:
-    return (0, -task.number)
-
-
-def _by_priority(task: TaskRecord) -> Rank:
-    return (-task.priority, task.number)
-
-
-_KINDS: dict[str, tuple[Callable[[], Any], Callable[[TaskRecord], Rank]]] = {
-    "fifo": (FifoQueue, _by_age),
-    "lifo": (LifoQueue, _by_youth),
-    "priority": (PriorityQueue, _by_priority),
-}
+_KINDS: dict[str, Callable[[], Any]] = {"fifo": FifoQueue, "lifo": LifoQueue, "priority": PriorityQueue}
 
 
 class KeyedQueue:
     """The order of `kind`, passing over what is parked."""
 
-    __slots__ = (
-        "_entries",
-        "_fronted",
-        "_fronts",
-        "_heap",
-        "_kind",
-        "_make",
-        "_order",
-        "_parked",
-        "_partitions",
-        "_size",
-    )
+    __slots__ = ("_entries", "_heap", "_kind", "_parked", "_partitions", "_ranks", "_turns", "_undo")
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._make, self._order = _KINDS[kind]
         self._partitions: dict[Hashable, Peekable] = {}
+        self._ranks: dict[TaskRecord, Rank] = {}  # of all that are queued
+        self._turns = count(1)
         self._heap: list[tuple[Rank, int, TaskRecord]] = []  # an entry that is not first of its partition is old
         self._entries = count()
-        self._fronts = count(1)
-        self._fronted: dict[TaskRecord, Rank] = {}  # those that were put before their equals
         self._parked: set[Hashable] = set()
-        self._size = 0
+        self._undo: tuple[TaskRecord | None, Rank] = (None, (0, 0))  # the last that was popped
 
     def push(self, task: TaskRecord) -> None:
         """Where the order puts it."""
+        turn = next(self._turns)
         partition = self._partition(task)
         partition.push(task)
-        self._joined(partition, task)
+        self._joined(partition, task, -turn if self._kind == "lifo" else turn)
 
     def push_front(self, task: TaskRecord) -> None:
         """First of its kind."""
-        first = _KINDS[self._kind][1](task)[0] - (self._kind == "lifo")
-        self._fronted[task] = (first, -next(self._fronts))
         partition = self._partition(task)
         partition.push_front(task)
-        self._joined(partition, task)
+        self._joined(partition, task, -next(self._turns))
 
-    put_back = push_front
+    def put_back(self, task: TaskRecord) -> None:
+        """First of its partition, with the rank it had."""
+        popped, rank = self._undo
+        partition = self._partition(task)
+        partition.push_front(task)
+        self._joined(partition, task, rank[1] if popped is task else -next(self._turns))
 
     def pop(self) -> TaskRecord | None:
         """Take out the first that is not parked."""
         heap = self._heap
         while heap:
-            task = heap[0][2]
+            rank, _, task = heap[0]
             key = task.partition
-            partition = self._partitions.get(key)
-            if partition is not None and key not in self._parked and partition.peek() is task:
+            # One that left and came back has another rank; one that is not first of its partition is listed later.
+            if self._ranks.get(task) == rank and key not in self._parked and self._partitions[key].peek() is task:
+                self._undo = task, rank
                 self.remove(task)
                 return task
             heapq.heappop(heap)
@@ -111,8 +88,7 @@ class KeyedQueue:
         partition = self._partitions[key]
         was_first = partition.peek() is task
         partition.remove(task)
-        self._fronted.pop(task, None)
-        self._size -= 1
+        del self._ranks[task]
         if not len(partition):
             del self._partitions[key]
         elif was_first and key not in self._parked:
@@ -138,34 +114,31 @@ class KeyedQueue:
         """Nothing waits: no entry means anything."""
         self._heap.clear()
 
-    def _rank(self, task: TaskRecord) -> Rank:
-        return self._fronted.get(task) or self._order(task)
-
     def _partition(self, task: TaskRecord) -> Peekable:
         partition = self._partitions.get(task.partition)
         if partition is None:
-            partition = self._partitions[task.partition] = self._make()
+            partition = self._partitions[task.partition] = _KINDS[self._kind]()
         return partition
 
-    def _joined(self, partition: Peekable, task: TaskRecord) -> None:
-        self._size += 1
+    def _joined(self, partition: Peekable, task: TaskRecord, turn: int) -> None:
+        self._ranks[task] = (-task.priority if self._kind == "priority" else 0, turn)
         if partition.peek() is task and task.partition not in self._parked:
             self._list(partition)
 
     def _list(self, partition: Peekable) -> None:
         first = partition.peek()
         assert first is not None, "a partition that is kept has something queued"
-        heapq.heappush(self._heap, (self._rank(first), next(self._entries), first))
+        heapq.heappush(self._heap, (self._ranks[first], next(self._entries), first))
         if len(self._heap) > 4 * len(self._partitions) + 64:
             self._rebuild()
 
     def _rebuild(self) -> None:
         firsts = [p.peek() for key, p in self._partitions.items() if key not in self._parked]
-        self._heap = [(self._rank(task), next(self._entries), task) for task in firsts if task is not None]
+        self._heap = [(self._ranks[task], next(self._entries), task) for task in firsts if task is not None]
         heapq.heapify(self._heap)
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._ranks)
 
     def __iter__(self) -> Iterator[TaskRecord]:
         for partition in self._partitions.values():

@@ -256,32 +256,28 @@ class KeyedModel(Partitioned):
     def __init__(self, kind: str) -> None:
         super().__init__(self.KINDS[kind])
         self.kind = kind
-        self.fronted: dict[TaskRecord, int] = {}
-        self.fronts = 0
-
-    def push_front(self, task: TaskRecord) -> None:
-        self.fronts += 1
-        self.fronted[task] = -self.fronts
-        super().push_front(task)
+        self.turns = 0
+        self.ranks: dict[TaskRecord, tuple[int, int]] = {}
 
     def push(self, task: TaskRecord) -> None:
-        self.fronted.pop(task, None)
+        self.turns += 1
+        self._rank(task, -self.turns if self.kind == "lifo" else self.turns)
         super().push(task)
 
-    def turn(self) -> Hashable:
-        return min(self.eligible(), key=self._rank)
+    def push_front(self, task: TaskRecord) -> None:
+        self.turns += 1
+        self._rank(task, -self.turns)
+        super().push_front(task)
 
-    def _rank(self, key: Hashable) -> tuple[int, int]:
-        first = self.partitions[key].first()
-        assert first is not None
-        if first in self.fronted:
-            level = {"fifo": 0, "lifo": -1, "priority": -first.priority}[self.kind]
-            return (level, self.fronted[first])
-        return {
-            "fifo": (0, first.number),
-            "lifo": (0, -first.number),
-            "priority": (-first.priority, first.number),
-        }[self.kind]
+    def _rank(self, task: TaskRecord, turn: int) -> None:
+        self.ranks[task] = (-task.priority if self.kind == "priority" else 0, turn)
+
+    def _drop(self, task: TaskRecord) -> None:
+        del self.ranks[task]
+        super()._drop(task)
+
+    def turn(self) -> Hashable:
+        return min(self.eligible(), key=lambda key: self.ranks[self.partitions[key].first()])
 
 
 # -- fairness ----------------------------------------------------------------------------------------------------------
