@@ -129,7 +129,9 @@ class JsonLinesJournal:
     # -- on the thread of whoever appends ---------------------------------------------
 
     def _put(self, line: bytes, done: Done | None) -> None:
-        loop = asyncio.get_running_loop() if done is not None else asyncio._get_running_loop()
+        loop = asyncio._get_running_loop()
+        if loop is None and done is not None:
+            asyncio.get_running_loop()  # raises, and says why
         if self._generation != generation():
             _refuse(loop, done, f"{self._file.path} was opened before this process was forked, by its parent")
             return

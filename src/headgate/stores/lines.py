@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -16,7 +17,8 @@ HEAD: Final = b'{"headgate":"journal",'
 OPEN: Final = b'{"kind":"open",'
 """How the first line begins, and one that names the writer."""
 
-_WRITTEN: Final = frozenset({"kind", "at", "task", "status", "window"})
+_WRITTEN: Final = frozenset({"kind", "at", "task", "status", "window", "about", "result"})
+_quoted: Final = json.encoder.encode_basestring_ascii
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
 """No capitals: to some file systems they are the same letters."""
 _LONG: Final = 150
@@ -53,19 +55,50 @@ def open_line(writer: Writer, about: Mapping[str, Any]) -> bytes:
 def entry_line(entry: Entry, codec: Codec = "json") -> bytes:
     """An entry as it is written. Never raises: nobody is left to ask what was meant."""
     # Put together by hand, because every task pays for two of these. What `compaction` asks of a line comes first.
-    text = f'{{"kind":"{entry["kind"]}","at":{float(entry["at"])!r}'
+    text = f'{{"kind":"{entry["kind"]}","at":{_time(entry["at"])}'
     if "task" in entry:
         text += f',"task":{entry["task"]:d}'
     if "status" in entry:
-        text += f',"status":{dumps(entry["status"])}'
-    elif "about" in entry and (window := window_of(entry["about"])) is not None:
-        text += f',"window":{dumps(window)}'
+        text += f',"status":{_quoted(entry["status"])}'
+    if "about" in entry:
+        about = entry["about"]
+        if "idempotency_key" in about and (window := window_of(about)) is not None:
+            text += f',"window":{dumps(window)}'
+        text += f',"about":{_fields(about)}'
+    if "result" in entry:
+        result = entry["result"]
+        text += f',"result":{result!r}' if _is_small(result) else f',"result":{text_of(result, codec=codec)}'
     for key, value in entry.items():
-        if key == "result":
-            text += f',"result":{text_of(value, codec=codec)}'
-        elif key not in _WRITTEN:
+        if key not in _WRITTEN:
             text += f',"{key}":{"true" if value is True else _told(value)}'
     return (text + "}\n").encode("ascii")
+
+
+def _time(at: float) -> str:
+    """Tasks that are submitted together share one time, and a float is dear to write."""
+    global _last_time
+    known, text = _last_time
+    if known is not at:
+        text = repr(float(at))
+        _last_time = at, text
+    return text
+
+
+_last_time: tuple[object, str] = (None, "")
+
+
+def _fields(about: Mapping[str, Any]) -> str:
+    """What describes a task: mostly a few strings."""
+    parts = []
+    for key, value in about.items():
+        if value.__class__ is not str or key.__class__ is not str:
+            return _told(about)
+        parts.append(f"{_quoted(key)}:{_quoted(value)}")
+    return "{" + ",".join(parts) + "}"
+
+
+def _is_small(value: object) -> bool:
+    return value.__class__ is int and -(1 << 63) < value < 1 << 63
 
 
 def _told(value: Any) -> str:

@@ -50,6 +50,7 @@ class Entrance(PoolShell):
         self._strategy = strategy
         self._stale_after = stale_after
         self._state = "open"
+        self._drops = desk.policy.answer in ("drop_oldest", "drop_fair")
         self._writing: dict[TaskRecord, Arrival] = {}
         self._idle: list[asyncio.Future[None]] = []
         self._beat: asyncio.TimerHandle | None = None
@@ -114,7 +115,8 @@ class Entrance(PoolShell):
         self._writing[task] = arrival
         if not seated:
             self._desk.set_aside(task)
-            self._make_room(task)
+            if self._drops:
+                self._make_room(task)
         self._records.submitted(task, seated=seated, done=partial(self._on_written, arrival, seated))
         return arrival
 
@@ -126,24 +128,26 @@ class Entrance(PoolShell):
             self._launch(task, task.moment if self._records is None else self._moment())
             return
         terms = task.terms
-        if terms.due is not None and terms.due > clock.now():
-            self._desk.set_aside(task)
-            self._plan(terms.due, "due", task)
-        else:
+        if terms is PLAIN:
             self._desk.enqueue(task)
-        if terms.expires_at is not None:
-            self._plan(terms.expires_at, "expire", task)
-        if self._records is None:
+        else:
+            if terms.due is not None and terms.due > clock.now():
+                self._desk.set_aside(task)
+                self._plan(terms.due, "due", task)
+            else:
+                self._desk.enqueue(task)
+            if terms.expires_at is not None:
+                self._plan(terms.expires_at, "expire", task)
+        if self._drops and self._records is None:
             self._make_room(task)
         if not self._desk.slots.exhausted:
             self._pump()
 
     def _make_room(self, newcomer: TaskRecord) -> None:
         """Drop whom the policy names, if the newcomer made the queue too long."""
-        policy, desk = self._policy, self._desk
-        if policy.answer not in ("drop_oldest", "drop_fair") or policy.max_depth is None:
-            return
-        while desk.depth > policy.max_depth:
+        desk, bound = self._desk, self._policy.max_depth
+        assert bound is not None, "a policy that drops has one"
+        while desk.depth > bound:
             victim = desk.victim(newcomer)
             desk.discard(victim)
             self._drop(victim, newcomer)
@@ -272,20 +276,20 @@ class Entrance(PoolShell):
         """The submit is durable: start or queue it. Or it is not: as if it had never been."""
         task = arrival.task
         del self._writing[task]
-        if task.finished:  # cancelled, dropped or expired meanwhile, which its journal says too
-            self._welcome(arrival, error)
-        elif error is not None:
+        if error is None and task.status == "queued":
+            if self._beat is None:
+                self._start_beating()
+            self._accept(task, seated=seated)
+            self._welcome(arrival)
+            return
+        if task.status == "queued":
             if seated:
                 self._desk.release(task)
                 self._permits.pop(task, None)
             else:
                 self._desk.discard(task)
             self._ledger.withdraw(task)
-            self._welcome(arrival, error)
-        else:
-            self._start_beating()
-            self._accept(task, seated=seated)
-            self._welcome(arrival)
+        self._welcome(arrival, error)  # if it is cancelled, dropped or expired meanwhile, its journal says so too
         self._pump()
 
     def _start_beating(self) -> None:
@@ -317,8 +321,9 @@ class Entrance(PoolShell):
         return not self.size() and not self._door.line and not self._writing
 
     def _tell_idle(self) -> None:
+        """If nothing is queued or running any more, forget what is past, and wake who waits for that."""
         slots = self._desk.slots
-        if slots.active or slots.waiting or self._desk.depth:
+        if slots.active or slots.without or self._desk.depth:
             return
         self._desk.queue.idle()
         if self._idle and self._is_idle():

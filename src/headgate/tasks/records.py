@@ -23,11 +23,12 @@ from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, Task
 class Records:
     """The journal of one pool, in words of tasks."""
 
-    __slots__ = ("_digests", "_journal", "_seated")
+    __slots__ = ("_digests", "_journal", "_last", "_seated")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._digests: dict[str, str] = {}  # of the work behind each idempotency key
+        self._last: tuple[Any, str] = (None, "")  # the last function, and its name
         self._seated: set[TaskRecord] = set()  # the entry of their submit says already that they run
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -86,12 +87,15 @@ class Records:
 
     def _about(self, task: TaskRecord) -> dict[str, Any]:
         terms = task.terms
-        about: dict[str, Any] = {"fn": work_of(task.fn, ())[0]}
+        if task.fn is not self._last[0]:
+            self._last = task.fn, work_of(task.fn, ())[0]
+        about: dict[str, Any] = {"fn": self._last[1]}
         if task.priority:
             about["priority"] = task.priority
-        for name, value in (("key", task.key), ("partition", task.partition)):
-            if value is not None:
-                about[name] = value if isinstance(value, (str, int)) else str(value)
+        if task.partition is not None:  # else it has no key either
+            for name, value in (("key", task.key), ("partition", task.partition)):
+                if value is not None:
+                    about[name] = value if isinstance(value, (str, int)) else str(value)
         if terms is not PLAIN:
             if terms.labels:
                 about["labels"] = {label: _plain(value) for label, value in terms.labels.items()}

@@ -98,9 +98,13 @@ class PoolShell:
         """Give every free slot to whoever is next."""
         if self._pumping:  # starting a task may call back, from a runner or a listener
             return
+        desk = self._desk
+        if not len(desk.queue) and not desk.slots.returning and not self._door.line:
+            if not desk.slots.active:
+                self._tell_idle()
+            return
         self._pumping = True
         try:
-            desk = self._desk
             moment = None
             while not self._starved and (task := desk.next()) is not None:
                 if task.status == "running":
@@ -115,6 +119,9 @@ class PoolShell:
 
     def _after_pump(self) -> None:
         """What else may have become possible."""
+
+    def _tell_idle(self) -> None:
+        """Nothing is active. Is nothing left?"""
 
     def _launch(self, task: TaskRecord, moment: Moment) -> None:
         """Start a task that was just given a slot, unless it is too late for it or the runner does not take it."""
