@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -101,6 +102,29 @@ async def test_b15_memory_is_constant_by_default_too(ordered: bool) -> None:
             given += 1
     assert given == 2000
     assert most <= 100
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("ordered", [True, False])
+def test_b15_a_million_items_take_no_more_memory_than_ten_thousand(ordered: bool, scale: float) -> None:
+    async def items(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    async def peak(count: int) -> int:
+        total = 0
+        async with TaskPool(max_concurrent=20, keep=100) as pool:
+            tracemalloc.start()
+            async for number in pool.map(quick, items(count), ordered=ordered, window=200):
+                total += number is not None
+            _, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert total == count
+        return most
+
+    few = asyncio.run(peak(10_000))
+    many = asyncio.run(peak(int(500_000 * scale)))  # twice: in order, and as they come
+    assert many < 1.5 * few + 100_000
 
 
 @virtual

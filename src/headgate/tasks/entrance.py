@@ -284,8 +284,7 @@ class Entrance(PoolShell):
             return
         if task.status == "queued":
             if seated:
-                self._desk.release(task)
-                self._permits.pop(task, None)
+                self._unseat(task)
             else:
                 self._desk.discard(task)
             self._ledger.withdraw(task)

@@ -8,7 +8,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from headgate.errors import InvalidType, TaskCancelled, TaskExpired, TaskFailed, TaskRejected, TaskStale
 from headgate.stores.codec import Opaque
 from headgate.tasks.model import UNFINISHED, Dropped, TaskRecord, TaskSnapshot
-from headgate.tasks.waiting import Callback, add_waiter, wait_for
+from headgate.tasks.waiting import Callback, add_waiter, wait_for_one
 
 R = TypeVar("R")
 
@@ -87,7 +87,7 @@ class TaskHandle(TaskRecord, Generic[R]):
 
     def __await__(self) -> Generator[Any, Any, R]:
         if self.status in UNFINISHED:
-            yield from wait_for((self,)).__await__()
+            yield from wait_for_one(self)
         return self._result()
 
     def _result(self) -> R:

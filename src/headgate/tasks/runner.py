@@ -22,5 +22,8 @@ class Runner(Protocol):
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call this back whenever a task that was refused a permit might get one."""
 
+    def release(self, permit: Any) -> None:
+        """The task of this permit will not be run."""
+
     async def run(self, task: TaskRecord, permit: Any) -> Any:
         """Run it to its result, and give the permit back."""

@@ -15,10 +15,9 @@ import asyncio
 import contextvars
 import inspect
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from inspect import CO_COROUTINE
 from types import coroutine
 from typing import Any
 
@@ -50,6 +49,8 @@ def _primed() -> Generator[None, None, None]:
 class PoolShell:
     """Runs tasks in the slots of a desk, on one event loop."""
 
+    name: str
+
     def __init__(
         self, desk: Desk, ledger: Ledger, reporter: Reporter, records: Records | None, runner: Runner | None
     ) -> None:
@@ -77,8 +78,6 @@ class PoolShell:
         self._pumping = False
         if runner is not None:
             runner.on_ready(self._on_ready)
-
-    name: str
 
     @property
     def _policy(self) -> Policy:
@@ -169,11 +168,7 @@ class PoolShell:
             self._report.dequeued(task)
         if self._records is not None:
             self._records.started(task, moment.wall)
-        code = getattr(task.fn, "__code__", None)
-        if self._runner is None and code is not None and code.co_flags & CO_COROUTINE:
-            body = self._drive(task)
-        else:
-            body = self._other_body(task)
+        body = self._drive(task) if self._runner is None and is_async(task.fn) else self._drive_otherwise(task)
         body.send(None)
         terms, context = task.terms, task.context
         if terms.retries and context is not None:
@@ -181,11 +176,6 @@ class PoolShell:
         task.task = self._make_task(body, loop=self._loop, name=self.name, context=context)
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
-
-    def _other_body(self, task: TaskRecord) -> Coroutine[Any, Any, None]:
-        if self._runner is not None:
-            return self._drive_elsewhere(task, self._runner)
-        return self._drive(task) if is_async(task.fn) else self._drive_in_thread(task)
 
     def _watch(self, task: TaskRecord, now: float) -> None:
         """Stop it when its time is over."""
@@ -207,24 +197,17 @@ class PoolShell:
         else:
             self._end(task, "completed", result)
 
-    async def _drive_elsewhere(self, task: TaskRecord, runner: Runner) -> None:
+    async def _drive_otherwise(self, task: TaskRecord) -> None:
+        """The same for what is not simply an async function to be called here."""
         try:
             await _primed()
             CURRENT.set(task)
-            result = await runner.run(task, self._permits.pop(task))
-        except BaseException as error:
-            if not self._ended_badly(task, error):
-                raise
-        else:
-            self._end(task, "completed", result)
-
-    async def _drive_in_thread(self, task: TaskRecord) -> None:
-        try:
-            await _primed()
-            CURRENT.set(task)
-            result = await self._in_thread(task)
-            if inspect.isawaitable(result):
-                result = await result
+            if self._runner is not None:
+                result = await self._runner.run(task, self._permits.pop(task))
+            else:
+                result = await self._in_thread(task)
+                if inspect.isawaitable(result):
+                    result = await result
         except BaseException as error:
             if not self._ended_badly(task, error):
                 raise
@@ -263,6 +246,7 @@ class PoolShell:
     def _ended_badly(self, task: TaskRecord, error: BaseException) -> bool:
         """The body raised. True: that is all. False: its Task must raise it too."""
         asked = self._asked.pop(task, None)
+        self._release_permit(task)  # it was stopped before its runner had it
         if isinstance(error, GeneratorExit):  # its loop was closed around it: nothing can be started any more
             self._desk.release(task)
             self._conclude(task, "cancelled", self._moment())
@@ -377,11 +361,20 @@ class PoolShell:
         if task.slot is None:
             self._desk.discard(task)
         else:  # it has its slot and has not started
-            self._desk.release(task)
-            self._permits.pop(task, None)
+            self._unseat(task)
         moment = self._moment()
         self._record(task, status, moment)
         self._conclude(task, status, moment)
+
+    def _unseat(self, task: TaskRecord) -> None:
+        """It gives back what it was given to start, and will not."""
+        self._desk.release(task)
+        self._release_permit(task)
+
+    def _release_permit(self, task: TaskRecord) -> None:
+        permit = self._permits.pop(task, None) if self._permits else None
+        if permit is not None and self._runner is not None:
+            self._runner.release(permit)
 
     def _record(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
         """Write down the end of a task that did not run, if this pool writes."""

@@ -8,7 +8,7 @@ that started them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, overload
 
@@ -62,6 +62,21 @@ async def pool_wait(handle: Any, /) -> TaskSnapshot | list[TaskSnapshot]:
 wait_agent = pool_wait
 
 
+def wait_for_one(task: TaskRecord) -> Generator[Any, Any, None]:
+    """``yield from`` this until it has ended. `wait_for`, without its coroutines where nobody has a slot to lend."""
+    loop = asyncio._get_running_loop()
+    if CURRENT.get() is not None or loop is not task.owner._loop or loop is None:
+        yield from wait_for((task,)).__await__()
+        return
+    future = loop.create_future()
+    add_waiter(task, future)
+    try:
+        yield from future
+    except BaseException:
+        _forget(task, future)
+        raise
+
+
 async def wait_for(tasks: Sequence[TaskRecord]) -> None:
     """Return when all of them have ended. Lends the slot of the task that waits, from the first to the last."""
     unfinished = [task for task in tasks if not task.finished]
@@ -92,7 +107,7 @@ async def _all_ended(tasks: list[TaskRecord], loop: asyncio.AbstractEventLoop) -
 
 
 async def _until_ended(task: TaskRecord, loop: asyncio.AbstractEventLoop) -> None:
-    while not task.finished:
+    if not task.finished:
         future = loop.create_future()
         add_waiter(task, future)
         try:
