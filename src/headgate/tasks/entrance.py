@@ -88,9 +88,9 @@ class Entrance(PoolShell):
         return self._place(task, wait)
 
     def _place(self, task: TaskRecord, wait: bool) -> TaskRecord | Arrival:
-        desk, terms = self._desk, task.terms
+        desk = self._desk
         if not self._door.line or task.parent is not None:
-            if terms.due is None and not self._starved and desk.startable(task) and self._permitted_newcomer(task):
+            if self._can_start(task):
                 return self._admit(Arrival(task), seated=True)
             if not desk.full() or (task.parent is not None and self._policy.answer == "block"):
                 return self._admit(Arrival(task), seated=False)
@@ -231,17 +231,14 @@ class Entrance(PoolShell):
     def _after_pump(self) -> None:
         """Let in whom there is room for, in order."""
         while (arrival := self._door.first()) is not None:
-            seated = arrival.task.terms.due is None and not self._starved and self._desk.startable(arrival.task)
+            seated = self._can_start(arrival.task)
             if not seated and self._desk.full():
                 break
             self._door.leave(arrival.task)
-            self._admit_from_door(arrival, seated=seated and self._permitted_newcomer(arrival.task))
+            self._admit(arrival, seated=seated)
+            if self._records is None:
+                self._welcome(arrival)
         self._tell_idle()
-
-    def _admit_from_door(self, arrival: Arrival, *, seated: bool) -> None:
-        self._admit(arrival, seated=seated)
-        if self._records is None:
-            self._welcome(arrival)
 
     def _welcome(self, arrival: Arrival, error: Exception | None = None) -> None:
         for future in arrival.claimants:
@@ -261,8 +258,10 @@ class Entrance(PoolShell):
         self._conclude(task, "expired", self._moment())
         self._welcome(arrival)
 
-    def _permitted_newcomer(self, task: TaskRecord) -> bool:
-        """Does the runner take a task that has no slot yet?"""
+    def _can_start(self, task: TaskRecord) -> bool:
+        """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""
+        if task.terms.due is not None or self._starved or not self._desk.startable(task):
+            return False
         if self._runner is None:
             return True
         permit = self._runner.reserve(task)

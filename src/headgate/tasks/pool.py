@@ -303,7 +303,7 @@ class TaskPool(Entrance):
             self._beat.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._report.unseen(list(self._unseen))
+        self._report.unseen(list(self._unseen), self._forgotten)
         self._unseen.clear()
         if self._records is not None:
             await self._records.close()

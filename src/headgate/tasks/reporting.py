@@ -68,11 +68,11 @@ class Reporter:
         error = type(task.outcome.error).__qualname__ if isinstance(task.outcome, Failure) else None
         self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
 
-    def unseen(self, failed: list[TaskRecord]) -> None:
-        """The pool closes, and nobody knows that these failed."""
+    def unseen(self, failed: list[TaskRecord], more: int) -> None:
+        """The pool closes, and nobody knows that these failed, and so many more."""
         if failed and POOLS.listeners:
             first = f"{_id(failed[0])}: {failed[0].outcome.error!r}"
-            POOLS.emit(PoolUnseen(at=clock.wall(), **self._about, count=len(failed), first=first))
+            POOLS.emit(PoolUnseen(at=clock.wall(), **self._about, count=len(failed) + more, first=first))
 
     def unsaved(self, task: TaskRecord, error: Exception) -> None:
         """The end of a task is not on disk."""

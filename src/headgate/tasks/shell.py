@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,6 +37,7 @@ from headgate.tasks.runner import Runner
 from headgate.tasks.waiting import CURRENT, wake
 
 _AGES = 4096
+_UNSEEN = 1000  # failures that nobody awaited are not all kept: there may be very many
 _TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
 
 
@@ -69,7 +70,8 @@ class PoolShell:
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
         self._permits: dict[TaskRecord, Any] = {}
         self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
-        self._unseen: dict[TaskRecord, None] = {}  # failed, and nobody knows yet
+        self._unseen: OrderedDict[TaskRecord, None] = OrderedDict()  # failed, and nobody knows yet
+        self._forgotten = 0  # and more of them
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._threads: ThreadPoolExecutor | None = None
@@ -329,6 +331,9 @@ class PoolShell:
             task.args = ()
         if status == "failed":
             self._unseen[task] = None
+            if len(self._unseen) > _UNSEEN:
+                del self._unseen[next(iter(self._unseen))]
+                self._forgotten += 1
         if task.waits is not None:
             self._resume(task)  # parts of it that its body left behind
             for waiter in self._desk.over(task):
