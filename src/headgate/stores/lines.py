@@ -97,7 +97,7 @@ def _fields(about: Mapping[str, Any]) -> str:
     return "{" + ",".join(parts) + "}"
 
 
-def _is_small(value: object) -> bool:
+def _is_small(value: Any) -> bool:
     return value.__class__ is int and -(1 << 63) < value < 1 << 63
 
 

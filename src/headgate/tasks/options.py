@@ -26,9 +26,9 @@ def parse(options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, no
         value = options.get(fair)
         if value.__class__ is str and value and not value.isspace() and strategy.plain:
             return 0, value if fair == KEY else None, value, PLAIN
-        value = options.get("priority")
-        if value.__class__ is int and strategy.plain:
-            return value, None, None, PLAIN
+        priority = options.get("priority", "")
+        if priority.__class__ is int and strategy.plain:
+            return priority, None, None, PLAIN
     unknown = options.keys() - _CHECKS.keys() - {fair}
     if unknown:
         raise _unknown(min(unknown), fair)
