@@ -96,7 +96,7 @@ async def test_s15_every_other_end_has_its_error() -> None:
                     await handle
                 assert isinstance(caught.value, HeadgateError)
                 assert not isinstance(caught.value, asyncio.CancelledError)
-                assert handle.id in str(caught.value)
+                assert handle.label in str(caught.value)
 
 
 @virtual

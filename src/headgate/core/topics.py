@@ -41,7 +41,9 @@ class Topic:
         for listener in self.listeners:
             try:
                 listener(event)
-            except Exception:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # a CancelledError of the listener's own must not end whoever emits
                 _report(listener, event)
 
     def __repr__(self) -> str:

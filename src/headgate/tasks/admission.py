@@ -6,7 +6,6 @@ Depth counts queued tasks only, delayed ones too; what runs is never evicted.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -148,6 +147,8 @@ class Oldest:
     def left(self, task: TaskRecord) -> None:
         """Forget it."""
         self._tasks.discard(task)
+        if not self._tasks:
+            self._heap.clear()
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
         """The one with the smallest number."""
@@ -168,15 +169,15 @@ class Oldest:
 class OfLargestBacklog:
     """The oldest task of the key that has most queued, so that a flood hurts only itself.
 
-    Keys stand in buckets by how much they have queued. A change moves a key to the next bucket, so the largest is known
-    without a search. Among keys with equally much, the one that has had so much for longest.
+    Keys stand in levels by how much they have queued. A change moves a key to the next level, so the largest is known
+    without a search. Among keys with equally much, the one whose oldest task is the oldest.
     """
 
-    __slots__ = ("_buckets", "_keys", "_largest")
+    __slots__ = ("_keys", "_largest", "_levels")
 
     def __init__(self) -> None:
         self._keys: dict[Hashable, Oldest] = {}
-        self._buckets: dict[int, OrderedDict[Hashable, None]] = {}
+        self._levels: dict[int, _Level] = {}
         self._largest = 0
 
     def joined(self, task: TaskRecord) -> None:
@@ -187,7 +188,7 @@ class OfLargestBacklog:
             tasks = self._keys[key] = Oldest()
         held = len(tasks)
         tasks.joined(task)
-        self._move(key, held, held + 1)
+        self._move(key, tasks, held, held + 1)
         self._largest = max(self._largest, held + 1)
 
     def left(self, task: TaskRecord) -> None:
@@ -198,29 +199,53 @@ class OfLargestBacklog:
             return
         held = len(tasks)
         tasks.left(task)
-        self._move(key, held, held - 1)
+        self._move(key, tasks, held, held - 1)
         if held == 1:
             del self._keys[key]
-        if self._largest == held and held not in self._buckets:
+        if self._largest == held and held not in self._levels:
             self._largest = held - 1
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        """The oldest of the largest. Where that is the newcomer (one of each key is left), of the next key."""
-        for key in self._buckets[self._largest]:
-            task = self._keys[key].choose(newcomer)
-            if task is not newcomer:
-                return task
-        assert newcomer is not None, "somebody is queued"
-        return newcomer
+        """The oldest of the largest. Where that is the newcomer (each key has one), of the next key."""
+        level = self._levels[self._largest]
+        key = level.first()
+        task = self._keys[key].choose(newcomer)
+        if task is newcomer and len(level.keys) > 1:
+            others = (self._keys[other].choose() for other in level.keys if other != key)
+            task = min(others, key=lambda one: one.number)
+        return task
 
-    def _move(self, key: Hashable, old: int, new: int) -> None:
+    def _move(self, key: Hashable, tasks: Oldest, old: int, new: int) -> None:
         if old:
-            bucket = self._buckets[old]
-            del bucket[key]
-            if not bucket:
-                del self._buckets[old]
+            level = self._levels[old]
+            del level.keys[key]
+            if not level.keys:
+                del self._levels[old]
         if new:
-            self._buckets.setdefault(new, OrderedDict())[key] = None
+            self._levels.setdefault(new, _Level()).add(key, tasks.choose().number)
+
+
+class _Level:
+    """Keys that have equally much queued, by the number of their oldest task."""
+
+    __slots__ = ("_heap", "_serial", "keys")
+
+    def __init__(self) -> None:
+        self.keys: dict[Hashable, int] = {}
+        self._heap: list[tuple[int, int, Hashable]] = []  # one that has left the level is dropped when it surfaces
+        self._serial = count()
+
+    def add(self, key: Hashable, oldest: int) -> None:
+        self.keys[key] = oldest
+        heapq.heappush(self._heap, (oldest, next(self._serial), key))
+        if len(self._heap) > 2 * len(self.keys) + 64:
+            self._heap = [(number, next(self._serial), known) for known, number in self.keys.items()]
+            heapq.heapify(self._heap)
+
+    def first(self) -> Hashable:
+        while self.keys.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2]
 
 
 def victims_of(policy: Policy) -> Victims | None:

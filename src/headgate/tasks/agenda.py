@@ -30,6 +30,10 @@ class Agenda:
             heapq.heapify(self._heap)
             self._bound = 2 * len(self._heap) + 64
 
+    def clear(self) -> None:
+        """Nobody is queued: no errand means anything."""
+        self._heap.clear()
+
     def next_at(self) -> float | None:
         """When the next one is due."""
         heap = self._heap

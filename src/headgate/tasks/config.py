@@ -7,14 +7,15 @@ from typing import Any
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.fields import is_finite
-from headgate.tasks.registry import free_name
 
 
-def checked_name(name: object) -> str:
-    """A name, drawn when there is none."""
+def checked_name(name: object, pipeline_id: str | None) -> str:
+    """A name. When there is none: "", and the registry draws one; for what is remembered the same each time."""
     if name is not None and not isinstance(name, str):
         raise InvalidType(f"name must be a string or None, got {type(name).__name__}")
-    return name if name and name.strip() else free_name("tasks")
+    if name and name.strip():
+        return name
+    return "" if pipeline_id is None else f"pipeline {pipeline_id}"
 
 
 def checked_whole(what: str, number: object, least: int) -> int:

@@ -79,14 +79,22 @@ class Desk:
         depth = self.policy.max_depth
         return depth is not None and self.depth >= depth
 
-    def answer(self) -> Answer:
+    def answer(self, task: TaskRecord) -> Answer:
         """What to do with a newcomer that can neither start nor queue; QueueFull or PoolBusy if that is nothing."""
-        policy = self.policy
+        policy, name = self.policy, task.owner.name
         if policy.answer == "fail":
-            raise QueueFull(f"{self.depth} tasks are queued, which is all that max_depth={policy.max_depth} allows")
+            raise QueueFull(f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows")
         if policy.answer == "busy":
-            raise PoolBusy(f"all {self.slots.limit} slots are in use, and the policy is fail_fast")
+            raise PoolBusy(f"{self._why_not(task)}, and the policy of {name!r} is fail_fast")
         return policy.answer
+
+    def _why_not(self, task: TaskRecord) -> str:
+        """Why it cannot start now."""
+        if self.slots.exhausted:
+            return f"every slot is in use ({self.slots.active} of {self.slots.limit})"
+        if self._blocked(task):
+            return f"the key {task.partition!r} is at its cap"
+        return "a task with a delay cannot start at once" if task.terms.due is not None else "it cannot start now"
 
     def victim(self, newcomer: TaskRecord | None = None) -> TaskRecord:
         """Whom to drop. The newcomer queues already, and is never the one."""
@@ -198,9 +206,6 @@ class Desk:
 
     def release(self, task: TaskRecord) -> None:
         """It does not run any more."""
-        if task.waits is not None:  # of parts that its body left behind
-            for on in list(task.waits.on):
-                self._forget_wait(task, task.waits, on)
         slot = task.slot
         if slot is None:
             self._stop_lending(task)
@@ -208,6 +213,11 @@ class Desk:
         else:
             self._vacate(task, slot)
             self.slots.put(slot)
+        if task.waits is not None:  # of parts that its body left behind: they have no say in another attempt
+            for on in list(task.waits.on):
+                self._forget_wait(task, task.waits, on)
+            left, task.waits = task.waits, Waits()
+            task.waits.by = left.by
 
     def vacate(self, task: TaskRecord) -> None:
         """Its body is done and its end is being written: it needs no slot, and counts as waiting until `release`."""

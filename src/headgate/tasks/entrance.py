@@ -48,6 +48,7 @@ class Entrance(PoolShell):
     ) -> None:
         super().__init__(desk, ledger, reporter, records, runner)
         self._strategy = strategy
+        self._plain = strategy.plain
         self._stale_after = stale_after
         self._state = "open"
         self._drops = desk.policy.answer in ("drop_oldest", "drop_fair")
@@ -67,9 +68,14 @@ class Entrance(PoolShell):
         parent = CURRENT.get()
         if parent is not None:
             parent = enclosing()
+            while parent is not None and parent.parent is not None and parent.parent.finished:
+                parent.parent = parent.parent.parent  # else a task that submits its successor drags all before it along
         if self._state != "open":
             self._refuse(parent)
-        priority, key, partition, terms = parse(options, args, self._strategy, moment.now) if options else NOTHING
+        asked = NOTHING
+        if options or not self._plain:
+            asked = parse(options, args, self._strategy, moment.now)
+        priority, key, partition, terms = asked
         task: TaskHandle[Any] = TaskHandle(
             self, next(self._ledger.numbers), fn, args, copy_context(), moment, parent, priority, key, partition, terms
         )
@@ -94,7 +100,7 @@ class Entrance(PoolShell):
                 return self._admit(Arrival(task), seated=True)
             if not desk.full() or (task.parent is not None and self._policy.answer == "block"):
                 return self._admit(Arrival(task), seated=False)
-        answer = desk.answer()
+        answer = desk.answer(task)
         if answer == "block":
             return self._park(task, wait)
         if answer == "drop_newest":
@@ -122,9 +128,9 @@ class Entrance(PoolShell):
 
     def _accept(self, task: TaskRecord, *, seated: bool) -> None:
         """It is one of ours from now on."""
-        if AUDIT.listeners or self._report.audit:
-            self._report.submitted(task, self._desk.depth + (not seated and not self._desk.is_aside(task)))
         if seated:
+            if AUDIT.listeners or self._report.audit:
+                self._report.submitted(task, self._desk.depth)
             self._launch(task, task.moment if self._records is None else self._moment())
             return
         terms = task.terms
@@ -138,6 +144,8 @@ class Entrance(PoolShell):
                 self._desk.enqueue(task)
             if terms.expires_at is not None:
                 self._plan(terms.expires_at, "expire", task)
+        if AUDIT.listeners or self._report.audit:
+            self._report.submitted(task, self._desk.depth)
         if self._drops and self._records is None:
             self._make_room(task)
         if not self._desk.slots.exhausted:
@@ -170,6 +178,11 @@ class Entrance(PoolShell):
             raise IdempotencyConflict(
                 f"the idempotency_key {key!r} is held by {known!r}, which is other work (function or arguments differ)"
             )
+        if arrival is not None and task.parent is not None and self._door.leave(arrival.task) is not None:
+            entered = self._admit(arrival, seated=False)  # nested work does not wait at the door, nor for who does
+            if self._records is None:
+                self._welcome(arrival)
+            return entered
         if arrival is not None and not wait:
             raise QueueFull(f"the task with the idempotency_key {key!r} waits for a place in the queue itself")
         return known if arrival is None else arrival
@@ -208,8 +221,10 @@ class Entrance(PoolShell):
         return arrival.task  # type: ignore[return-value]
 
     def _time_out(self, arrival: Arrival, future: asyncio.Future[None], seconds: float) -> None:
-        if not future.done() and arrival.task not in self._writing:
-            future.set_exception(SubmitTimeout(f"no place in the queue of {self.name!r} came free in {seconds:g} s"))
+        if future.done() or arrival.task in self._writing:
+            return
+        future.set_exception(SubmitTimeout(f"no place in the queue of {self.name!r} came free in {seconds:g} s"))
+        self._give_up(arrival, future)  # now: what comes free in this very turn is not for it any more
 
     def _give_up(self, arrival: Arrival, future: asyncio.Future[None]) -> None:
         """A submitter goes away. When the last of an arrival has gone, the task goes too."""
@@ -221,12 +236,9 @@ class Entrance(PoolShell):
         if self._door.leave(task) is not None:
             self._ledger.withdraw(task)
             self._pump()  # whoever stood behind it may fit in where it did not
-        elif not task.finished and not self._refused(future):
+        elif not task.finished:
             self._cancel(task)  # it was accepted in this very moment, and nobody will ever hold its handle
         self._tell_idle()
-
-    def _refused(self, future: asyncio.Future[None]) -> bool:
-        return future.done() and not future.cancelled() and future.exception() is not None
 
     def _after_pump(self) -> None:
         """Let in whom there is room for, in order."""
@@ -324,6 +336,7 @@ class Entrance(PoolShell):
         if slots.active or slots.without or self._desk.depth:
             return
         self._desk.queue.idle()
+        self._agenda.clear()
         if self._idle and self._is_idle():
             waiting, self._idle = self._idle, []
             for future in waiting:
@@ -342,9 +355,6 @@ class Entrance(PoolShell):
         if self._loop is not None:
             raise self._elsewhere("submit()")
         self._loop = loop
-        factory = getattr(loop, "get_task_factory", lambda: None)()
-        if factory is not None:
-            self._make_task = _made_by(loop)
 
     def _require_loop(self, what: str) -> None:
         if _get_running_loop() is not self._loop:
@@ -353,7 +363,8 @@ class Entrance(PoolShell):
     def _elsewhere(self, what: str) -> InvalidArgument:
         return InvalidArgument(
             f"{what} was called on another event loop or thread than the one the pool {self.name!r} is bound to",
-            remedy="Make a pool for each loop; from another thread use `loop.call_soon_threadsafe(...)`.",
+            remedy="Make a pool for each event loop (each asyncio.run has its own). From a thread: "
+            "`asyncio.run_coroutine_threadsafe(pool.submit(...), loop)`, `loop.call_soon_threadsafe(handle.cancel)`.",
         )
 
     def _refuse(self, parent: TaskRecord | None) -> None:
@@ -363,10 +374,3 @@ class Entrance(PoolShell):
                 return
             parent = parent.parent
         raise PoolClosed(f"the pool {self.name!r} is {self._state}")
-
-
-def _made_by(loop: asyncio.AbstractEventLoop) -> Callable[..., asyncio.Task[None]]:
-    def make(body: Any, *, loop: asyncio.AbstractEventLoop = loop, name: str, context: Any) -> asyncio.Task[None]:
-        return loop.create_task(body, name=name, context=context)
-
-    return make

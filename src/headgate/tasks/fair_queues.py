@@ -313,6 +313,7 @@ class ShareQueue:
         """The busy period is over: everyone begins anew."""
         self._past.clear()
         self._heap.clear()
+        self._undo = (None, 0.0)
         self._virtual = 0.0
 
     def _account(self, task: TaskRecord) -> Account:

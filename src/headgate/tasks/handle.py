@@ -95,19 +95,19 @@ class TaskHandle(TaskRecord, Generic[R]):
         if status == "completed":
             if outcome.__class__ is Opaque:
                 raise TaskFailed(
-                    f"{self.id} completed in a former run with a {outcome.type_name}, which the journal cannot keep",
-                    remedy="Return values of JSON's kinds, or use JsonLinesStore(codec='pickle').",
+                    f"{self.label} completed in a former run with a {outcome.type_name} that the journal could not keep",
+                    remedy="Return what JSON knows, below 1 MB; or use JsonLinesStore(codec='pickle') for other kinds.",
                 )
             return outcome  # type: ignore[no-any-return]
         if status == "failed":
             raise self._seen().with_traceback(outcome.traceback)
         if status == "rejected":
-            raise TaskRejected(f"{self.id} was dropped by the policy {outcome.policy}: {outcome.reason}")
+            raise TaskRejected(f"{self.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
         if status == "expired":
-            raise TaskExpired(f"{self.id} did not start in time")
+            raise TaskExpired(f"{self.label} did not start in time: its ttl or deadline came first")
         if status == "stale":
-            raise TaskStale(f"{self.id} was not finished when the process that owned it ended")
-        raise TaskCancelled(f"{self.id} was cancelled")
+            raise TaskStale(f"{self.label} was not finished when the process that owned it ended")
+        raise TaskCancelled(f"{self.label} was cancelled")
 
     def _seen(self) -> BaseException:
         """Its exception; somebody knows of it now."""

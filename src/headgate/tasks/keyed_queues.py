@@ -113,6 +113,7 @@ class KeyedQueue:
     def idle(self) -> None:
         """Nothing waits: no entry means anything."""
         self._heap.clear()
+        self._undo = (None, (0, 0))
 
     def _partition(self, task: TaskRecord) -> Peekable:
         partition = self._partitions.get(task.partition)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.functions import check_function
+from headgate.tasks.options import check_names
 from headgate.tasks.progress import Progress, progress_of
 from headgate.tasks.waiting import lend_while, wait_for
 
@@ -40,6 +41,7 @@ def run_map(
         )
     if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
         raise InvalidArgument(f"window must be >= 1 or None, got {window!r}")
+    check_names(options, pool._strategy, "map()", ("ordered", "window", "return_exceptions", "progress"))
     if "idempotency_key" in options:
         raise InvalidArgument(
             "map() cannot take one idempotency_key for all items",

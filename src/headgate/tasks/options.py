@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -29,9 +29,7 @@ def parse(options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, no
         priority = options.get("priority", "")
         if priority.__class__ is int and strategy.plain:
             return priority, None, None, PLAIN
-    unknown = options.keys() - _CHECKS.keys() - {fair}
-    if unknown:
-        raise _unknown(min(unknown), fair)
+    check_names(options, strategy)
     checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in options.items() if name in _CHECKS}
     key = checked.get(KEY)
     labels = checked.get("labels") or {}
@@ -66,14 +64,20 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
     )
 
 
-def _unknown(name: str, fair: str) -> InvalidArgument:
-    near = difflib.get_close_matches(name, [*OPTIONS, fair], n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]}?" if near else f"submit() takes {', '.join(dict.fromkeys([*OPTIONS, fair]))}."
-    return InvalidArgument(
-        f"submit() has no option {name!r}",
-        remedy=f"{hint} Keyword arguments of the function itself go in with functools.partial, labels of yours in "
-        "labels={...}.",
-    )
+def check_names(options: Iterable[str], strategy: Strategy, what: str = "submit()", own: tuple[str, ...] = ()) -> None:
+    """Refuse keywords that nobody knows, with the nearest that is known."""
+    known = dict.fromkeys([*own, *OPTIONS, strategy.key])
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known)}."
+            if name.endswith(("_id", "_key", "tenant")) and not near:
+                hint += f' To share by {name}, make the pool with queue=fair_round_robin("{name}").'
+            raise InvalidArgument(
+                f"{what} has no option {name!r}",
+                remedy=f"{hint} Keyword arguments of the function itself go in with functools.partial, labels of yours "
+                "in labels={...}.",
+            )
 
 
 def _key(name: str, value: Any) -> Hashable:
@@ -104,13 +108,13 @@ def _idempotency_key(name: str, value: Any) -> str | None:
 
 def _whole(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgument(f"{name} must be a whole number, got {value!r}")
+        raise InvalidArgument(f"{name} must be a whole number, got {value!r}", remedy="Pass an int, such as 3.")
     return value
 
 
 def _count(name: str, value: Any) -> int:
     if _whole(name, value) < 0:
-        raise InvalidArgument(f"{name} must be >= 0, got {value!r}")
+        raise InvalidArgument(f"{name} must be >= 0, got {value!r}", remedy="Pass 0 or more.")
     return int(value)
 
 
@@ -118,21 +122,23 @@ def _moment(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if not is_finite(value):
-        raise InvalidArgument(f"{name} must be a finite number of seconds, got {value!r}")
+        kind = "number" if name == "cost" else "number of seconds"
+        remedy = "Pass time.monotonic() + seconds." if name == "deadline" else f"Pass a {kind}, such as 2.5."
+        raise InvalidArgument(f"{name} must be a finite {kind}, got {value!r}", remedy=remedy)
     return float(value)
 
 
 def _seconds(name: str, value: Any) -> float | None:
     seconds = _moment(name, value)
     if seconds is not None and seconds < 0:
-        raise InvalidArgument(f"{name} must be >= 0 seconds, got {value!r}")
+        raise InvalidArgument(f"{name} must be >= 0 seconds, got {value!r}", remedy="Pass 0 or more, such as 2.5.")
     return seconds
 
 
 def _some(name: str, value: Any) -> float | None:
     seconds = _moment(name, value)
     if seconds is not None and seconds <= 0:
-        raise InvalidArgument(f"{name} must be > 0, got {value!r}")
+        raise InvalidArgument(f"{name} must be > 0, got {value!r}", remedy="Pass more than 0, such as 2.5.")
     return seconds
 
 

@@ -7,6 +7,7 @@ the end.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
 from datetime import timedelta
@@ -33,7 +34,7 @@ from headgate.tasks.records import Records, described, restore
 from headgate.tasks.registry import register, unregister
 from headgate.tasks.reporting import Reporter
 from headgate.tasks.runner import Runner
-from headgate.tasks.scopes import checked_scope, identity
+from headgate.tasks.scopes import checked_scope, identity, pipeline_of
 from headgate.tasks.strategies import Strategy, strategy_of
 from headgate.tasks.waiting import enclosing, wait_for
 
@@ -65,16 +66,17 @@ class TaskPool(Entrance):
         audit: str | os.PathLike[str] | None = None,
         runner: Runner | None = None,
     ) -> None:
-        self.name: str = checked_name(name)
         self.scope: Scope = checked_scope(scope)
+        check_store(store)
+        scope_id = pipeline_of(self.scope, pipeline_id, store)
+        self.name: str = checked_name(name, scope_id)
         strategy, policy = strategy_of(queue), policy_of(backpressure)
         limit = checked_whole("max_concurrent", max_concurrent, 1)
         key_limits = checked_limits(max_concurrent_per_key)
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
-        check_store(store)
         self.id: str
-        self.id, scope_id = identity(self.scope, self.name, pipeline_id, store)
+        self.id = identity(self.scope, scope_id, self.name)
         self._config: dict[str, Any] = {
             "name": name,
             "max_concurrent": max_concurrent,
@@ -267,14 +269,19 @@ class TaskPool(Entrance):
 
     async def _drain_inside(self, waiter: TaskRecord) -> None:
         """A task waits for a whole pool: it lends its slot, as it would for single tasks."""
-        for task in (waiter, *ancestors(waiter)):
-            if task.owner is self:
-                raise WaitCycle(
-                    f"{waiter.label} would wait for the pool {self.name!r} to drain, and so for {task.label}"
-                )
+        self._refuse_own(waiter)
         while not self._is_idle():
             await wait_for(list(self._unfinished()))
             await asyncio.sleep(0)
+
+    def _refuse_own(self, waiter: TaskRecord | None) -> None:
+        """WaitCycle, if a task of ours, or one below it, would wait for all of us."""
+        for task in (waiter, *ancestors(waiter)) if waiter is not None else ():
+            if task.owner is self:
+                raise WaitCycle(
+                    f"{waiter.label if waiter else ''} would wait for the pool {self.name!r} to drain, and so for "
+                    f"{task.label}"
+                )
 
     async def close(self, cancel: bool = False) -> None:
         """Take no more work, wait for what there is (or cancel it), and free the name."""
@@ -285,6 +292,7 @@ class TaskPool(Entrance):
             return
         if self._loop is not None:
             self._require_loop("close()")
+        self._refuse_own(enclosing())
         self._state = "closing"
         while (arrival := self._door.first()) is not None:
             self._door.leave(arrival.task)
@@ -319,6 +327,12 @@ class TaskPool(Entrance):
         if self._threads is not None:
             self._threads.shutdown(wait=not self._in_threads)  # idle ones end at once
 
+    def _left_over(self) -> str:
+        """What was lost if the program ends here; "" if nothing was."""
+        slots, queued = self._desk.slots, self._desk.depth + self._given_up
+        running = slots.active + slots.waiting
+        return f"{running} running and {queued} queued tasks were lost" if running + queued else ""
+
     def _abandoned(self) -> bool:
         return self._loop is not None and self._loop.is_closed()
 
@@ -330,7 +344,11 @@ class TaskPool(Entrance):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        await self.close(cancel=error is not None)
+        try:
+            await self.close(cancel=error is not None)
+        except asyncio.CancelledError:  # while it drained: as a TaskGroup does, end what is left and wait for that
+            await self.close(cancel=True)
+            raise
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise InvalidType(
@@ -349,11 +367,10 @@ def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) ->
     given = {**(options or {}), **keywords}
     if "stale_after_ms" in given:
         given["stale_after"] = seconds_of(given.pop("stale_after_ms"))
-    unknown = given.keys() - _OPTIONS
-    if unknown:
-        raise InvalidArgument(
-            f"pool_create() has no option {min(unknown)!r}", remedy=f"It takes {', '.join(_OPTIONS)}."
-        )
+    for option in given.keys() - _OPTIONS:
+        near = difflib.get_close_matches(str(option), _OPTIONS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(_OPTIONS)}."
+        raise InvalidArgument(f"pool_create() has no option {option!r}", remedy=hint)
     return TaskPool(**given)
 
 

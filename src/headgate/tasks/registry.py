@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,16 @@ _pools: dict[str, TaskPool] = {}
 
 
 def register(pool: TaskPool) -> None:
-    """Hold it until it is closed. A pool whose event loop is gone can never be closed: its name is free."""
+    """Hold it until it is closed. A pool whose event loop is gone can never be closed: its name is free.
+
+    One without a name is given a free one.
+    """
     with _lock:
+        if not pool.name:
+            number = len(_pools) + 1
+            while f"tasks-{number}" in _pools:
+                number += 1
+            pool.name = f"tasks-{number}"
         known = _pools.get(pool.name)
         if known is not None:
             if not known._abandoned():
@@ -49,10 +58,16 @@ def pool_list() -> list[TaskPool]:
         return list(_pools.values())
 
 
-def free_name(prefix: str) -> str:
-    """A name that no live pool has."""
-    with _lock:
-        number = len(_pools) + 1
-        while f"{prefix}-{number}" in _pools:
-            number += 1
-        return f"{prefix}-{number}"
+def _tell_unclosed() -> None:
+    """At the end of the program: work that nobody will do any more."""
+    for pool in pool_list():
+        lost = pool._left_over()
+        if lost:
+            import logging
+
+            logging.getLogger("headgate.tasks").warning(
+                "%s was never closed, and %s: use `async with`, or `await pool.close()`", pool.name, lost
+            )
+
+
+atexit.register(_tell_unclosed)

@@ -34,21 +34,35 @@ def checked_scope(scope: object) -> Scope:
     return scope
 
 
-def identity(scope: Scope, name: str, pipeline_id: object, store: Store | None) -> tuple[str, str | None]:
-    """The id of a pool, and the id of its scope. Drawn for a session, the same each time for what is remembered."""
+def pipeline_of(scope: Scope, pipeline_id: object, store: Store | None) -> str | None:
+    """The id of the pipeline, None for a session; refuses what does not go together."""
     if scope == "session":
-        return f"pool-{clock.token()}", None
+        for name, value in (("store", store), ("pipeline_id", pipeline_id)):
+            if _given(value):
+                raise InvalidArgument(
+                    f"{name}= is given, and the scope is 'session', which writes nothing",
+                    remedy='Pass scope="pipeline" too, or leave it out.',
+                )
+        return None
     if scope != "pipeline":
-        if store is None or not store.shared:
-            given = "no store= is given" if store is None else f"{type(store).__name__} serves one process at a time"
-            raise ScopeNeedsStore(f"scope {scope!r} shares a budget between processes, and {given}")
-        raise ScopeNeedsStore(f"scope {scope!r} is not supported yet", remedy="Use the scope 'session' or 'pipeline'.")
+        if store is None:
+            raise ScopeNeedsStore(f"scope {scope!r} shares a budget between processes, and no store= is given")
+        raise ScopeNeedsStore(
+            f"scope {scope!r} shares a budget between processes, and {type(store).__name__} serves one at a time",
+            remedy="Use the scope 'session' or 'pipeline': this release has no shared store.",
+        )
     found = pipeline_id if _given(pipeline_id) else _pipeline.get() or os.environ.get("HEADGATE_PIPELINE_ID")
     if not _given(found):
         raise PipelineIdMissing("scope 'pipeline' needs the id of a pipeline")
-    scope_id = _checked_id(found)
-    digest = hashlib.sha256("\0".join((scope, scope_id, name)).encode()).hexdigest()
-    return f"pool-{digest[:32]}", scope_id
+    return _checked_id(found)
+
+
+def identity(scope: Scope, scope_id: str | None, name: str) -> str:
+    """The id of a pool: drawn for a session, the same each time for what is remembered."""
+    if scope_id is None:
+        return f"pool-{clock.token()}"
+    digest = hashlib.sha256("\0".join((scope, scope_id, name)).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"pool-{digest[:32]}"
 
 
 def _given(value: object) -> bool:

@@ -30,6 +30,7 @@ from headgate.tasks.door import Door
 from headgate.tasks.events import AUDIT
 from headgate.tasks.functions import is_async
 from headgate.tasks.ledger import Ledger
+from headgate.tasks.lending import Waits
 from headgate.tasks.model import PLAIN, Dropped, Failure, Moment, TaskRecord, TaskStatus
 from headgate.tasks.records import Records
 from headgate.tasks.reporting import Reporter
@@ -72,6 +73,7 @@ class PoolShell:
         self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
         self._unseen: OrderedDict[TaskRecord, None] = OrderedDict()  # failed, and nobody knows yet
         self._forgotten = 0  # and more of them
+        self._given_up = 0  # queued when the loop ended around the pool
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._threads: ThreadPoolExecutor | None = None
@@ -126,11 +128,11 @@ class PoolShell:
 
     def _launch(self, task: TaskRecord, moment: Moment) -> None:
         """Start a task that was just given a slot, unless it is too late for it or the runner does not take it."""
+        if task.slot is None or task.finished:
+            return  # somebody who heard of the end before it cancelled it
         if task.terms is not PLAIN and self._is_late(task, moment.now):
             self._discard(task, "expired")
             self._pump()
-        elif task.slot is None or task.finished:
-            pass  # somebody who heard of the end before it cancelled it
         elif self._runner is None or self._permitted(task, self._runner):
             self._start(task, moment)
 
@@ -166,8 +168,6 @@ class PoolShell:
         task.started = moment
         task.attempt += 1
         self._ages.append((task.partition, moment.now - task.moment.now))
-        if AUDIT.listeners or self._report.audit:
-            self._report.dequeued(task)
         if self._records is not None:
             self._records.started(task, moment.wall)
         body = self._drive(task) if self._runner is None and is_async(task.fn) else self._drive_otherwise(task)
@@ -178,6 +178,8 @@ class PoolShell:
         task.task = self._make_task(body, loop=self._loop, name=self.name, context=context)
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
+        if AUDIT.listeners or self._report.audit:
+            self._report.dequeued(task)
 
     def _watch(self, task: TaskRecord, now: float) -> None:
         """Stop it when its time is over."""
@@ -230,6 +232,8 @@ class PoolShell:
         # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
         context, fn, args = contextvars.copy_context(), task.fn, task.args
         future = loop.run_in_executor(threads, lambda: context.run(_call, fn, args))
+        while len(threads._threads) < self._in_threads:
+            threads._adjust_thread_count()  # it may take a thread for idle that has just taken another call
         stopped: BaseException | None = None
         while not future.done():
             try:
@@ -249,19 +253,31 @@ class PoolShell:
         """The body raised. True: that is all. False: its Task must raise it too."""
         asked = self._asked.pop(task, None)
         self._release_permit(task)  # it was stopped before its runner had it
-        if isinstance(error, GeneratorExit):  # its loop was closed around it: nothing can be started any more
+        if asyncio._get_running_loop() is not self._loop:  # its loop was closed around it: nothing can be started
             self._desk.release(task)
-            self._conclude(task, "cancelled", self._moment())
+            self._record_end(task, "cancelled", self._moment())
             return False
         if isinstance(error, asyncio.CancelledError):
             if asked != "timeout":
+                if asked is None and self._loop_is_ending():
+                    self._give_up_queued()
                 self._end(task, "cancelled", None)
                 return False
             error = _overdue_error(task, error)
         if isinstance(error, Exception) and asked != "cancel" and self._retry(task):
             return True
         self._end(task, "failed", Failure(error, error.__traceback__))
-        return isinstance(error, Exception)
+        return not isinstance(error, (KeyboardInterrupt, SystemExit))
+
+    def _loop_is_ending(self) -> bool:
+        """Is everything on this loop being cancelled, as asyncio.run does at its end? Then nothing new may begin."""
+        return all(task.cancelling() for task in asyncio.all_tasks(self._loop))
+
+    def _give_up_queued(self) -> None:
+        """The loop ends around the pool: nobody will run what is queued."""
+        for task in list(self._desk.queued()):
+            self._discard(task, "cancelled")
+            self._given_up += 1
 
     def _retry(self, task: TaskRecord) -> bool:
         """Queue it again, if it has attempts and time left."""
@@ -304,8 +320,10 @@ class PoolShell:
             self._pump()  # before anyone hears of it: who then submits must find all slots given away
             self._tell_end(task)
         else:
-            self._tell_end(task)
-            self._launch(heir, moment)
+            try:
+                self._tell_end(task)
+            finally:
+                self._launch(heir, moment)
             if self._door.line:
                 self._after_pump()
 
@@ -411,16 +429,18 @@ class PoolShell:
         self._desk.begin_wait(waiter, awaited)
         self._resume(waiter)  # if a part of it stood for a slot: it waits again, so it needs none
 
-    def _lend_for_another(self, task: TaskRecord) -> bool:
-        """A descendant of it waits: it lends its slot, or its claim to one, unless it stands there and needs it."""
+    def _lend_for_another(self, task: TaskRecord) -> Waits | None:
+        """A descendant of it waits: it lends its slot, or its claim to one. None: it waits or stands for one itself."""
         returning = self._desk.slots.returning
         if task.slot is not None:
             self._desk.lend(task)
-            return True
-        if task in returning and task not in self._returns:
+        elif task in returning and task not in self._returns:
             del returning[task]
-            return True
-        return False
+        elif task.waits is None or not task.waits.roused:
+            return None
+        assert task.waits is not None, "who lends has waits"
+        task.waits.roused += 1
+        return task.waits
 
     def _reclaim(self, task: TaskRecord) -> bool:
         """It wants its slot back. Has it got one?"""

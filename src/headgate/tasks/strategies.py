@@ -207,6 +207,7 @@ def strategy_of(queue: object) -> Strategy:
     """The strategy that was meant: one, its name, its descriptor, or its factory."""
     if isinstance(queue, Strategy):
         return queue
+    given = queue
     if queue in _FACTORIES.values():
         queue = queue.__name__  # type: ignore[attr-defined]
     if isinstance(queue, str):
@@ -222,7 +223,7 @@ def strategy_of(queue: object) -> Strategy:
                     f"queue {factory.__name__!r} does not take {', '.join(options)}",
                     remedy=f"See `{factory.__name__}`.",
                 ) from None
-    shown = repr(queue) if isinstance(queue, (str, Mapping)) else type(queue).__name__
+    shown = repr(given) if isinstance(given, (str, Mapping)) else type(given).__name__
     raise InvalidArgument(
         f"queue must be one of {', '.join(_FACTORIES)}, got {shown}",
         remedy="Pass a strategy such as `fifo()`, or its name.",

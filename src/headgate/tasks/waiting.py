@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, overload
 
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.tasks.lending import ancestors
+from headgate.tasks.lending import Waits, ancestors
 from headgate.tasks.model import TaskRecord, TaskSnapshot
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ class Callback:
         """The task has ended. What the function raises is its own affair."""
         try:
             self._call(self._task)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a CancelledError of its own must not end ours
             import logging
 
             logging.getLogger("headgate.tasks").exception("a callback at the end of %r failed", self._task)
@@ -172,13 +174,14 @@ def _forget(task: TaskRecord, future: asyncio.Future[None]) -> None:
 class _Nested:
     """One wait of a running task for others."""
 
-    __slots__ = ("_awaited", "_begun", "_roused", "_waiter")
+    __slots__ = ("_awaited", "_begun", "_roused", "_waiter", "_waits")
 
     def __init__(self, waiter: TaskRecord, awaited: list[TaskRecord]) -> None:
         self._waiter = waiter
+        self._waits: Waits | None = None  # of the attempt in which it began
         self._awaited = awaited
         self._begun: list[TaskRecord] = []
-        self._roused: list[TaskRecord] = []  # ancestors that lend their slots because of this wait
+        self._roused: list[tuple[TaskRecord, Waits]] = []  # ancestors that lend their slots because of this wait
 
     async def wait(self, until: Awaitable[None]) -> None:
         pool = self._waiter.owner
@@ -201,6 +204,7 @@ class _Nested:
         waiter, pool = self._waiter, self._waiter.owner
         for task in self._awaited:
             pool._begin_wait(waiter, task)
+            self._waits = waiter.waits
             self._begun.append(task)
             self._rouse(task)
         pool._pump()
@@ -211,19 +215,24 @@ class _Nested:
         They may be waiting for us in a way that cannot be seen, and then nothing would ever go on. If they are not,
         that pool runs above its cap for as long as this wait lasts.
         """
-        if task.status != "queued" or not task.owner._desk.slots.exhausted:
-            return
         owner = task.owner
-        above = [one for one in ancestors(self._waiter) if one.owner is owner and owner._lend_for_another(one)]
-        self._roused += above
-        if above:
+        if task.status != "queued" or not owner._desk.slots.exhausted:
+            return
+        above = [(one, owner._lend_for_another(one)) for one in ancestors(self._waiter) if one.owner is owner]
+        lent = [(one, waits) for one, waits in above if waits is not None]
+        self._roused += lent
+        if lent:
             owner._pump()
 
     def _end(self) -> None:
         """The wait is over, or cut short: the waiter wants its slot back, if it waits for nobody else."""
-        pool = self._waiter.owner
-        for task in self._begun:
-            pool._desk.end_wait(self._waiter, task)
-        for one in (*self._roused, self._waiter):
-            if one.owner._desk.needs_slot(one):
+        waiter, pool = self._waiter, self._waiter.owner
+        if waiter.waits is self._waits:  # else its attempt has ended, and its waits with it
+            for task in self._begun:
+                pool._desk.end_wait(waiter, task)
+        for one, waits in self._roused:
+            waits.roused -= 1
+            if not waits.roused and one.waits is waits and one.owner._desk.needs_slot(one):
                 one.owner._reclaim(one)
+        if waiter.waits is self._waits and pool._desk.needs_slot(waiter):
+            pool._reclaim(waiter)

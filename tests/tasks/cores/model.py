@@ -344,25 +344,16 @@ class OldestModel:
 
 
 class BacklogModel(OldestModel):
-    """Of the key with most; of several, the one whose number changed least recently."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changes: list[Hashable] = []
-
-    def joined(self, task: TaskRecord) -> None:
-        super().joined(task)
-        self.changes.append(task.partition)
-
-    def left(self, task: TaskRecord) -> None:
-        super().left(task)
-        self.changes.append(task.partition)
+    """Of the key with most; of several, the one whose oldest task is the oldest."""
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        latest = {key: when for when, key in enumerate(self.changes)}
         keys = [task.partition for task in self.tasks]
         others = [task for task in self.tasks if task is not newcomer]
-        largest = min({task.partition for task in others}, key=lambda key: (-keys.count(key), latest[key]))
+
+        def rank(key: Hashable) -> tuple[int, int]:
+            return -keys.count(key), min(task.number for task in self.tasks if task.partition == key)
+
+        largest = min({task.partition for task in others}, key=rank)
         return min((task for task in others if task.partition == largest), key=lambda task: task.number)
 
 
