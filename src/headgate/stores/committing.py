@@ -89,6 +89,7 @@ class JsonLinesJournal:
         self._unwritten_ends: list[bytes] = []  # the thread's, or after its end that of `close`
         self._count_from(_LINES_OF_A_TASK * len(tasks), 0)
         self._warned = False
+        self._opaque: set[type] = set()
 
     @property
     def tasks(self) -> Sequence[StoredTask]:
@@ -99,7 +100,21 @@ class JsonLinesJournal:
 
     def append(self, entry: Entry, done: Done | None = None) -> None:
         """Write this after all that was appended before. With `done`, only where an event loop runs."""
-        self._put(entry_line(entry, self._codec), done)
+        line = entry_line(entry, self._codec)
+        if b'"result":{"$opaque":' in line and b'"$pickle":' not in line:
+            self._warn_of(type(entry.get("result")))
+        self._put(line, done)
+
+    def _warn_of(self, kind: type) -> None:
+        """Say once for each type that its values do not survive a restart."""
+        if kind not in self._opaque:
+            self._opaque.add(kind)
+            _log.warning(
+                "%s: a result of type %s is not kept (JSON does not know it, or it is above 1 MB): awaited after a "
+                "restart it raises TaskFailed",
+                self._file.path,
+                kind.__qualname__,
+            )
 
     async def flush(self) -> None:
         """Return when everything appended so far is durable or has failed."""

@@ -60,6 +60,8 @@ class History:
     unwritten: bool = False
     """Nothing, or the torn beginning of a first line."""
     writer: Writer | None = None
+    stale_after: float | None = None
+    """What the writer's pool was made with, if it said."""
     tasks: dict[int, StoredTask] = field(default_factory=dict)
     """By number. Their results are still encoded."""
     newest_at: float = float("-inf")
@@ -132,6 +134,8 @@ def _take(history: History, content: dict[str, Any]) -> None:
     kind, at, tasks = content["kind"], float(content["at"]), history.tasks
     if kind == "open":
         history.writer = Writer(_whole(content["pid"]), str(content["host"]), at)
+        said = content.get("about", {}).get("stale_after")
+        history.stale_after = float(said) if type(said) in (int, float) and said > 0 else None
     elif kind == "beat":
         history.beat_at = at
     elif kind == "submit":
@@ -212,8 +216,8 @@ def kept(tasks: Mapping[int, StoredTask], keep: int, now: float) -> list[StoredT
         for number, task in tasks.items()
         if task["status"] not in UNFINISHED
     ]
-    forgotten = forgettable(ends, keep, now)
-    return [tasks[number] for number in sorted(tasks) if number not in forgotten or number == max(tasks)]
+    forgotten = forgettable(ends, keep, now) - {max(tasks, default=0)}
+    return [tasks[number] for number in sorted(tasks) if number not in forgotten]
 
 
 class End(NamedTuple):

@@ -91,14 +91,14 @@ def _fields(about: Mapping[str, Any]) -> str:
     """What describes a task: mostly a few strings."""
     parts = []
     for key, value in about.items():
-        if value.__class__ is not str or key.__class__ is not str:
+        if type(value) is not str or type(key) is not str:
             return _told(about)
         parts.append(f"{_quoted(key)}:{_quoted(value)}")
     return "{" + ",".join(parts) + "}"
 
 
 def _is_small(value: Any) -> bool:
-    return value.__class__ is int and -(1 << 63) < value < 1 << 63
+    return type(value) is int and -(1 << 63) < value < 1 << 63
 
 
 def _told(value: Any) -> str:

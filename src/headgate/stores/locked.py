@@ -72,6 +72,7 @@ class LockedFile:
     def append(self, data: bytes) -> None:
         """Put this on the disk, or raise OSError and leave the file as it was."""
         self._mend()
+        self._check()
         try:
             self._write(self._file, data)
             self._files.sync(self._file)
@@ -100,6 +101,7 @@ class LockedFile:
         Returns how many they were.
         """
         self._mend()
+        self._check()
         fresh = fresh_path(self.path)
         file = self._files.open(fresh, empty=True)
         try:
@@ -148,6 +150,13 @@ class LockedFile:
             if written <= 0:
                 raise OSError(errno.EIO, "nothing was written", str(self.path))
             rest = rest[written:]
+
+    def _check(self) -> None:
+        """Is it still the file of this name, and as long as we left it? What goes elsewhere is not remembered."""
+        if not self._files.is_at(self._file, self.path):
+            raise OSError(errno.ESTALE, "it was deleted or replaced by somebody else", str(self.path))
+        if self._files.size(self._file) != self.size:
+            raise OSError(errno.ESTALE, "somebody else wrote to it, or cut it", str(self.path))
 
     def _mend(self) -> None:
         """Undo what failed, before anything else is done."""

@@ -16,15 +16,19 @@ _TRIES = 100
 """How often a compaction may replace the file under a reader's eyes before it gives up looking for a newer one."""
 
 
+_STALE_AFTER = 30.0
+
+
 def read_journal(
-    path: str | os.PathLike[str], *, pool_id: str | None = None, stale_after: float = 30.0
+    path: str | os.PathLike[str], *, pool_id: str | None = None, stale_after: float | None = None
 ) -> list[StoredTask]:
     """The tasks in a journal, by number. Changes nothing, and works while a pool writes it.
 
     `path` is the file, or the folder of the store with the `pool_id`. Nobody writes the journal any more: all that is
-    unfinished reads "stale". Otherwise so does what ran or waited without a sign of life for `stale_after` seconds.
+    unfinished reads "stale". Otherwise so does what ran or waited without a sign of life for `stale_after` seconds, by
+    default those of the pool that writes it.
     """
-    if not stale_after > 0:
+    if stale_after is not None and not stale_after > 0:
         raise InvalidArgument(f"stale_after must be > 0 seconds, got {stale_after!r}")
     file = _file_of(path, pool_id)
     try:
@@ -32,7 +36,8 @@ def read_journal(
     except OSError as error:
         raise InvalidArgument(f"{file} cannot be read: {error.strerror or error}") from error
     check(history, file, pool_id)
-    return decoded(viewed(history, clock.wall(), stale_after, owned=owned))
+    seconds = stale_after or history.stale_after or _STALE_AFTER
+    return decoded(viewed(history, clock.wall(), seconds, owned=owned))
 
 
 def _file_of(path: str | os.PathLike[str], pool_id: str | None) -> Path:

@@ -91,10 +91,8 @@ def _survives(text: str) -> bool:
 
 
 def _from_int(encoder: Encoder, value: Any) -> Encoded:
-    if value.bit_length() <= _WIDEST:
-        return value
     encoder.spend(value.bit_length() // 4)
-    return {"$int": hex(value)}
+    return value if value.bit_length() <= _WIDEST else {"$int": hex(value)}
 
 
 def _from_float(_: Encoder, value: Any) -> Encoded:

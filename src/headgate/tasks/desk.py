@@ -123,10 +123,10 @@ class Desk:
         self.queue.push_front(task)
         self._joined(task)
 
-    def set_aside(self, task: TaskRecord) -> None:
-        """It takes a place in the queue, and no turn yet: it is delayed, or not durable yet."""
+    def set_aside(self, task: TaskRecord, *, accepted: bool = True) -> None:
+        """It takes a place in the queue, and no turn yet: it is delayed, or not `accepted` yet, and then no victim."""
         self._aside.add(task)
-        if self._victims is not None:
+        if self._victims is not None and accepted:
             self._victims.joined(task)
 
     def queued(self) -> Iterator[TaskRecord]:

@@ -15,12 +15,16 @@ from headgate.tasks.model import TaskRecord
 class Arrival:
     """A task that has not been accepted yet, and the submitters that wait for it."""
 
-    __slots__ = ("claimants", "task")
+    __slots__ = ("claimants", "error", "settled", "task")
 
     def __init__(self, task: TaskRecord) -> None:
         self.task: TaskRecord = task
         self.claimants: list[Any] = []
-        """Futures of the submitters that have not given up."""
+        """Futures of the submitters that have not given up; None for one that has the task already."""
+        self.settled: bool = False
+        """Have they been told?"""
+        self.error: Exception | None = None
+        """And that it was refused."""
 
 
 class Door:

@@ -25,7 +25,7 @@ from headgate.tasks.idempotency import same_work
 from headgate.tasks.ledger import Ledger
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, parse
-from headgate.tasks.records import Records
+from headgate.tasks.records import Records, digest_of
 from headgate.tasks.reporting import Reporter
 from headgate.tasks.runner import Runner
 from headgate.tasks.shell import PoolShell
@@ -53,6 +53,7 @@ class Entrance(PoolShell):
         self._state = "open"
         self._drops = desk.policy.answer in ("drop_oldest", "drop_fair")
         self._writing: dict[TaskRecord, Arrival] = {}
+        self._waking: dict[TaskRecord, Arrival] = {}  # whose submitters wait, or have not woken yet
         self._idle: list[asyncio.Future[None]] = []
         self._beat: asyncio.TimerHandle | None = None
 
@@ -104,10 +105,18 @@ class Entrance(PoolShell):
         if answer == "block":
             return self._park(task, wait)
         if answer == "drop_newest":
-            self._ledger.claim(task)
-            self._drop(task, None)
-            return task
+            return self._turn_away(task)
         return self._admit(Arrival(task), seated=False)
+
+    def _turn_away(self, task: TaskRecord) -> TaskRecord | Arrival:
+        """The newcomer is the one to be dropped."""
+        self._ledger.claim(task)
+        entered: TaskRecord | Arrival = task
+        if self._records is not None:
+            entered = self._writing[task] = Arrival(task)
+            self._records.submitted(task, seated=False, done=partial(self._on_written, entered, False))
+        self._drop(task, None)
+        return entered
 
     def _admit(self, arrival: Arrival, *, seated: bool) -> TaskRecord | Arrival:
         """It has a slot or a place. A durable pool writes it down first."""
@@ -120,10 +129,12 @@ class Entrance(PoolShell):
             return task
         self._writing[task] = arrival
         if not seated:
-            self._desk.set_aside(task)
-            if self._drops:
-                self._make_room(task)
-        self._records.submitted(task, seated=seated, done=partial(self._on_written, arrival, seated))
+            self._desk.set_aside(task, accepted=False)
+        try:
+            self._records.submitted(task, seated=seated, done=partial(self._on_written, arrival, seated))
+        except BaseException:  # a store that breaks its promise: nothing was acknowledged
+            self._on_written(arrival, seated, StoreWriteFailed(f"the store of {self.name!r} raised in append()"))
+            raise
         return arrival
 
     def _accept(self, task: TaskRecord, *, seated: bool) -> None:
@@ -146,7 +157,7 @@ class Entrance(PoolShell):
                 self._plan(terms.expires_at, "expire", task)
         if AUDIT.listeners or self._report.audit:
             self._report.submitted(task, self._desk.depth)
-        if self._drops and self._records is None:
+        if self._drops:
             self._make_room(task)
         if not self._desk.slots.exhausted:
             self._pump()
@@ -155,7 +166,8 @@ class Entrance(PoolShell):
         """Drop whom the policy names, if the newcomer made the queue too long."""
         desk, bound = self._desk, self._policy.max_depth
         assert bound is not None, "a policy that drops has one"
-        while desk.depth > bound:
+        unaccepted = sum(task.slot is None and not task.finished for task in self._writing)
+        while desk.depth - unaccepted > bound:
             victim = desk.victim(newcomer)
             desk.discard(victim)
             self._drop(victim, newcomer)
@@ -174,6 +186,9 @@ class Entrance(PoolShell):
             if self._records is not None and known.fn is None
             else same_work(known.fn, known.args, task.fn, task.args)
         )
+        if not same and self._records is not None and known.fn is not None:
+            digest = digest_of(task.fn, task.args)  # arrays and the like, whose == is no yes or no
+            same = bool(digest) and digest == digest_of(known.fn, known.args)
         if not same:
             raise IdempotencyConflict(
                 f"the idempotency_key {key!r} is held by {known!r}, which is other work (function or arguments differ)"
@@ -185,6 +200,8 @@ class Entrance(PoolShell):
             return entered
         if arrival is not None and not wait:
             raise QueueFull(f"the task with the idempotency_key {key!r} waits for a place in the queue itself")
+        if arrival is None and known in self._waking:
+            self._waking[known].claimants.append(None)  # another holds its handle now, whatever its first one does
         return known if arrival is None else arrival
 
     # -- the door ------------------------------------------------------------------------------------------------------
@@ -207,6 +224,9 @@ class Entrance(PoolShell):
         assert loop is not None, "submit binds it"
         future: asyncio.Future[None] = loop.create_future()
         arrival.claimants.append(future)
+        if arrival.settled:  # by a store that did not wait to say so
+            self._welcome(arrival, arrival.error)
+        self._waking[arrival.task] = arrival
         timer = None
         if wait_timeout is not None and arrival.task not in self._writing:
             timer = loop.call_later(wait_timeout, self._time_out, arrival, future, wait_timeout)
@@ -216,6 +236,7 @@ class Entrance(PoolShell):
             self._give_up(arrival, future)
             raise
         finally:
+            self._waking.pop(arrival.task, None)
             if timer is not None:
                 timer.cancel()
         return arrival.task  # type: ignore[return-value]
@@ -253,8 +274,9 @@ class Entrance(PoolShell):
         self._tell_idle()
 
     def _welcome(self, arrival: Arrival, error: Exception | None = None) -> None:
+        arrival.settled, arrival.error = True, error
         for future in arrival.claimants:
-            if future.done():
+            if future is None or future.done():
                 continue
             if error is None:
                 future.set_result(None)
@@ -267,8 +289,14 @@ class Entrance(PoolShell):
             super()._expire(task, now)
             return
         self._ledger.claim(task)
-        self._conclude(task, "expired", self._moment())
-        self._welcome(arrival)
+        moment = self._moment()
+        if self._records is not None:
+            self._writing[task] = arrival
+            self._records.submitted(task, seated=False, done=partial(self._on_written, arrival, False))
+            self._record(task, "expired", moment)
+        self._conclude(task, "expired", moment)
+        if self._records is None:
+            self._welcome(arrival)
 
     def _can_start(self, task: TaskRecord) -> bool:
         """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""

@@ -95,7 +95,7 @@ class TaskHandle(TaskRecord, Generic[R]):
         if status == "completed":
             if outcome.__class__ is Opaque:
                 raise TaskFailed(
-                    f"{self.label} completed in a former run with a {outcome.type_name} that the journal could not keep",
+                    f"{self.label} completed in a former run with a {outcome.type_name}, which could not be kept",
                     remedy="Return what JSON knows, below 1 MB; or use JsonLinesStore(codec='pickle') for other kinds.",
                 )
             return outcome  # type: ignore[no-any-return]

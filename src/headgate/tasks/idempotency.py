@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from headgate.errors import InvalidArgument
+from headgate.resources.fields import is_finite
 
 WindowName: TypeAlias = Literal["while_active", "until_success", "forever"]
 Window: TypeAlias = WindowName | float
@@ -34,7 +35,7 @@ def checked_window(window: object) -> Window:
     """A window as it may be used, or InvalidArgument."""
     if isinstance(window, str) and window in WINDOWS:
         return window
-    if isinstance(window, (int, float)) and not isinstance(window, bool) and 0 < window < float("inf"):
+    if is_finite(window) and window > 0:
         return float(window)
     raise InvalidArgument(
         f"window must be one of {', '.join(WINDOWS)}, or seconds > 0, got {window!r}",

@@ -91,13 +91,19 @@ class TaskPool(Entrance):
         self._closing: asyncio.Future[None] | None = None
         self._loop = None
         register(self)
+        opened: list[Callable[[], None]] = []
         try:
             reporter = Reporter(self.id, self.name, audit)
+            opened.append(reporter.close)
             records = self._open_records(store, kept)
+            if records is not None:
+                opened.append(records.abandon)
             desk = Desk(strategy, policy, limit, key_limits)
             super().__init__(strategy, desk, Ledger(kept), reporter, records, runner, seconds)
             self._load()
         except BaseException:
+            for close in opened:
+                close()
             unregister(self)
             raise
 

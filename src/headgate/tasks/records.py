@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import pickletools
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from headgate.errors import TaskFailed
 from headgate.stores.codec import canonical
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
-from headgate.tasks.idempotency import work_of
+from headgate.tasks.idempotency import Window, checked_window, work_of
 from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms
 
 
@@ -27,7 +28,7 @@ class Records:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._digests: dict[str, str] = {}  # of the work behind each idempotency key
+        self._digests: dict[str, str] = {}  # of the work behind the keys of former runs
         self._last: tuple[Any, str] = (None, "")  # the last function, and its name
         self._seated: set[TaskRecord] = set()  # the entry of their submit says already that they run
 
@@ -95,12 +96,12 @@ class Records:
         if task.partition is not None:  # else it has no key either
             for name, value in (("key", task.key), ("partition", task.partition)):
                 if value is not None:
-                    about[name] = value if isinstance(value, (str, int)) else str(value)
+                    about[name] = value if type(value) in (str, int) else _text(value)
         if terms is not PLAIN:
             if terms.labels:
                 about["labels"] = {label: _plain(value) for label, value in terms.labels.items()}
             if terms.idempotency_key is not None:
-                self._digests[terms.idempotency_key] = digest = digest_of(task.fn, task.args)
+                digest = digest_of(task.fn, task.args)
                 about |= {"idempotency_key": terms.idempotency_key, "window": terms.window, "digest": digest}
         return about
 
@@ -110,12 +111,13 @@ class Records:
         """The tasks of former runs, oldest first. What was not finished is stale."""
         for stored in self._journal.tasks:
             about = stored["about"]
-            key = about.get("idempotency_key")
-            if key is not None:
-                self._digests[key] = about.get("digest", "")
-            terms = Terms(
-                idempotency_key=key, window=about.get("window", "until_success"), labels=about.get("labels") or None
-            )
+            key, labels = about.get("idempotency_key"), about.get("labels")
+            if not isinstance(key, str):  # what a file says is not to be trusted
+                key = None
+            else:
+                self._digests[key] = str(about.get("digest", ""))
+            labels = labels if isinstance(labels, Mapping) and labels else None
+            terms = Terms(idempotency_key=key, window=_window(about.get("window")), labels=labels)
             yield stored, terms, _status(stored["status"])
 
 
@@ -124,16 +126,18 @@ def restore(task: TaskRecord, stored: StoredTask) -> None:
     task.attempt = stored["attempt"]
     task.started = None if stored["started_at"] is None else Moment(0.0, stored["started_at"])
     task.ended = None if stored["finished_at"] is None else Moment(0.0, stored["finished_at"])
-    error = stored["error"]
     if stored["status"] == "completed":
         task.outcome = stored["result"]
-    elif error is not None:
-        failed = TaskFailed(f"{task.label} failed in a former run with {error['type']}: {error['text']}")
-        if error["traceback"]:
-            failed.add_note(error["traceback"])
+    elif stored["status"] == "failed":
+        error: Any = stored["error"]
+        told = error if isinstance(error, Mapping) else {}
+        kind, text = told.get("type", "an unknown error"), told.get("text", "")
+        failed = TaskFailed(f"{task.label} failed in a former run with {kind}: {text}")
+        if told.get("traceback"):
+            failed.add_note(str(told["traceback"]))
         task.outcome = Failure(failed, None)
-    elif stored["reason"] is not None:
-        task.outcome = Dropped(stored["reason"], stored["policy"] or "")
+    elif stored["status"] == "rejected":
+        task.outcome = Dropped(str(stored["reason"] or ""), str(stored["policy"] or ""))
 
 
 def digest_of(fn: Any, args: tuple[Any, ...]) -> str:
@@ -154,9 +158,12 @@ def _pickled(value: object) -> bytes:
     pickler.fast = True  # without the memo, which tells equal objects from the same object
     try:
         pickler.dump(value)
+        data = buffer.getvalue()
+        if any(code.name in ("EMPTY_SET", "FROZENSET") for code, _, _ in pickletools.genops(data)):
+            return b""  # its order differs from process to process
     except Exception:
         return b""
-    return buffer.getvalue()
+    return data
 
 
 def _status(status: str) -> TaskStatus:
@@ -167,15 +174,32 @@ def _status(status: str) -> TaskStatus:
 def _told(failure: Failure) -> ErrorText:
     kind = type(failure.error)
     try:
-        text = str(failure.error)
+        lines = "".join(traceback.format_exception(kind, failure.error, failure.traceback))
     except Exception:
-        text = "(its text could not be made)"
-    lines = traceback.format_exception(kind, failure.error, failure.traceback)
-    return {"type": f"{kind.__module__}:{kind.__qualname__}", "text": text, "traceback": "".join(lines)[-20_000:]}
+        lines = ""
+    text = _text(failure.error)
+    return {"type": f"{kind.__module__}:{kind.__qualname__}", "text": text[:_LONGEST], "traceback": lines[-_LONGEST:]}
+
+
+_LONGEST = 20_000
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"(a {type(value).__qualname__} that cannot be shown)"
+
+
+def _window(window: Any) -> Window:
+    try:
+        return checked_window(window)
+    except Exception:  # of a later release, or no window at all
+        return "until_success"
 
 
 def _plain(value: object) -> object:
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+    return value if value is None or type(value) in (str, int, float, bool) else _text(value)
 
 
 def described(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def identity(scope: Scope, scope_id: str | None, name: str) -> str:
     """The id of a pool: drawn for a session, the same each time for what is remembered."""
     if scope_id is None:
         return f"pool-{clock.token()}"
-    digest = hashlib.sha256("\0".join((scope, scope_id, name)).encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256(json.dumps((scope, scope_id, name)).encode()).hexdigest()
     return f"pool-{digest[:32]}"
 
 

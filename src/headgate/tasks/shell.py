@@ -311,8 +311,7 @@ class PoolShell:
         if self._records is not None:
             self._desk.vacate(task)
             task.task = None
-            self._records.ended(task, status, moment.wall, partial(self._written, task, status, moment))
-            self._pump()
+            self._end_durably(task, status, moment)
             return
         self._record_end(task, status, moment)
         heir = self._desk.succeed(task)
@@ -326,6 +325,17 @@ class PoolShell:
                 self._launch(heir, moment)
             if self._door.line:
                 self._after_pump()
+
+    def _end_durably(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
+        assert self._records is not None, "only durable pools write"
+        done = partial(self._written, task, status, moment)
+        try:
+            self._records.ended(task, status, moment.wall, done)
+        except Exception as broken:  # a store that breaks its promise never to raise: the work is done all the same
+            error = StoreWriteFailed(f"the store of {self.name!r} raised in append(): {broken!r}")
+            error.__cause__ = broken
+            done(error)
+        self._pump()
 
     def _written(self, task: TaskRecord, status: TaskStatus, moment: Moment, error: StoreWriteFailed | None) -> None:
         """The end of a task is on disk, or could not be put there. The work is done either way: say so."""
