@@ -60,7 +60,7 @@ class TaskHandle(TaskRecord, Generic[R]):
     def snapshot(self) -> TaskSnapshot:
         """How it stands: status, result or error, timestamps."""
         status, outcome = self.status, self.outcome
-        dropped = outcome if isinstance(outcome, Dropped) else None
+        dropped: Dropped | None = outcome if status == "rejected" else None  # a result may lie about its class
         failed = self._seen() if status == "failed" else None
         return TaskSnapshot(
             {

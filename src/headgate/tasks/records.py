@@ -59,9 +59,9 @@ class Records:
         outcome = task.outcome
         if status == "completed":
             entry["result"] = outcome
-        elif isinstance(outcome, Failure):
+        elif status == "failed":
             entry["error"] = _told(outcome)
-        elif isinstance(outcome, Dropped):
+        elif status == "rejected":
             entry["reason"], entry["policy"] = outcome
         self._seated.discard(task)
         self._journal.append(entry, done)

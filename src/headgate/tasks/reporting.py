@@ -21,7 +21,7 @@ from headgate.tasks.events import (
     PoolUnsaved,
     PoolUnseen,
 )
-from headgate.tasks.model import Failure, TaskRecord
+from headgate.tasks.model import TaskRecord
 
 
 class Reporter:
@@ -65,7 +65,7 @@ class Reporter:
     def finished(self, task: TaskRecord) -> None:
         """It has ended."""
         ran = task.ended.now - task.started.now if task.started is not None and task.ended is not None else None
-        error = type(task.outcome.error).__qualname__ if isinstance(task.outcome, Failure) else None
+        error = type(task.outcome.error).__qualname__ if task.status == "failed" else None
         self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
 
     def unseen(self, failed: list[TaskRecord], more: int) -> None:
