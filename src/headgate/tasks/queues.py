@@ -104,14 +104,67 @@ class Chain:
             task = task.after
 
 
-class FifoQueue:
-    """Oldest first."""
+class PlainQueue:
+    """What queues without partitions have in common. They say who is first (`peek`), and take out one (`remove`)."""
 
-    __slots__ = ("_chain", "_size")
+    __slots__ = ("_size",)
 
     def __init__(self) -> None:
-        self._chain = Chain()
         self._size = 0
+
+    def peek(self) -> TaskRecord | None:
+        """Whose turn it is."""
+        raise NotImplementedError
+
+    def remove(self, task: TaskRecord) -> None:
+        """Take out this one."""
+        raise NotImplementedError
+
+    def push_front(self, task: TaskRecord) -> None:
+        """Before its equals."""
+        raise NotImplementedError
+
+    def put_back(self, task: TaskRecord) -> None:
+        """It was first, and is again."""
+        self.push_front(task)
+
+    def pop(self) -> TaskRecord | None:
+        """Take out whose turn it is."""
+        task = self.peek()
+        if task is not None:
+            self.remove(task)
+        return task
+
+    def take(self, task: TaskRecord) -> None:
+        """Take out this one."""
+        self.remove(task)
+
+    def park(self, key: Hashable) -> None:
+        """Not here: see `keyed_queues`."""
+        raise NotImplementedError("a plain queue knows no partitions")
+
+    def unpark(self, key: Hashable) -> None:
+        """Not here: see `keyed_queues`."""
+        raise NotImplementedError("a plain queue knows no partitions")
+
+    def charge(self, task: TaskRecord) -> None:
+        """Nobody keeps accounts."""
+
+    def idle(self) -> None:
+        """Nothing to forget."""
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class FifoQueue(PlainQueue):
+    """Oldest first."""
+
+    __slots__ = ("_chain",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chain = Chain()
 
     def push(self, task: TaskRecord) -> None:
         """At the end."""
@@ -123,40 +176,14 @@ class FifoQueue:
         self._chain.prepend(task)
         self._size += 1
 
-    put_back = push_front
-
     def peek(self) -> TaskRecord | None:
         """Whose turn it is."""
         return self._chain.head
-
-    def pop(self) -> TaskRecord | None:
-        """Take out whose turn it is."""
-        task = self.peek()
-        if task is not None:
-            self.remove(task)
-        return task
 
     def remove(self, task: TaskRecord) -> None:
         """Take out this one."""
         self._chain.unlink(task)
         self._size -= 1
-
-    take = remove
-
-    def park(self, key: Hashable) -> None:
-        """Not here: see `keyed.KeyedQueue`."""
-        raise NotImplementedError("a plain queue knows no partitions")
-
-    unpark = park
-
-    def charge(self, task: TaskRecord) -> None:
-        """Nobody keeps accounts."""
-
-    def idle(self) -> None:
-        """Nothing to forget."""
-
-    def __len__(self) -> int:
-        return self._size
 
     def __iter__(self) -> Iterator[TaskRecord]:
         return iter(self._chain)
@@ -172,15 +199,15 @@ class LifoQueue(FifoQueue):
         self.push_front(task)
 
 
-class PriorityQueue:
+class PriorityQueue(PlainQueue):
     """Highest priority first, oldest first among equals: a chain for each priority, and a heap of priorities."""
 
-    __slots__ = ("_chains", "_heap", "_size")
+    __slots__ = ("_chains", "_heap")
 
     def __init__(self) -> None:
+        super().__init__()
         self._chains: dict[int, Chain] = {}
         self._heap: list[int] = []  # of -priority; one whose chain is gone is dropped when it surfaces
-        self._size = 0
 
     def push(self, task: TaskRecord) -> None:
         """Behind its equals."""
@@ -192,8 +219,6 @@ class PriorityQueue:
         self._chain(task.priority).prepend(task)
         self._size += 1
 
-    put_back = push_front
-
     def peek(self) -> TaskRecord | None:
         """Whose turn it is."""
         heap = self._heap
@@ -204,13 +229,6 @@ class PriorityQueue:
             heapq.heappop(heap)
         return None
 
-    def pop(self) -> TaskRecord | None:
-        """Take out whose turn it is."""
-        task = self.peek()
-        if task is not None:
-            self.remove(task)
-        return task
-
     def remove(self, task: TaskRecord) -> None:
         """Take out this one."""
         chain = self._chains[task.priority]
@@ -218,20 +236,6 @@ class PriorityQueue:
         if chain.head is None:
             del self._chains[task.priority]
         self._size -= 1
-
-    take = remove
-
-    def park(self, key: Hashable) -> None:
-        """Not here: see `keyed.KeyedQueue`."""
-        raise NotImplementedError("a plain queue knows no partitions")
-
-    unpark = park
-
-    def charge(self, task: TaskRecord) -> None:
-        """Nobody keeps accounts."""
-
-    def idle(self) -> None:
-        """Nothing to forget."""
 
     def _chain(self, priority: int) -> Chain:
         chain = self._chains.get(priority)
@@ -242,9 +246,6 @@ class PriorityQueue:
                 self._heap = [-known for known in self._chains]
                 heapq.heapify(self._heap)
         return chain
-
-    def __len__(self) -> int:
-        return self._size
 
     def __iter__(self) -> Iterator[TaskRecord]:
         for priority in sorted(self._chains, reverse=True):
