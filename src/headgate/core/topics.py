@@ -41,9 +41,10 @@ class Topic:
         for listener in self.listeners:
             try:
                 listener(event)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException:  # a CancelledError of the listener's own must not end whoever emits
+            except BaseException as error:
+                # A CancelledError of the listener's own must not end whoever emits. (By name: asyncio is not imported.)
+                if not isinstance(error, Exception) and type(error).__name__ != "CancelledError":
+                    raise
                 _report(listener, event)
 
     def __repr__(self) -> str:
