@@ -104,7 +104,7 @@ class Slots:
 class Waits:
     """The outstanding waits of one task."""
 
-    __slots__ = ("by", "lent", "on", "roused")
+    __slots__ = ("below", "by", "lent", "on", "roused")
 
     def __init__(self) -> None:
         self.on: dict[TaskRecord, int] = {}
@@ -113,6 +113,8 @@ class Waits:
         """Who waits for it."""
         self.lent: Slot | None = None
         """The slot it lent and has not asked back."""
+        self.below: int = 0
+        """How many waits of descendants are outstanding."""
         self.roused: int = 0
         """How many waits of descendants made it lend."""
 

@@ -174,14 +174,15 @@ def _forget(task: TaskRecord, future: asyncio.Future[None]) -> None:
 class _Nested:
     """One wait of a running task for others."""
 
-    __slots__ = ("_awaited", "_begun", "_roused", "_waiter", "_waits")
+    __slots__ = ("_above", "_awaited", "_begun", "_roused", "_waiter", "_waits")
 
     def __init__(self, waiter: TaskRecord, awaited: list[TaskRecord]) -> None:
         self._waiter = waiter
         self._waits: Waits | None = None  # of the attempt in which it began
         self._awaited = awaited
         self._begun: list[TaskRecord] = []
-        self._roused: list[tuple[TaskRecord, Waits]] = []  # ancestors that lend their slots because of this wait
+        self._above: list[Waits] = []  # of the ancestors
+        self._roused: list[tuple[TaskRecord, Waits]] = []  # tasks that lend their slots because of this wait
 
     async def wait(self, until: Awaitable[None]) -> None:
         pool = self._waiter.owner
@@ -202,6 +203,11 @@ class _Nested:
 
     def _begin(self) -> None:
         waiter, pool = self._waiter, self._waiter.owner
+        for one in ancestors(waiter):
+            if one.waits is None:
+                one.waits = Waits()
+            one.waits.below += 1
+            self._above.append(one.waits)
         for task in self._awaited:
             pool._begin_wait(waiter, task)
             self._waits = waiter.waits
@@ -210,19 +216,21 @@ class _Nested:
         pool._pump()
 
     def _rouse(self, task: TaskRecord) -> None:
-        """Where the awaited task queues in a pool in which our ancestors hold slots, they lend theirs too.
+        """Where the awaited task queues, and each slot there is held by a task whose descendants wait, they lend them.
 
-        They may be waiting for us in a way that cannot be seen, and then nothing would ever go on. If they are not,
-        that pool runs above its cap for as long as this wait lasts.
+        They may be waiting for those in a way that cannot be seen, and then nothing would ever go on. If they are not,
+        that pool runs above its cap for as long as this wait lasts. Ancestors that lend already do so longer.
         """
         owner = task.owner
         if task.status != "queued" or not owner._desk.slots.exhausted:
             return
-        above = [(one, owner._lend_for_another(one)) for one in ancestors(self._waiter) if one.owner is owner]
-        lent = [(one, waits) for one, waits in above if waits is not None]
-        self._roused += lent
-        if lent:
-            owner._pump()
+        lenders = [one for one in ancestors(self._waiter) if one.owner is owner and one.slot is None]
+        holders = list(owner._desk.slots.holders())
+        if all(one.waits is not None and one.waits.below for one in holders):
+            lenders += holders
+        lent = [(one, owner._lend_for_another(one)) for one in lenders]
+        self._roused += [(one, waits) for one, waits in lent if waits is not None]
+        owner._pump()
 
     def _end(self) -> None:
         """The wait is over, or cut short: the waiter wants its slot back, if it waits for nobody else."""
@@ -230,6 +238,8 @@ class _Nested:
         if waiter.waits is self._waits:  # else its attempt has ended, and its waits with it
             for task in self._begun:
                 pool._desk.end_wait(waiter, task)
+        for waits in self._above:
+            waits.below -= 1
         for one, waits in self._roused:
             waits.roused -= 1
             if not waits.roused and one.waits is waits and one.owner._desk.needs_slot(one):
