@@ -12,6 +12,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from functools import partial
+from inspect import CO_COROUTINE
 from typing import Any
 
 from headgate.core.clock import clock
@@ -64,7 +65,9 @@ class Entrance(PoolShell):
         loop = _get_running_loop()
         if loop is not self._loop or loop is None:
             self._bind()
-        check_function(fn)
+        code = getattr(fn, "__code__", None)
+        if code is None or not code.co_flags & CO_COROUTINE:
+            check_function(fn)
         moment = self._moment()
         parent = CURRENT.get()
         if parent is not None:

@@ -43,7 +43,7 @@ class Slot:
 class Slots:
     """The slots of one pool, and who waits to get one back. A slot is made when it is first needed."""
 
-    __slots__ = ("_made", "_vanished", "active", "free", "limit", "returning", "without")
+    __slots__ = ("_made", "_vanished", "active", "excess", "free", "limit", "returning", "without")
 
     def __init__(self, limit: int) -> None:
         self.limit: int = limit
@@ -54,6 +54,8 @@ class Slots:
         self.returning: OrderedDict[TaskRecord, None] = OrderedDict()
         """Those of them that want a slot again, first come first served."""
         self.free: list[Slot] = []
+        self.excess: bool = False
+        """Are there more than there should be, after the pool was made smaller?"""
         self._made: dict[int, Slot] = {}
         self._vanished: list[int] = []
 
@@ -66,11 +68,6 @@ class Slots:
     def exhausted(self) -> bool:
         """Is there no slot to take?"""
         return not self.free and len(self._made) >= self.limit
-
-    @property
-    def excess(self) -> bool:
-        """Are there more than there should be, after the pool was made smaller?"""
-        return len(self._made) > self.limit
 
     def holders(self) -> Iterator[TaskRecord]:
         """Tasks that hold a slot."""
@@ -90,6 +87,7 @@ class Slots:
         """It is free again, or gone if there are too many."""
         if self.excess:
             del self._made[slot.number]
+            self.excess = len(self._made) > self.limit
             heapq.heappush(self._vanished, slot.number)
         else:
             self.free.append(slot)
@@ -97,6 +95,7 @@ class Slots:
     def resize(self, limit: int) -> None:
         """So many from now on. What runs goes on; slots above the limit vanish as they come free."""
         self.limit = limit
+        self.excess = len(self._made) > limit
         while self.free and self.excess:
             self.put(self.free.pop())
 

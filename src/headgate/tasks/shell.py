@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from inspect import CO_COROUTINE
 from types import coroutine
 from typing import Any
 
@@ -128,7 +129,7 @@ class PoolShell:
 
     def _launch(self, task: TaskRecord, moment: Moment) -> None:
         """Start a task that was just given a slot, unless it is too late for it or the runner does not take it."""
-        if task.slot is None or task.finished:
+        if task.slot is None or task.status != "queued":
             return  # somebody who heard of the end before it cancelled it
         if task.terms is not PLAIN and self._is_late(task, moment.now):
             self._discard(task, "expired")
@@ -170,7 +171,11 @@ class PoolShell:
         self._ages.append((task.partition, moment.now - task.moment.now))
         if self._records is not None:
             self._records.started(task, moment.wall)
-        body = self._drive(task) if self._runner is None and is_async(task.fn) else self._drive_otherwise(task)
+        code = getattr(task.fn, "__code__", None)  # is_async(), without the call for the usual function
+        if self._runner is None and ((code is not None and code.co_flags & CO_COROUTINE) or is_async(task.fn)):
+            body = self._drive(task)
+        else:
+            body = self._drive_otherwise(task)
         body.send(None)
         terms, context = task.terms, task.context
         if terms.retries and context is not None:
@@ -320,7 +325,8 @@ class PoolShell:
             self._tell_end(task)
         else:
             try:
-                self._tell_end(task)
+                if task.waiters is not None or AUDIT.listeners or self._report.audit:
+                    self._tell_end(task)
             finally:
                 self._launch(heir, moment)
             if self._door.line:
