@@ -29,8 +29,8 @@ from headgate.tasks.options import NOTHING, parse
 from headgate.tasks.records import Records, digest_of
 from headgate.tasks.reporting import Reporter
 from headgate.tasks.runner import Runner
-from headgate.tasks.shell import PoolShell
-from headgate.tasks.strategies import Strategy
+from headgate.tasks.shell import TICK, PoolShell
+from headgate.tasks.strategies import KEY, Strategy
 from headgate.tasks.waiting import CURRENT, enclosing
 
 
@@ -50,6 +50,7 @@ class Entrance(PoolShell):
         super().__init__(desk, ledger, reporter, records, runner)
         self._strategy = strategy
         self._plain = strategy.plain
+        self._fair = strategy.key
         self._stale_after = stale_after
         self._state = "open"
         self._drops = desk.policy.answer in ("drop_oldest", "drop_fair")
@@ -68,7 +69,9 @@ class Entrance(PoolShell):
         code = getattr(fn, "__code__", None)
         if code is None or not code.co_flags & CO_COROUTINE:
             check_function(fn)
-        moment = self._moment()
+        now, moment = clock.now(), self._last
+        if not 0.0 <= now - moment.now < TICK:
+            moment = self._moment()
         parent = CURRENT.get()
         if parent is not None:
             parent = enclosing()
@@ -76,10 +79,14 @@ class Entrance(PoolShell):
                 parent.parent = parent.parent.parent  # else a task that submits its successor drags all before it along
         if self._state != "open":
             self._refuse(parent)
-        asked = NOTHING
-        if options or not self._plain:
-            asked = parse(options, args, self._strategy, moment.now)
-        priority, key, partition, terms = asked
+        priority, key, partition, terms = NOTHING
+        simple = self._plain and len(options) == 1  # what most submits say, without the calls of `parse`
+        if simple and (value := options.get(self._fair, "")).__class__ is str and value.strip():
+            partition, key = value, value if self._fair == KEY else None
+        elif simple and (value := options.get("priority", "")).__class__ is int:
+            priority = value
+        elif options or not self._plain:
+            priority, key, partition, terms = parse(options, args, self._strategy, moment.now)
         task: TaskHandle[Any] = TaskHandle(
             self, next(self._ledger.numbers), fn, args, copy_context(), moment, parent, priority, key, partition, terms
         )

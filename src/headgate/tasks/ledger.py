@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final
 
 from headgate.tasks.idempotency import holds_key
-from headgate.tasks.model import TERMINAL, Moment, TaskRecord, TaskStatus
+from headgate.tasks.model import PLAIN, TERMINAL, Moment, TaskRecord, TaskStatus
 
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
     "queued": frozenset({"running", "rejected", "cancelled", "expired", "stale"}),
@@ -88,7 +88,7 @@ class Ledger:
             self.move(task, status)
         task.ended = moment
         self.counts[status] += 1
-        if task.terms.idempotency_key is None:
+        if task.terms is PLAIN or task.terms.idempotency_key is None:
             self.finished.append(task)
         else:
             self._settle_key(task, moment.wall)

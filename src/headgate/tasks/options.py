@@ -22,13 +22,6 @@ NOTHING: Final[Asked] = (0, None, None, PLAIN)
 def parse(options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, now: float) -> Asked:
     """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be."""
     fair = strategy.key
-    if len(options) == 1:
-        value = options.get(fair)
-        if value.__class__ is str and value and not value.isspace() and strategy.plain:
-            return 0, value if fair == KEY else None, value, PLAIN
-        priority = options.get("priority", "")
-        if priority.__class__ is int and strategy.plain:
-            return priority, None, None, PLAIN
     check_names(options, strategy)
     checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in options.items() if name in _CHECKS}
     key = checked.get(KEY)

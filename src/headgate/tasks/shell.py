@@ -40,7 +40,7 @@ from headgate.tasks.waiting import CURRENT, wake
 
 _AGES = 4096
 _UNSEEN = 1000  # failures that nobody awaited are not all kept: there may be very many
-_TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
+TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
 
 
 @coroutine
@@ -91,7 +91,7 @@ class PoolShell:
     def _moment(self) -> Moment:
         now = clock.now()
         last = self._last
-        if 0.0 <= now - last.now < _TICK:
+        if 0.0 <= now - last.now < TICK:
             return last
         self._last = last = Moment(now, clock.wall())
         return last
@@ -178,7 +178,7 @@ class PoolShell:
             body = self._drive_otherwise(task)
         body.send(None)
         terms, context = task.terms, task.context
-        if terms.retries and context is not None:
+        if terms is not PLAIN and terms.retries and context is not None:
             context = context.copy()  # each attempt begins as the first did
         task.task = self._make_task(body, loop=self._loop, name=self.name, context=context)
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
@@ -312,7 +312,9 @@ class PoolShell:
             self._asked.pop(task, None)
         if self._overdue:
             self._stop_watching(task)
-        moment = self._moment()
+        now, moment = clock.now(), self._last
+        if not 0.0 <= now - moment.now < TICK:
+            moment = self._moment()
         if self._records is not None:
             self._desk.vacate(task)
             task.task = None
@@ -323,14 +325,18 @@ class PoolShell:
         if heir is None:
             self._pump()  # before anyone hears of it: who then submits must find all slots given away
             self._tell_end(task)
-        else:
+            return
+        if task.waiters is not None or AUDIT.listeners or self._report.audit:
             try:
-                if task.waiters is not None or AUDIT.listeners or self._report.audit:
-                    self._tell_end(task)
+                self._tell_end(task)
             finally:
                 self._launch(heir, moment)
-            if self._door.line:
-                self._after_pump()
+        elif heir.terms is PLAIN and self._runner is None:
+            self._start(heir, moment)
+        else:
+            self._launch(heir, moment)
+        if self._door.line:
+            self._after_pump()
 
     def _end_durably(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
         assert self._records is not None, "only durable pools write"
@@ -360,7 +366,7 @@ class PoolShell:
         """Its terminal state: record it, and let go of what it held."""
         self._ledger.end(task, status, moment)
         task.task = task.context = None
-        if task.terms.idempotency_key is None:
+        if task.terms is PLAIN or task.terms.idempotency_key is None:
             task.fn = None
             task.args = ()
         if status == "failed":
