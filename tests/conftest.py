@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from headgate.testing import no_leaks
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background of a shell: Ctrl-C is tested all the same
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
