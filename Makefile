@@ -13,7 +13,7 @@ typed := src $(wildcard tests/typing)
 # How much of the long tests to run: a tenth while working, all of it in `soak`.
 HEADGATE_SCALE ?= 0.1
 
-.PHONY: help demo test check soak bench bench-quick lint types arrows format clean package-venv dev-venv bench-venv
+.PHONY: help demo test check soak bench bench-quick lint types arrows wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,10 +32,12 @@ soak: dev-venv ## the whole suite at full length
 bench: bench-venv ## measure beside the peers, in one run for each room
 	$(py) benchmarks/resources.py
 	$(py) benchmarks/tasks.py
+	$(py) benchmarks/dispatch.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/resources.py --quick
 	$(py) benchmarks/tasks.py --quick
+	$(py) benchmarks/dispatch.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .
@@ -50,6 +52,9 @@ types: dev-venv ## mypy --strict, pyright, and a public face typed to 100 %
 
 arrows: dev-venv ## imports point one way, and the other rules of the house
 	$(py) -m pytest -q tests/architecture
+
+wire: dev-venv ## make the wire's code anew from wire.proto
+	$(py) tools/wire
 
 format: dev-venv ## let ruff write what it can
 	$(py) -m ruff check --fix-only .

@@ -12,7 +12,9 @@ from headgate.testing import no_leaks
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background of a shell: Ctrl-C is tested all the same
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # started in the background of a shell: Ctrl-C is tested all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

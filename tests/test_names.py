@@ -16,6 +16,7 @@ from headgate._version import __version__
 
 ERRORS = {
     "ContextVarCollision",
+    "DispatchTimeout",
     "DuplicatePool",
     "HeadgateError",
     "IdempotencyConflict",
@@ -71,8 +72,27 @@ TASKS = {
 RESOURCES = {"ResourcePool", "Resource", "CooldownResource", "DisableResource", "RetryOperation", "PoolExhausted"}
 
 
+WORKERS = {
+    "BackpressureContext",
+    "BackpressureLike",
+    "DiscoveryEvent",
+    "DiscoveryLike",
+    "LeastLoadedLoadBalancer",
+    "LoadBalancerLike",
+    "LocalWorker",
+    "RoundRobinLoadBalancer",
+    "RuntimeContext",
+    "Task",
+    "WorkerMetadata",
+    "WorkerPool",
+    "current_task",
+    "do_dispatch",
+    "routine",
+}
+
+
 def test_the_names_at_the_root_are_exactly_these() -> None:
-    assert set(headgate.__all__) == ERRORS | RESOURCES | TASKS | {"subscribe", "__version__"}
+    assert set(headgate.__all__) == ERRORS | RESOURCES | TASKS | WORKERS | {"subscribe", "__version__"}
     assert all(hasattr(headgate, name) for name in headgate.__all__)
     assert set(headgate.__all__) <= set(dir(headgate))
 
@@ -125,3 +145,13 @@ def test_importing_is_lazy() -> None:
     assert not {"asyncio", "logging", "grpc", "random", "headgate.resources.pool"} & set(before)
     assert "headgate.resources.pool" in after
     assert "grpc" not in after
+
+
+def test_decorating_and_making_a_pool_import_no_grpc() -> None:
+    """It is imported while the workers start."""
+    code = (
+        "import sys, headgate; headgate.routine(lambda: None); headgate.WorkerPool(spawn=1); "
+        "print(*{'grpc', 'google.protobuf', 'cloudpickle'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == []

@@ -1,7 +1,6 @@
 """headgate runs async Python work under scarcity.
 
-A `TaskPool` decides who goes next, a `ResourcePool` with which key, proxy or GPU. (A WorkerPool that decides where is
-on its way.)
+A `TaskPool` decides who goes next, a `ResourcePool` with which key, proxy or GPU, a `WorkerPool` where.
 
 Importing this package is quick: a name is loaded with its room when it is first used.
 """
@@ -12,6 +11,7 @@ from headgate._version import __version__
 from headgate.core.topics import subscribe
 from headgate.errors import (
     ContextVarCollision,
+    DispatchTimeout,
     DuplicatePool,
     HeadgateError,
     IdempotencyConflict,
@@ -69,17 +69,42 @@ if TYPE_CHECKING:
         spawn_to_pool,
         wait_agent,
     )
+    from headgate.workers import (
+        BackpressureContext,
+        BackpressureLike,
+        DiscoveryEvent,
+        DiscoveryLike,
+        LeastLoadedLoadBalancer,
+        LoadBalancerLike,
+        LocalWorker,
+        RoundRobinLoadBalancer,
+        RuntimeContext,
+        Task,
+        WorkerMetadata,
+        WorkerPool,
+        current_task,
+        do_dispatch,
+        routine,
+    )
 
 __all__ = [
     "Backpressure",
+    "BackpressureContext",
+    "BackpressureLike",
     "ContextVarCollision",
     "CooldownResource",
     "DisableResource",
+    "DiscoveryEvent",
+    "DiscoveryLike",
+    "DispatchTimeout",
     "DuplicatePool",
     "HeadgateError",
     "IdempotencyConflict",
     "InvalidArgument",
     "InvalidType",
+    "LeastLoadedLoadBalancer",
+    "LoadBalancerLike",
+    "LocalWorker",
     "NoActivePool",
     "NoWorkersAvailable",
     "PipelineIdMissing",
@@ -92,13 +117,16 @@ __all__ = [
     "Resource",
     "ResourcePool",
     "RetryOperation",
+    "RoundRobinLoadBalancer",
     "RoutineTimeout",
     "RpcError",
+    "RuntimeContext",
     "ScopeNeedsStore",
     "StoreFormatTooNew",
     "StoreLocked",
     "StoreWriteFailed",
     "SubmitTimeout",
+    "Task",
     "TaskCancelled",
     "TaskExpired",
     "TaskFailed",
@@ -110,9 +138,13 @@ __all__ = [
     "UnknownResource",
     "WaitCycle",
     "WorkerLost",
+    "WorkerMetadata",
+    "WorkerPool",
     "WorkerStartFailed",
     "__version__",
     "backpressure_queue",
+    "current_task",
+    "do_dispatch",
     "fail_fast",
     "fair_round_robin",
     "fair_share",
@@ -125,6 +157,7 @@ __all__ = [
     "pool_wait",
     "priority",
     "ring_buffer",
+    "routine",
     "spawn_to_pool",
     "subscribe",
     "wait_agent",
@@ -153,8 +186,25 @@ _ROOMS = {
         "spawn_to_pool",
         "wait_agent",
     ),
+    "headgate.workers": (
+        "BackpressureContext",
+        "BackpressureLike",
+        "DiscoveryEvent",
+        "DiscoveryLike",
+        "LeastLoadedLoadBalancer",
+        "LoadBalancerLike",
+        "LocalWorker",
+        "RoundRobinLoadBalancer",
+        "RuntimeContext",
+        "Task",
+        "WorkerMetadata",
+        "WorkerPool",
+        "current_task",
+        "do_dispatch",
+        "routine",
+    ),
 }
-_SUBMODULES = ("resources", "stores", "tasks", "testing")
+_SUBMODULES = ("discovery", "resources", "stores", "tasks", "testing", "workers")
 _LAZY = {name: room for room, names in _ROOMS.items() for name in names}
 
 _logging.install()

@@ -20,6 +20,7 @@
     ├── nothing could serve the call
     │   ├── PoolExhausted                       HEADGATE-RES-001
     │   └── NoWorkersAvailable                  HEADGATE-RES-002
+    │       └── DispatchTimeout (TimeoutError)  HEADGATE-RES-003
     ├── the work itself ended badly
     │   ├── TaskFailed                          HEADGATE-TSK-001
     │   ├── TaskRejected                        HEADGATE-TSK-002
@@ -124,7 +125,7 @@ class NoActivePool(HeadgateError):
     """A routine was called and no WorkerPool is open around the call."""
 
     code = "HEADGATE-ARG-004"
-    remedy = "Open one around the call: `async with headgate.WorkerPool():`."
+    remedy = "Open one around the call:\n\n    async with headgate.WorkerPool():\n        ...  # call it here\n"
 
 
 class ContextVarCollision(HeadgateError):
@@ -234,6 +235,13 @@ class NoWorkersAvailable(HeadgateError):
     remedy = "Start workers, or raise `quorum_timeout`."
 
 
+class DispatchTimeout(NoWorkersAvailable, TimeoutError):
+    """No worker had begun the task in time."""
+
+    code = "HEADGATE-RES-003"
+    remedy = "Raise `dispatch_timeout`, or give the pool more workers."
+
+
 # -- the work itself ended badly --------------------------------------------------------------------------------------
 
 
@@ -318,6 +326,20 @@ class WorkerLost(HeadgateError):
 
     code = "HEADGATE-WRK-001"
     remedy = "Use `@routine(retries=n)` for work that may run twice."
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        task: str | None = None,
+        worker: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.task: str | None = task
+        """The id of the task that it had."""
+        self.worker: str | None = worker
+        """The uid of the worker."""
 
 
 class WorkerStartFailed(HeadgateError):

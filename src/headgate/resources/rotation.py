@@ -78,8 +78,10 @@ class Rotation(Looking):
         """Choose the best resource for `want`, not one of `avoid`, and take it; None when none is eligible."""
         picker = self._main if not want.tags else self._picker(want.tags)
         seat = picker.pick(want.skip.union(avoid) if want.skip or avoid else ())
-        if seat is None:
-            return None
+        return None if seat is None else self.take(seat, now)
+
+    def take(self, seat: Seat, now: float) -> Flight:
+        """Take this one, whoever chose it."""
         resource = seat.resource
         resource.last_acquired_at = now
         seat.acquires += 1

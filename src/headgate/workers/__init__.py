@@ -1,0 +1,68 @@
+"""Worker pools: routines, workers, balancing. Names are loaded when they are first used: a worker process needs few."""
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # typing's own, without importing typing
+if TYPE_CHECKING:
+    from headgate.discovery.port import DiscoveryEvent, DiscoveryLike
+    from headgate.workers.balancing import LeastLoadedLoadBalancer, LoadBalancerLike, RoundRobinLoadBalancer
+    from headgate.workers.local import LocalWorker
+    from headgate.workers.model import (
+        BackpressureContext,
+        BackpressureLike,
+        Task,
+        TaskException,
+        WorkerMetadata,
+        WorkerView,
+    )
+    from headgate.workers.pool import WorkerPool
+    from headgate.workers.routines import RuntimeContext, current_task, do_dispatch, routine
+
+__all__ = [
+    "BackpressureContext",
+    "BackpressureLike",
+    "DiscoveryEvent",
+    "DiscoveryLike",
+    "LeastLoadedLoadBalancer",
+    "LoadBalancerLike",
+    "LocalWorker",
+    "RoundRobinLoadBalancer",
+    "RuntimeContext",
+    "Task",
+    "TaskException",
+    "WorkerMetadata",
+    "WorkerPool",
+    "WorkerView",
+    "current_task",
+    "do_dispatch",
+    "routine",
+]
+
+_MODULES = {
+    "headgate.discovery.port": ("DiscoveryEvent", "DiscoveryLike"),
+    "headgate.workers.balancing": ("LeastLoadedLoadBalancer", "LoadBalancerLike", "RoundRobinLoadBalancer"),
+    "headgate.workers.local": ("LocalWorker",),
+    "headgate.workers.model": (
+        "BackpressureContext",
+        "BackpressureLike",
+        "Task",
+        "TaskException",
+        "WorkerMetadata",
+        "WorkerView",
+    ),
+    "headgate.workers.pool": ("WorkerPool",),
+    "headgate.workers.routines": ("RuntimeContext", "current_task", "do_dispatch", "routine"),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+
+if not TYPE_CHECKING:  # a checker that sees this believes in every name
+
+    def __getattr__(name):
+        if name not in _WHERE:
+            raise AttributeError(f"module 'headgate.workers' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_WHERE[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,224 @@
+"""Python objects as bytes: arguments, results, exceptions.
+
+Plain pickle is three times as fast as cloudpickle, and wrong for what lives in ``__main__``: it pickles it by name, and
+a worker's ``__main__`` is another. So plain pickle goes first, and cloudpickle takes over where it fails or where the
+name of a module that travels by value is found in what it wrote.
+
+**Exceptions.** Python rebuilds one by calling its class with its ``args``, which fails as soon as the constructor takes
+anything else. Here it is rebuilt without its constructor: by the ``__new__`` and ``__init__`` of the builtin class it
+descends from, then its attributes. Cause, context and notes travel with it, and so do the members of a group. One that
+cannot travel at all becomes a RemoteError that tells its type and its text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import pickle
+import traceback
+from types import TracebackType
+from typing import Any, cast
+
+import cloudpickle
+
+from headgate.errors import InvalidType, RemoteError
+
+_ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
+_HERE = __file__.rsplit("codec.py", 1)[0]
+
+
+class Unpicklable(InvalidType):
+    """Something given to a call cannot travel."""
+
+
+def dumps(value: object) -> bytes:
+    """Any object that cloudpickle carries, as bytes."""
+    if value.__class__ in _ATOMS:
+        return pickle.dumps(value, 5)
+    if not cloudpickle.list_registry_pickle_by_value():
+        try:
+            data = pickle.dumps(value, 5)
+        except Exception:
+            data = b""  # cloudpickle may do it, or says why not
+        if data and b"__main__" not in data:
+            return data
+    return bytes(cloudpickle.dumps(value, 5))
+
+
+def loads(data: bytes) -> Any:
+    """What `dumps` was given."""
+    return pickle.loads(data)
+
+
+def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """The arguments of a call; InvalidType names the one that cannot travel."""
+    try:
+        return dumps((args, kwargs))
+    except Exception as error:
+        named = [(f"argument {place + 1}", value) for place, value in enumerate(args)]
+        named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
+        for name, value in named:
+            try:
+                dumps(value)
+            except Exception as cause:
+                raise Unpicklable(
+                    f"{name} of {tag}, a {type(value).__qualname__}, cannot be pickled: {_said(cause)}",
+                    remedy="Pass something that can be copied to another process, or make it in the routine.",
+                ) from cause
+        raise Unpicklable(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
+
+
+def load_arguments(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `dump_arguments` was given."""
+    args, kwargs = pickle.loads(data)
+    return args, kwargs
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# -- exceptions -------------------------------------------------------------------------------------------------------
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, BaseException):
+            return _reduced(obj)
+        return super().reducer_override(obj)
+
+
+def _reduced(error: BaseException) -> Any:
+    """How to rebuild it, whatever its constructor takes."""
+    kind = type(error)
+    reduced = cast(Any, error.__reduce_ex__(5))
+    chain = (error.__cause__, error.__context__, error.__suppress_context__)
+    if reduced[0] is not kind:  # it has its own way to travel
+        state = (None, {"__notes__": error.__notes__} if hasattr(error, "__notes__") else {}, chain)
+        return _by_itself, (reduced[0], tuple(reduced[1]), *reduced[2:3]), state, None, None, _restore
+    attributes = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
+    return _made, (kind, tuple(reduced[1])), (None, dict(attributes), chain), None, None, _restore
+
+
+def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    builtin = next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+    error: BaseException = builtin.__new__(kind, *args)
+    try:
+        builtin.__init__(error, *args)
+    except Exception:
+        error.args = args
+    return error
+
+
+def _by_itself(make: Any, args: tuple[Any, ...], state: Any = None) -> BaseException:
+    error: BaseException = make(*args)
+    if state is not None:
+        setter = getattr(error, "__setstate__", None)
+        if setter is not None:
+            setter(state)
+        else:
+            vars(error).update(state)
+    return error
+
+
+def _restore(error: BaseException, state: tuple[Any, dict[str, Any], tuple[Any, Any, bool]]) -> None:
+    _, attributes, (cause, context, suppress) = state
+    for name, value in attributes.items():
+        try:
+            setattr(error, name, value)
+        except Exception:  # a property of the class: its value lies elsewhere
+            vars(error)[name] = value
+    error.__cause__, error.__context__, error.__suppress_context__ = cause, context, suppress
+
+
+def dump_exception(error: BaseException, where: str) -> bytes:
+    """An exception with its chain; the remote traceback is its last note. Never fails."""
+    text = describe(error)
+    note = f"Remote traceback ({where}):\n{text}"
+    for candidate in (error, None):
+        if candidate is None:
+            candidate = _stripped(error, text)
+        try:
+            buffer = io.BytesIO()
+            _Pickler(buffer, 5).dump((candidate, note, _qualname(type(error)), _said_safely(error)))
+            data = buffer.getvalue()
+            pickle.loads(data)  # one that goes in and does not come out must not cost the caller the news
+            return data
+        except Exception:
+            continue
+    return pickle.dumps((None, note, _qualname(type(error)), _said_safely(error)), 5)
+
+
+def load_exception(data: bytes) -> BaseException:
+    """What `dump_exception` was given, or a RemoteError that tells of it."""
+    try:
+        error: Any
+        error, note, name, said = pickle.loads(data)
+    except Exception as cause:
+        return RemoteError(
+            f"the routine raised an exception that cannot be read here: {_said(cause)}",
+            remedy="Make its class importable here under the same name.",
+        )
+    if not isinstance(error, BaseException):
+        error = RemoteError(f"the routine raised {name}, which cannot travel: {said}")
+    try:
+        error.add_note(note)
+    except Exception:
+        pass
+    return cast(BaseException, error)
+
+
+def _stripped(error: BaseException, text: str) -> BaseException | None:
+    """The same without what cannot travel: members of its chain, or attributes. None: nothing is left of it."""
+    reduced = cast(Any, error.__reduce_ex__(5))
+    if reduced[0] is not type(error):
+        return None
+    copy = _made(type(error), tuple(reduced[1]))
+    attributes = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
+    for name, value in attributes.items():
+        if _travels(value):
+            vars(copy)[name] = value
+        else:
+            return None  # without a field of its own it would not be the exception that was raised
+    for name in ("__cause__", "__context__"):
+        linked = getattr(error, name)
+        if linked is not None:
+            setattr(copy, name, linked if _travels(linked) else RemoteError(_said_safely(linked)))
+    copy.__suppress_context__ = error.__suppress_context__
+    return copy
+
+
+def _travels(value: object) -> bool:
+    try:
+        buffer = io.BytesIO()
+        _Pickler(buffer, 5).dump(value)
+        pickle.loads(buffer.getvalue())
+    except Exception:
+        return False
+    return True
+
+
+def describe(error: BaseException) -> str:
+    """Its traceback as text, from the first frame that is not ours."""
+    try:
+        return "".join(traceback.format_exception(type(error), error, _theirs(error.__traceback__))).rstrip()
+    except Exception as cause:  # a broken __str__
+        return f"{_qualname(type(error))} (its traceback cannot be shown: {type(cause).__name__})"
+
+
+def _theirs(tb: TracebackType | None) -> TracebackType | None:
+    first = tb
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_HERE):
+        tb = tb.tb_next
+    return tb if tb is not None else first
+
+
+def _qualname(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _said_safely(error: BaseException) -> str:
+    try:
+        return f"{_qualname(type(error))}: {error}"
+    except Exception:
+        return _qualname(type(error))

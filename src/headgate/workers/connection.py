@@ -1,0 +1,282 @@
+"""The client's side of one conversation: a gRPC stream to one worker, on one event loop.
+
+Reader and writer are tasks of ours that nothing cancels but `close`: cancelling a task inside ``read()`` or ``write()``
+would end the stream and every call on it. Calls may be submitted before the stream is open: they wait in the session's
+outbox, and go elsewhere if it never opens.
+
+**Lost or blocked.** A worker is *lost* when the stream ends or gRPC's pings are not answered (its own threads answer
+them, whatever Python does). It is *blocked* when it lives and its task loop has no turn: it says so itself (`Pulse`),
+or says nothing for a while although it has calls, because a routine holds the interpreter's lock.
+
+**Pace.** A message costs a hundred times what a call in it does. With several workers the answers of one set off calls
+to all, so messages would split again and again, down to one call each (measured: 1.9 calls a message and a fifth of the
+rate, at 100 callers on two workers). So after a message the next one waits until something came back, or for two
+milliseconds. The first call to a worker that owes nothing never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import grpc
+import grpc.aio
+
+from headgate._version import __version__
+from headgate.core.clock import clock
+from headgate.workers.model import WorkerMetadata
+from headgate.workers.rpc import EOF
+from headgate.workers.session import HELD, Answer, ClientSession, ConversationBroken, Outgoing
+from headgate.workers.wire import CONVERSE
+from headgate.workers.wire.wire_pb2 import ToClient
+
+OPENING = 10.0
+"""Seconds a worker has to answer the first message."""
+SILENT = 1.75
+"""A worker with calls that says nothing for so long is blocked: its signs of life come each half second."""
+PACE = 0.002
+"""Seconds that small calls wait for others to share a message with, unless something comes from the worker before."""
+_LOOK = 0.5
+_EXPIRY = 2.0  # what is known of a worker without calls is old after so long
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+Happening = Literal["open", "refused", "lost", "blocked", "unblocked", "room"]
+
+
+class Connection:
+    """A conversation with one worker."""
+
+    def __init__(
+        self,
+        metadata: WorkerMetadata,
+        epoch: int,
+        client: str,
+        tell: Callable[[Connection, Happening, str], None],
+    ) -> None:
+        self.metadata: WorkerMetadata = metadata
+        self.session: ClientSession = ClientSession(epoch, client, __version__)
+        self.blocked: bool = False
+        self.reason: str = ""
+        """Why it is over."""
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._channel: Any = None
+        self._stream: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle: asyncio.Future[None] | None = None  # the writer waits for something to write
+        self._look: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+        self._closing = False
+        self._was_full = False
+        self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that were submitted and not answered."""
+        return self.session.waiting
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def submit(self, call: Outgoing) -> None:
+        """Send it with the next message. Its waiter, a future, gets the Answer."""
+        session = self.session
+        session.submit(call)
+        if self._idle is not None:
+            self._rouse()
+        elif not self._tasks:
+            self.open()
+        if self._look is None:
+            self._heard = clock.now()
+            self._look = self._loop.call_later(_LOOK, self._check)
+
+    def cancel(self, call: Outgoing) -> bool:
+        """True: it was never sent, and is gone. False: the worker is told, and its answer will come."""
+        gone = self.session.cancel(call)
+        self._rouse()
+        return gone
+
+    def introduce(self, peers: list[tuple[str, str]]) -> None:
+        """Tell the worker whom its routines may call."""
+        if self.session.state != "over":
+            self.session.introduce(peers)
+            self._rouse()
+
+    # -- the stream ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to connect, if that has not begun."""
+        if not self._tasks and self.session.state == "opening":
+            self._tasks.append(self._loop.create_task(self._run()))
+
+    async def _run(self) -> None:
+        happening: Happening = "lost"
+        reason = "its stream ended"
+        try:
+            self._channel = grpc.aio.insecure_channel(self.metadata.address, options=CHANNEL_OPTIONS)
+            self._stream = self._channel.stream_stream(CONVERSE)()
+            async with asyncio.timeout(OPENING):
+                await self._stream.write(self.session.hello().SerializeToString())
+                data = await self._stream.read()
+            if data is EOF:
+                reason = "it closed the stream instead of answering"
+                return
+            refusal = self.session.welcomed(ToClient.FromString(data))
+            if refusal is not None:
+                happening, reason = "refused", refusal
+                return
+            self._tell(self, "open", "")
+            self._tasks.append(self._loop.create_task(self._write()))
+            await self._read()
+        except TimeoutError:
+            reason = f"it did not answer within {OPENING:g} s"
+        except grpc.aio.AioRpcError as error:
+            reason = _status(error)
+            happening = "refused" if error.code() not in _TRANSIENT else "lost"
+        except ConversationBroken as error:
+            happening, reason = "refused", error.message
+        except asyncio.CancelledError:
+            reason = "its pool was closed"
+        finally:
+            self._break(happening, reason)
+
+    async def _read(self) -> None:
+        stream, session = self._stream, self.session
+        while True:
+            data = await stream.read()
+            if data is EOF:
+                return
+            self._heard = clock.now()
+            message = ToClient.FromString(data)
+            for answer in session.receive(message):
+                call = answer.call
+                waiter, call.waiter = call.waiter, answer
+                if not waiter.done():
+                    waiter.set_result(None)
+            if self._pace is not None:
+                self._go_on()
+            if message.HasField("pulse"):
+                self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
+            elif self.blocked and message.results:
+                self._set_blocked(False, "")
+
+    async def _write(self) -> None:
+        stream, session = self._stream, self.session
+        try:
+            while True:
+                message = None if self._pace is not None and session.can_wait else session.take()
+                if message is None:
+                    self._idle = self._loop.create_future()
+                    await self._idle
+                else:
+                    await stream.write(message.SerializeToString())
+                    if session.sent and self._pace is None:
+                        self._pace = self._loop.call_later(PACE, self._go_on)
+                    if self._was_full and not session.full:
+                        self._was_full = False
+                        self._tell(self, "room", "")
+        except grpc.aio.AioRpcError:
+            pass  # the reader has it too, and ends the conversation
+        except asyncio.InvalidStateError:
+            pass  # the stream has ended: the same
+
+    def _go_on(self) -> None:
+        pace, self._pace = self._pace, None
+        if pace is not None:
+            pace.cancel()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is not None and not idle.done():
+            idle.set_result(None)
+
+    @property
+    def full(self) -> bool:
+        """Is its outbox so long that the next call should go elsewhere?"""
+        if self.session.full:
+            self._was_full = True
+            return True
+        return False
+
+    # -- lost or blocked ----------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self._look = None
+        session = self.session
+        if session.state == "over":
+            return
+        silent = clock.now() - self._heard
+        if session.sent:
+            if silent > SILENT:
+                self._set_blocked(True, "")
+        elif self.blocked and silent > _EXPIRY:
+            self._set_blocked(False, "")
+        if session.waiting or self.blocked:
+            self._look = self._loop.call_later(_LOOK, self._check)
+
+    def _set_blocked(self, blocked: bool, tag: str) -> None:
+        if blocked != self.blocked:
+            self.blocked = blocked
+            self._tell(self, "blocked" if blocked else "unblocked", tag)
+
+    def _break(self, happening: Happening, reason: str) -> None:
+        if self.session.state == "over" and self.reason:
+            return
+        self.reason = reason
+        answers = self.session.broken()
+        for timer in (self._look, self._pace):
+            if timer is not None:
+                timer.cancel()
+        self._look = self._pace = None
+        self._tell(self, happening, reason)
+        for answer in answers:
+            _answer(answer)
+
+    def give_up(self, call: Outgoing) -> None:
+        """Nobody waits for it any more: its answer, if one comes, is dropped."""
+        self.session.abandon(call)
+
+    async def close(self, reason: str = "its pool was closed") -> None:
+        """End the stream. Calls that are not answered get the answer that they were lost or never sent."""
+        self._closing = True
+        self._break("lost", reason)
+        tasks, self._tasks = self._tasks, []
+        if self._stream is not None:
+            self._stream.cancel()
+        for task in reversed(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _answer(answer: Answer) -> None:
+    call = answer.call
+    waiter, call.waiter = call.waiter, answer
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+_TRANSIENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+def _status(error: grpc.aio.AioRpcError) -> str:
+    code = error.code()
+    return f"{code.name if code is not None else 'UNKNOWN'}: {error.details() or 'no details'}"

@@ -1,0 +1,98 @@
+"""What happens to workers and to calls, as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headgate.core.events import Event
+from headgate.core.topics import Topic, topic_named
+from headgate.workers.model import TaskException
+
+WORKERS: Topic = topic_named("workers.lifecycle")
+TASKS: Topic = topic_named("workers.tasks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvent(Event):
+    """Something happened to a worker."""
+
+    topic: ClassVar[str] = "workers.lifecycle"
+
+    uid: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(WorkerEvent):
+    """Its process was started."""
+
+    name: ClassVar[str] = "worker_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady(WorkerEvent):
+    """It takes calls."""
+
+    name: ClassVar[str] = "worker_ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLostEvent(WorkerEvent):
+    """It ended, or cannot be reached, and nobody asked for that."""
+
+    name: ClassVar[str] = "worker_lost"
+
+    reason: str
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopped(WorkerEvent):
+    """It ended, as it was told to."""
+
+    name: ClassVar[str] = "worker_stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBlocked(WorkerEvent):
+    """A routine holds its loop: it gets no new calls until the loop is free."""
+
+    name: ClassVar[str] = "worker_blocked"
+
+    tag: str | None
+    """Which routine, if that could be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUnblocked(WorkerEvent):
+    """Its loop is free again."""
+
+    name: ClassVar[str] = "worker_unblocked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDispatched(Event):
+    """A call was given to a worker."""
+
+    name: ClassVar[str] = "task_dispatched"
+    topic: ClassVar[str] = "workers.tasks"
+
+    task: str
+    tag: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFinished(Event):
+    """A call has its outcome."""
+
+    name: ClassVar[str] = "task_finished"
+    topic: ClassVar[str] = "workers.tasks"
+
+    task: str
+    tag: str
+    uid: str
+    outcome: str
+    """returned, raised, cancelled or lost."""
+    exception: TaskException | None

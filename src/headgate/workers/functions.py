@@ -1,0 +1,339 @@
+"""How a function gets to a worker, and what it becomes there.
+
+**By reference** when it can be imported: module and qualified name, with a digest of its compiled code, so that a
+worker whose file differs can say so.
+
+**By value** otherwise (``__main__``, notebooks, closures, lambdas). A function is more than its code: it sees its
+module's globals, its defaults and its closure, and the caller expects the ones of this very moment. So it is dumped for
+each call, unless everything it can see is *settled*: atoms, modules, objects that are imported by name, and functions
+that see nothing else. Then those objects are remembered and compared by identity; as long as they are the same, so is
+the function, and the worker may keep the one it has loaded. What is not settled is loaded again for each call there: a
+call may change what it sees, and no later call may see that.
+"""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from pickle import loads
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from headgate.core.clock import clock
+from headgate.errors import InvalidType, RemoteError
+from headgate.workers.model import FunctionForm
+
+if TYPE_CHECKING:
+    from headgate.workers.wire.wire_pb2 import Definition
+
+ROUTINE = "__headgate_routine__"
+"""The attribute by which a decorated function is known."""
+
+PYTHON = f"{sys.implementation.cache_tag}"
+HEAVY_BYTES, HEAVY_SECONDS = 1024 * 1024, 0.005
+
+_ATOMS = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
+_UNSETTLING = frozenset({"globals", "exec", "eval", "vars", "setattr", "__import__", "locals"})
+_log = logging.getLogger("headgate.workers")
+
+
+def tag_of(fn: Any) -> str:
+    """``module.qualname:line``."""
+    code = getattr(fn, "__code__", None)
+    line = f":{code.co_firstlineno}" if code is not None else ""
+    return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}{line}"
+
+
+# -- at the client ----------------------------------------------------------------------------------------------------
+
+
+class Traveller:
+    """A function that is sent to workers: remembers how it was sent last."""
+
+    __slots__ = ("_form", "_seen", "_slow", "_thread", "_warned", "fn", "tag")
+
+    def __init__(self, fn: Any, thread: bool) -> None:
+        self.fn: Any = fn
+        self.tag: str = tag_of(fn)
+        self._thread = thread
+        self._form: FunctionForm | None = None
+        self._seen: list[tuple[Any, Any, Any]] | None = None  # what a form by value was made of; None: by reference
+        self._warned = False
+        self._slow = 0  # dumps that took long: the first may have had to import something
+
+    def form(self, decorated: Any) -> FunctionForm:
+        """How it travels now."""
+        form = self._form
+        if form is not None:
+            seen = self._seen
+            if seen is None:
+                return form
+            for holder, name, value in seen:
+                if _look(holder, name) is not value:
+                    break
+            else:
+                return form
+        return self._make(decorated)
+
+    def _make(self, decorated: Any) -> FunctionForm:
+        fn = self.fn
+        if importable(decorated):
+            self._form = FunctionForm(
+                tag=self.tag,
+                module=fn.__module__,
+                qualname=fn.__qualname__,
+                digest=code_digest(fn.__code__) if hasattr(fn, "__code__") else b"",
+                python=PYTHON,
+                thread=self._thread,
+                file=getattr(getattr(fn, "__code__", None), "co_filename", ""),
+            )
+            return self._form
+        import cloudpickle  # not at the top: decorating a function is to be quick
+
+        seen = _settled(fn)
+        began = clock.now()
+        try:
+            value = bytes(cloudpickle.dumps(fn, 5))
+        except Exception as error:
+            raise InvalidType(
+                f"{self.tag} cannot be pickled with what it refers to: {type(error).__name__}: {error}",
+                remedy="Move it to a module that workers can import, or pass what it needs as arguments.",
+            ) from error
+        if not self._warned:
+            self._warn(len(value), clock.now() - began)
+        form = FunctionForm(tag=self.tag, value=value, fresh=seen is None, thread=self._thread)
+        self._form, self._seen = (form, seen) if seen is not None else (None, None)
+        return form
+
+    def _warn(self, size: int, seconds: float) -> None:
+        self._slow += seconds > HEAVY_SECONDS
+        if size > HEAVY_BYTES or self._slow > 2:
+            self._warned = True
+            _log.warning(
+                "%s travels by value with all it refers to, %.1f MB in %.0f ms for each call: pass it as an argument "
+                "or move it to a module",
+                self.tag,
+                size / 1e6,
+                seconds * 1e3,
+            )
+
+
+def importable(decorated: Any) -> bool:
+    """Would a worker that imports its module find this very function under its name?"""
+    module = getattr(decorated, "__module__", None)
+    if module is None or module in ("__main__", "__mp_main__") or _registered(module):
+        return False
+    found: Any = sys.modules.get(module)
+    if found is None or getattr(found, "__spec__", None) is None:  # made by hand: no file to import it from
+        return False
+    try:
+        for name in decorated.__qualname__.split("."):
+            found = getattr(found, name)
+    except AttributeError:
+        return False
+    return getattr(found, "__func__", found) is decorated
+
+
+def _registered(module: str) -> bool:
+    """Was cloudpickle told to send it by value?"""
+    cloudpickle = sys.modules.get("cloudpickle")
+    return cloudpickle is not None and module in cloudpickle.list_registry_pickle_by_value()
+
+
+def _look(holder: Any, name: Any) -> Any:
+    """What a name means now: a global, a builtin, a default or a cell."""
+    if holder.__class__ is dict:
+        return holder.get(name, _ABSENT)
+    if name is None:
+        return holder.__defaults__
+    if name == "":
+        return holder.__kwdefaults__
+    try:
+        return holder.cell_contents
+    except ValueError:
+        return _ABSENT
+
+
+_ABSENT = object()
+
+
+def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
+    """All that a function can see, as (where, name, what); None when a call could change some of it."""
+    seen: list[tuple[Any, Any, Any]] = []
+    todo, done = [fn], set()
+    while todo:
+        function = todo.pop()
+        if not isinstance(function, FunctionType):
+            return None
+        if id(function) in done:
+            continue
+        done.add(id(function))
+        if {name for name in function.__dict__ if name not in (ROUTINE, "__wrapped__")}:
+            return None
+        values = list(_seen_by(function))
+        for _, _, value in values:
+            further = _further(value)
+            if further is None:
+                return None
+            todo += further
+        seen += values
+    return seen
+
+
+def _seen_by(function: FunctionType) -> Iterator[tuple[Any, Any, Any]]:
+    for cell in function.__closure__ or ():
+        yield cell, "cell", _look(cell, "cell")
+    yield function, None, function.__defaults__
+    yield function, "", function.__kwdefaults__
+    for name in _global_names(function.__code__):
+        value = function.__globals__.get(name, _ABSENT)
+        if value is _ABSENT and name in _UNSETTLING:
+            value = _UNSETTLED
+        yield function.__globals__, name, value
+
+
+_UNSETTLED = [None]  # something a call could change
+
+
+def _further(value: Any) -> list[Any] | None:
+    """Functions whose sight counts too; None: a call could change it."""
+    if value is _ABSENT or isinstance(value, (*_ATOMS, ModuleType)):
+        return []
+    if value.__class__ in (tuple, frozenset):
+        further = [_further(item) for item in value]
+        return None if None in further else [function for functions in further for function in functions or ()]
+    if isinstance(value, (FunctionType, type)) and _by_name(value):
+        return []
+    if (
+        type(value).__name__ == "builtin_function_or_method"
+        and getattr(value, "__self__", None).__class__ is ModuleType
+    ):
+        return []
+    routine = getattr(value, ROUTINE, None) if isinstance(value, FunctionType) else None
+    if routine is not None:
+        return [routine.fn]
+    return [value] if isinstance(value, FunctionType) else None
+
+
+def _by_name(value: Any) -> bool:
+    found: Any = sys.modules.get(value.__module__ or "")
+    if found is None or value.__module__ in ("__main__", "__mp_main__"):
+        return False
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """The globals that a function's code reads, nested code included. One that it writes is named, and unsettles."""
+    names: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names.add(instruction.argval)
+        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"):
+            names.add("globals")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def code_digest(code: CodeType) -> bytes:
+    """A digest of what a function does, whatever its file is called."""
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest, code)
+    return digest.digest()
+
+
+def _feed(digest: Any, code: CodeType) -> None:
+    digest.update(repr((code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _feed(digest, constant)
+        elif isinstance(constant, frozenset):
+            digest.update(repr(sorted(map(repr, constant))).encode())
+        else:
+            digest.update(repr(constant).encode())
+
+
+# -- at the worker ----------------------------------------------------------------------------------------------------
+
+
+class Arrived:
+    """A function that a client defined. It is loaded when it is first called: importing a module runs user code."""
+
+    __slots__ = ("_definition", "_loaded", "tag", "thread")
+
+    def __init__(self, definition: Definition) -> None:
+        self._definition = definition
+        self._loaded: Any = None
+        self.tag: str = definition.tag
+        self.thread: bool = definition.thread
+
+    def load(self) -> Any:
+        """The function itself; RemoteError says why there is none."""
+        if self._loaded is not None:
+            return self._loaded
+        definition = self._definition
+        if not definition.value:
+            self._loaded = _imported(definition)
+            return self._loaded
+        try:
+            fn = loads(definition.value)
+        except ModuleNotFoundError as error:
+            raise missing_module(self.tag, error) from error
+        except Exception as error:
+            raise RemoteError(
+                f"{self.tag} could not be loaded on the worker: {type(error).__name__}: {error}",
+                remedy="Move it to a module that workers can import, and pass what it needs as arguments.",
+            ) from error
+        if not definition.fresh:
+            self._loaded = fn
+        return fn
+
+
+def missing_module(tag: str, error: ModuleNotFoundError) -> RemoteError:
+    """A function or its arguments need a module that the worker has not got."""
+    return RemoteError(
+        f"{tag} needs the module {error.name or error!s}, which the worker cannot import",
+        remedy="Install it where the worker runs, or add its folder to sys.path before the pool is made.",
+    )
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _imported(definition: Definition) -> Any:
+    try:
+        found: Any = importlib.import_module(definition.module)
+    except ModuleNotFoundError as error:
+        raise missing_module(definition.tag, error) from error
+    try:
+        for name in definition.qualname.split("."):
+            found = getattr(found, name)
+    except AttributeError as error:
+        raise RemoteError(
+            f"the worker's module {definition.module} ({getattr(found, '__file__', '?')}) has no {definition.qualname}",
+            remedy=f"Give workers the same code as the client, which has it in {definition.file}.",
+        ) from error
+    if isinstance(found, MethodType):
+        found = found.__func__
+    routine = getattr(found, ROUTINE, None)
+    fn = routine.fn if routine is not None else found
+    key = (definition.module, definition.qualname)
+    code = getattr(fn, "__code__", None)
+    if definition.python != PYTHON or key in _warned or code is None:
+        return fn
+    if code_digest(code) != definition.digest:
+        _warned.add(key)
+        _log.warning(
+            "%s differs between client and worker: %s there, %s here; the worker runs its own",
+            definition.tag,
+            definition.file,
+            code.co_filename,
+        )
+    return fn

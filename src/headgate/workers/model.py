@@ -1,0 +1,122 @@
+"""The nouns of the room: a task, a worker, and how a function is known to both sides. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+WorkerState = Literal["starting", "ready", "cooling", "blocked", "lost", "stopping"]
+Report = Literal["accepted", "transient", "evicted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One call of a routine, as the worker that runs it sees it."""
+
+    id: str
+    caller: str | None
+    """The id of the task that called it; None: it was called from outside of any."""
+    tag: str
+    """Which function: ``module.qualname:line``."""
+    timeout: float | None = None
+    """Seconds it may run."""
+
+
+class TaskException(NamedTuple):
+    """How a task failed, for events: the name of the exception's type, and its traceback as text."""
+
+    type: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMetadata:
+    """What a worker says of itself: who it is and how to reach it."""
+
+    uid: str
+    address: str
+    pid: int
+    version: str
+    tags: frozenset[str] = frozenset()
+    secure: bool = False
+    options: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker, as a balancer and `WorkerPool.workers()` see it at one moment."""
+
+    metadata: WorkerMetadata
+    state: WorkerState
+    in_flight: int = 0
+    """Calls of this event loop that it has and has not answered."""
+
+    @property
+    def uid(self) -> str:
+        """Its name, unique."""
+        return self.metadata.uid
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.metadata.pid
+
+    @property
+    def address(self) -> str:
+        """Where its server listens."""
+        return self.metadata.address
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """What it is marked with."""
+        return self.metadata.tags
+
+    def __repr__(self) -> str:
+        return f"<worker {self.uid} pid {self.pid} {self.state}, {self.in_flight} in flight>"
+
+
+@dataclass(frozen=True, slots=True)
+class BackpressureContext:
+    """What a backpressure hook may look at."""
+
+    active_task_count: int
+    """Tasks that the worker is running."""
+    task: Task
+    """The one that asks to be let in."""
+
+
+@runtime_checkable
+class BackpressureLike(Protocol):
+    """A hook of a worker: True refuses the task, and the caller's balancer goes on to the next worker."""
+
+    def __call__(self, context: BackpressureContext, /) -> Any:
+        """Sync or async; answers with a bool."""
+        ...
+
+
+class FunctionForm(NamedTuple):
+    """A function as it travels: by reference (`module` and `qualname`) or by value. Two that are equal are one."""
+
+    tag: str
+    module: str = ""
+    qualname: str = ""
+    digest: bytes = b""
+    python: str = ""
+    value: bytes = b""
+    fresh: bool = False
+    thread: bool = False
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutineOptions:
+    """What was said to the decorator."""
+
+    timeout: float | None = None
+    retries: int = 0
+    thread: bool = False
+
+
+Function = Callable[..., Any]

@@ -1,0 +1,512 @@
+"""`WorkerPool`: starts workers, replaces those that end, and lets routines find them.
+
+It is thin: processes are the keeper's business (`spawning`), calls are the proxies' (one for each event loop).
+In between stands a discovery, here the pool's own list: proxies know workers only from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import marshal
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Self
+
+from headgate.core.clock import clock
+from headgate.errors import (
+    InvalidArgument,
+    InvalidType,
+    NoActivePool,
+    NoWorkersAvailable,
+    PoolClosed,
+    WorkerStartFailed,
+)
+from headgate.resources.fields import is_finite
+from headgate.workers.balancing import RoundRobinLoadBalancer
+from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady, WorkerStarted, WorkerStopped
+from headgate.workers.local import LocalWorker, exit_text, start_failure
+from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.routines import ACTIVE
+from headgate.workers.spawning import Spawner
+
+DEATHS, WITHIN = 5, 30.0
+"""So many workers that ended before they were ready, within so many seconds, end the pool."""
+_LAST = 2.0  # seconds for workers to go by themselves when nothing runs any more
+
+
+class Member:
+    """A worker that the pool started."""
+
+    __slots__ = ("failure", "stopping", "view", "worker")
+
+    def __init__(self, worker: LocalWorker) -> None:
+        self.worker: LocalWorker = worker
+        self.failure: str = ""
+        self.stopping: bool = False
+        self.view: WorkerState = "starting"
+
+
+class WorkerPool:
+    """Worker processes that run routines called in this block: ``async with WorkerPool(spawn=4): await add(1, 2)``."""
+
+    def __init__(
+        self,
+        *tags: str,
+        spawn: int | None = None,
+        discovery: Any = None,
+        lease: int | None = None,
+        lazy: bool = True,
+        loadbalancer: Any = None,
+        credentials: Any = None,
+        worker: Callable[..., Any] | None = None,
+        quorum: int = 1,
+        quorum_timeout: float = 60,
+        shutdown_timeout: float = 60,
+    ) -> None:
+        self.tags: tuple[str, ...] = tags
+        LocalWorker(*tags)  # its checks are ours
+        if discovery is not None or credentials is not None:
+            raise InvalidArgument(
+                "discovery= and credentials= are not there yet", remedy="Leave them out and use `spawn=`."
+            )
+        _whole("spawn", spawn, 0)
+        _whole("lease", lease, 0)
+        _whole("quorum", quorum, 1)
+        if quorum is None:
+            raise InvalidType("quorum must be a whole number, got NoneType")
+        if spawn == 0:
+            raise InvalidArgument(
+                "spawn must be >= 1 without discovery, got 0", remedy="Leave it out to get a worker for each CPU."
+            )
+        self._size = spawn if spawn is not None else (os.cpu_count() or 1)
+        if quorum > self._size:
+            raise InvalidArgument(
+                f"quorum must be at most the capacity of the pool ({self._size}), got {quorum}",
+                remedy="Lower quorum, or spawn more workers.",
+            )
+        if not isinstance(lazy, bool):
+            raise InvalidType(f"lazy must be True or False, got {lazy!r}")
+        self._quorum_timeout = _seconds("quorum_timeout", quorum_timeout)
+        self._shutdown_timeout = _seconds("shutdown_timeout", shutdown_timeout)
+        if worker is not None and not callable(worker):
+            raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
+        if loadbalancer is not None and not _usable_as_balancer(loadbalancer):
+            raise InvalidType(
+                f"loadbalancer must have order() and report(), or make something that has, got {loadbalancer!r}"
+            )
+        self._balancer: Any = loadbalancer
+        self._factory: Callable[..., Any] = worker if worker is not None else LocalWorker
+        self._lazy = lazy
+        self._quorum = quorum
+        self._state = "new"
+        self._members: dict[str, Member] = {}
+        self._leaving: dict[str, Member] = {}
+        self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self._failure: WorkerStartFailed | None = None
+        self._changed: list[asyncio.Future[None]] = []
+        self._proxies: dict[asyncio.AbstractEventLoop, Any] = {}
+        self._discovery: Any = None
+        self._spawner: Spawner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._token: Token[Any] | None = None
+        self._contexts: list[Any] = []
+        self._farewell: asyncio.Task[None] | None = None  # of a keeper that was killed
+
+    # -- entering -----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise RuntimeError("a WorkerPool is entered once: make a new one")
+        self._state = "starting"
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._start_keeper()
+            for _ in range(self._size):
+                self._spawn_one()
+            from headgate.discovery.own import OwnDiscovery  # while the workers start
+            from headgate.workers import proxy as _  # noqa: F401 - imports grpc
+
+            self._discovery = OwnDiscovery()
+            self._balancer = await self._resolved(self._balancer)
+            await self._until_ready()
+        except BaseException:
+            self._state = "closed"
+            await self._finish(hurry=True)
+            raise
+        self._state = "open"
+        self._token = ACTIVE.set(self)
+        if not self._lazy:
+            self._proxy().connect()
+        return self
+
+    def _start_keeper(self) -> None:
+        self._spawner = Spawner(self._on_report)
+        self._spawner.start()
+        self._spawner.listen()
+
+    def _spawn_one(self) -> None:
+        worker = self._factory(*self.tags, credentials=None)
+        if not isinstance(worker, LocalWorker):
+            raise InvalidType(
+                f"worker= must make LocalWorkers, it made a {type(worker).__name__}",
+                remedy="worker=lambda *tags, credentials=None: LocalWorker(*tags, credentials=credentials)",
+            )
+        if worker.uid in self._members:
+            raise InvalidArgument("worker= made the same worker twice", remedy="Make a new one at each call.")
+        assert self._spawner is not None, "the keeper was started"
+        self._members[worker.uid] = Member(worker)
+        worker.spawn(self._spawner)
+
+    async def _until_ready(self, timeout: float | None = None) -> None:
+        """All that were started are ready; or, when that takes too long, as many as the quorum asks."""
+        deadline = clock.now() + (self._quorum_timeout if timeout is None else timeout)
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            ready = sum(member.view == "ready" for member in self._members.values())
+            if ready >= self._size:
+                return
+            left = deadline - clock.now()
+            if left <= 0:
+                if ready >= self._quorum:
+                    return
+                raise NoWorkersAvailable(
+                    f"{ready} of {self._size} workers were ready within quorum_timeout={self._quorum_timeout:g} s"
+                )
+            await self._change(left)
+
+    async def _change(self, timeout: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._changed.append(future)
+        await asyncio.wait((future,), timeout=timeout)
+
+    async def _resolved(self, balancer: Any) -> Any:
+        """The balancer itself: given, made by a factory, or by entering a context manager."""
+        if balancer is None:
+            return RoundRobinLoadBalancer()
+        for _ in range(3):
+            if hasattr(balancer, "order") and hasattr(balancer, "report") and not isinstance(balancer, type):
+                return balancer
+            if hasattr(type(balancer), "__aenter__"):
+                self._contexts.append(balancer)
+                balancer = await balancer.__aenter__()
+            elif hasattr(type(balancer), "__enter__"):
+                self._contexts.append(balancer)
+                balancer = balancer.__enter__()
+            elif callable(balancer):
+                balancer = balancer()
+                if inspect.isawaitable(balancer):
+                    balancer = await balancer
+        if hasattr(balancer, "order") and hasattr(balancer, "report"):
+            return balancer
+        raise InvalidType(f"loadbalancer gave a {type(balancer).__name__}, which has no order() and report()")
+
+    # -- for routines -------------------------------------------------------------------------------------------------
+
+    def _proxy(self) -> Any:
+        """The proxy of the running loop."""
+        loop = asyncio.get_running_loop()
+        proxy = self._proxies.get(loop)
+        if proxy is None:
+            proxy = self._make_proxy(loop)
+        if self._spawner is None or self._spawner.forgotten:
+            self._refuse()
+        return proxy
+
+    def _refuse(self) -> None:
+        if self._spawner is not None and self._spawner.forgotten:
+            raise NoActivePool(
+                "this process was forked from the one that opened the pool, and cannot use its workers",
+                remedy="Open a WorkerPool in the child, or start it with the spawn method.",
+            )
+        raise PoolClosed("the WorkerPool of this context is closed")
+
+    def _make_proxy(self, loop: asyncio.AbstractEventLoop) -> Any:
+        from headgate.workers.proxy import Proxy
+
+        if self._state != "open" or self._spawner is None:
+            self._refuse()
+        for other in [other for other in self._proxies if other.is_closed()]:
+            del self._proxies[other]
+        proxy = self._proxies[loop] = Proxy(
+            self._balancer, quorum=self._quorum, quorum_timeout=self._quorum_timeout, on_lost=self._on_lost
+        )
+        if self._failure is not None:
+            proxy.fail(self._failure)
+        proxy.follow(self._discovery.subscribe())
+        return proxy
+
+    def workers(self) -> list[WorkerView]:
+        """The workers of this pool, with state and load."""
+        found = []
+        for member in self._members.values():
+            worker = member.worker
+            metadata = WorkerMetadata(worker.uid, worker._address, worker.pid, _version(), worker.tags)
+            state, load = member.view, 0
+            for proxy in list(self._proxies.values()):
+                for view in proxy.views():
+                    if view.uid == worker.uid:
+                        load += view.in_flight
+                        state = view.state if state == "ready" else state
+            found.append(WorkerView(metadata, "stopping" if member.stopping else state, load))
+        return found
+
+    async def resize(self, size: int) -> None:
+        """So many workers from now on; returns when they are ready, or those that leave have finished."""
+        _whole("size", size, 1)
+        if size is None:
+            raise InvalidType("size must be a whole number, got NoneType")
+        self._require_open()
+        self._size = size
+        while len(self._members) < size:
+            self._spawn_one()
+        surplus = list(self._members.values())[size:]
+        await asyncio.gather(*(self._dismiss(member) for member in surplus))
+        await self._until_ready()
+
+    async def _dismiss(self, member: Member) -> None:
+        """Let one finish what it has, and go."""
+        from headgate.workers.local import stop_remotely
+
+        uid = member.worker.uid
+        member.stopping = True
+        del self._members[uid]
+        self._leaving[uid] = member
+        if member.worker.pid and member.view == "ready":
+            self._discovery.announce("worker-dropped", member.worker.metadata)
+            await stop_remotely(member.worker._address, self._shutdown_timeout)
+        assert self._spawner is not None, "the pool is open"
+        deadline = clock.now() + _LAST
+        while uid in self._leaving and clock.now() < deadline:
+            await self._change(0.1)
+        if uid in self._leaving:
+            self._spawner.signal(uid, signal.SIGKILL)
+
+    def _require_open(self) -> None:
+        if self._state != "open":
+            raise PoolClosed(f"the pool is {'closed' if self._state == 'closed' else 'not entered'}")
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _on_report(self, report: Mapping[str, Any]) -> None:
+        """The keeper tells something."""
+        event = report["event"]
+        if event == "gone":
+            self._keeper_gone()
+        else:
+            member = self._members.get(report["uid"]) or self._leaving.get(report["uid"])
+            if member is None:
+                return
+            if event == "started":
+                member.worker.pid = report["pid"]
+                if WORKERS.listeners:
+                    WORKERS.emit(WorkerStarted(at=clock.wall(), uid=member.worker.uid, pid=member.worker.pid))
+            elif event == "said":
+                self._said(member, marshal.loads(report["said"]))
+            elif event == "exited":
+                self._exited(member, report)
+        changed, self._changed = self._changed, []
+        for future in changed:
+            if not future.done():
+                future.set_result(None)
+
+    def _said(self, member: Member, said: Mapping[str, Any]) -> None:
+        if not said.get("ready"):
+            member.failure = str(said["cause"])
+            return
+        member.view = "ready"
+        self._discovery.announce("worker-added", member.worker.metadata)
+        if WORKERS.listeners:
+            WORKERS.emit(WorkerReady(at=clock.wall(), uid=member.worker.uid, pid=member.worker.pid))
+
+    def _exited(self, member: Member, report: Mapping[str, Any]) -> None:
+        worker = member.worker
+        self._members.pop(worker.uid, None)
+        self._leaving.pop(worker.uid, None)
+        was_ready = member.view == "ready"
+        if was_ready:
+            self._discovery.announce("worker-dropped", worker.metadata)
+        expected = member.stopping or self._state in ("closing", "closed")
+        if WORKERS.listeners:
+            if expected:
+                WORKERS.emit(WorkerStopped(at=clock.wall(), uid=worker.uid, pid=worker.pid))
+            else:
+                reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
+                WORKERS.emit(
+                    WorkerLostEvent(at=clock.wall(), uid=worker.uid, pid=worker.pid, reason=reason, restarted=True)
+                )
+        if expected:
+            return
+        if not was_ready:
+            self._deaths.append(clock.now())
+            if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] <= WITHIN:
+                self._fail(start_failure(member.failure, report))
+                return
+        if self._failure is None and len(self._members) < self._size:
+            self._replace()
+
+    def _replace(self) -> None:
+        try:
+            self._spawn_one()
+        except Exception as error:  # a factory that fails now and did not before
+            failure = WorkerStartFailed(f"a worker could not be replaced: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+
+    def _fail(self, error: WorkerStartFailed) -> None:
+        """No worker can be started: whoever waits for one is told."""
+        error.args = (f"{error.args[0]}. This was the {DEATHS}th such death within {WITHIN:g} s", *error.args[1:])
+        self._failure = error
+        for loop, proxy in list(self._proxies.items()):
+            _on(loop, proxy.fail, error)
+
+    def _keeper_gone(self) -> None:
+        """The keeper was killed, and the kernel has killed its workers: begin anew."""
+        if self._state not in ("open", "starting") or self._spawner is None:
+            return
+        old = self._spawner
+        members = list(self._members.values())
+        self._spawner = None
+        try:
+            self._start_keeper()
+        except Exception as error:
+            self._spawner = old
+            failure = WorkerStartFailed(f"the keeper of the workers was killed and could not be replaced: {error}")
+            self._fail(failure)
+            return
+        self._farewell = asyncio.get_running_loop().create_task(old.close())
+        for member in members:
+            self._exited(member, {"event": "gone"})
+
+    def _on_lost(self, metadata: WorkerMetadata, reason: str) -> None:
+        """A proxy cannot reach a worker of ours: it is replaced, so it must not live on."""
+        if self._loop is not None and not self._loop.is_closed():
+            _on(self._loop, self._kill, metadata.uid)
+
+    def _kill(self, uid: str) -> None:
+        if self._spawner is not None and self._state == "open" and uid in self._members:
+            self._spawner.signal(uid, signal.SIGKILL)
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state = "closing"
+        if self._token is not None:
+            try:
+                ACTIVE.reset(self._token)
+            except ValueError:  # left in another context than it was entered in
+                if ACTIVE.get() is self:
+                    ACTIVE.set(None)
+        hurry = kind is not None and not issubclass(kind, Exception)
+        closing = asyncio.get_running_loop().create_task(self._finish(hurry=hurry))
+        cancelled: asyncio.CancelledError | None = None
+        while not closing.done():
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError as again:
+                if closing.cancelled():
+                    raise
+                cancelled = again
+                self._state = "hurrying"
+        closing.result()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _finish(self, *, hurry: bool) -> None:
+        """Refuse, drain, cancel, drop, stop, close: in this order."""
+        try:
+            for loop, proxy in list(self._proxies.items()):
+                _on(loop, proxy.refuse, "it is closing")
+            deadline = clock.now() + (0.0 if hurry else self._shutdown_timeout)
+            while self._calls() and clock.now() < deadline and self._state != "hurrying":  # noqa: ASYNC110 - calls of several loops end here
+                await asyncio.sleep(0.005)
+            await asyncio.gather(*(_on_its_loop(loop, proxy) for loop, proxy in list(self._proxies.items())))
+            if self._discovery is not None:
+                for member in list(self._members.values()):
+                    if member.view == "ready":
+                        self._discovery.announce("worker-dropped", member.worker.metadata)
+            await self._stop_workers()
+        finally:
+            self._state = "closed"
+            if self._discovery is not None:
+                self._discovery.close()
+            if self._spawner is not None:
+                await self._spawner.close()
+            for context in reversed(self._contexts):
+                left = getattr(type(context), "__aexit__", None)
+                if left is not None:
+                    await left(context, None, None, None)
+                else:
+                    type(context).__exit__(context, None, None, None)
+
+    def _calls(self) -> int:
+        return sum(proxy.calls for loop, proxy in self._proxies.items() if not loop.is_closed())
+
+    async def _stop_workers(self) -> None:
+        if self._spawner is None:
+            return
+        for member in self._members.values():
+            member.stopping = True
+            self._spawner.signal(member.worker.uid, signal.SIGTERM)
+        deadline = clock.now() + _LAST
+        while (self._members or self._leaving) and clock.now() < deadline:
+            await self._change(deadline - clock.now())
+        for uid in (*self._members, *self._leaving):
+            self._spawner.signal(uid, signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        states = [view.state for view in self.workers()]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        return f"<WorkerPool {self._state}{': ' + counts if counts else ''}>"
+
+
+def _on(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) -> None:
+    """Call it on that loop, at once if that is this one."""
+    if asyncio._get_running_loop() is loop:
+        fn(*args)
+        return
+    try:
+        loop.call_soon_threadsafe(fn, *args)
+    except RuntimeError:  # it is closed
+        pass
+
+
+async def _on_its_loop(loop: asyncio.AbstractEventLoop, proxy: Any) -> None:
+    if loop is asyncio.get_running_loop():
+        await proxy.close("it was closed")
+    elif loop.is_running():
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(proxy.close("it was closed"), loop))
+
+
+def _usable_as_balancer(value: Any) -> bool:
+    return callable(value) or any(hasattr(value, name) for name in ("order", "__aenter__", "__enter__"))
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{name} must be a whole number, got {type(value).__name__}")
+    if value < least:
+        raise InvalidArgument(f"{name} must be >= {least}, got {value}")
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidType(f"{name} must be a number of seconds, got {type(value).__name__}")
+    if not is_finite(value) or value < 0:
+        raise InvalidArgument(f"{name} must be >= 0, got {value!r}")
+    return float(value)
+
+
+def _version() -> str:
+    from headgate._version import __version__
+
+    return __version__

@@ -1,0 +1,68 @@
+"""The main program of a worker process. The keeper starts it (`spawning.BOOT`); it says when it is ready, or why never.
+
+Until it is ready its stderr is a file of the keeper's, so that whatever ends it too early can be told to the client.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+import traceback
+from typing import Any
+
+
+def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> None:
+    """Serve until told to stop."""
+    from headgate.workers import lifeline as line
+
+    line.arm(lifeline)
+    try:
+        _prepare()
+        import asyncio
+
+        from headgate.workers.serving import serve
+    except BaseException as error:
+        _tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
+        raise
+    os.set_inheritable(status, False)
+    os.set_inheritable(stderr, False)
+
+    def ready() -> None:
+        _restore_stderr(stderr)
+        _tell(status, ready=True, pid=os.getpid())
+
+    def failed(error: BaseException) -> None:
+        _tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
+
+    asyncio.run(serve(config, ready, failed))
+    sys.stdout.flush()
+    os._exit(0)  # threads of routines that cannot be interrupted must not keep it
+
+
+def _prepare() -> None:
+    sys.setswitchinterval(0.001)  # the server's thread gets its turn beside a computing routine
+    sys.argv = [""]
+
+
+def _restore_stderr(real: int) -> None:
+    """From now on it is the client's stderr; what was written so far is passed on."""
+    sys.stderr.flush()
+    size = os.fstat(2).st_size
+    early = os.pread(2, size, 0) if size else b""
+    os.dup2(real, 2)
+    os.close(real)
+    while early:
+        early = early[os.write(2, early) :]
+
+
+def _tell(status: int, **report: Any) -> None:
+    try:
+        os.write(status, marshal.dumps(report))
+        os.close(status)
+    except OSError:
+        pass
+
+
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,512 @@
+"""Dispatch, from one event loop: choose a worker, send the call, see it to its one outcome.
+
+A proxy holds the roster of workers that discovery told it of and a connection to each. It is made at the first dispatch
+on its loop (`lazy`), in the client as in workers, whose routines call others through one of their own.
+
+At most once: a call goes to another worker only if a worker refused it, or if it was never handed to a transport. What
+was sent and not answered is lost when its worker is, and runs again only if its routine allows `retries`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from headgate.core.clock import clock
+from headgate.errors import (
+    DispatchTimeout,
+    NoWorkersAvailable,
+    PoolClosed,
+    RoutineTimeout,
+    WorkerLost,
+)
+from headgate.resources.seats import Flight
+from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster
+from headgate.workers.codec import dump_arguments, load_exception, loads
+from headgate.workers.connection import Connection, Happening
+from headgate.workers.events import TASKS, WORKERS, TaskDispatched, TaskFinished, WorkerBlocked, WorkerUnblocked
+from headgate.workers.model import Task, TaskException, WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.session import Answer, Outgoing
+
+if TYPE_CHECKING:
+    from headgate.discovery.port import DiscoveryEvent
+    from headgate.workers.routines import Routine
+
+CONFIRMATION = 5.0
+"""Seconds a cancelled caller waits for the worker to confirm that the routine has ended."""
+
+_tasks = count(1)
+_epochs = count(1)
+CLIENT = ""  # what the ids of this process's tasks begin with
+
+
+def client_id() -> str:
+    """Made when first needed, and again in a child that was forked."""
+    global CLIENT
+    if not CLIENT:
+        CLIENT = clock.token()[:12]
+    return CLIENT
+
+
+class Proxy:
+    """The workers of a pool, as one event loop uses them."""
+
+    def __init__(
+        self,
+        balancer: Any,
+        *,
+        quorum: int = 1,
+        quorum_timeout: float = 60.0,
+        on_lost: Callable[[WorkerMetadata, str], None] | None = None,
+    ) -> None:
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.seen: Any = None
+        """What its roster was last made of, for owners that compare."""
+        self._balancer: Any = balancer
+        strategy = getattr(balancer, "strategy", None)
+        self._custom: LoadBalancerLike | None = None if strategy is not None else balancer
+        self._roster = Roster(strategy if strategy is not None else Cycle())
+        self._quorum = quorum
+        self._quorum_timeout = quorum_timeout
+        self._on_lost = on_lost
+        self._waiters: list[asyncio.Future[None]] = []
+        self._busy: set[Connection] = set()  # blocked: no new calls
+        self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
+        self._evicted: dict[str, str] = {}
+        self._calls: dict[Outgoing, None] = {}
+        self._reached_quorum = False
+        self._closed = ""
+        self._failure: BaseException | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+
+    # -- membership ---------------------------------------------------------------------------------------------------
+
+    def follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
+        """Admit and drop workers as discovery says."""
+        self._listener = self.loop.create_task(self._follow(events))
+
+    async def _follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
+        async for event in events:
+            if event.type == "worker-dropped":
+                self.drop(event.metadata.uid)
+            else:
+                self.admit(event.metadata)
+
+    def admit(self, metadata: WorkerMetadata) -> None:
+        """It may be used."""
+        known = self._roster.get(metadata.uid)
+        if known is not None:
+            return
+        self._evicted.pop(metadata.uid, None)
+        self._roster.admit(metadata.uid, Connection(metadata, next(_epochs), client_id(), self._happened))
+        self._introduce()
+        self._wake()
+
+    def drop(self, uid: str) -> None:
+        """It may not any more."""
+        connection = self._roster.get(uid)
+        if connection is not None:
+            self._remove(connection)
+            self._end(connection)
+        self._evicted.pop(uid, None)
+
+    def set_members(self, members: list[WorkerMetadata]) -> None:
+        """These and no others may be used."""
+        uids = {metadata.uid for metadata in members}
+        for connection in list(self._roster):
+            if connection.metadata.uid not in uids:
+                self.drop(connection.metadata.uid)
+        for metadata in members:
+            self.admit(metadata)
+
+    def connect(self) -> None:
+        """Connect to every worker now, not at the first call."""
+        for connection in self._roster:
+            connection.open()
+
+    def views(self) -> list[WorkerView]:
+        """The workers as they are."""
+        return [self.view(connection) for connection in self._roster]
+
+    def view(self, connection: Connection) -> WorkerView:
+        """One of them."""
+        state: WorkerState = "ready"
+        if connection.session.state == "stopping":
+            state = "stopping"
+        elif connection.session.state == "over":
+            state = "lost"
+        elif connection.blocked:
+            state = "blocked"
+        elif self._roster.cooling(connection.metadata.uid, clock.now()):
+            state = "cooling"
+        return WorkerView(connection.metadata, state, connection.in_flight)
+
+    def _introduce(self) -> None:
+        peers = [(connection.metadata.uid, connection.metadata.address) for connection in self._roster]
+        for connection in self._roster:
+            connection.introduce(peers)
+
+    def _remove(self, connection: Connection) -> None:
+        uid = connection.metadata.uid
+        if self._roster.get(uid) is connection:
+            self._roster.drop(uid)
+            self._introduce()
+        self._busy.discard(connection)
+        self._wake()
+
+    def _end(self, connection: Connection) -> None:
+        task = self.loop.create_task(self._ended(connection))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _ended(self, connection: Connection) -> None:
+        # Its answers come before the end of its stream: a worker that was stopped has answered all it had.
+        deadline = clock.now() + 1.0
+        while connection.in_flight and connection.session.state == "open" and clock.now() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await connection.close("it left the pool")
+
+    def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
+        """A connection tells how it is."""
+        if happening == "blocked":
+            self._busy.add(connection)
+            if WORKERS.listeners:
+                WORKERS.emit(
+                    WorkerBlocked(
+                        at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid, tag=reason or None
+                    )
+                )
+        elif happening == "unblocked":
+            self._busy.discard(connection)
+            self._wake()
+            if WORKERS.listeners:
+                WORKERS.emit(WorkerUnblocked(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
+        elif happening == "room":
+            self._wake()
+        elif happening in ("lost", "refused"):
+            known = self._roster.get(connection.metadata.uid) is connection
+            self._remove(connection)
+            if known and not self._closed:
+                self._evicted[connection.metadata.uid] = reason
+                while len(self._evicted) > 64:
+                    del self._evicted[next(iter(self._evicted))]
+                if happening == "refused" and self._custom is not None:
+                    self._custom.report(self.view(connection), "evicted")
+                if self._on_lost is not None and happening == "lost":
+                    self._on_lost(connection.metadata, reason)
+                self._end(connection)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    async def call(
+        self, routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None, caller: str
+    ) -> Any:
+        """Run it on a worker; returns or raises what it does there."""
+        arguments = dump_arguments(routine.tag, args, kwargs)
+        form = routine.traveller.form(routine.decorated)
+        number = next(_tasks)
+        options = routine.options
+        timeout = options.timeout or 0.0
+        attempts = options.retries
+        tried: dict[str, str] = {}
+        until = None if limit is None else clock.now() + limit
+        while True:
+            flight = self._choose(routine, number, tried)
+            if flight is None:
+                await self._until_there_is_one(routine, tried, until, limit)
+                continue
+            connection: Connection = flight.seat.resource.value
+            waiter = self.loop.create_future()
+            call = Outgoing(number, form, arguments, timeout, caller, limit is not None, waiter)
+            self._calls[call] = None
+            if TASKS.listeners:
+                self._report_dispatch(routine, call, connection)
+            try:
+                try:
+                    connection.submit(call)
+                    if until is None and not timeout:
+                        await waiter
+                    else:
+                        await self._bounded(connection, call, waiter, routine, until, limit)
+                    answer: Answer = call.waiter
+                except asyncio.CancelledError as error:
+                    answer = await self._cancelled(connection, call, error)
+            except BaseException:
+                self._give_up(connection, call)
+                self._roster.ended(flight)
+                raise
+            finally:
+                self._calls.pop(call, None)
+            kind = answer.kind
+            if kind == "returned":
+                self._roster.served(flight)
+                if TASKS.listeners:
+                    self._report_end(routine, call, connection, "returned", None)
+                if self._custom is not None:
+                    self._custom.report(self.view(connection), "accepted")
+                return loads(answer.payload)
+            if kind == "raised" or kind == "cancelled":
+                self._roster.served(flight)
+                if self._custom is not None:
+                    self._custom.report(self.view(connection), "accepted")
+                self._raise(routine, call, connection, answer)
+            self._refused(flight, connection, answer, tried)
+            if self._closed:
+                raise PoolClosed(f"{routine.tag} was not finished when its pool was closed ({self._closed})")
+            if kind == "lost":
+                if attempts <= 0:
+                    self._raise_lost(routine, call, connection)
+                attempts -= 1
+                tried.clear()
+
+    def _choose(self, routine: Routine, number: int, tried: dict[str, str]) -> Flight | None:
+        """The next worker that takes calls and has not refused this one."""
+        if self._closed:
+            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})")
+        if not self._reached_quorum:
+            if len(self._roster) < self._quorum:
+                return None
+            self._reached_quorum = True
+        avoid: Any = tried
+        if self._busy:
+            avoid = {*tried, *(connection.metadata.uid for connection in self._busy)}
+        if self._custom is not None:
+            return self._custom_choice(self._custom, routine, number, avoid)
+        flight = self._roster.next(clock.now(), avoid)
+        while flight is not None and self._cannot_take(flight.seat.resource.value):
+            self._roster.ended(flight)
+            avoid = {*avoid, flight.seat.resource.resource_id}
+            flight = self._roster.next(clock.now(), avoid)
+        return flight
+
+    def _cannot_take(self, connection: Connection) -> bool:
+        return connection.session.state in ("stopping", "over") or connection.full
+
+    def _custom_choice(self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any) -> Flight | None:
+        task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
+        for view in balancer.order(task, self.views()):
+            connection = self._roster.get(view.uid)
+            if view.uid not in avoid and connection is not None and not self._cannot_take(connection):
+                return self._roster.take(view.uid, clock.now())
+        return None
+
+    async def _until_there_is_one(
+        self, routine: Routine, tried: dict[str, str], until: float | None, limit: float | None
+    ) -> None:
+        """Nobody can take it now: wait for somebody new, or give up."""
+        if self._failure is not None:
+            raise self._failure
+        if tried and len(self._roster) and all(connection.metadata.uid in tried for connection in self._roster):
+            raise NoWorkersAvailable(f"no worker took {routine.tag}: {_listed(tried)}")
+        waiter = self.loop.create_future()
+        self._waiters.append(waiter)
+        now = clock.now()
+        patience = self._quorum_timeout if until is None else min(self._quorum_timeout, max(0.0, until - now))
+        scope = asyncio.timeout(patience)
+        try:
+            async with scope:
+                await waiter
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            if until is not None and clock.now() >= until:
+                raise DispatchTimeout(
+                    f"{routine.tag} did not reach a worker within dispatch_timeout={limit:g} s: {self._standing(tried)}"
+                ) from None
+            raise NoWorkersAvailable(
+                f"no worker for {routine.tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
+            ) from None
+        if self._failure is not None:
+            raise self._failure
+
+    def _standing(self, tried: dict[str, str]) -> str:
+        reasons = {**self._evicted}
+        for connection in self._roster:
+            uid = connection.metadata.uid
+            why = "blocked by a routine that holds its loop" if connection.blocked else self.view(connection).state
+            reasons[uid] = tried.get(uid, why)
+        return _listed(reasons) if reasons else "none is there"
+
+    async def _bounded(
+        self,
+        connection: Connection,
+        call: Outgoing,
+        waiter: asyncio.Future[None],
+        routine: Routine,
+        until: float | None,
+        limit: float | None,
+    ) -> None:
+        """Wait for the answer of a call that must have begun by `until`, and whose routine has a timeout."""
+        backstop = clock.now() + call.timeout + CONFIRMATION if call.timeout else None
+        while not waiter.done():
+            dispatching = until is not None and not call.started
+            ends = [end for end in (until if dispatching else None, backstop) if end is not None]
+            left = min(ends) - clock.now() if ends else None
+            if left is not None and left <= 0:
+                if dispatching and until is not None and clock.now() >= until:
+                    self._give_up(connection, call)
+                    raise DispatchTimeout(
+                        f"{routine.tag} had not begun on worker {connection.metadata.uid} "
+                        f"{limit:g} s after it was called (dispatch_timeout)"
+                    )
+                raise RoutineTimeout(
+                    f"{routine.tag} ran longer than its timeout of {call.timeout:g} s, and worker "
+                    f"{connection.metadata.uid} did not confirm its end: it may be running still"
+                )
+            await asyncio.wait((waiter,), timeout=min(left, 0.05) if dispatching and left is not None else left)
+
+    def _give_up(self, connection: Connection, call: Outgoing) -> None:
+        if connection.session.state != "over":
+            connection.cancel(call)
+            connection.give_up(call)
+
+    async def _cancelled(self, connection: Connection, call: Outgoing, error: asyncio.CancelledError) -> Answer:
+        """The caller was cancelled: tell the worker and wait for the routine to end. Returns what it ended with, if it
+        swallowed the cancellation."""
+        deadline = clock.now() + CONFIRMATION
+        answer = call.waiter if isinstance(call.waiter, Answer) else None
+        while answer is None:
+            if connection.session.state == "over" or connection.cancel(call):
+                raise error
+            call.waiter = self.loop.create_future()
+            scope = asyncio.timeout(max(0.0, deadline - clock.now()))
+            try:
+                async with scope:
+                    await call.waiter
+            except TimeoutError:
+                if scope.expired():
+                    connection.give_up(call)
+                    raise error from None
+                raise
+            except asyncio.CancelledError as again:
+                error = again
+            if isinstance(call.waiter, Answer):
+                answer = call.waiter
+        if answer.swallowed and answer.kind in ("returned", "raised"):
+            return answer
+        raise error
+
+    # -- outcomes -----------------------------------------------------------------------------------------------------
+
+    def _refused(self, flight: Flight, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
+        """It did not run there, or nobody knows whether it did."""
+        uid = connection.metadata.uid
+        reason = answer.payload.decode(errors="replace") or connection.reason
+        if answer.kind == "unavailable":
+            self._roster.failed(flight, clock.now())
+        else:
+            self._roster.ended(flight)
+        if answer.kind in ("unavailable", "exhausted"):
+            status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
+            tried[uid] = f"{status}: {reason}"
+        elif answer.kind == "not_started":
+            self._busy.add(connection)  # until it says that its loop is free
+            connection.blocked = True
+        if self._custom is not None and answer.kind not in ("lost", "unsent"):
+            self._custom.report(self.view(connection), "transient")
+
+    def _raise(self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer) -> NoReturn:
+        """The routine ended so: raise it here."""
+        error: BaseException
+        if answer.kind == "cancelled":
+            error = load_exception(answer.payload) if answer.payload else asyncio.CancelledError()
+            if not isinstance(error, asyncio.CancelledError):
+                error = asyncio.CancelledError()
+        else:
+            error = load_exception(answer.payload)
+        if TASKS.listeners:
+            text = (getattr(error, "__notes__", None) or [""])[-1]
+            self._report_end(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, str(text)))
+        context = error.__context__
+        try:
+            raise error
+        finally:
+            error.__context__ = context  # Python puts the exception that is being handled here in its place
+            del error
+
+    def _raise_lost(self, routine: Routine, call: Outgoing, connection: Connection) -> NoReturn:
+        task, uid, pid = f"{client_id()}/{call.task}", connection.metadata.uid, connection.metadata.pid
+        error = WorkerLost(
+            f"worker {uid} (pid {pid}) was lost while it had task {task} ({routine.tag}): {connection.reason}. "
+            "The task may have run, in part or whole",
+            task=task,
+            worker=uid,
+        )
+        if TASKS.listeners:
+            self._report_end(routine, call, connection, "lost", TaskException("WorkerLost", str(error)))
+        raise error
+
+    def _report_dispatch(self, routine: Routine, call: Outgoing, connection: Connection) -> None:
+        TASKS.emit(
+            TaskDispatched(
+                at=clock.wall(), task=f"{client_id()}/{call.task}", tag=routine.tag, uid=connection.metadata.uid
+            )
+        )
+
+    def _report_end(
+        self,
+        routine: Routine,
+        call: Outgoing,
+        connection: Connection,
+        outcome: str,
+        exception: TaskException | None,
+    ) -> None:
+        TASKS.emit(
+            TaskFinished(
+                at=clock.wall(),
+                task=f"{client_id()}/{call.task}",
+                tag=routine.tag,
+                uid=connection.metadata.uid,
+                outcome=outcome,
+                exception=exception,
+            )
+        )
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no workers: tell whoever waits for one, and whoever comes."""
+        self._failure = error
+        self._wake()
+
+    @property
+    def calls(self) -> int:
+        """Calls that were placed and not answered."""
+        return len(self._calls)
+
+    def refuse(self, why: str) -> None:
+        """No new calls from now on."""
+        self._closed = why
+        self._wake()
+
+    async def close(self, why: str) -> None:
+        """End every conversation. Calls that are left raise PoolClosed."""
+        self._closed = self._closed or why
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+        connections = list(self._roster)
+        for connection in connections:
+            for call in [call for call in self._calls if call.number in connection.session.sent]:
+                connection.cancel(call)
+        await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
+        for connection in connections:
+            if connection.metadata.uid in self._roster:
+                self._roster.drop(connection.metadata.uid)
+        if self._endings:
+            await asyncio.gather(*self._endings, return_exceptions=True)
+        self._wake()
+
+
+def _listed(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{uid}: {reason}" for uid, reason in reasons.items())

@@ -1,0 +1,238 @@
+"""`@routine`: a function that runs on a worker when it is called, and looks as it did before.
+
+The wrapper is a real coroutine function, so methods, classmethods and introspection work as for any other. It holds
+nothing but the `Routine`, which pickles by reference or by value like the function itself: a routine may be passed to
+another as an argument, or be seen by it as a global.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, overload
+
+from headgate.errors import InvalidArgument, InvalidType, NoActivePool
+from headgate.resources.fields import is_finite
+from headgate.workers.functions import ROUTINE, Traveller
+from headgate.workers.model import RoutineOptions, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ACTIVE: ContextVar[Any] = ContextVar("headgate.worker_pool", default=None)
+"""The innermost WorkerPool of this context."""
+CALLER: ContextVar[Any] = ContextVar("headgate.caller", default=None)
+"""In a worker: the call that this code runs for."""
+_DISPATCHES: ContextVar[bool] = ContextVar("headgate.do_dispatch", default=True)
+_DISPATCH_TIMEOUT: ContextVar[float | None] = ContextVar("headgate.dispatch_timeout", default=None)
+
+
+class Routine:
+    """A decorated function."""
+
+    __slots__ = ("decorated", "fn", "options", "tag", "traveller")
+
+    def __init__(self, fn: Callable[..., Any], options: RoutineOptions) -> None:
+        self.fn: Callable[..., Any] = fn
+        self.options: RoutineOptions = options
+        self.traveller: Traveller = Traveller(fn, options.thread or not inspect.iscoroutinefunction(fn))
+        self.tag: str = self.traveller.tag
+        self.decorated: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.fn, self.options)
+
+
+def _rebuilt(fn: Callable[..., Any], options: RoutineOptions) -> Routine:
+    made: Routine = getattr(_decorate(fn, options), ROUTINE)
+    return made
+
+
+def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Any:
+    routine = Routine(fn, options)
+
+    @functools.wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await dispatch(routine, args, kwargs)
+
+    routine.decorated = call
+    setattr(call, ROUTINE, routine)
+    return call
+
+
+async def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run it where it belongs."""
+    if not _DISPATCHES.get():
+        return await _run_here(routine, args, kwargs)
+    pool, running = ACTIVE.get(), CALLER.get()
+    if pool is None:
+        if running is None:
+            raise NoActivePool(f"{routine.tag} was called and no WorkerPool is open around the call")
+        pool = running.pool
+    caller = "" if running is None else running.id
+    return await pool._proxy().call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
+
+
+async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(routine.fn):
+        return await routine.fn(*args, **kwargs)
+    import asyncio
+
+    result = await asyncio.to_thread(routine.fn, *args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+@overload
+def routine(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
+@overload
+def routine(fn: Callable[P, R], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
+@overload
+def routine(
+    *, timeout: float | None = None, retries: int = 0, thread: bool = False
+) -> Callable[[Callable[P, Coroutine[Any, Any, R]] | Callable[P, R]], Callable[P, Coroutine[Any, Any, R]]]: ...
+def routine(fn: Any = None, /, *, timeout: float | None = None, retries: int = 0, thread: bool = False) -> Any:
+    """Make a function run on a worker of the active WorkerPool when it is called and awaited.
+
+    `timeout`: seconds one run may take (RoutineTimeout). `retries`: how many times it may be run again after its worker
+    was lost; without it a call runs at most once. `thread`: run it in a thread of the worker, for code that computes
+    and would hold the worker's loop. A plain function always runs in a thread.
+    """
+    options = _checked(timeout, retries, thread)
+    if fn is None:
+        return lambda fn: _made(fn, options)
+    return _made(fn, options)
+
+
+def _made(fn: Any, options: RoutineOptions) -> Any:
+    if isinstance(fn, (classmethod, staticmethod)):
+        return type(fn)(_made(fn.__func__, options))
+    if isinstance(fn, type):
+        raise InvalidType(
+            f"@routine takes a function, got the class {fn.__qualname__}", remedy="Decorate its methods instead."
+        )
+    if inspect.iscoroutine(fn):
+        fn.close()
+        raise InvalidType("@routine takes a function, got a coroutine", remedy="Leave out the parentheses.")
+    if not callable(fn):
+        raise InvalidType(
+            f"@routine takes a function, got {type(fn).__name__}",
+            remedy="Put it above `async def`; its options are keywords: @routine(timeout=5).",
+        )
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise InvalidType(
+            f"@routine cannot take the generator {fn.__qualname__} yet",
+            remedy="Return a list, or call one routine for each part.",
+        )
+    if hasattr(fn, ROUTINE):
+        raise InvalidType(f"{fn.__qualname__} is a routine already", remedy="Decorate it once.")
+    if inspect.ismethod(fn) or not hasattr(fn, "__code__"):
+        return _decorate(_as_function(fn), options)
+    return _decorate(fn, options)
+
+
+def _as_function(fn: Any) -> Any:
+    """For bound methods, partials, builtins and objects with `__call__`: a function that calls it."""
+    target = fn if inspect.ismethod(fn) or inspect.isbuiltin(fn) else getattr(fn, "func", fn)
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
+
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            return await fn(*args, **kwargs)
+
+        made: Any = call_async
+    else:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **kwargs)
+
+        made = call
+    made.__name__ = getattr(target, "__name__", type(target).__name__)
+    made.__qualname__ = f"<{made.__name__}>"
+    return made
+
+
+def _checked(timeout: Any, retries: Any, thread: Any) -> RoutineOptions:
+    if timeout is not None:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            raise InvalidType(f"timeout must be a number of seconds or None, got {type(timeout).__name__}")
+        if not is_finite(timeout) or timeout <= 0:
+            raise InvalidArgument(f"timeout must be above 0, got {timeout!r}")
+    if isinstance(retries, bool) or not isinstance(retries, int):
+        raise InvalidType(f"retries must be a whole number, got {type(retries).__name__}")
+    if retries < 0:
+        raise InvalidArgument(f"retries must be >= 0, got {retries}")
+    if not isinstance(thread, bool):
+        raise InvalidType(f"thread must be True or False, got {thread!r}")
+    return RoutineOptions(None if timeout is None else float(timeout), retries, thread)
+
+
+class do_dispatch:  # noqa: N801 - read as a question, or as the head of a block
+    """``do_dispatch()`` tells whether routines go to workers here; ``with do_dispatch(False):`` runs them locally."""
+
+    __slots__ = ("_gate", "_token")
+
+    def __new__(cls, gate: bool | None = None) -> Any:
+        """Ask, or make a block."""
+        if gate is None:
+            return _DISPATCHES.get()
+        if not isinstance(gate, bool):
+            raise InvalidType(f"do_dispatch takes True or False, got {gate!r}")
+        made = super().__new__(cls)
+        made._gate = gate
+        made._token = None
+        return made
+
+    def __init__(self, gate: bool | None = None) -> None:
+        self._gate: bool
+        self._token: Token[bool] | None
+
+    def __enter__(self) -> None:
+        if self._token is not None:
+            raise RuntimeError("this do_dispatch() block was entered already: make a new one")
+        self._token = _DISPATCHES.set(self._gate)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            _DISPATCHES.reset(token)
+
+
+class RuntimeContext:
+    """A block in which dispatch is bounded: a call that no worker has begun in time raises DispatchTimeout."""
+
+    __slots__ = ("_token", "dispatch_timeout")
+
+    def __init__(self, *, dispatch_timeout: float | None = None) -> None:
+        if dispatch_timeout is not None:
+            if isinstance(dispatch_timeout, bool) or not isinstance(dispatch_timeout, (int, float)):
+                raise InvalidType(f"dispatch_timeout must be seconds or None, got {type(dispatch_timeout).__name__}")
+            if not is_finite(dispatch_timeout) or dispatch_timeout <= 0:
+                raise InvalidArgument(f"dispatch_timeout must be above 0, got {dispatch_timeout!r}")
+        self.dispatch_timeout: float | None = dispatch_timeout
+        self._token: Token[float | None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._token is not None:
+            raise RuntimeError("this RuntimeContext was entered already: make a new one")
+        self._token = _DISPATCH_TIMEOUT.set(self.dispatch_timeout)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            _DISPATCH_TIMEOUT.reset(token)
+
+
+def current_task() -> Task | None:
+    """The task that this code runs in, on a worker; None elsewhere."""
+    running = CALLER.get()
+    return None if running is None else running.describe()
+
+
+__all__ = ["ACTIVE", "CALLER", "Routine", "RuntimeContext", "current_task", "dispatch", "do_dispatch", "routine"]

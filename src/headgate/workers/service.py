@@ -1,0 +1,334 @@
+"""The server of a worker: conversations, health, and stopping. Runs on the main thread's loop; no user code does.
+
+While routines run it watches the task loop (`Watch`): a loop that had no turn for a second is held by a routine. Its
+callers are told, it is named in the log with its stack, and what it keeps waiting goes elsewhere. If even this thread
+cannot run, because that routine holds the interpreter's lock, faulthandler writes the stacks by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from headgate._version import __version__
+from headgate.core.clock import clock
+from headgate.errors import HeadgateError
+from headgate.workers.execution import Outcome, TaskLoop
+from headgate.workers.functions import Arrived
+from headgate.workers.model import BackpressureContext, WorkerMetadata
+from headgate.workers.rpc import EOF
+from headgate.workers.session import HELD, PULSE, WorkerSession
+from headgate.workers.wire import CONVERSE, STOP
+from headgate.workers.wire.wire_pb2 import StopReply, StopRequest, ToWorker
+
+HEALTH = "/grpc.health.v1.Health/"
+
+_BEAT = 0.25
+_MUTE = 1.75  # as long as this thread is not heard, faulthandler speaks
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
+
+_log = logging.getLogger("headgate.workers")
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class Nested:
+    """The pool of a client, as routines that run for it use it: a proxy on the task loop, made at the first call."""
+
+    def __init__(self, session: WorkerSession) -> None:
+        self._session = session
+        self._made: Any = None
+
+    def _proxy(self) -> Any:
+        from headgate.workers.balancing import RoundRobinLoadBalancer
+        from headgate.workers.proxy import Proxy
+
+        if self._made is None:
+            self._made = Proxy(RoundRobinLoadBalancer())
+        peers = self._session.peers or []
+        if self._made.seen is not peers:
+            self._made.seen = peers
+            self._made.set_members([WorkerMetadata(uid, address, 0, __version__) for uid, address in peers])
+        return self._made
+
+    async def close(self) -> None:
+        """On the task loop: end its conversations."""
+        if self._made is not None:
+            await self._made.close("the client left")
+
+
+class Conversation:
+    """One stream: a session, and what moves its messages."""
+
+    def __init__(self, uid: str, context: Any) -> None:
+        self.nested: Nested
+        self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
+        self.nested = Nested(self.session)
+        self._context = context
+        self._work = asyncio.Event()
+
+    def flush(self) -> None:
+        """There is something to send."""
+        self._work.set()
+
+    async def write(self) -> None:
+        """Send what there is, for ever. Nothing but the end of the stream cancels this."""
+        while True:
+            message = self.session.take()
+            if message is None:
+                self._work.clear()
+                await self._work.wait()
+            else:
+                await self._context.write(message.SerializeToString())
+
+
+class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
+    """The server's side of every call."""
+
+    def __init__(self, uid: str, where: str, backpressure: Callable[[BackpressureContext], Any] | None = None) -> None:
+        self.uid: str = uid
+        self.tasks: TaskLoop = TaskLoop(where, asyncio.get_running_loop(), self._deliver, backpressure)
+        self.stopped: asyncio.Event = asyncio.Event()
+        self.stopping: bool = False
+        self._conversations: dict[Conversation, None] = {}
+        self._idle = asyncio.Event()
+        self._cut = asyncio.Event()  # do not wait any longer
+        self._health = asyncio.Event()
+        self._watch = Watch(self)
+
+    # -- gRPC ---------------------------------------------------------------------------------------------------------
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Which method is it?"""
+        method = handler_call_details.method
+        if method == CONVERSE:
+            return grpc.stream_stream_rpc_method_handler(self._converse)
+        if method == STOP:
+            return grpc.unary_unary_rpc_method_handler(self._stop)
+        if method == HEALTH + "Check":
+            return grpc.unary_unary_rpc_method_handler(self._check)
+        if method == HEALTH + "Watch":
+            return grpc.unary_stream_rpc_method_handler(self._watch_health)
+        return None
+
+    async def _converse(self, _: Any, context: Any) -> None:
+        conversation = Conversation(self.uid, context)
+        session = conversation.session
+        writer: asyncio.Task[None] | None = None
+        try:
+            data = await context.read()
+            if data is EOF:
+                return
+            if not session.greet(_parsed(data), stopping=self.stopping):
+                reply = session.take()
+                assert reply is not None, "it was refused with a reason"
+                await context.write(reply.SerializeToString())
+                return
+            self._conversations[conversation] = None
+            writer = asyncio.create_task(conversation.write())
+            while True:
+                data = await context.read()
+                if data is EOF:
+                    return
+                self._hear(conversation, _parsed(data))
+        except HeadgateError as error:
+            _log.warning("a conversation with %s ended: %s", session.client or "an unknown client", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        except asyncio.CancelledError:
+            pass  # the client went without a word; gRPC would print this
+        finally:
+            self._conversations.pop(conversation, None)
+            left = session.broken()
+            if left:
+                self.tasks.cancel_all(conversation, left)
+            self.tasks.leave(conversation.nested.close)
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    def _hear(self, conversation: Conversation, message: ToWorker) -> None:
+        session = conversation.session
+        begun, cancels = session.receive(message)
+        if self.stopping and begun:
+            for call in begun:
+                session.answer(call.number, "unavailable", b"the worker is stopping")
+            begun = []
+            conversation.flush()
+        if begun or cancels:
+            self._idle.clear()
+            self.tasks.hand_over(conversation, session.client, begun, cancels)
+            self._watch.begin()
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        """A burst of ends, from the task loop."""
+        touched = None
+        for outcome in outcomes:
+            conversation = outcome.session
+            if outcome.kind is None:
+                conversation.session.started(outcome.number)
+            else:
+                conversation.session.answer(outcome.number, outcome.kind, outcome.payload, swallowed=outcome.swallowed)
+            if conversation is not touched:
+                touched = conversation
+                conversation.flush()
+        if not self.tasks.busy:
+            self._idle.set()
+
+    def beat(self, age: float) -> None:
+        """Tell every client that waits how the task loop is."""
+        held = self.tasks.held_by() if age > HELD else None
+        number, tag = (held.begun.number, held.begun.function.tag) if held is not None else (0, "")
+        for conversation in self._conversations:
+            if conversation.session.open:
+                conversation.session.beat(age, number, tag)
+                conversation.flush()
+
+    def give_back(self) -> None:
+        """The task loop is held: what has not begun goes back to its callers."""
+        for running in self.tasks.take_back():
+            running.session.session.answer(running.begun.number, "not_started", b"its task loop is held")
+            running.session.flush()
+
+    # -- health -------------------------------------------------------------------------------------------------------
+
+    async def _check(self, request: bytes, context: Any) -> bytes:
+        if not _known_service(request):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return _NOT_SERVING if self.stopping else _SERVING
+
+    async def _watch_health(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        if not _known_service(request):
+            yield b"\x08\x03"  # SERVICE_UNKNOWN
+            return
+        if not self.stopping:
+            yield _SERVING
+            await self._health.wait()
+        yield _NOT_SERVING
+        await self.stopped.wait()
+
+    # -- stopping -----------------------------------------------------------------------------------------------------
+
+    async def _stop(self, request: bytes, context: Any) -> bytes:
+        await self.stop(StopRequest.FromString(request).timeout)
+        return bytes(StopReply().SerializeToString())
+
+    def cut_short(self) -> None:
+        """Do not wait any longer for what runs."""
+        self._cut.set()
+
+    async def stop(self, timeout: float) -> None:
+        """Refuse new work, let go on what runs (0: not at all, below: for ever), cancel the rest."""
+        if not self.stopping:
+            self.stopping = True
+            self._health.set()
+            for conversation in self._conversations:
+                conversation.session.stopping()
+                conversation.flush()
+        if timeout == 0:
+            self._cut.set()
+        await self._drained(None if timeout < 0 else timeout)
+        if self.tasks.busy:
+            for conversation in list(self._conversations):
+                self.tasks.cancel_all(conversation, list(conversation.session.open))
+            self._cut.clear()
+            await self._drained(2.0)
+        await asyncio.sleep(0.01)  # the last answers leave
+        self.stopped.set()
+
+    async def _drained(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else clock.now() + timeout
+        while self.tasks.busy and not self._cut.is_set():
+            left = 0.05 if deadline is None else min(0.05, deadline - clock.now())
+            if left <= 0:
+                return
+            waits = [asyncio.ensure_future(self._cut.wait()), asyncio.ensure_future(self._idle.wait())]
+            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+
+class Watch:
+    """Looks after the task loop, while it has something to do."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._timer: asyncio.TimerHandle | None = None
+        self._named: object = None  # the call that was last named as holding the loop
+        self._told = 0.0
+
+    def begin(self) -> None:
+        """There is something to look after."""
+        if self._timer is None:
+            self._service.tasks.ticked = clock.now()
+            self._told = clock.now()
+            self._look()
+
+    def _look(self) -> None:
+        tasks = self._service.tasks
+        if not tasks.busy:
+            self._timer = None
+            self._named = None
+            if _SPEAKS:
+                faulthandler.cancel_dump_traceback_later()
+            return
+        now = clock.now()
+        age = now - tasks.ticked
+        tasks.ping()
+        if _SPEAKS:
+            faulthandler.dump_traceback_later(_MUTE, file=2)
+        if age > HELD:
+            self._name(age)
+            self._service.give_back()
+        else:
+            self._named = None
+        if now - self._told >= PULSE or (age > HELD and now - self._told >= _BEAT):
+            self._told = now
+            self._service.beat(age)
+        self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
+
+    def _name(self, age: float) -> None:
+        held = self._service.tasks.held_by()
+        if self._named is not None and held is self._named:
+            return
+        self._named = held if held is not None else self
+        what = f"{held.begun.function.tag} (task {held.id})" if held is not None else "something a routine started"
+        _log.warning(
+            "%s holds the loop of worker %s for %.1f s; it answers, and takes no new calls until the loop is free. "
+            "Await in it, or use @routine(thread=True).\n%s",
+            what,
+            self._service.uid,
+            age,
+            self._service.tasks.stack(),
+        )
+
+
+_SPEAKS = hasattr(faulthandler, "dump_traceback_later")
+
+
+def _parsed(data: bytes) -> ToWorker:
+    try:
+        message: ToWorker = ToWorker.FromString(data)
+    except Exception as error:
+        raise HeadgateError(f"a message could not be read: {error}") from error
+    return message
+
+
+def _known_service(request: bytes) -> bool:
+    """Of a HealthCheckRequest: field 1 is the name of the service; empty means the whole server."""
+    return request in (b"", b"\x0a\x00") or request[2:] == b"headgate.wire.v1.Worker"

@@ -1,0 +1,66 @@
+"""Serve: the gRPC server of a worker on the main thread's loop, until it is stopped or told to by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from headgate.workers.codec import loads
+from headgate.workers.service import SERVER_OPTIONS, Service
+
+_log = logging.getLogger("headgate.workers")
+
+
+async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+    """Bind, tell, serve, stop."""
+    uid, address = config["uid"], config["address"]
+    try:
+        service = Service(uid, f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook")))
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((service,))
+        if not server.add_insecure_port(address):
+            raise OSError(f"cannot listen on {address}")
+        service.tasks.start()
+        await server.start()
+    except BaseException as error:
+        failed(error)
+        raise
+    _listen_to_signals(service, config.get("drain", -1.0))
+    ready()
+    await service.stopped.wait()
+    await server.stop(0.2)
+    service.tasks.stop()
+
+
+def _hook(path: str | None) -> Any:
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        data = file.read()
+    os.unlink(path)
+    return loads(data)
+
+
+def _listen_to_signals(service: Service, drain: float) -> None:
+    """SIGTERM and SIGINT: finish what runs, then stop. SIGINT again: cancel it."""
+    loop = asyncio.get_running_loop()
+    stops: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        if stops:
+            service.cut_short()
+        else:
+            stops.append(loop.create_task(service.stop(drain)))
+
+    def terminate() -> None:
+        if not stops:
+            stop()
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGTERM, terminate)

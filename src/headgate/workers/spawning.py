@@ -1,0 +1,229 @@
+"""The client's side of the keeper: start it, have it start workers, hear how they fare.
+
+The keeper and its workers live in a directory of their own (0700) that holds the sockets. The keeper removes it; one
+that a crash left behind (client and keeper killed together) is swept by the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import marshal
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headgate.errors import WorkerStartFailed
+
+BOOT = (
+    "import sys,marshal;c=marshal.loads(bytes.fromhex(sys.argv[1]));sys.path[:]=c['path'];"
+    "from headgate.workers.process import main;main(c,*map(int,sys.argv[-3:]))"
+)
+KEEPER = Path(__file__).with_name("keeper.py")
+PREFIX = "headgate-pool-"
+MAX_PATH = 100
+"""Bytes of a socket's path that every Unix takes."""
+
+_open: weakref.WeakSet[Spawner] = weakref.WeakSet()
+
+
+class Spawner:
+    """A keeper, and a directory for the workers it keeps."""
+
+    def __init__(self, on_event: Callable[[dict[str, Any]], None]) -> None:
+        self._on_event = on_event
+        self._reader: asyncio.Task[None] | None = None
+        self._ours: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.directory: Path = Path()
+        self._backlog = b""
+        self.forgotten: bool = False
+        """Is this a forked child, which has no say here?"""
+
+    def start(self) -> None:
+        """Start the keeper. Quick: it starts a process and waits for nothing."""
+        self.directory = make_directory()
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-ISs", str(KEEPER), str(theirs.fileno()), str(self.directory)],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException as error:
+            ours.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise WorkerStartFailed(f"the keeper of the workers could not be started: {error}") from error
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._ours = ours
+        _open.add(self)
+
+    def listen(self) -> None:
+        """Hear from it, on the running loop."""
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process."""
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
+    def spawn(self, uid: str, config: dict[str, Any]) -> None:
+        """Start a worker. Its environment, path and folder are ours, as they are now."""
+        config = {"uid": uid, "path": [entry or os.getcwd() for entry in sys.path], **config}
+        argv = [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", BOOT, marshal.dumps(config).hex()]  # type: ignore[attr-defined]
+        environment = {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"}
+        self._tell(do="spawn", worker={"uid": uid, "argv": argv, "env": environment, "cwd": os.getcwd()})
+
+    def signal(self, uid: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a worker, if it still lives."""
+        self._tell(do="signal", uid=uid, signal=int(number))
+
+    def address(self, uid: str) -> str:
+        """Where that worker is to listen."""
+        return f"unix:{self.directory / uid}"
+
+    def _tell(self, **command: Any) -> None:
+        data = marshal.dumps(command)
+        self._backlog += len(data).to_bytes(4, "big") + data
+        self._send()
+
+    def _send(self) -> None:
+        ours = self._ours
+        if ours is None:
+            return
+        while self._backlog:
+            try:
+                self._backlog = self._backlog[ours.send(self._backlog) :]
+            except BlockingIOError:
+                ours.setblocking(True)  # commands are few, and the keeper reads at once
+                try:
+                    ours.sendall(self._backlog)
+                finally:
+                    ours.setblocking(False)
+                self._backlog = b""
+            except OSError:
+                self._backlog = b""  # it is gone: the reader will see that
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        ours, heard = self._ours, b""
+        assert ours is not None, "it was started"
+        while True:
+            try:
+                data = await loop.sock_recv(ours, 1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                self._on_event({"event": "gone"})
+                return
+            heard += data
+            while len(heard) >= 4 and len(heard) >= (end := 4 + int.from_bytes(heard[:4], "big")):
+                report = marshal.loads(heard[4:end])
+                heard = heard[end:]
+                self._on_event(report)
+
+    async def close(self) -> None:
+        """Let go: the keeper ends what is left of its workers, and itself."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+        self.let_go()
+        process = self._process
+        if process is not None:
+            pause = 0.0005
+            while process.poll() is None:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 0.01)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def let_go(self) -> None:
+        """Close our end. What that means is the keeper's business."""
+        ours, self._ours = self._ours, None
+        if ours is not None:
+            ours.close()
+        _open.discard(self)
+
+    def forget(self) -> None:
+        """In a child that this process forked: the keeper is not its keeper."""
+        self.forgotten = True
+        self.let_go()
+        if self._process is not None:
+            self._process.returncode = 0  # not ours to wait for
+
+
+def _after_fork() -> None:
+    for spawner in list(_open):
+        spawner.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- directories ------------------------------------------------------------------------------------------------------
+
+
+def make_directory() -> Path:
+    """A fresh directory that only we may enter, with a path short enough for sockets."""
+    for base in _bases():
+        if not base.is_dir() or not os.access(base, os.W_OK | os.X_OK):
+            continue
+        if len(os.fsencode(base)) + len(PREFIX) + 8 + 1 + 32 > MAX_PATH:
+            continue
+        sweep(base)
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    raise WorkerStartFailed(
+        f"no folder for the sockets of workers: {', '.join(map(str, _bases()))} cannot be written to, or their paths "
+        f"are too long (a socket's path has at most {MAX_PATH} bytes)",
+        remedy="Set XDG_RUNTIME_DIR or TMPDIR to a short path that can be written to.",
+    )
+
+
+def _bases() -> list[Path]:
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    return [*([Path(named)] if named and Path(named).is_absolute() else []), Path(tempfile.gettempdir()), Path("/tmp")]
+
+
+def sweep(base: Path) -> None:
+    """Remove what keepers that were killed left behind."""
+    try:
+        found = [entry for entry in os.scandir(base) if entry.name.startswith(PREFIX)]
+    except OSError:
+        return
+    for entry in found:
+        try:
+            about = entry.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+                continue
+            if _is_left(entry.path):
+                shutil.rmtree(entry.path, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _is_left(path: str) -> bool:
+    """Has it a lock that nobody holds? (One without a lock may have been made a moment ago.)"""
+    try:
+        fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,204 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToWorker(_message.Message):
+    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    definitions: _containers.RepeatedCompositeFieldContainer[Definition]
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    calls: _containers.RepeatedCompositeFieldContainer[Call]
+    cancels: _containers.RepeatedScalarFieldContainer[int]
+    forgotten: _containers.RepeatedScalarFieldContainer[int]
+    peers: Peers
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("oldest", "newest", "epoch", "client", "version")
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    oldest: int
+    newest: int
+    epoch: int
+    client: str
+    version: str
+    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ..., epoch: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Definition(_message.Message):
+    __slots__ = ("function", "tag", "module", "qualname", "digest", "python", "value", "fresh", "thread", "file")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    QUALNAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    function: int
+    tag: str
+    module: str
+    qualname: str
+    digest: bytes
+    python: str
+    value: bytes
+    fresh: bool
+    thread: bool
+    file: str
+    def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    TELL_START_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    function: int
+    arguments: bytes
+    transfer: int
+    timeout: float
+    caller: str
+    tell_start: bool
+    task: int
+    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ...) -> None: ...
+
+class Peers(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, workers: _Optional[_Iterable[_Union[Peer, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("uid", "address")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    address: str
+    def __init__(self, uid: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("transfer", "data", "abandoned")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    data: bytes
+    abandoned: bool
+    def __init__(self, transfer: _Optional[int] = ..., data: _Optional[bytes] = ..., abandoned: bool = ...) -> None: ...
+
+class ToClient(_message.Message):
+    __slots__ = ("welcome", "refused", "started", "chunks", "results", "refusals", "pulse", "stopping")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refused: Refused
+    started: _containers.RepeatedScalarFieldContainer[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    results: _containers.RepeatedCompositeFieldContainer[Result]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    pulse: Pulse
+    stopping: bool
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, _Any]]] = ..., refused: _Optional[_Union[Refused, _Mapping[str, _Any]]] = ..., started: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping[str, _Any]]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping[str, _Any]]]] = ..., pulse: _Optional[_Union[Pulse, _Mapping[str, _Any]]] = ..., stopping: bool = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol", "uid", "version")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    uid: str
+    version: str
+    def __init__(self, protocol: _Optional[int] = ..., uid: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("number", "kind", "payload", "transfer", "swallowed")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        RETURNED: _ClassVar[Result.Kind]
+        RAISED: _ClassVar[Result.Kind]
+        CANCELLED: _ClassVar[Result.Kind]
+    RETURNED: Result.Kind
+    RAISED: Result.Kind
+    CANCELLED: Result.Kind
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    SWALLOWED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: Result.Kind
+    payload: bytes
+    transfer: int
+    swallowed: bool
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Result.Kind, str]] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., swallowed: bool = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("number", "why", "reason")
+    class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNAVAILABLE: _ClassVar[Refusal.Why]
+        RESOURCE_EXHAUSTED: _ClassVar[Refusal.Why]
+        NOT_STARTED: _ClassVar[Refusal.Why]
+    UNAVAILABLE: Refusal.Why
+    RESOURCE_EXHAUSTED: Refusal.Why
+    NOT_STARTED: Refusal.Why
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    why: Refusal.Why
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., why: _Optional[_Union[Refusal.Why, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Pulse(_message.Message):
+    __slots__ = ("tick_age", "number", "tag")
+    TICK_AGE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tick_age: int
+    number: int
+    tag: str
+    def __init__(self, tick_age: _Optional[int] = ..., number: _Optional[int] = ..., tag: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("timeout",)
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    timeout: float
+    def __init__(self, timeout: _Optional[float] = ...) -> None: ...
+
+class StopReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

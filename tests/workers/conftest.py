@@ -1,0 +1,96 @@
+"""Pools that several tests share: starting workers takes longer than most of what is asked of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate
+from tests.workers import jobs
+from tests.workers.support import Shared, run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_grpc_opens_once() -> None:
+    """gRPC keeps what it opened first until the process ends: not a leak of the test that happens to come first."""
+
+    async def main() -> None:
+        async with headgate.WorkerPool(spawn=1):
+            assert await jobs.add(1, 2) == 3
+
+    run(main)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    """Two workers, connected and warm."""
+    shared = Shared(spawn=2, lazy=False)
+    shared.open()
+
+    async def warm() -> None:
+        for _ in range(10):
+            await jobs.pid()
+
+    shared(warm)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own for sockets and the like, with a short name: a socket's path has room for 100 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="hg-"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folder.chmod(0o700)
+    assert tempfile.gettempdir() == os.fspath(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """A file in which routines note what they did."""
+    return str(tmp_path / "log")
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Make a module with a backpressure hook whose import does something in workers, and import it here."""
+    monkeypatch.setenv("HEADGATE_TEST_PARENT", str(os.getpid()))
+    monkeypatch.syspath_prepend(tmp_path)
+    names: list[str] = []
+
+    def plant(body: str) -> Any:
+        name = f"headgate_planted_{len(names)}_{tmp_path.name}"
+        names.append(name)
+        code = f"""
+            import os, sys, time
+            FLAG = {str(tmp_path / "flag")!r}
+            COUNT = {str(tmp_path / "count")!r}
+            if os.environ["HEADGATE_TEST_PARENT"] != str(os.getpid()):
+                with open(COUNT, "a") as file:
+                    file.write("import\\n")
+                {body}
+            def hook(context):
+                return False
+            def worker(*tags, credentials=None):
+                import headgate
+                return headgate.LocalWorker(*tags, credentials=credentials, backpressure=hook)
+        """
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+        module = importlib.import_module(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return plant

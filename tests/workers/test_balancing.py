@@ -1,0 +1,287 @@
+"""S40, B41, S32: which worker gets a call, and what happens when one does not want it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate
+from headgate import (
+    HeadgateError,
+    LeastLoadedLoadBalancer,
+    LocalWorker,
+    NoWorkersAvailable,
+    RoundRobinLoadBalancer,
+    WorkerPool,
+)
+from headgate.testing import capture_events
+from tests.workers import jobs
+from tests.workers.support import Shared, in_flight, lines, pids, run, states, times, until
+
+pytestmark = pytest.mark.integration
+
+
+# -- round robin ------------------------------------------------------------------------------------------------------
+
+
+def test_s40_calls_go_round_in_the_order_of_admission() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=3) as pool:
+            admitted = [view.pid for view in pool.workers()]
+            found = [await jobs.pid() for _ in range(9)]
+            assert found[:3] == found[3:6] == found[6:]
+            first = admitted.index(found[0])
+            assert found[:3] == admitted[first:] + admitted[:first]
+            together = await asyncio.gather(*(jobs.pid() for _ in range(30)))
+            assert set(Counter(together).values()) == {10}
+
+    run(main)
+
+
+def test_s40_round_robin_does_not_look_at_the_load(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        busy = asyncio.create_task(jobs.begun_at(log, 1, 0.4))
+        await until(lambda: lines(log))
+        found = Counter([await jobs.pid() for _ in range(10)])
+        assert set(found.values()) == {5}
+        await busy
+
+    shared(main)
+
+
+def test_s40_one_balancer_may_serve_several_pools() -> None:
+    async def use(pool_: WorkerPool, barrier: asyncio.Barrier) -> None:
+        async with pool_ as pool:
+            await barrier.wait()
+            found = [await jobs.pid() for _ in range(8)]
+            assert set(found) == set(pids(pool))
+            assert found[::2] == found[:1] * 4, "another pool's calls do not disturb the order"
+            await barrier.wait()
+
+    async def main() -> None:
+        balancer = RoundRobinLoadBalancer()
+        barrier = asyncio.Barrier(2)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(use(WorkerPool(spawn=2, loadbalancer=balancer), barrier))
+
+    run(main)
+
+
+# -- least loaded -----------------------------------------------------------------------------------------------------
+
+
+def test_b41_least_loaded_prefers_the_idle_worker(log: str) -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=2, loadbalancer=LeastLoadedLoadBalancer()) as pool:
+            calls = [asyncio.create_task(jobs.begun_at(log, 0, 0.6))]
+            await until(lambda: lines(log))
+            busy = int(lines(log)[0].split()[1])
+            assert {await jobs.pid() for _ in range(6)} == set(pids(pool)) - {busy}
+            calls += [asyncio.create_task(jobs.begun_at(log, n, 0.3)) for n in range(1, 10)]
+            await until(lambda: len(lines(log)) == 10)
+            assert sorted(view.in_flight for view in pool.workers()) == [5, 5]
+            await asyncio.gather(*calls)
+            assert in_flight(pool) == 0
+
+    run(main)
+
+
+# -- a balancer of one's own ------------------------------------------------------------------------------------------
+
+
+class Own:
+    """Puts the workers in an order that a test can choose."""
+
+    def __init__(self, order: Callable[[list[Any]], Any]) -> None:
+        self._order = order
+        self.tasks: list[Any] = []
+        self.reports: list[tuple[Any, str]] = []
+
+    def order(self, task: Any, workers: Any) -> Any:
+        self.tasks.append(task)
+        return self._order(list(workers))
+
+    def report(self, worker: Any, outcome: str) -> None:
+        self.reports.append((worker.pid, outcome))
+
+
+def test_s23_a_balancer_sees_task_and_workers_and_chooses() -> None:
+    balancer = Own(lambda workers: iter(sorted(workers, key=lambda view: -view.pid)))
+
+    async def main() -> None:
+        async with WorkerPool(spawn=3, loadbalancer=balancer) as pool:
+            assert {await jobs.pid() for _ in range(4)} == {max(pids(pool))}
+            assert balancer.reports == [(max(pids(pool)), "accepted")] * 4
+            assert all("pid" in task.tag for task in balancer.tasks)
+            assert len({str(task.id) for task in balancer.tasks}) == 4
+
+    run(main)
+
+
+def none(workers: list[Any]) -> list[Any]:
+    return []
+
+
+def strangers(workers: list[Any]) -> list[Any]:
+    return [object()]
+
+
+def nothing(workers: list[Any]) -> None:
+    return None
+
+
+def broken(workers: list[Any]) -> Iterator[Any]:
+    raise LookupError("planted in the balancer")
+    yield
+
+
+@pytest.mark.parametrize("order", [none, strangers, nothing, broken])
+def test_s23_a_balancer_that_misbehaves_fails_the_call_and_nothing_else(log: str, order: Any) -> None:
+    balancer = Own(order)
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1, loadbalancer=balancer, quorum_timeout=0.5) as pool:
+            with pytest.raises((HeadgateError, LookupError)) as caught:
+                await jobs.noted_pid(log, 1)
+            if order is none:
+                assert isinstance(caught.value, NoWorkersAvailable)
+            if order is broken:
+                assert "planted in the balancer" in str(caught.value)
+            assert lines(log) == []
+            assert in_flight(pool) == 0
+            balancer._order = list
+            assert await jobs.pid() == pids(pool)[0]
+
+    run(main)
+
+
+# -- refusing ---------------------------------------------------------------------------------------------------------
+
+
+def pool_with(hook: Any, **options: Any) -> WorkerPool:
+    def worker(*tags: str, credentials: Any = None) -> LocalWorker:
+        return LocalWorker(*tags, credentials=credentials, backpressure=hook)
+
+    return WorkerPool(worker=worker, **options)
+
+
+def refuses_when_busy(context: headgate.BackpressureContext) -> bool:
+    return context.active_task_count >= 1
+
+
+async def refuses_when_busy_async(context: headgate.BackpressureContext) -> bool:
+    await asyncio.sleep(0.001)
+    return context.active_task_count >= 1
+
+
+@pytest.mark.parametrize("hook", [refuses_when_busy, refuses_when_busy_async], ids=["sync", "async"])
+def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) -> None:
+    async def main() -> None:
+        async with pool_with(hook, spawn=2) as pool:
+            with capture_events("workers") as events:
+                first = asyncio.create_task(jobs.begun_at(log, 1, 1.2))
+                await until(lambda: len(lines(log)) == 1)
+                busy = int(lines(log)[0].split()[1])
+                # One of two is the busy one's turn, and goes on to the other.
+                assert {await jobs.pid() for _ in range(6)} == set(pids(pool)) - {busy}
+                second = asyncio.create_task(jobs.begun_at(log, 2, 0.6))
+                await until(lambda: len(lines(log)) == 2)
+                with pytest.raises(NoWorkersAvailable) as caught:
+                    await jobs.begun_at(log, 3, 0)
+                said = str(caught.value)
+                for view in pool.workers():
+                    assert str(view.uid) in said or str(view.pid) in said or view.address in said
+                assert "RESOURCE_EXHAUSTED" in said or "backpressure" in said
+                assert set(states(pool).values()) == {"ready"}, "nobody is cooled"
+                assert await asyncio.gather(first, second) == [1, 2]
+            assert len(lines(log)) == 2
+            assert "worker_lost" not in events.names
+            assert await jobs.pid() in pids(pool)
+
+    run(main)
+
+
+def refuses_while(flag: str, context: headgate.BackpressureContext) -> bool:
+    """Only the worker whose pid is written there."""
+    try:
+        return Path(flag).read_text() == str(os.getpid())
+    except FileNotFoundError:
+        return False
+
+
+def test_s32_a_worker_that_refuses_all_is_passed_over_and_comes_back(log: str, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    balancer = Own(list)
+
+    async def main() -> None:
+        async with pool_with(partial(refuses_while, str(flag)), spawn=2, loadbalancer=balancer) as pool:
+            [first, second] = [await jobs.pid(), *(set(pids(pool)) - {await jobs.pid()})]
+            flag.write_text(str(first))
+            assert [await jobs.noted_pid(log, n) for n in range(5)] == [second] * 5
+            assert times(log) == {str(n): 1 for n in range(5)}
+            assert (first, "transient") in balancer.reports
+            assert (first, "evicted") not in balancer.reports
+            assert balancer.reports[-1] == (second, "accepted")
+            flag.unlink()
+            assert await jobs.pid() == first
+
+    run(main)
+
+
+class Oddly:
+    """Looks at the task it is asked about."""
+
+    def __call__(self, context: headgate.BackpressureContext) -> bool:
+        if "raises" in context.task.tag or "exits" in context.task.tag:
+            raise LookupError("planted in the hook")
+        return "echo" in context.task.tag
+
+
+def test_s32_a_hook_sees_the_task_and_one_that_raises_refuses_that_task_only() -> None:
+    async def main() -> None:
+        async with pool_with(Oddly(), spawn=2) as pool:
+            before = states(pool)
+            with pytest.raises(NoWorkersAvailable):
+                await jobs.echo(1)
+            for _ in range(3):
+                with pytest.raises(HeadgateError) as caught:
+                    await jobs.raises_generator_exit()
+                assert "planted in the hook" in str(caught.value) or "hook" in str(caught.value)
+            assert {await jobs.pid() for _ in range(4)} == set(before)
+            assert states(pool) == before
+
+    run(main)
+
+
+def refuses_by_chance(context: headgate.BackpressureContext) -> bool:
+    return random.random() < 0.5
+
+
+def test_s40a_a_refused_call_runs_once_or_not_at_all(log: str, scale: float) -> None:
+    count = max(200, int(2000 * scale))
+
+    async def main() -> None:
+        async with pool_with(refuses_by_chance, spawn=2) as pool:
+            calls = [jobs.once(log, n, 0) for n in range(count)]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            ran = times(log)
+            for n, outcome in enumerate(outcomes):
+                if isinstance(outcome, NoWorkersAvailable):
+                    assert ran[str(n)] == 0
+                else:
+                    assert (outcome, ran[str(n)]) == (n, 1)
+            refused = sum(isinstance(outcome, NoWorkersAvailable) for outcome in outcomes)
+            assert 0 < refused < count / 2
+            assert set(states(pool).values()) == {"ready"}
+            assert in_flight(pool) == 0
+
+    run(main)

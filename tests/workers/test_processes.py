@@ -1,0 +1,603 @@
+"""F33 and the like, with real processes: nothing outlives its parent, and nothing is left of a pool that was left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import WorkerPool, WorkerStartFailed
+from headgate.testing import no_leaks
+from tests.workers import jobs
+from tests.workers.support import (
+    MARK,
+    PATIENCE,
+    alive,
+    all_ready,
+    born,
+    command,
+    descendants,
+    environment,
+    lines,
+    marked,
+    parent_of,
+    pids,
+    read_line,
+    run,
+    script,
+    until,
+    wait_until,
+)
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc"),
+]
+
+GONE_WITHIN = 2.0
+PARENT = Path(__file__).with_name("doomed_parent.py")
+
+
+class Parent:
+    """A program with a pool, and a mark on everything it starts."""
+
+    def __init__(self, variant: str, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.seen: dict[int, str] = {}
+        """When each was born: a pid may have been given to another since."""
+        self.spare: set[int] = set()
+        self.process = subprocess.Popen(
+            [sys.executable, str(PARENT), variant, str(folder)],
+            env=environment(**{MARK: self.mark}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ready(self) -> None:
+        """Wait till it says so, and look whom there is."""
+        assert self.process.stdout is not None
+        first, *told = read_line(self.process.stdout).split()
+        assert first == "ready"
+        self.see(*map(int, told))
+        first, *told = read_line(self.process.stdout).split()
+        assert first == "spare"
+        self.spare |= set(map(int, told))
+        self.look()
+        assert len(self.seen) >= 3, "a keeper and two workers"
+
+    def look(self) -> set[int]:
+        self.see(*descendants(self.pid) - self.spare)
+        return self.left()
+
+    def see(self, *pids: int) -> None:
+        for pid in pids:
+            if when := born(pid):
+                self.seen.setdefault(pid, when)
+
+    def left(self) -> set[int]:
+        found = {pid for pid, when in self.seen.items() if born(pid) == when} | marked(self.mark)
+        return found - self.spare - {self.pid}
+
+    def send(self, number: signal.Signals) -> None:
+        self.look()
+        self.process.send_signal(number)
+
+    def check_that_all_are_gone(self) -> None:
+        """Within the time that the specification gives, from now on."""
+        end = time.monotonic() + GONE_WITHIN
+        while left := self.left():
+            assert time.monotonic() < end, f"left behind: {[(pid, command(pid)) for pid in left]}"
+            time.sleep(0.01)
+
+    def clean(self) -> None:
+        for pid in self.left() | (self.spare & marked(self.mark)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def doomed(tmp_path: Path, runtime: Path) -> Iterator[Callable[[str], Parent]]:
+    parents: list[Parent] = []
+
+    def start(variant: str) -> Parent:
+        folder = tmp_path / str(len(parents))
+        folder.mkdir()
+        parents.append(Parent(variant, folder))
+        return parents[-1]
+
+    yield start
+    for parent in parents:
+        parent.clean()
+
+
+# -- the parent is killed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variant", ["idle", "busy", "computing", "gil", "stopped", "family", "forked", "forked and gil"]
+)
+def test_f33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent], variant: str) -> None:
+    parent = doomed(variant)
+    parent.ready()
+    parent.send(signal.SIGKILL)
+    parent.process.wait(PATIENCE)
+    parent.check_that_all_are_gone()
+    assert all(alive(pid) for pid in parent.spare), "what the parent itself started is not ours to end"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT])
+def test_f33_whatever_the_parent_dies_of(doomed: Callable[[str], Parent], number: signal.Signals) -> None:
+    parent = doomed("busy" if number != signal.SIGINT else "idle")
+    parent.ready()
+    parent.send(number)
+    parent.process.wait(PATIENCE)
+    parent.check_that_all_are_gone()
+
+
+@pytest.mark.parametrize("variant", ["os._exit", "sys.exit", "raising"])
+def test_f33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: str) -> None:
+    parent = doomed(variant)
+    assert parent.process.stdout is not None
+    told = read_line(parent.process.stdout).split()
+    parent.see(*map(int, told[1:]))
+    parent.process.wait(PATIENCE)
+    parent.check_that_all_are_gone()
+    assert parent.process.returncode == (1 if variant == "raising" else 5)
+
+
+def test_f33_a_parent_killed_at_any_moment_leaves_no_descendant(doomed: Callable[[str], Parent], scale: float) -> None:
+    """Also while it starts its keeper, its workers, or stops them."""
+    chance = random.Random(2)
+    for round_ in range(max(8, int(100 * scale))):
+        parent = doomed("churning")
+        if round_ % 2:  # the moments of the first start are short: half of all rounds go there
+            assert parent.process.stdout is not None
+            assert read_line(parent.process.stdout) == "ready"
+        end = time.monotonic() + chance.uniform(0, 0.7)
+        while time.monotonic() < end:
+            parent.look()
+        parent.send(signal.SIGKILL)
+        parent.process.wait(PATIENCE)
+        parent.check_that_all_are_gone()
+
+
+def test_f33_a_crash_leaves_files_only_until_the_next_start(
+    doomed: Callable[[str], Parent], runtime: Path, tmp_path: Path
+) -> None:
+    """Everything is killed in one go, so that nobody is left to clean up."""
+    parent = doomed("busy")
+    parent.ready()
+    keeper = min(parent.seen, key=lambda pid: parent_of(pid) != parent.pid)
+    for pid in (parent.pid, keeper, *(set(parent.seen) - {keeper})):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    parent.process.wait(PATIENCE)
+    wait_until(lambda: not parent.left(), 2)
+    done = script(START_AND_STOP, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+    assert files(runtime) == []
+
+
+def test_f33_a_killed_parent_leaves_no_socket(doomed: Callable[[str], Parent], runtime: Path) -> None:
+    """The keeper is still there to clean up."""
+    parent = doomed("busy")
+    parent.ready()
+    assert files(runtime) != [], "its sockets are where they are looked for"
+    parent.send(signal.SIGKILL)
+    parent.process.wait(PATIENCE)
+    wait_until(lambda: not parent.left())
+    done = subprocess.run([sys.executable, "-c", START_AND_STOP], env=environment(), check=False, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert files(runtime) == []
+
+
+# -- the worker is killed ---------------------------------------------------------------------------------------------
+
+
+def test_f33_what_a_routine_started_ends_with_its_worker() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as pool:
+            started = await jobs.family()
+            assert all(alive(pid) for pid in started.values())
+            os.kill(pids(pool)[0], signal.SIGKILL)
+            await until(lambda: not any(alive(pid) for pid in started.values()), GONE_WITHIN)
+            await all_ready(pool, 1)
+            assert await jobs.add(1, 2) == 3
+
+    run(main)
+
+
+def test_f33_what_a_routine_started_ends_with_its_pool() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            one = await jobs.family()
+            other = await jobs.family()
+            started = {*one.values(), *other.values()}
+            assert len(started) == 8
+            workers = pids(pool)
+            # Only the one's: a daemon does not end with the worker of somebody else.
+            victim = parent_of(one["child"])
+            assert victim in workers
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: not any(alive(pid) for pid in one.values()), GONE_WITHIN)
+            assert all(alive(pid) for pid in other.values())
+        await until(lambda: not any(alive(pid) for pid in started), GONE_WITHIN)
+
+    run(main)
+
+
+# -- nothing is left --------------------------------------------------------------------------------------------------
+
+
+START_AND_STOP = """
+import asyncio, headgate
+from tests.workers import jobs
+async def main():
+    async with headgate.WorkerPool(spawn=1):
+        print(await jobs.add(1, 2), flush=True)
+asyncio.run(main())
+"""
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*") if not path.is_dir())
+
+
+def native_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_f33_pools_opened_and_closed_many_times_leave_nothing(runtime: Path, scale: float) -> None:
+    async def once() -> None:
+        async with WorkerPool(spawn=1):
+            assert await jobs.add(1, 2) == 3
+
+    async def main() -> None:
+        for _ in range(3):
+            await once()
+        async with no_leaks(grace=3):  # within one loop
+            before = native_threads()
+            for _ in range(max(5, int(50 * scale))):
+                await once()
+            await until(lambda: native_threads() <= before + 2)
+        assert files(runtime) == []
+
+    with no_leaks(grace=3):
+        run(main, patience=120)
+    assert files(runtime) == []
+    with no_leaks(grace=3):
+        for _ in range(max(4, int(20 * scale))):  # and in a loop each
+            run(once)
+    assert files(runtime) == []
+
+
+def test_f33_a_pool_with_killed_workers_leaves_nothing(runtime: Path) -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            for _ in range(3):
+                os.kill((await all_ready(pool, 2))[0], signal.SIGKILL)
+                await until(lambda: len(pids(pool)) < 2)
+            await all_ready(pool, 2)
+            assert len(list(descendants(os.getpid()))) == 3, "the keeper and two workers"
+        async with no_leaks(grace=3):
+            pass
+
+    with no_leaks(grace=3):
+        run(main)
+    assert files(runtime) == []
+
+
+def test_b52_sockets_lie_in_a_folder_that_is_ours_alone(runtime: Path) -> None:
+    def look() -> None:
+        found = [path for path in runtime.rglob("*") if path.is_socket()]
+        assert found
+        for path in found:
+            assert len(os.fsencode(path)) <= 100
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert path.parent.stat().st_uid == os.getuid()
+
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            look()
+            for view in pool.workers():
+                assert "unix" in view.address
+
+    run(main)
+
+
+def test_b52_a_runtime_folder_with_a_long_name_is_no_obstacle(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = runtime / ("long" * 30)
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1):
+            assert await jobs.add(1, 2) == 3
+
+    run(main)
+    assert files(runtime) == []
+
+
+def test_b52_a_runtime_folder_that_is_not_there_is_no_obstacle(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / "missing"))
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1):
+            assert await jobs.add(1, 2) == 3
+
+    run(main)
+
+
+def test_f33_an_abandoned_pool_object_costs_nothing() -> None:
+    with no_leaks():
+        for _ in range(50):
+            WorkerPool(spawn=2)
+        gc.collect()
+
+
+# -- several loops ----------------------------------------------------------------------------------------------------
+
+
+def test_b52_loops_in_several_threads_have_their_own_pools(scale: float) -> None:
+    results: list[Any] = []
+
+    async def main(number: int) -> None:
+        async with WorkerPool(spawn=1) as pool:
+            got = await asyncio.gather(*(jobs.add(number, n) for n in range(200)))
+            assert got == [number + n for n in range(200)]
+            results.append(await jobs.pid() in pids(pool))
+
+    def body(number: int) -> None:
+        try:
+            run(lambda: main(number))
+        except BaseException as error:
+            results.append(error)
+
+    with no_leaks(grace=3):
+        for _ in range(max(1, int(5 * scale))):
+            threads = [threading.Thread(target=body, args=(number,)) for number in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert results == [True] * len(results)
+    assert len(results) >= 3
+
+
+def test_b52_one_pool_serves_several_loops() -> None:
+    async def call(count: int) -> list[int]:
+        return list(await asyncio.gather(*(jobs.pid() for _ in range(count))))
+
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            assert set(await call(10)) == set(pids(pool))
+            for _ in range(2):
+                context = contextvars.copy_context()
+                results: list[Any] = []
+
+                def elsewhere(context: contextvars.Context = context, results: list[Any] = results) -> None:
+                    try:
+                        results.append(context.run(run, lambda: call(10)))
+                    except BaseException as error:
+                        results.append(error)
+
+                threads = [threading.Thread(target=elsewhere)]
+                threads[0].start()
+                mine = []
+                while threads[0].is_alive():
+                    mine += await call(2)
+                threads[0].join()
+                assert set(mine) | set(pids(pool)) == set(pids(pool))
+                assert [set(one) if isinstance(one, list) else one for one in results] == [set(pids(pool))]
+
+    with no_leaks(grace=3):
+        run(main)
+
+
+def test_b52_loops_one_after_the_other() -> None:
+    async def main() -> int:
+        async with WorkerPool(spawn=1):
+            return int(await jobs.pid())
+
+    assert len({run(main) for _ in range(3)}) == 3
+
+
+def test_b52_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop", reason="pip install headgate[speed]")
+    uvloop.new_event_loop().close()  # opens a pipe of its own, once for the process
+
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            assert set(await asyncio.gather(*(jobs.pid() for _ in range(10)))) == set(pids(pool))
+            with pytest.raises(jobs.KeywordOnly):
+                await jobs.fails(jobs.KeywordOnly, field="f")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+# -- workers that cannot start ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("raise RuntimeError('planted fault')", "planted fault"),
+        ("import headgate_that_is_not_there", "headgate_that_is_not_there"),
+        ("os._exit(77)", "77"),
+        ("os.kill(os.getpid(), 9)", r"9|KILL"),
+        ("print('last words', file=sys.stderr, flush=True); os._exit(77)", r"last words|77"),
+    ],
+    ids=["raising", "missing module", "exiting", "killed", "talking"],
+)
+def test_b26_a_crash_on_import_names_its_cause(planted: Callable[[str], Any], body: str, cause: str) -> None:
+    module = planted(body)
+
+    async def main() -> None:
+        with pytest.raises(WorkerStartFailed, match=cause) as caught:
+            async with WorkerPool(spawn=2, worker=module.worker):
+                pytest.fail("it was entered")
+        assert caught.value.remedy in str(caught.value)
+        async with no_leaks(grace=3):
+            pass
+
+    with no_leaks(grace=3):
+        run(main)
+
+
+def test_b26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
+    """Found first on the parent's own path, which its workers share."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "cloudpickle.py").write_text("raise RuntimeError('planted fault')")
+    code = """
+        import asyncio, sys
+        import cloudpickle, grpc, headgate
+        from tests.workers import jobs
+        sys.path.insert(0, sys.argv[1] if len(sys.argv) > 1 else "broken")
+        async def main():
+            try:
+                async with headgate.WorkerPool(spawn=1):
+                    print(await jobs.add(1, 2))
+            except headgate.WorkerStartFailed as error:
+                print("told" if "planted fault" in str(error) else error)
+        asyncio.run(main())
+    """
+    done = script(textwrap.dedent(code), tmp_path)
+    assert (done.returncode, done.stdout) == (0, "told\n")
+
+
+@pytest.mark.parametrize("kind", ["missing", "not executable", "another program"])
+def test_b26_an_interpreter_that_cannot_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / "python"
+    if kind != "missing":
+        path.write_text("#!/bin/sh\nexit 3\n")
+        path.chmod(0o700 if kind == "another program" else 0o600)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+    async def main() -> None:
+        with pytest.raises(WorkerStartFailed) as caught:
+            async with WorkerPool(spawn=1):
+                pytest.fail("it was entered")
+        assert str(path) in str(caught.value) or "3" in str(caught.value)
+
+    with no_leaks(grace=3):
+        run(main)
+
+
+def test_b26_a_folder_that_is_gone_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has its parent's folder: it may have been removed since."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    shutil.rmtree(folder)
+
+    async def main() -> None:
+        try:
+            async with WorkerPool(spawn=1):
+                assert await jobs.add(1, 2) == 3
+        except WorkerStartFailed as error:
+            assert "gone" in str(error) or "directory" in str(error)  # noqa: PT017 - either way is fine
+
+    run(main)
+
+
+# -- a worker's standard streams --------------------------------------------------------------------------------------
+
+
+def test_s30_what_a_routine_prints_is_seen(tmp_path: Path) -> None:
+    code = """
+        import asyncio, sys, headgate
+        @headgate.routine
+        async def speak():
+            print("from a routine", flush=True)
+            print("in anger", file=sys.stderr, flush=True)
+        async def main():
+            async with headgate.WorkerPool(spawn=1):
+                await speak()
+        asyncio.run(main())
+    """
+    done = script(textwrap.dedent(code), tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "from a routine\n", "in anger\n")
+
+
+def test_s31_ctrl_c_is_answered_by_the_parent_and_says_little(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole foreground group; a worker's traceback is nobody's business."""
+    code = """
+        import asyncio, os, headgate
+        from tests.workers import jobs
+        async def main():
+            async with headgate.WorkerPool(spawn=2, shutdown_timeout=0.5):
+                print("ready", flush=True)
+                await asyncio.gather(*(jobs.slow(60) for _ in range(4)))
+        try:
+            asyncio.run(main())
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    path = tmp_path / "main.py"
+    path.write_text(textwrap.dedent(code))
+    with subprocess.Popen(
+        [sys.executable, str(path)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        bufsize=0,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert read_line(process.stdout) == "ready"
+        below = descendants(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        assert read_line(process.stdout, 20) == "interrupted"
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr.read() == b""
+    wait_until(lambda: not any(alive(pid) for pid in below), GONE_WITHIN)
+
+
+def test_marks_are_found_however_deep_and_nowhere_else() -> None:
+    mark = uuid.uuid4().hex
+    assert marked(mark) == set()
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!; wait"], env=environment(**{MARK: mark}), stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdout is not None
+        grandchild = int(read_line(process.stdout))
+        wait_until(lambda: marked(mark) == {process.pid, grandchild})
+        assert descendants(process.pid) == {grandchild}
+        assert parent_of(grandchild) == process.pid
+        os.kill(grandchild, signal.SIGKILL)
+        process.wait(PATIENCE)
+        assert lines("no such file") == []
+    assert marked(mark) == set()
