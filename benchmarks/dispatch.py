@@ -1,6 +1,6 @@
 """Calls on two worker processes beside wool 0.15.7, ProcessPoolExecutor and bare grpc.aio: `await add(1, 2)`.
 
-    make bench          four minutes
+    make bench          three minutes
     make bench-quick    under a minute
 
 All contestants take turns in one run, and ratios are what counts. The must and the goal are those of the project's

@@ -1,9 +1,11 @@
-"""make demo: three tenants, six keys, and an API that limits, revokes and breaks. Every call is answered.
+"""make demo: three tenants, six keys, two workers, one of them killed, and an API that pushes back. No call is lost.
 
-One tenant floods. A TaskPool lets them take turns, forty calls at a time, and each call asks a ResourcePool for a key.
-On a terminal live tables show keys that cool down, calls that move to another key, and tenants that wait; in a pipe,
-plain lines do. At the end: how long each tenant waited, and how long it would have first in first out. There is no
-network: the API is examples/upstream.py. Exit code 0, or 1 if a call was lost, or 130 after Ctrl-C.
+One tenant floods. A TaskPool lets them take turns, forty calls at a time; each call asks a ResourcePool for a key and
+runs on a worker process of a WorkerPool. On a terminal live tables show keys that cool down, calls that move to another
+key, and tenants that wait; in a pipe, plain lines do. A third of the way one worker is killed, and the calls it had run
+again on the other. At the end: how long each tenant waited, and how long it would have first in first out; then what
+was lost. There is no network: the API is examples/upstream.py. Exit code 0, or 1 if a call was lost, or 130 after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,19 +13,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from screen import Cell, Column, Frame, Grid, Screen, bar, screen_for
+from screen import Cell, Column, Frame, Grid, Screen, bar, say, screen_for
 from tenants import TENANTS, Service, comparison_of, in_one_line, submit_all
-from upstream import Bucket, Upstream
+from upstream import Bucket, Upstream, request
 
 import headgate
 from headgate.resources import (
@@ -41,6 +44,8 @@ from headgate.resources import (
     parse_retry_after,
 )
 from headgate.tasks import KeyAge, TaskPool, TaskSnapshot, fair_round_robin
+from headgate.workers import WorkerPool
+from headgate.workers.events import TaskDispatched, TaskFinished, WorkerLostEvent, WorkerReady
 
 BUCKETS = {
     "sk-a": Bucket(rate=18, burst=24),
@@ -51,6 +56,7 @@ BUCKETS = {
     "sk-f": Bucket(rate=9, burst=16),
 }
 REVOKED = "sk-e"
+WORKERS = 2
 
 
 def make_pool() -> ResourcePool[str]:
@@ -62,9 +68,13 @@ def make_pool() -> ResourcePool[str]:
     return ResourcePool(keys, cooldown_table=(1.0, 2.0, 3.0), name="demo")
 
 
-async def ask(key: Resource[str], upstream: Upstream, question: str) -> str:
-    """The operation: one request, and what its answer says about the key."""
-    answer = await upstream.request(key.value, question)
+@headgate.routine(retries=5)
+async def ask(api: str, key: str, question: str) -> str:
+    """On a worker: one request, and what its answer says about the key. What it raises is raised at its caller.
+
+    A question may be asked twice, so it has `retries`: if its worker is lost, it runs again on another.
+    """
+    answer = await request(api, key, question)
     if answer.status == 429:
         raise CooldownResource(parse_retry_after(answer.headers.get("retry-after")), "rate limited")
     if answer.status == 401:
@@ -92,6 +102,7 @@ class Story:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     rests: dict[str, float] = field(default_factory=dict)
     routes: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    placed: Counter[str] = field(default_factory=Counter)
     service: Service = field(default_factory=Service)
 
     def hear(self, event: object) -> None:
@@ -114,6 +125,16 @@ class Story:
                 self.tell(f"{key} is disabled: {event.reason}")
             case ResourceRecovered(resource_id=key):
                 self.tell(f"{key} is back")
+            case TaskDispatched(task=task):
+                self.placed[task] += 1
+                self.counts["run again"] += self.placed[task] > 1
+            case TaskFinished(task=task):
+                self.placed.pop(task, None)
+            case WorkerLostEvent(pid=pid, reason=reason):
+                self.tell(f"worker {pid} is lost: {reason}")
+            case WorkerReady(pid=pid):
+                if self.counts["killed"]:
+                    self.tell(f"worker {pid} takes its place")
 
     def follow(self, call: str, route: list[tuple[str, str]]) -> None:
         """A call has ended: by way of which keys?"""
@@ -129,25 +150,45 @@ class Story:
         return time.monotonic() - self.began
 
 
-async def call_once(keys: ResourcePool[str], upstream: Upstream, story: Story, tenant: str, call: str) -> None:
-    """A task: one call for one tenant. It looks neither at the keys nor at whose turn it is."""
-    story.service.order.append(tenant)
-    try:
-        answer = await keys.run(
-            partial(ask, upstream=upstream, question=call),
-            max_attempts=50,
-            retry_delay=0.02,
-            wait_for_capacity=True,
-            request_id=call,
-        )
-    except PoolExhausted as error:
-        story.lost += 1
-        story.tell(f"{call} is lost: {error}")
-        return
-    assert answer == f"answer to {call}", "an answer went to the wrong caller"
-    story.answered += 1
-    if story.answered == story.calls // 2:
-        upstream.revoke(REVOKED)
+@dataclass
+class Stage:
+    """Where the calls are played."""
+
+    keys: ResourcePool[str]
+    workers: WorkerPool
+    upstream: Upstream
+    api: str
+    story: Story
+
+    async def call_once(self, tenant: str, call: str) -> None:
+        """A task: one call for one tenant. It looks neither at keys nor at workers, nor at whose turn it is."""
+        story = self.story
+        story.service.order.append(tenant)
+        try:
+            answer = await self.keys.run(
+                lambda key: ask(self.api, key.value, call),
+                max_attempts=50,
+                retry_delay=0.02,
+                wait_for_capacity=True,
+                request_id=call,
+            )
+        except (PoolExhausted, headgate.WorkerLost) as error:
+            story.lost += 1
+            story.tell(f"{call} is lost: {error}")
+            return
+        assert answer == f"answer to {call}", "an answer went to the wrong caller"
+        story.answered += 1
+        if story.answered == story.calls // 3:
+            self.kill_a_worker()
+        if story.answered == story.calls // 2:
+            self.upstream.revoke(REVOKED)
+
+    def kill_a_worker(self) -> None:
+        """The one that has most to lose."""
+        victim = max(self.workers.workers(), key=lambda worker: worker.in_flight)
+        self.story.tell(f"worker {victim.pid} is killed, with {victim.in_flight} calls in flight")
+        self.story.counts["killed"] += 1
+        os.kill(victim.pid, signal.SIGKILL)
 
 
 # -- showing it -------------------------------------------------------------------------------------------------------
@@ -172,9 +213,16 @@ QUEUES = (
 )
 
 
-def frame_of(keys: ResourcePool[str], tasks: TaskPool, story: Story, title: str) -> Frame:
-    keys_seen = [row_of(key, seen, story) for key, seen in keys.snapshot().items()]
-    return Frame(title, (Grid(KEYS, keys_seen), Grid(QUEUES, queues_of(tasks))), totals_of(story))
+def frame_of(stage: Stage, tasks: TaskPool, title: str) -> Frame:
+    story = stage.story
+    keys = [row_of(key, seen, story) for key, seen in stage.keys.snapshot().items()]
+    grids = (Grid(KEYS, keys), Grid(QUEUES, queues_of(tasks)))
+    return Frame(title, grids, totals_of(story), workers_of(stage.workers))
+
+
+def workers_of(pool: WorkerPool) -> str:
+    seen = (f"{worker.pid} {worker.state}, {worker.in_flight} in flight" for worker in pool.workers())
+    return f"         workers: {'; '.join(seen)}"
 
 
 def queues_of(tasks: TaskPool) -> list[list[Cell]]:
@@ -210,10 +258,10 @@ def totals_of(story: Story) -> str:
     return f"{story.seconds:5.1f} s  {story.answered} of {story.calls} answered, {story.lost} lost, {counted}"
 
 
-async def keep_drawing(keys: ResourcePool[str], tasks: TaskPool, story: Story, title: str) -> None:
+async def keep_drawing(stage: Stage, tasks: TaskPool, title: str) -> None:
     while True:
-        story.screen.draw(frame_of(keys, tasks, story, title))
-        await asyncio.sleep(story.screen.pace)
+        stage.story.screen.draw(frame_of(stage, tasks, title))
+        await asyncio.sleep(stage.story.screen.pace)
 
 
 def summary_of(pool: ResourcePool[str], story: Story) -> str:
@@ -225,7 +273,9 @@ def summary_of(pool: ResourcePool[str], story: Story) -> str:
         "cooldowns": (story.counts["cooldowns"], "a key was rate-limited and left to rest"),
         "disabled": (story.counts["disabled"], "a key was revoked and is not asked again"),
         "sibling cancels": (pool.stats().sibling_cancels, "doomed requests stopped early, and sent elsewhere"),
-        "lost": (lost, "" if lost else "every call has its answer"),
+        "workers killed": (story.counts["killed"], "and replaced at once"),
+        "run again": (story.counts["run again"], "calls that a killed worker had, on another"),
+        "lost results": (lost, "" if lost else "every call has its answer"),
     }
     table = "\n".join(f"  {name:<16}{count:>5}   {meaning}".rstrip() for name, (count, meaning) in lines.items())
     return f"\nWhat happened in {story.seconds:.1f} s\n{table}"
@@ -236,17 +286,29 @@ def summary_of(pool: ResourcePool[str], story: Story) -> str:
 
 async def play(keys: ResourcePool[str], upstream: Upstream, story: Story, slots: int) -> Sequence[TaskSnapshot]:
     """All calls, and what became of each."""
-    title = f"headgate: {story.calls} calls of {len(TENANTS)} tenants, {len(BUCKETS)} keys, and an API that pushes back"
-    unsubscribe = headgate.subscribe(story.hear, "resources")
+    unsubscribe = [headgate.subscribe(story.hear, topic) for topic in ("resources", "workers")]
+    try:
+        with tempfile.TemporaryDirectory(prefix="headgate-demo-") as folder:
+            api = os.path.join(folder, "api")
+            async with upstream.listening(api), WorkerPool(spawn=WORKERS) as workers:
+                return await perform(Stage(keys, workers, upstream, api, story), slots)
+    finally:
+        for leave in unsubscribe:
+            leave()
+
+
+async def perform(stage: Stage, slots: int) -> Sequence[TaskSnapshot]:
+    story = stage.story
+    story.began = time.monotonic()
+    title = f"headgate: {story.calls} calls, {len(TENANTS)} tenants, {len(BUCKETS)} keys, {WORKERS} workers, one API"
     tasks = TaskPool("calls", max_concurrent=slots, queue=fair_round_robin())
-    painter = asyncio.create_task(keep_drawing(keys, tasks, story, title))
+    painter = asyncio.create_task(keep_drawing(stage, tasks, title))
     try:
         async with tasks:
-            await submit_all(tasks, partial(call_once, keys, upstream, story), story.calls)
-        story.screen.draw(frame_of(keys, tasks, story, title))
+            await submit_all(tasks, stage.call_once, story.calls)
+        story.screen.draw(frame_of(stage, tasks, title))
     finally:
         painter.cancel()
-        unsubscribe()
         story.screen.close()
     story.service.stats = tasks.stats()
     return tasks.snapshot(tasks=story.calls).tasks
@@ -259,17 +321,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
     options = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make demo | head` ends without a traceback
-    logging.getLogger("headgate").setLevel(logging.ERROR)  # cooldowns are logged as warnings; here the screen tells
+    logging.getLogger("headgate").setLevel(logging.ERROR)  # the screen tells what is logged as warnings
     screen = screen_for(sys.stdout, plain=options.plain, rows_needed=len(BUCKETS) + len(TENANTS) + 14)
     keys, upstream, story = make_pool(), Upstream(BUCKETS, seed=options.seed), Story(options.calls, screen)
     try:
         tasks = asyncio.run(play(keys, upstream, story, options.slots))
+        summary = summary_of(keys, story)
+        say(comparison_of(story.service, in_one_line(tasks, options.slots), first=3 * options.slots))
+        say(summary)
     except KeyboardInterrupt:
-        print(f"\nstopped by Ctrl-C: {story.answered} of {story.calls} calls were answered")
+        say(f"\nstopped by Ctrl-C: {story.answered} of {story.calls} calls were answered")
         return 130
-    print(summary_of(keys, story))
-    print(comparison_of(story.service, in_one_line(tasks, options.slots), first=3 * options.slots))
     return 0 if story.answered == story.calls else 1
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections import deque
@@ -48,6 +49,19 @@ class Frame:
     title: str
     grids: Sequence[Grid]
     totals: str
+    aside: str
+    """Cut short where there is no room."""
+
+
+def say(text: str, out: TextIO = sys.stdout) -> None:
+    """Print it. When nobody reads any more (`make demo | head`), end as by Ctrl-C, and in silence."""
+    try:
+        print(text, file=out, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, out.fileno())
+        os.close(nowhere)
+        signal.raise_signal(signal.SIGINT)
 
 
 class Lines:
@@ -61,13 +75,14 @@ class Lines:
         self._silent = True
 
     def tell(self, news: str) -> None:
-        print(news, file=self._out, flush=True)
+        say(news, self._out)
 
     def draw(self, frame: Frame) -> None:
         if self._silent:
             self.tell(frame.title)
             self._silent = False
         self.tell(frame.totals)
+        self.tell(frame.aside)
 
     def close(self) -> None:
         pass
@@ -95,6 +110,7 @@ class Table:
             *(line for grid in frame.grids for line in ("", *self._grid(grid, width))),
             "",
             *(self._line(part, "bold", width) for part in textwrap.wrap(frame.totals, width, drop_whitespace=False)),
+            self._line(frame.aside, "", width),
             "",
             *(self._line(news, "dim", width) for news in self._news),
         ]

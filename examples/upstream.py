@@ -1,16 +1,19 @@
-"""A made-up API in this process, as unkind as real ones: it limits each key, revokes keys, and sometimes breaks down.
+"""A made-up API, as unkind as real ones: it limits each key, revokes keys, and sometimes breaks down.
 
 Each key has a token bucket. An empty bucket answers 429, mostly with Retry-After; a revoked key answers 401; a few
-requests meet a 502. Latency and failures are drawn from a seed.
+requests meet a 502. Latency and failures are drawn from a seed. It listens on a Unix socket, so that workers reach it
+without a network: a line of JSON there, a line back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,60 @@ class Bucket:
         return 0.0
 
 
+async def request(address: str, key: str, question: str) -> Answer:
+    """Ask the API that listens there."""
+    reader, writer = await asyncio.open_unix_connection(address)
+    try:
+        writer.write(json.dumps({"key": key, "question": question}).encode() + b"\n")
+        return Answer(**json.loads(await reader.readline()))
+    finally:
+        writer.close()
+
+
 class Upstream:
-    """The API. `request` is its only door."""
+    """The API itself. `listening` opens its only door."""
 
     def __init__(self, buckets: Mapping[str, Bucket], *, seed: int, broken: float = 0.03) -> None:
         self._buckets = buckets
         self._chance = random.Random(seed)
         self._broken = broken
         self._revoked: set[str] = set()
+        self._visits: set[asyncio.Task[None]] = set()
 
     def revoke(self, key: str) -> None:
         """From now on this key is worth nothing."""
         self._revoked.add(key)
 
-    async def request(self, key: str, question: str) -> Answer:
+    @asynccontextmanager
+    async def listening(self, address: str) -> AsyncIterator[None]:
+        """A block in which it answers whoever connects."""
+        server = await asyncio.start_unix_server(self._serve, address)
+        try:
+            yield
+        finally:
+            server.close()
+            for visit in self._visits:
+                visit.cancel()
+            await asyncio.gather(*self._visits)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visit = asyncio.current_task()
+        assert visit is not None, "a server makes a task for each visit"
+        self._visits.add(visit)
+        try:
+            asked = json.loads(await reader.readline())
+            answer = await self._answer(asked["key"], asked["question"])
+            writer.write(json.dumps(asdict(answer)).encode() + b"\n")
+            await writer.drain()
+        except (ValueError, ConnectionError):
+            pass  # whoever asked was killed, or gave up
+        except asyncio.CancelledError:
+            pass  # the door is closed
+        finally:
+            writer.close()
+            self._visits.discard(visit)
+
+    async def _answer(self, key: str, question: str) -> Answer:
         """Answer one request, after a while."""
         await asyncio.sleep(self._latency() / 4)
         if key in self._revoked:

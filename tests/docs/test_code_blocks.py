@@ -1,16 +1,18 @@
 """What the documents show is true: every ``python`` block of README.md and docs/*.md runs.
 
 The blocks of one file share one namespace and run in order, in an empty directory. A block that awaits at its top level
-runs on a virtual loop. A block that defines ``test_...`` functions without parameters runs them too. A block after the
-comment ``<!-- not run -->`` is left out.
+runs on a virtual loop; in a file with the comment ``<!-- real time -->`` on a real one, for other processes do not know
+that time jumps. A block that defines ``test_...`` functions without parameters runs them too. A block after the comment
+``<!-- not run -->`` is left out.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headgate.testing import run
+from headgate.testing.virtual import VirtualLoop
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()]
@@ -26,6 +29,8 @@ BLOCK = re.compile(
     r"^(?P<skip><!-- not run -->\s*\n)?(?P<indent>[ ]*)```python[^\n]*\n(?P<source>.*?)^(?P=indent)```[ ]*$",
     re.MULTILINE | re.DOTALL,
 )
+
+REAL_TIME = re.compile(r"^<!-- real time -->$", re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -49,7 +54,11 @@ def blocks_of(text: str) -> Iterator[Block]:
             yield Block(text.count("\n", 0, found.start("source")), "\n".join(lines))
 
 
-def execute(block: Block, name: str, namespace: dict[str, Any]) -> None:
+def runner_of(text: str) -> Callable[[Any], Any]:
+    return asyncio.run if REAL_TIME.search(text) else run
+
+
+def execute(block: Block, name: str, namespace: dict[str, Any], run: Callable[[Any], Any] = run) -> None:
     code = block.compiled(name)
     before = dict(namespace)
     result = eval(code, namespace)
@@ -64,20 +73,27 @@ def execute(block: Block, name: str, namespace: dict[str, Any]) -> None:
 def test_every_block_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": document.stem}
-    for block in blocks_of(document.read_text("utf-8")):
-        execute(block, str(document), namespace)
+    text = document.read_text("utf-8")
+    for block in blocks_of(text):
+        execute(block, str(document), namespace, runner_of(text))
 
 
 def run_text(text: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {}
     for block in blocks_of(text):
-        execute(block, "planted.md", namespace)
+        execute(block, "planted.md", namespace, runner_of(text))
     return namespace
 
 
 def test_blocks_share_names_and_may_await() -> None:
     text = "```python\nimport asyncio\nx = 1\n```\n\n```python\nawait asyncio.sleep(3600)\nx += 1\n```\n"
     assert run_text(text)["x"] == 2
+
+
+def test_a_document_may_ask_for_real_time() -> None:
+    text = "```python\nimport asyncio\nloop = type(asyncio.get_running_loop())\nawait asyncio.sleep(0)\n```\n"
+    assert run_text(text)["loop"] is VirtualLoop
+    assert run_text(f"<!-- real time -->\n{text}")["loop"] is not VirtualLoop
 
 
 def test_blocks_in_lists_lose_their_indent() -> None:

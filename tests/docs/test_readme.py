@@ -22,12 +22,12 @@ def test_it_is_short_and_shows_code_early() -> None:
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_both_pools_are_shown_with_their_output() -> None:
-    assert ["ResourcePool" in code for code, _ in EXAMPLES] == [True, False]
-    assert ["TaskPool" in code for code, _ in EXAMPLES] == [False, True]
+def test_all_pools_are_shown_with_their_output() -> None:
+    pools = ["ResourcePool", "TaskPool", "WorkerPool"]
+    assert [[pool for pool in pools if pool in code] for code, _ in EXAMPLES] == [[pool] for pool in pools]
 
 
-@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["resources", "tasks"])
+@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["resources", "tasks", "workers"])
 def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path) -> None:
     program = tmp_path / "example.py"
     program.write_text(code, "utf-8")

@@ -71,19 +71,23 @@ def served(tenant: str, printed: str) -> Served:
 def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines() -> None:
     printed = run_piped()
     assert "\x1b" not in printed
-    assert count("lost", printed) == 0
+    assert count("lost results", printed) == 0
     assert count("answered", printed) == count("calls", printed) >= 300
-    assert count("disabled", printed) == 1
-    for much in ("failovers", "cooldowns", "sibling cancels"):
+    assert count("disabled", printed) == count("workers killed", printed) == 1
+    for much in ("failovers", "cooldowns", "sibling cancels", "run again"):
         assert count(much, printed) > 0
     for told in (
         r"key-\d cools down for \d\.\d s: rate limited",
         r"key-5 is disabled: key revoked",
         r"key-\d is back",
         r"call \d+: key-\d (429|502|stopped) -> .*key-\d ok",
+        r"worker \d+ is killed, with [1-9]\d* calls in flight",
+        r"worker \d+ is lost: killed by SIGKILL",
+        r"worker \d+ takes its place",
     ):
         assert re.search(rf"^ +\d+\.\d s  {told}$", printed, re.MULTILINE), told
     assert "sk-" not in printed
+    assert printed.splitlines()[-1].split()[:3] == ["lost", "results", "0"], "that is how it ends"
     tenants_do_not_wait_behind_the_flood(printed)
 
 
@@ -99,9 +103,19 @@ def tenants_do_not_wait_behind_the_flood(printed: str) -> None:
     assert float(jain[1]) > 0.95 > 0.7 > float(jain[2])
 
 
+def test_a_reader_that_leaves_ends_it_in_silence() -> None:
+    with subprocess.Popen(command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        assert demo.stdout.readline().startswith("headgate: ")
+        demo.stdout.close()
+        assert quiet(demo.stderr.read()) == ""
+        assert demo.wait(timeout=30) == 130
+
+
 def test_few_calls_are_fine_too() -> None:
     printed = run_piped("--calls", "1", "--slots", "1")
-    assert (count("answered", printed), count("lost", printed)) == (1, 0)
+    assert (count("answered", printed), count("lost results", printed)) == (1, 0)
 
 
 def test_ctrl_c_ends_it_with_one_line() -> None:
@@ -166,11 +180,12 @@ def test_a_terminal_gets_a_table_drawn_in_place() -> None:
     assert " ".join(frame[2].split()) == "key status cooling left in flight ok 429 401 502 stopped"
     assert [line.split()[0] for line in frame[3:9]] == [f"key-{number}" for number in range(1, 7)]
     assert [line.split()[0] for line in frame[10:14]] == ["tenant", "flood", "ann", "bob"]
+    assert re.fullmatch(r" +workers: \d+ \w+, \d+ in flight; \d+ \w+, \d+ in flight", frame[16])
     assert len(frame) < 24
     assert re.search(r"^key-4 +cooling(?: x\d)? +█+░* +\d\.\d s", COLOUR.sub("", written), re.MULTILINE)
     assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1  # the cursor comes back
     assert COLOUR.search(written)
-    assert count("lost", written) == 0
+    assert count("lost results", written) == 0
 
 
 @pytest.mark.parametrize("columns", [30, 60])

@@ -209,6 +209,29 @@ third run
   {'page': 'one', 'size': (3, 4)}
   {'page': 'two', 'size': (3, 4)}
 """,
+    "worker_quickstart": """\
+3
+""",
+    "recursive_fib": """\
+13
+nested calls went to all workers: True
+and not, if they are not to: True
+""",
+    "killed_worker": """\
+without retries: 10 results, 10 lost
+each names its worker: True
+with retries: 20 results, all right: True
+""",
+    "cpu_work": """\
+primes below 2 million: {148933}
+counted by 2 processes, and this one is none of them: True
+meanwhile this one had its turns: True
+""",
+    "busy_workers": """\
+four pages, on each worker: [2, 2]
+six pages: 4 done, 2 refused by both
+w-...: RESOURCE_EXHAUSTED: its backpressure hook refused the task
+""",
     "map_with_progress": """\
 in order: p1 p2 p3 p4 page 5 is gone p6 p7 p8
 as they are done: p4 p3 p2 p1
@@ -233,7 +256,12 @@ def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (0, Alike(PRINTS[name])), ran.stderr
     # What Python says of a lost coroutine, task or file, and what must never be logged.
     for bad in ("Traceback", "Exception ignored", "never awaited", "never retrieved", "sk-"):
-        assert bad not in ran.stderr
+        assert bad not in quiet(ran.stderr)
+
+
+def quiet(stderr: str) -> str:
+    """Without what asyncio's debug mode says of a step that took long: of a busy machine, or of importing gRPC."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("Executing <"))
 
 
 @pytest.mark.parametrize("name", PRINTS)

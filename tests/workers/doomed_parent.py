@@ -38,9 +38,6 @@ async def prepare(variant: str, pool: headgate.WorkerPool, log: str) -> tuple[li
     if variant == "busy":
         calls = [asyncio.create_task(jobs.endless(log)) for _ in range(4)]
         await until(lambda: len(lines(log)) == len(calls))
-    elif variant == "computing":
-        calls = [asyncio.create_task(jobs.computes(log, 120)) for _ in gone]
-        await until(lambda: len(lines(log)) == len(calls))
     elif variant == "gil":
         calls = [asyncio.create_task(jobs.holds_the_gil(log, 120)) for _ in gone]
         await until(lambda: len(lines(log)) == len(calls))
@@ -49,14 +46,10 @@ async def prepare(variant: str, pool: headgate.WorkerPool, log: str) -> tuple[li
     elif variant == "family":
         gone += (await jobs.family()).values()
     elif variant == "forked":
-        calls = [asyncio.create_task(jobs.endless(log)) for _ in gone]
+        calls = [asyncio.create_task(jobs.endless(log)), asyncio.create_task(jobs.holds_the_gil(log, 120))]
         await until(lambda: len(lines(log)) == len(calls))
         spare.append(forked())
         spare.append(subprocess.Popen(["sleep", "120"], close_fds=False).pid)  # noqa: ASYNC220 - takes a moment
-    elif variant == "forked and gil":
-        calls = [asyncio.create_task(jobs.holds_the_gil(log, 120)) for _ in gone]
-        await until(lambda: len(lines(log)) == len(calls))
-        spare.append(forked())
     return gone, spare
 
 
@@ -69,7 +62,7 @@ async def main(variant: str, folder: str) -> None:
                 await asyncio.wait(calls, timeout=0.03)
             for call in calls:
                 call.exception()
-    async with headgate.WorkerPool(spawn=2) as pool:
+    async with headgate.WorkerPool(spawn=2 if variant in ("busy", "forked") else 1) as pool:
         gone, spare = await prepare(variant, pool, str(Path(folder) / "log"))
         say("ready", *gone)
         say("spare", *spare)

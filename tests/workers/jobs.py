@@ -320,9 +320,10 @@ def sleeps_in_a_thread(path: str, seconds: float) -> str:
 
 @routine
 def computes_in_a_thread(path: str, seconds: float) -> str:
+    """For so long, or until there is a file that says stop."""
     note(path, "begun")
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and not os.path.exists(f"{path}.stop"):
         sum(range(1000))
     return "done"
 

@@ -108,8 +108,13 @@ def in_flight(pool: WorkerPool) -> int:
 
 
 async def all_ready(pool: WorkerPool, count: int, seconds: float = 15.0) -> list[int]:
-    """Wait till the pool has just so many workers, and all are ready."""
-    await until(lambda: [view.state for view in pool.workers()] == ["ready"] * count, seconds)
+    """Wait till the pool has just so many workers, and all are ready, none of them dead and not yet missed."""
+
+    def settled() -> bool:
+        found = states(pool)
+        return list(found.values()) == ["ready"] * count and all(map(alive, found))
+
+    await until(settled, seconds)
     return pids(pool)
 
 
@@ -192,7 +197,8 @@ def command(pid: int) -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def script(code: str, folder: Path, *, patience: float = PATIENCE, **more: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,28 @@ from tests.workers.support import Shared, in_flight, lines, pids, run, states, t
 pytestmark = pytest.mark.integration
 
 
+@asynccontextmanager
+async def pool_left(pool: WorkerPool) -> AsyncIterator[None]:
+    """Leave a pool that was entered by hand."""
+    try:
+        yield
+    finally:
+        await pool.__aexit__(None, None, None)
+
+
 # -- round robin ------------------------------------------------------------------------------------------------------
 
 
 def test_s40_calls_go_round_in_the_order_of_admission() -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=3) as pool:
-            admitted = [view.pid for view in pool.workers()]
+        with capture_events("workers") as events:
+            pool = WorkerPool(spawn=3)
+            await pool.__aenter__()
+        async with pool_left(pool):
+            told = [str(event.to_dict()) for event in events if event.name == "worker_ready"]
+            by_uid = {view.uid: view.pid for view in pool.workers()}
+            admitted = [pid for words in told for uid, pid in by_uid.items() if str(uid) in words]
+            assert len(admitted) == 3
             found = [await jobs.pid() for _ in range(9)]
             assert found[:3] == found[3:6] == found[6:]
             first = admitted.index(found[0])
@@ -102,13 +118,13 @@ class Own:
     """Puts the workers in an order that a test can choose."""
 
     def __init__(self, order: Callable[[list[Any]], Any]) -> None:
-        self._order = order
+        self.choose = order
         self.tasks: list[Any] = []
         self.reports: list[tuple[Any, str]] = []
 
     def order(self, task: Any, workers: Any) -> Any:
         self.tasks.append(task)
-        return self._order(list(workers))
+        return self.choose(list(workers))
 
     def report(self, worker: Any, outcome: str) -> None:
         self.reports.append((worker.pid, outcome))
@@ -118,7 +134,7 @@ def test_s23_a_balancer_sees_task_and_workers_and_chooses() -> None:
     balancer = Own(lambda workers: iter(sorted(workers, key=lambda view: -view.pid)))
 
     async def main() -> None:
-        async with WorkerPool(spawn=3, loadbalancer=balancer) as pool:
+        async with WorkerPool(spawn=2, loadbalancer=balancer) as pool:
             assert {await jobs.pid() for _ in range(4)} == {max(pids(pool))}
             assert balancer.reports == [(max(pids(pool)), "accepted")] * 4
             assert all("pid" in task.tag for task in balancer.tasks)
@@ -144,24 +160,39 @@ def broken(workers: list[Any]) -> Iterator[Any]:
     yield
 
 
+@pytest.fixture(scope="module")
+def steered() -> Iterator[tuple[Shared, Own]]:
+    """One worker, and a balancer that each test may replace."""
+    balancer = Own(list)
+    shared = Shared(spawn=1, lazy=False, loadbalancer=balancer)
+    shared.open()
+    shared(jobs.pid)
+    yield shared, balancer
+    shared.close()
+
+
 @pytest.mark.parametrize("order", [none, strangers, nothing, broken])
-def test_s23_a_balancer_that_misbehaves_fails_the_call_and_nothing_else(log: str, order: Any) -> None:
-    balancer = Own(order)
+def test_s23_a_balancer_that_misbehaves_fails_the_call_and_nothing_else(
+    steered: tuple[Shared, Own], log: str, order: Any
+) -> None:
+    shared, balancer = steered
 
     async def main() -> None:
-        async with WorkerPool(spawn=1, loadbalancer=balancer, quorum_timeout=0.5) as pool:
-            with pytest.raises((HeadgateError, LookupError)) as caught:
+        balancer.choose = order
+        try:
+            with headgate.RuntimeContext(dispatch_timeout=1), pytest.raises((HeadgateError, LookupError)) as caught:
                 await jobs.noted_pid(log, 1)
-            if order is none:
-                assert isinstance(caught.value, NoWorkersAvailable)
-            if order is broken:
-                assert "planted in the balancer" in str(caught.value)
-            assert lines(log) == []
-            assert in_flight(pool) == 0
-            balancer._order = list
-            assert await jobs.pid() == pids(pool)[0]
+        finally:
+            balancer.choose = list
+        if order is none:
+            assert isinstance(caught.value, NoWorkersAvailable)
+        if order is broken:
+            assert "planted in the balancer" in str(caught.value)
+        assert lines(log) == []
+        assert in_flight(shared.pool) == 0
+        assert await jobs.pid() == pids(shared.pool)[0]
 
-    run(main)
+    shared(main)
 
 
 # -- refusing ---------------------------------------------------------------------------------------------------------
@@ -188,12 +219,12 @@ def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) ->
     async def main() -> None:
         async with pool_with(hook, spawn=2) as pool:
             with capture_events("workers") as events:
-                first = asyncio.create_task(jobs.begun_at(log, 1, 1.2))
+                first = asyncio.create_task(jobs.begun_at(log, 1, 0.9))
                 await until(lambda: len(lines(log)) == 1)
                 busy = int(lines(log)[0].split()[1])
                 # One of two is the busy one's turn, and goes on to the other.
                 assert {await jobs.pid() for _ in range(6)} == set(pids(pool)) - {busy}
-                second = asyncio.create_task(jobs.begun_at(log, 2, 0.6))
+                second = asyncio.create_task(jobs.begun_at(log, 2, 0.4))
                 await until(lambda: len(lines(log)) == 2)
                 with pytest.raises(NoWorkersAvailable) as caught:
                     await jobs.begun_at(log, 3, 0)

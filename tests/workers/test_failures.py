@@ -10,20 +10,36 @@ import pickle
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate import HeadgateError, NoWorkersAvailable, WorkerLost, WorkerPool
-from headgate.testing import capture_events
+from headgate.testing import capture_events, no_leaks
 from tests.workers import jobs
-from tests.workers.support import alive, all_ready, in_flight, lines, parent_of, pids, run, states, times, until
+from tests.workers.support import Shared, alive, all_ready, in_flight, lines, parent_of, pids, run, states, times, until
 
 pytestmark = pytest.mark.integration
 
 LOST_WITHIN = 10.0 + 2.0  # what the specification allows, and a loaded machine
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Workers are killed and replaced in a pool that outlives the test, and with them go and come connections.
+
+    When the last connection goes, so does gRPC's thread.
+    """
+    with no_leaks(files=False, threads=False):
+        yield
+
+
+async def rested(shared: Shared) -> WorkerPool:
+    """The pool, with two workers again."""
+    await all_ready(shared.pool, 2)
+    return shared.pool
 
 
 async def noted(path: str, start: str) -> int:
@@ -40,128 +56,130 @@ def kill(pid: int) -> None:
 # -- one death --------------------------------------------------------------------------------------------------------
 
 
-def test_s40a_a_lost_worker_is_named_with_its_task(log: str) -> None:
+def test_s40a_a_lost_worker_is_named_with_its_task(shared: Shared, log: str) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            call = asyncio.create_task(jobs.begun_at(log, 1, 60))
-            pid = await noted(log, "1")
-            uid = next(view.uid for view in pool.workers() if view.pid == pid)
-            with capture_events("workers") as events:
-                kill(pid)
-                with pytest.raises(WorkerLost) as caught:
-                    async with asyncio.timeout(5):
-                        await call
-                await until(lambda: "worker_lost" in events.names)
-            error = caught.value
-            assert isinstance(error, HeadgateError)
-            assert "begun_at" in str(error)
-            assert str(uid) in str(error) or str(pid) in str(error)
-            assert str(uid) in str(error.worker) or str(pid) in str(error.worker)
-            assert error.task
-            assert "retries" in str(error)
-            again = pickle.loads(pickle.dumps(error))
-            assert (type(again), str(again)) == (WorkerLost, str(error))
-            assert (str(again.task), str(again.worker)) == (str(error.task), str(error.worker))
-            lost = next(event for event in events if event.name == "worker_lost")
-            assert str(uid) in str(lost.to_dict())
-            await all_ready(pool, 2)
-            assert lines(log) == [f"1 {pid}"], "it did not run again"
+        pool = await rested(shared)
+        call = asyncio.create_task(jobs.begun_at(log, 1, 60))
+        pid = await noted(log, "1")
+        uid = next(view.uid for view in pool.workers() if view.pid == pid)
+        with capture_events("workers") as events:
+            kill(pid)
+            with pytest.raises(WorkerLost) as caught:
+                async with asyncio.timeout(5):
+                    await call
+            await until(lambda: "worker_lost" in events.names)
+        error = caught.value
+        assert isinstance(error, HeadgateError)
+        assert "begun_at" in str(error)
+        assert str(uid) in str(error) or str(pid) in str(error)
+        assert str(uid) in str(error.worker) or str(pid) in str(error.worker)
+        assert error.task
+        assert "retries" in str(error)
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (WorkerLost, str(error))
+        assert (str(again.task), str(again.worker)) == (str(error.task), str(error.worker))
+        lost = next(event for event in events if event.name == "worker_lost")
+        assert str(uid) in str(lost.to_dict())
+        await all_ready(pool, 2)
+        assert lines(log) == [f"1 {pid}"], "it did not run again"
 
-    run(main)
+    shared(main)
 
 
-def test_s40a_the_dead_do_not_take_others_with_them(log: str) -> None:
+def test_s40a_the_dead_do_not_take_others_with_them(shared: Shared, log: str) -> None:
     """All calls on the one worker are lost, those on the other are not."""
 
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            calls = {n: asyncio.create_task(jobs.begun_at(log, n, 1.0)) for n in range(10)}
-            await until(lambda: len(lines(log)) == 10)
-            victim = pids(pool)[0]
-            there = {n for n in calls if await noted(log, str(n)) == victim}
-            assert len(there) == 5
-            kill(victim)
-            for n, call in calls.items():
-                if n in there:
-                    with pytest.raises(WorkerLost):
-                        await call
-                else:
-                    assert await call == n
-            assert max(times(log).values()) == 1
-            assert in_flight(pool) == 0
+        pool = await rested(shared)
+        calls = {n: asyncio.create_task(jobs.begun_at(log, n, 1.0)) for n in range(10)}
+        await until(lambda: len(lines(log)) == 10)
+        victim = pids(pool)[0]
+        there = {n for n in calls if await noted(log, str(n)) == victim}
+        assert len(there) == 5
+        kill(victim)
+        for n, call in calls.items():
+            if n in there:
+                with pytest.raises(WorkerLost):
+                    await call
+            else:
+                assert await call == n
+        assert max(times(log).values()) == 1
+        assert in_flight(pool) == 0
 
-    run(main)
+    shared(main)
 
 
 @pytest.mark.parametrize("how", ["exit 0", "exit 1", "crash"])
-def test_s40a_a_worker_may_die_of_its_routine(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_s40a_a_worker_may_die_of_its_routine(shared: Shared, how: str) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=1) as pool:
-            with pytest.raises(WorkerLost):
-                await (jobs.crashes() if how == "crash" else jobs.leaves_without_a_word(int(how[-1])))
-            await all_ready(pool, 1)
-            assert await jobs.add(1, 2) == 3
+        pool = await rested(shared)
+        before = set(pids(pool))
+        with pytest.raises(WorkerLost):
+            await (jobs.crashes() if how == "crash" else jobs.leaves_without_a_word(int(how[-1])))
+        await until(lambda: set(pids(pool)) != before)
+        assert len(before - set(await all_ready(pool, 2))) == 1
+        assert await jobs.add(1, 2) == 3
 
-    run(main)
+    shared(main)
 
 
-def test_b10_retries_run_it_again_elsewhere(log: str) -> None:
+def test_b10_retries_run_it_again_elsewhere(shared: Shared, log: str) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            call = asyncio.create_task(jobs.begun_at_with_retries(log, 1, 0.5))
-            first = await noted(log, "1")
-            kill(first)
-            assert await call == 1
-            assert len(lines(log)) == 2
-            assert lines(log)[1] != lines(log)[0]
-            await all_ready(pool, 2)
+        pool = await rested(shared)
+        call = asyncio.create_task(jobs.begun_at_with_retries(log, 1, 0.5))
+        first = await noted(log, "1")
+        kill(first)
+        assert await call == 1
+        assert len(lines(log)) == 2
+        assert lines(log)[1] != lines(log)[0]
+        await all_ready(pool, 2)
 
-    run(main)
+    shared(main)
 
 
-def test_b10_retries_have_an_end(log: str, tmp_path: Path) -> None:
+def test_b10_retries_have_an_end(shared: Shared, log: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            with pytest.raises(WorkerLost):
-                await jobs.dies(log)
-            assert lines(log) == ["ran"]
-            await all_ready(pool, 2)
-            with pytest.raises(WorkerLost):
-                await jobs.dies_with_retries(str(tmp_path / "again"))
-            assert lines(tmp_path / "again") == ["ran"] * 3
-            assert await jobs.dies_twice(str(tmp_path / "twice")) == "alive"
-            assert lines(tmp_path / "twice") == ["ran"] * 3
-            await all_ready(pool, 2)
+        pool = await rested(shared)
+        with pytest.raises(WorkerLost):
+            await jobs.dies(log)
+        assert lines(log) == ["ran"]
+        await all_ready(pool, 2)
+        with pytest.raises(WorkerLost):
+            await jobs.dies_with_retries(str(tmp_path / "again"))
+        assert lines(tmp_path / "again") == ["ran"] * 3
+        assert await jobs.dies_twice(str(tmp_path / "twice")) == "alive"
+        assert lines(tmp_path / "twice") == ["ran"] * 3
+        await all_ready(pool, 2)
 
-    run(main)
+    shared(main)
 
 
-def test_b10_an_exception_is_not_tried_again(log: str) -> None:
+def test_b10_an_exception_is_not_tried_again(shared: Shared, log: str) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=2):
-            with pytest.raises(LookupError, match="not the worker's fault"):
-                await jobs.fails_with_retries(log)
+        await rested(shared)
+        with pytest.raises(LookupError, match="not the worker's fault"):
+            await jobs.fails_with_retries(log)
+        await jobs.pid()
+        assert lines(log) == ["ran"]
+
+    shared(main)
+
+
+def test_b10_a_cancelled_call_is_not_tried_again(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        pool = await rested(shared)
+        call = asyncio.create_task(jobs.begun_at_with_retries(log, 1, 60))
+        pid = await noted(log, "1")
+        call.cancel()
+        kill(pid)
+        with pytest.raises((asyncio.CancelledError, WorkerLost)):
+            await call
+        await all_ready(pool, 2)
+        for _ in range(4):
             await jobs.pid()
-            assert lines(log) == ["ran"]
+        assert len(lines(log)) == 1
 
-    run(main)
-
-
-def test_b10_a_cancelled_call_is_not_tried_again(log: str) -> None:
-    async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            call = asyncio.create_task(jobs.begun_at_with_retries(log, 1, 60))
-            pid = await noted(log, "1")
-            call.cancel()
-            kill(pid)
-            with pytest.raises((asyncio.CancelledError, WorkerLost)):
-                await call
-            await all_ready(pool, 2)
-            for _ in range(4):
-                await jobs.pid()
-            assert len(lines(log)) == 1
-
-    run(main)
+    shared(main)
 
 
 # -- many deaths under load -------------------------------------------------------------------------------------------
@@ -203,36 +221,38 @@ class Storm:
 
 
 @contextlib.asynccontextmanager
-async def stormy(routine: Callable[..., Any], log: str) -> AsyncIterator[Storm]:
-    async with WorkerPool(spawn=2) as pool:
-        storm = Storm(pool, routine, log)
-        yield storm
-        assert sorted(storm.outcomes) == list(range(len(storm.outcomes)))
-        assert storm.kills >= 2
-        assert len(storm.outcomes) > 100
-        await all_ready(pool, 2)
-        assert in_flight(pool) == 0
-        assert await asyncio.gather(*(jobs.add(n, 1) for n in range(20))) == list(range(1, 21))
+async def stormy(shared: Shared, routine: Callable[..., Any], log: str) -> AsyncIterator[Storm]:
+    pool = await rested(shared)
+    storm = Storm(pool, routine, log)
+    yield storm
+    assert sorted(storm.outcomes) == list(range(len(storm.outcomes)))
+    assert storm.kills >= 2
+    assert len(storm.outcomes) > 100
+    await all_ready(pool, 2)
+    assert in_flight(pool) == 0
+    assert await asyncio.gather(*(jobs.add(n, 1) for n in range(20))) == list(range(1, 21))
 
 
 @pytest.mark.parametrize("every", [1.0, 0.2])
-def test_b10_with_retries_no_result_is_lost_or_confused(log: str, scale: float, every: float) -> None:
+def test_b10_with_retries_no_result_is_lost_or_confused(shared: Shared, log: str, scale: float, every: float) -> None:
     async def main() -> None:
-        async with stormy(jobs.again, log) as storm:
-            await storm.rage(max(3.0 if every == 1.0 else 2.0, 30 * scale), every)
+        async with stormy(shared, jobs.again, log) as storm:
+            await storm.rage(max(2.2 if every == 1.0 else 1.0, 20 * every * scale), every)
             assert [n for n, outcome in storm.outcomes.items() if outcome != n] == []
             ran = times(log)
             assert all(ran[str(n)] >= 1 for n in storm.outcomes)
             assert set(ran) == set(map(str, storm.outcomes))
 
-    run(main, patience=60 + 60 * scale)
+    shared(main, patience=60 + 60 * scale)
 
 
 @pytest.mark.parametrize("every", [1.0, 0.2])
-def test_s40a_without_retries_what_is_lost_says_so_and_nothing_runs_twice(log: str, scale: float, every: float) -> None:
+def test_s40a_without_retries_what_is_lost_says_so_and_nothing_runs_twice(
+    shared: Shared, log: str, scale: float, every: float
+) -> None:
     async def main() -> None:
-        async with stormy(jobs.once, log) as storm:
-            await storm.rage(max(3.0 if every == 1.0 else 2.0, 30 * scale), every)
+        async with stormy(shared, jobs.once, log) as storm:
+            await storm.rage(max(2.2 if every == 1.0 else 1.0, 20 * every * scale), every)
             ran = times(log)
             for n, outcome in storm.outcomes.items():
                 if isinstance(outcome, WorkerLost):
@@ -241,89 +261,92 @@ def test_s40a_without_retries_what_is_lost_says_so_and_nothing_runs_twice(log: s
                     assert (outcome, ran[str(n)]) == (n, 1)
             assert any(isinstance(outcome, WorkerLost) for outcome in storm.outcomes.values())
 
-    run(main, patience=60 + 60 * scale)
+    shared(main, patience=60 + 60 * scale)
 
 
-def test_s40a_workers_killed_while_they_start_lose_no_call(log: str, scale: float) -> None:
+def test_s40a_workers_killed_while_they_start_lose_no_call(shared: Shared, log: str, scale: float) -> None:
     """A call that no worker has seen goes to the next one: only those that were sent may be lost."""
     chance = random.Random(9)
 
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            stop = asyncio.Event()
+        pool = await rested(shared)
+        stop = asyncio.Event()
 
-            async def kill_on() -> None:
-                end = time.monotonic() + max(1.5, 10 * scale)
-                while time.monotonic() < end:
-                    for view in pool.workers():
-                        if view.state == "ready" and chance.random() < 0.5:
-                            kill(view.pid)
-                    await asyncio.sleep(chance.uniform(0, 0.4))
-                stop.set()
+        async def kill_on() -> None:
+            end = time.monotonic() + max(1.5, 10 * scale)
+            while time.monotonic() < end:
+                for view in pool.workers():
+                    if view.state == "ready" and chance.random() < 0.5:
+                        kill(view.pid)
+                await asyncio.sleep(chance.uniform(0, 0.4))
+            stop.set()
 
-            killer = asyncio.create_task(kill_on())
-            number = 0
-            while not stop.is_set():
-                number += 1
-                with contextlib.suppress(WorkerLost):
-                    assert await jobs.once(log, number, 0) == number
-            await killer
-            assert max(times(log).values()) == 1
-            await all_ready(pool, 2)
+        killer = asyncio.create_task(kill_on())
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with contextlib.suppress(WorkerLost):
+                assert await jobs.once(log, number, 0) == number
+        await killer
+        assert max(times(log).values()) == 1
+        await all_ready(pool, 2)
 
-    run(main, patience=60)
+    shared(main, patience=60)
 
 
 # -- silence ----------------------------------------------------------------------------------------------------------
 
 
-def test_s51_a_stopped_worker_is_lost_within_ten_seconds_and_its_late_result_discarded(log: str) -> None:
+def test_s51_a_stopped_worker_is_lost_within_ten_seconds_and_its_late_result_discarded(
+    shared: Shared, log: str
+) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            victim, other = pids(pool)
-            lost = [asyncio.create_task(jobs.begun_at(log, n, 1.0)) for n in range(2)]
-            retried = [asyncio.create_task(jobs.begun_at_with_retries(log, n, 1.0)) for n in range(10, 12)]
-            await until(lambda: len(lines(log)) == 4)
-            there = {line.split()[0] for line in lines(log) if line.endswith(f" {victim}")}
-            assert len(there) == 2, "one of each kind"
-            os.kill(victim, signal.SIGSTOP)
-            try:
-                stopped = time.monotonic()
-                outcomes = await asyncio.gather(*lost, return_exceptions=True)
-                assert time.monotonic() - stopped < LOST_WITHIN
-                assert [isinstance(one, WorkerLost) for one in outcomes] == [str(n) in there for n in range(2)]
-                # The second attempt takes its second elsewhere, while the first comes back to life beside it.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim, signal.SIGCONT)
-                assert await asyncio.gather(*retried) == [10, 11]
-                await until(lambda: victim not in states(pool))
-                ready = await all_ready(pool, 2)
-                assert other in ready
-                assert await asyncio.gather(*(jobs.add(n, 0) for n in range(200))) == list(range(200))
-                counted = {n: sum(line.startswith(f"{n} ") for line in lines(log)) for n in (0, 1, 10, 11)}
-                assert counted == {n: 2 if n >= 10 and str(n) in there else 1 for n in counted}
-                await until(lambda: not alive(victim))
-            finally:
-                kill(victim) if alive(victim) else None
+        pool = await rested(shared)
+        victim, other = pids(pool)
+        lost = [asyncio.create_task(jobs.begun_at(log, n, 1.0)) for n in range(2)]
+        retried = [asyncio.create_task(jobs.begun_at_with_retries(log, n, 1.0)) for n in range(10, 12)]
+        await until(lambda: len(lines(log)) == 4)
+        there = {line.split()[0] for line in lines(log) if line.endswith(f" {victim}")}
+        assert len(there) == 2, "one of each kind"
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            stopped = time.monotonic()
+            outcomes = await asyncio.gather(*lost, return_exceptions=True)
+            assert time.monotonic() - stopped < LOST_WITHIN
+            assert [isinstance(one, WorkerLost) for one in outcomes] == [str(n) in there for n in range(2)]
+            # The second attempt takes its second elsewhere, while the first comes back to life beside it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGCONT)
+            assert await asyncio.gather(*retried) == [10, 11]
+            await until(lambda: victim not in states(pool))
+            ready = await all_ready(pool, 2)
+            assert other in ready
+            assert await asyncio.gather(*(jobs.add(n, 0) for n in range(200))) == list(range(200))
+            counted = {n: sum(line.startswith(f"{n} ") for line in lines(log)) for n in (0, 1, 10, 11)}
+            assert counted == {n: 2 if n >= 10 and str(n) in there else 1 for n in counted}
+            await until(lambda: not alive(victim))
+        finally:
+            kill(victim) if alive(victim) else None
 
-    run(main, patience=60)
+    shared(main, patience=60)
 
 
-def test_s51_an_idle_worker_that_was_stopped_for_a_moment_is_not_lost() -> None:
+def test_s51_an_idle_worker_that_was_stopped_for_a_moment_is_not_lost(shared: Shared) -> None:
     """A laptop that slept for a second: nothing of it is seen."""
 
     async def main() -> None:
-        async with WorkerPool(spawn=1, lazy=False) as pool:
-            await jobs.pid()
-            [pid] = pids(pool)
-            os.kill(pid, signal.SIGSTOP)
-            call = asyncio.create_task(jobs.pid())
+        pool = await rested(shared)
+        before = pids(pool)
+        os.kill(before[0], signal.SIGSTOP)
+        try:
+            calls = [asyncio.create_task(jobs.pid()) for _ in range(4)]
             await asyncio.sleep(0.7)
-            os.kill(pid, signal.SIGCONT)
-            assert await call == pid
-            assert pids(pool) == [pid]
+        finally:
+            os.kill(before[0], signal.SIGCONT)
+        assert set(await asyncio.gather(*calls)) <= set(before)
+        assert pids(pool) == before
 
-    run(main)
+    shared(main)
 
 
 # -- the keeper -------------------------------------------------------------------------------------------------------
@@ -333,7 +356,7 @@ def test_f33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None
     async def main() -> None:
         begun = time.monotonic()
         with contextlib.suppress(HeadgateError):  # leaving may tell it too
-            async with WorkerPool(spawn=2, quorum_timeout=2) as pool:
+            async with WorkerPool(spawn=2, quorum_timeout=5) as pool:
                 workers = pids(pool)
                 keeper = parent_of(workers[0])
                 assert {parent_of(pid) for pid in workers} == {keeper}
@@ -347,7 +370,7 @@ def test_f33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None
                     await until(lambda pid=pid: not alive(pid), 2)
                 with contextlib.suppress(HeadgateError):  # a keeper of its own would be fine as well
                     assert await jobs.add(1, 2) == 3
-        assert time.monotonic() - begun < 25
+        assert time.monotonic() - begun < 30
 
     run(main, patience=60)
 
@@ -356,81 +379,81 @@ def test_f33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_s31_a_worker_told_to_stop_drains_and_refuses_what_is_new(log: str, number: signal.Signals) -> None:
+def test_s31_a_worker_told_to_stop_drains_and_refuses_what_is_new(
+    shared: Shared, log: str, number: signal.Signals
+) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            calls = [asyncio.create_task(jobs.begun_at(log, n, 0.6)) for n in range(4)]
-            await until(lambda: len(lines(log)) == 4)
-            victim, other = pids(pool)
-            os.kill(victim, number)
-            fresh = []
-            while not all(call.done() for call in calls):
-                fresh.append(await jobs.once(log, 100 + len(fresh)))
-            assert await asyncio.gather(*calls) == [0, 1, 2, 3], "what had begun was brought to its end"
-            assert fresh == list(range(100, 100 + len(fresh)))
-            assert max(times(log).values()) == 1
-            await until(lambda: not alive(victim))
-            assert other in await all_ready(pool, 2)
+        pool = await rested(shared)
+        calls = [asyncio.create_task(jobs.begun_at(log, n, 0.6)) for n in range(4)]
+        await until(lambda: len(lines(log)) == 4)
+        victim, other = pids(pool)
+        os.kill(victim, number)
+        fresh = []
+        while not all(call.done() for call in calls):
+            fresh.append(await jobs.once(log, 100 + len(fresh)))
+        assert await asyncio.gather(*calls) == [0, 1, 2, 3], "what had begun was brought to its end"
+        assert fresh == list(range(100, 100 + len(fresh)))
+        assert max(times(log).values()) == 1
+        await until(lambda: not alive(victim))
+        assert other in await all_ready(pool, 2)
 
-    run(main)
+    shared(main)
 
 
-def test_s31_a_second_interrupt_cancels(log: str) -> None:
+def test_s31_a_second_interrupt_cancels(shared: Shared, log: str) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=1) as pool:
-            call = asyncio.create_task(jobs.endless(log))
-            await until(lambda: lines(log) == ["begun"])
-            [pid] = pids(pool)
-            os.kill(pid, signal.SIGINT)
-            await until(lambda: pids(pool) != [pid])
-            assert not call.done()
-            os.kill(pid, signal.SIGINT)
-            with pytest.raises((HeadgateError, asyncio.CancelledError)):
-                await call
-            await until(lambda: not alive(pid))
-            assert lines(log) == ["begun", "ended"]
-            await all_ready(pool, 1)
+        pool = await rested(shared)
+        call = asyncio.create_task(jobs.endless(log))
+        await until(lambda: lines(log) == ["begun"])
+        [pid] = [view.pid for view in pool.workers() if view.in_flight]
+        os.kill(pid, signal.SIGINT)
+        await until(lambda: pid not in pids(pool))
+        assert not call.done()
+        os.kill(pid, signal.SIGINT)
+        with pytest.raises((HeadgateError, asyncio.CancelledError)):
+            await call
+        await until(lambda: not alive(pid))
+        assert lines(log) == ["begun", "ended"]
+        await all_ready(pool, 2)
 
-    run(main)
+    shared(main)
 
 
 # -- nothing foreign escapes ------------------------------------------------------------------------------------------
 
 
-def test_f44_every_failure_has_a_code_and_a_remedy(log: str) -> None:
+def test_f44_every_failure_has_a_code_and_a_remedy(shared: Shared, log: str) -> None:
     async def main() -> None:
-        errors: list[BaseException] = []
-        async with WorkerPool(spawn=2, quorum_timeout=1) as pool:
-            calls = [asyncio.create_task(jobs.begun_at(log, n, 60)) for n in range(6)]
-            await until(lambda: len(lines(log)) == 6)
-            for pid in pids(pool):
-                kill(pid)
-            more = [asyncio.create_task(jobs.begun_at(log, n, 0)) for n in range(6, 12)]
-            errors += [one for one in await asyncio.gather(*calls, *more, return_exceptions=True) if one != 6]
-        found = [error for error in errors if isinstance(error, BaseException)]
-        assert len(found) >= 6
-        for error in found:
+        pool = await rested(shared)
+        calls = [asyncio.create_task(jobs.begun_at(log, n, 60)) for n in range(6)]
+        await until(lambda: len(lines(log)) == 6)
+        for pid in pids(pool):
+            kill(pid)
+        more = [asyncio.create_task(jobs.begun_at(log, n, 0)) for n in range(6, 12)]
+        outcomes = await asyncio.gather(*calls, *more, return_exceptions=True)
+        failures = [one for one in outcomes if isinstance(one, BaseException)]
+        assert len(failures) >= 6
+        for error in failures:
             assert isinstance(error, (WorkerLost, NoWorkersAvailable)), repr(error)
             assert error.code in str(error)
             assert error.remedy in str(error)
-            assert not type(error).__module__.startswith("grpc")
 
-    run(main)
+    shared(main)
 
 
-def test_b52_calls_open_no_further_connection() -> None:
+def test_b52_calls_open_no_further_connection(shared: Shared) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
-            for _ in range(10):
-                await jobs.pid()
-            before = open_files()
-            calls = [asyncio.create_task(jobs.slow(0.3)) for _ in range(300)]
-            await until(lambda: in_flight(pool) == 300)
-            assert open_files() == before
-            await asyncio.gather(*calls)
-            assert open_files() == before
+        pool = await rested(shared)
+        for _ in range(10):
+            await jobs.pid()
+        before = open_files()
+        calls = [asyncio.create_task(jobs.slow(0.3)) for _ in range(300)]
+        await until(lambda: in_flight(pool) == 300)
+        assert open_files() == before
+        await asyncio.gather(*calls)
+        assert open_files() == before
 
-    run(main)
+    shared(main)

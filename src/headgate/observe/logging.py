@@ -1,4 +1,5 @@
-"""The listener that writes to the log what an operator must know: keys that rest or died, failures nobody saw.
+"""The listener that writes to the log what an operator must know: keys that rest or died, workers that are lost or
+blocked, failures nobody saw.
 
 Installed when headgate is imported. It costs nothing until such a thing happens, and imports the stdlib's logging only
 then.
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 def install() -> Callable[[], None]:
     """Start to log; returns what stops it."""
-    stops = subscribe(_log_health, "resources.health"), subscribe(_log_pool, "tasks.pools")
+    stops = (
+        subscribe(_log_health, "resources.health"),
+        subscribe(_log_pool, "tasks.pools"),
+        subscribe(_log_worker, "workers.lifecycle"),
+    )
 
     def stop() -> None:
         for unsubscribe in stops:
@@ -35,6 +40,22 @@ def _log_pool(event: Any) -> None:
         log.warning("%s: %d failed and nobody awaited them, the first: %s", event.pool, event.count, event.first)
     elif event.name == "pool_unsaved":
         log.error("%s: %s is not on disk: %s", event.pool, event.task_id, event.error)
+
+
+def _log_worker(event: Any) -> None:
+    if event.name not in ("worker_lost", "worker_blocked", "worker_unblocked"):
+        return
+    import logging
+
+    log = logging.getLogger("headgate.workers")
+    who = f"worker {event.uid} (pid {event.pid})" if event.pid else f"worker {event.uid}"  # peers know no pids
+    if event.name == "worker_lost":
+        log.warning("%s is lost: %s%s", who, event.reason, "; another takes its place" if event.restarted else "")
+    elif event.name == "worker_blocked":
+        holder = event.tag or "a routine"
+        log.warning("%s is blocked: %s holds its loop; no new calls go there until it is free", who, holder)
+    else:
+        log.info("%s takes calls again", who)
 
 
 def _log_health(event: Event) -> None:

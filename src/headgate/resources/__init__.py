@@ -1,35 +1,40 @@
-"""Resource pools: which key, proxy or GPU? `ResourcePool` is also `Pool`, the name in the package it succeeds."""
+"""Resource pools: which key, proxy or GPU? `ResourcePool` is also `Pool`, the name in the package it succeeds.
 
-from headgate.errors import PoolExhausted, UnknownResource
-from headgate.resources.events import (
-    ResourceAcquired,
-    ResourceAdded,
-    ResourceCooled,
-    ResourceDisabled,
-    ResourceEnabled,
-    ResourceEvent,
-    ResourceRecovered,
-    ResourceReleased,
-    ResourceRemoved,
-    RunFinished,
-    SiblingCancelled,
-)
-from headgate.resources.model import (
-    Attempt,
-    PoolStats,
-    Resource,
-    ResourceSnapshot,
-    ResourceStats,
-    ResourceStatus,
-    Usage,
-)
-from headgate.resources.plan import LeaseOptions, RunOptions, StreamOptions, SyncOptions, UseOptions
-from headgate.resources.pool import ResourcePool
-from headgate.resources.seats import Seat
-from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, parse_retry_after
-from headgate.resources.strategies import Picker, Strategy, primary_backup, round_robin, weighted
+Names are loaded when they are first used: workers stand on the rotation here, and need nothing else of the room.
+"""
 
-Pool = ResourcePool
+from headgate.core.lazy import lazy
+
+TYPE_CHECKING = False  # typing's own, without importing typing
+if TYPE_CHECKING:
+    from headgate.errors import PoolExhausted, UnknownResource
+    from headgate.resources.events import (
+        ResourceAcquired,
+        ResourceAdded,
+        ResourceCooled,
+        ResourceDisabled,
+        ResourceEnabled,
+        ResourceEvent,
+        ResourceRecovered,
+        ResourceReleased,
+        ResourceRemoved,
+        RunFinished,
+        SiblingCancelled,
+    )
+    from headgate.resources.model import (
+        Attempt,
+        PoolStats,
+        Resource,
+        ResourceSnapshot,
+        ResourceStats,
+        ResourceStatus,
+        Usage,
+    )
+    from headgate.resources.plan import LeaseOptions, RunOptions, StreamOptions, SyncOptions, UseOptions
+    from headgate.resources.pool import Pool, ResourcePool
+    from headgate.resources.seats import Seat
+    from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, parse_retry_after
+    from headgate.resources.strategies import Picker, Strategy, primary_backup, round_robin, weighted
 
 __all__ = [
     "Attempt",
@@ -71,3 +76,47 @@ __all__ = [
     "round_robin",
     "weighted",
 ]
+
+_MODULES = {
+    "headgate.errors": ("PoolExhausted", "UnknownResource"),
+    "headgate.resources.events": (
+        "ResourceAcquired",
+        "ResourceAdded",
+        "ResourceCooled",
+        "ResourceDisabled",
+        "ResourceEnabled",
+        "ResourceEvent",
+        "ResourceRecovered",
+        "ResourceReleased",
+        "ResourceRemoved",
+        "RunFinished",
+        "SiblingCancelled",
+    ),
+    "headgate.resources.model": (
+        "Attempt",
+        "PoolStats",
+        "Resource",
+        "ResourceSnapshot",
+        "ResourceStats",
+        "ResourceStatus",
+        "Usage",
+    ),
+    "headgate.resources.plan": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
+    "headgate.resources.pool": ("Pool", "ResourcePool"),
+    "headgate.resources.seats": ("Seat",),
+    "headgate.resources.signals": (
+        "CooldownResource",
+        "DisableResource",
+        "RetryOperation",
+        "Signal",
+        "parse_retry_after",
+    ),
+    "headgate.resources.strategies": ("Picker", "Strategy", "primary_backup", "round_robin", "weighted"),
+}
+
+if not TYPE_CHECKING:  # a checker that sees this believes in every name
+    __getattr__ = lazy(globals(), _MODULES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -497,3 +497,7 @@ def _stays(seat: Seat | None, wanted: Resource[Any]) -> bool:
         return bool(known.value == wanted.value)
     except Exception:
         return False  # values that cannot be compared are not the same
+
+
+Pool = ResourcePool
+"""Its name in the package it succeeds."""

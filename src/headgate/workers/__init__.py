@@ -1,6 +1,6 @@
 """Worker pools: routines, workers, balancing. Names are loaded when they are first used: a worker process needs few."""
 
-from importlib import import_module
+from headgate.core.lazy import lazy
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
@@ -53,15 +53,9 @@ _MODULES = {
     "headgate.workers.pool": ("WorkerPool",),
     "headgate.workers.routines": ("RuntimeContext", "current_task", "do_dispatch", "routine"),
 }
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name
-
-    def __getattr__(name):
-        if name not in _WHERE:
-            raise AttributeError(f"module 'headgate.workers' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_WHERE[name]), name)
-        return value
+    __getattr__ = lazy(globals(), _MODULES)
 
 
 def __dir__() -> list[str]:

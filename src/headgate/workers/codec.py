@@ -13,9 +13,12 @@ cannot travel at all becomes a RemoteError that tells its type and its text.
 from __future__ import annotations
 
 import builtins
+import inspect
 import io
 import pickle
 import traceback
+from collections.abc import Iterator
+from itertools import chain, count
 from types import TracebackType
 from typing import Any, cast
 
@@ -50,12 +53,12 @@ def loads(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes:
     """The arguments of a call; InvalidType names the one that cannot travel."""
     try:
         return dumps((args, kwargs))
     except Exception as error:
-        named = [(f"argument {place + 1}", value) for place, value in enumerate(args)]
+        named = [(f"argument {name}", value) for name, value in zip(_names(fn), args, strict=False)]
         named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
         for name, value in named:
             try:
@@ -66,6 +69,16 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
                     remedy="Pass something that can be copied to another process, or make it in the routine.",
                 ) from cause
         raise Unpicklable(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
+
+
+def _names(fn: Any) -> Iterator[str]:
+    """What the positional arguments of a function are called: by name, then by number."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [repr(p.name) for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return chain(named, map(str, count(len(named) + 1)))
 
 
 def load_arguments(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:

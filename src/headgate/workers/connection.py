@@ -20,13 +20,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Literal
 
-import grpc
-import grpc.aio
-
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.workers.model import WorkerMetadata
-from headgate.workers.rpc import EOF
+from headgate.workers.rpc import EOF, grpc
 from headgate.workers.session import HELD, Answer, ClientSession, ConversationBroken, Outgoing
 from headgate.workers.wire import CONVERSE
 from headgate.workers.wire.wire_pb2 import ToClient
@@ -38,6 +35,7 @@ SILENT = 1.75
 PACE = 0.002
 """Seconds that small calls wait for others to share a message with, unless something comes from the worker before."""
 _LOOK = 0.5
+_LATE = 0.3  # a look so much too late means that this loop was held
 _EXPIRY = 2.0  # what is known of a worker without calls is old after so long
 
 CHANNEL_OPTIONS = (
@@ -52,7 +50,7 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-Happening = Literal["open", "refused", "lost", "blocked", "unblocked", "room"]
+Happening = Literal["open", "refused", "lost", "closed", "blocked", "unblocked", "room"]
 
 
 class Connection:
@@ -77,6 +75,7 @@ class Connection:
         self._tasks: list[asyncio.Task[None]] = []
         self._idle: asyncio.Future[None] | None = None  # the writer waits for something to write
         self._look: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
         self._heard = 0.0
         self._closing = False
         self._was_full = False
@@ -99,7 +98,7 @@ class Connection:
             self.open()
         if self._look is None:
             self._heard = clock.now()
-            self._look = self._loop.call_later(_LOOK, self._check)
+            self._watch()
 
     def cancel(self, call: Outgoing) -> bool:
         """True: it was never sent, and is gone. False: the worker is told, and its answer will come."""
@@ -147,9 +146,11 @@ class Connection:
         except ConversationBroken as error:
             happening, reason = "refused", error.message
         except asyncio.CancelledError:
-            reason = "its pool was closed"
+            happening, reason = "closed", "its event loop or its pool ended"
         finally:
             self._break(happening, reason)
+            if not self._closing and self._channel is not None:
+                await self._channel.close()
 
     async def _read(self) -> None:
         stream, session = self._stream, self.session
@@ -212,19 +213,26 @@ class Connection:
 
     # -- lost or blocked ----------------------------------------------------------------------------------------------
 
+    def _watch(self) -> None:
+        self._look_at = clock.now() + _LOOK
+        self._look = self._loop.call_later(_LOOK, self._check)
+
     def _check(self) -> None:
+        now, late = clock.now(), self._look_at
         self._look = None
         session = self.session
         if session.state == "over":
             return
-        silent = clock.now() - self._heard
+        if now - late > _LATE:
+            self._heard = now  # this loop had no turn itself: that says nothing about the worker
+        silent = now - self._heard
         if session.sent:
             if silent > SILENT:
                 self._set_blocked(True, "")
         elif self.blocked and silent > _EXPIRY:
             self._set_blocked(False, "")
         if session.waiting or self.blocked:
-            self._look = self._loop.call_later(_LOOK, self._check)
+            self._watch()
 
     def _set_blocked(self, blocked: bool, tag: str) -> None:
         if blocked != self.blocked:
@@ -251,7 +259,7 @@ class Connection:
     async def close(self, reason: str = "its pool was closed") -> None:
         """End the stream. Calls that are not answered get the answer that they were lost or never sent."""
         self._closing = True
-        self._break("lost", reason)
+        self._break("closed", reason)
         tasks, self._tasks = self._tasks, []
         if self._stream is not None:
             self._stream.cancel()

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from headgate.core.clock import clock
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.codec import dump_exception, dumps, load_arguments
 from headgate.workers.functions import missing_module
@@ -87,8 +86,8 @@ class TaskLoop:
         backpressure: Callable[[BackpressureContext], Any] | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
-        self.ticked: float = clock.now()
-        """When it last had a turn."""
+        self.asked: float | None = None
+        """Since when a sign of life is asked for and none has come; None: none is owed."""
         self.running: dict[tuple[Any, int], Running] = {}
         self._where = where
         self._server = server
@@ -153,9 +152,11 @@ class TaskLoop:
         """Is there anything it runs or should?"""
         return bool(self.running or self._incoming)
 
-    def ping(self) -> None:
-        """Ask for a sign of life."""
-        self.loop.call_soon_threadsafe(self._tick)
+    def ask(self, now: float) -> None:
+        """Ask for a sign of life, if none is owed."""
+        if self.asked is None:
+            self.asked = now
+            self.loop.call_soon_threadsafe(self._tick)
 
     def held_by(self) -> Running | None:
         """The call whose code is being run at this moment, as far as that can be told from outside."""
@@ -188,11 +189,10 @@ class TaskLoop:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _tick(self) -> None:
-        self.ticked = clock.now()
+        self.asked = None
 
     def _drain(self) -> None:
         self._awake = False
-        self.ticked = clock.now()
         incoming, loop = self._incoming, self.loop
         while True:
             try:

@@ -1,8 +1,8 @@
 """The keeper: a small process between a client and its workers, whose one duty is that none of them is left behind.
 
-    python -ISs keeper.py CONTROL DIRECTORY
+    python -ISs -c "...; import keeper; keeper.main()" CONTROL DIRECTORY
 
-It runs as a script of its own, without site-packages, threads or user code, so that it starts in ten milliseconds, is
+It is a program of its own, without site-packages, threads or user code, so that it starts in ten milliseconds, is
 small, and cannot be taken down by what workers do. It must therefore import nothing of headgate, and of the standard
 library only what is quick (`_signal` instead of `signal`, which would import `enum`).
 
@@ -397,7 +397,3 @@ def main() -> None:
         keeper.end_all()
         remove(directory)
         os.close(held)
-
-
-if __name__ == "__main__":
-    main()

@@ -136,9 +136,7 @@ class LocalWorker:
 
 async def stop_remotely(address: str, timeout: float) -> None:
     """Ask a worker to stop; returns when nothing runs on it, or when it is gone."""
-    import grpc
-    import grpc.aio
-
+    from headgate.workers.rpc import grpc
     from headgate.workers.wire import STOP
     from headgate.workers.wire.wire_pb2 import StopRequest
 

@@ -11,6 +11,7 @@ import inspect
 import marshal
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Token
@@ -36,6 +37,7 @@ from headgate.workers.spawning import Spawner
 
 DEATHS, WITHIN = 5, 30.0
 """So many workers that ended before they were ready, within so many seconds, end the pool."""
+_NOT_FORKED = "Start the child as a new program: subprocess, or multiprocessing with the spawn method."
 _LAST = 2.0  # seconds for workers to go by themselves when nothing runs any more
 
 
@@ -122,6 +124,11 @@ class WorkerPool:
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise RuntimeError("a WorkerPool is entered once: make a new one")
+        rpc = sys.modules.get("headgate.workers.rpc")
+        if rpc is not None and os.getpid() != rpc.LOADED_IN:
+            raise WorkerStartFailed(
+                "this process was forked from one that had loaded gRPC, which hangs in such a child", remedy=_NOT_FORKED
+            )
         self._state = "starting"
         self._loop = asyncio.get_running_loop()
         try:
@@ -141,7 +148,7 @@ class WorkerPool:
         self._state = "open"
         self._token = ACTIVE.set(self)
         if not self._lazy:
-            self._proxy().connect()
+            await self._proxy().connect(sum(member.view == "ready" for member in self._members.values()))
         return self
 
     def _start_keeper(self) -> None:
@@ -222,7 +229,7 @@ class WorkerPool:
         if self._spawner is not None and self._spawner.forgotten:
             raise NoActivePool(
                 "this process was forked from the one that opened the pool, and cannot use its workers",
-                remedy="Open a WorkerPool in the child, or start it with the spawn method.",
+                remedy=_NOT_FORKED,
             )
         raise PoolClosed("the WorkerPool of this context is closed")
 

@@ -5,6 +5,7 @@ Until it is ready its stderr is a file of the keeper's, so that whatever ends it
 
 from __future__ import annotations
 
+import atexit
 import marshal
 import os
 import sys
@@ -35,8 +36,11 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
     def failed(error: BaseException) -> None:
         _tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
 
-    asyncio.run(serve(config, ready, failed))
+    # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
+    asyncio.new_event_loop().run_until_complete(serve(config, ready, failed))
+    atexit._run_exitfuncs()
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # threads of routines that cannot be interrupted must not keep it
 
 

@@ -10,13 +10,14 @@ was sent and not answered is lost when its worker is, and runs again only if its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headgate.core.clock import clock
 from headgate.errors import (
     DispatchTimeout,
+    InvalidType,
     NoWorkersAvailable,
     PoolClosed,
     RoutineTimeout,
@@ -43,7 +44,7 @@ CLIENT = ""  # what the ids of this process's tasks begin with
 
 
 def client_id() -> str:
-    """Made when first needed, and again in a child that was forked."""
+    """Made when first needed, once for each process."""
     global CLIENT
     if not CLIENT:
         CLIENT = clock.token()[:12]
@@ -122,10 +123,16 @@ class Proxy:
         for metadata in members:
             self.admit(metadata)
 
-    def connect(self) -> None:
-        """Connect to every worker now, not at the first call."""
+    async def connect(self, workers: int) -> None:
+        """Connect to so many workers now, not at the first call."""
+        while len(self._roster) < workers and self._failure is None:
+            waiter = self.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
         for connection in self._roster:
             connection.open()
+        while any(connection.session.state == "opening" for connection in self._roster):  # noqa: ASYNC110 - a moment
+            await asyncio.sleep(0.001)
 
     def views(self) -> list[WorkerView]:
         """The workers as they are."""
@@ -163,9 +170,8 @@ class Proxy:
         task.add_done_callback(self._endings.discard)
 
     async def _ended(self, connection: Connection) -> None:
-        # Its answers come before the end of its stream: a worker that was stopped has answered all it had.
-        deadline = clock.now() + 1.0
-        while connection.in_flight and connection.session.state == "open" and clock.now() < deadline:  # noqa: ASYNC110
+        # What it has, it finishes: one that was told to stop answers first, and one that died ends the stream.
+        while connection.in_flight and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await connection.close("it left the pool")
 
@@ -186,6 +192,8 @@ class Proxy:
                 WORKERS.emit(WorkerUnblocked(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
         elif happening == "room":
             self._wake()
+        elif happening == "closed":
+            self._remove(connection)
         elif happening in ("lost", "refused"):
             known = self._roster.get(connection.metadata.uid) is connection
             self._remove(connection)
@@ -211,7 +219,7 @@ class Proxy:
         self, routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None, caller: str
     ) -> Any:
         """Run it on a worker; returns or raises what it does there."""
-        arguments = dump_arguments(routine.tag, args, kwargs)
+        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
         form = routine.traveller.form(routine.decorated)
         number = next(_tasks)
         options = routine.options
@@ -293,7 +301,7 @@ class Proxy:
 
     def _custom_choice(self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any) -> Flight | None:
         task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
-        for view in balancer.order(task, self.views()):
+        for view in _checked_order(balancer, task, self.views()):
             connection = self._roster.get(view.uid)
             if view.uid not in avoid and connection is not None and not self._cannot_take(connection):
                 return self._roster.take(view.uid, clock.now())
@@ -506,6 +514,18 @@ class Proxy:
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
         self._wake()
+
+
+def _checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerView]) -> Iterator[WorkerView]:
+    order = balancer.order(task, views)
+    try:
+        workers = iter(order)
+    except TypeError:
+        raise InvalidType(f"order() of {balancer!r} gave {order!r}, which is no list of workers") from None
+    for view in workers:
+        if not isinstance(view, WorkerView):
+            raise InvalidType(f"order() of {balancer!r} gave {view!r}, which is none of the workers it was shown")
+        yield view
 
 
 def _listed(reasons: dict[str, str]) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar, Token
+from contextvars import ContextVar, Token, copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
@@ -63,25 +64,32 @@ def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Any:
     return call
 
 
-async def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run it where it belongs."""
+def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    """Run it where it belongs: on a worker, or here."""
     if not _DISPATCHES.get():
-        return await _run_here(routine, args, kwargs)
+        return _run_here(routine, args, kwargs)
     pool, running = ACTIVE.get(), CALLER.get()
     if pool is None:
         if running is None:
             raise NoActivePool(f"{routine.tag} was called and no WorkerPool is open around the call")
         pool = running.pool
     caller = "" if running is None else running.id
-    return await pool._proxy().call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
+    run: Coroutine[Any, Any, Any] = pool._proxy().call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
+    return run
 
 
 async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if inspect.iscoroutinefunction(routine.fn):
         return await routine.fn(*args, **kwargs)
     import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
-    result = await asyncio.to_thread(routine.fn, *args, **kwargs)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="headgate routine")
+    try:
+        run = partial(copy_context().run, routine.fn, *args, **kwargs)
+        result = await asyncio.get_running_loop().run_in_executor(thread, run)
+    finally:
+        thread.shutdown(wait=False)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -13,15 +13,13 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import grpc
-
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.workers.execution import Outcome, TaskLoop
 from headgate.workers.functions import Arrived
 from headgate.workers.model import BackpressureContext, WorkerMetadata
-from headgate.workers.rpc import EOF
+from headgate.workers.rpc import EOF, grpc
 from headgate.workers.session import HELD, PULSE, WorkerSession
 from headgate.workers.wire import CONVERSE, STOP
 from headgate.workers.wire.wire_pb2 import StopReply, StopRequest, ToWorker
@@ -53,24 +51,29 @@ class Nested:
 
     def __init__(self, session: WorkerSession) -> None:
         self._session = session
-        self._made: Any = None
+        self._proxies: dict[asyncio.AbstractEventLoop, Any] = {}  # routines in threads have loops of their own
 
     def _proxy(self) -> Any:
-        from headgate.workers.balancing import RoundRobinLoadBalancer
-        from headgate.workers.proxy import Proxy
+        loop = asyncio.get_running_loop()
+        proxy = self._proxies.get(loop)
+        if proxy is None:
+            from headgate.workers.balancing import RoundRobinLoadBalancer
+            from headgate.workers.proxy import Proxy
 
-        if self._made is None:
-            self._made = Proxy(RoundRobinLoadBalancer())
+            for other in [other for other in list(self._proxies) if other.is_closed()]:
+                self._proxies.pop(other, None)
+            proxy = self._proxies[loop] = Proxy(RoundRobinLoadBalancer())
         peers = self._session.peers or []
-        if self._made.seen is not peers:
-            self._made.seen = peers
-            self._made.set_members([WorkerMetadata(uid, address, 0, __version__) for uid, address in peers])
-        return self._made
+        if proxy.seen is not peers:
+            proxy.seen = peers
+            proxy.set_members([WorkerMetadata(uid, address, 0, __version__) for uid, address in peers])
+        return proxy
 
     async def close(self) -> None:
-        """On the task loop: end its conversations."""
-        if self._made is not None:
-            await self._made.close("the client left")
+        """On the task loop: end its conversations. (Those of other loops end with them.)"""
+        proxy = self._proxies.pop(asyncio.get_running_loop(), None)
+        if proxy is not None:
+            await proxy.close("the client left")
 
 
 class Conversation:
@@ -80,6 +83,7 @@ class Conversation:
         self.nested: Nested
         self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
         self.nested = Nested(self.session)
+        self.writing: bool = False
         self._context = context
         self._work = asyncio.Event()
 
@@ -95,7 +99,9 @@ class Conversation:
                 self._work.clear()
                 await self._work.wait()
             else:
+                self.writing = True
                 await self._context.write(message.SerializeToString())
+                self.writing = False
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
@@ -248,7 +254,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 self.tasks.cancel_all(conversation, list(conversation.session.open))
             self._cut.clear()
             await self._drained(2.0)
-        await asyncio.sleep(0.01)  # the last answers leave
+        deadline = clock.now() + 2.0
+        while any(map(_has_more, self._conversations)) and clock.now() < deadline:  # noqa: ASYNC110 - the last answers
+            await asyncio.sleep(0.005)
         self.stopped.set()
 
     async def _drained(self, timeout: float | None) -> None:
@@ -271,12 +279,12 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._named: object = None  # the call that was last named as holding the loop
         self._told = 0.0
+        self._looked = 0.0
 
     def begin(self) -> None:
         """There is something to look after."""
         if self._timer is None:
-            self._service.tasks.ticked = clock.now()
-            self._told = clock.now()
+            self._told = self._looked = clock.now()
             self._look()
 
     def _look(self) -> None:
@@ -288,8 +296,11 @@ class Watch:
                 faulthandler.cancel_dump_traceback_later()
             return
         now = clock.now()
-        age = now - tasks.ticked
-        tasks.ping()
+        if tasks.asked is not None and now - self._looked > 2 * _BEAT:
+            tasks.asked = now  # this thread had no turn itself: that says nothing about the other
+        self._looked = now
+        age = 0.0 if tasks.asked is None else now - tasks.asked
+        tasks.ask(now)
         if _SPEAKS:
             faulthandler.dump_traceback_later(_MUTE, file=2)
         if age > HELD:
@@ -319,6 +330,10 @@ class Watch:
 
 
 _SPEAKS = hasattr(faulthandler, "dump_traceback_later")
+
+
+def _has_more(conversation: Conversation) -> bool:
+    return conversation.writing or conversation.session.has_more
 
 
 def _parsed(data: bytes) -> ToWorker:

@@ -9,9 +9,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import grpc.aio
-
 from headgate.workers.codec import loads
+from headgate.workers.rpc import grpc
 from headgate.workers.service import SERVER_OPTIONS, Service
 
 _log = logging.getLogger("headgate.workers")

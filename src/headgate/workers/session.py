@@ -232,13 +232,14 @@ class ClientSession:
                 self._transfers.stop(call)
                 self._abandoned.append(transfer)
             return True
-        if call.number in self.sent:
+        if self.sent.get(call.number) is call:
             self._cancels.append(call.number)
         return False
 
     def abandon(self, call: Outgoing) -> None:
         """Nobody waits for its answer any more: it is dropped when it comes."""
-        self.sent.pop(call.number, None)
+        if self.sent.get(call.number) is call:
+            del self.sent[call.number]
 
     def introduce(self, peers: list[tuple[str, str]]) -> None:
         """Tell the worker whom its routines may call: uids and addresses."""
@@ -300,7 +301,7 @@ class ClientSession:
 
     def receive(self, message: ToClient) -> list[Answer]:
         """What came: the answers to calls somebody waits for."""
-        if self.state == "over":
+        if self.state in ("opening", "over"):
             return []
         if message.chunks:
             self._transfers.receive(message)
@@ -308,13 +309,14 @@ class ClientSession:
             self.pulse = message.pulse
         if message.stopping:
             self.state = "stopping"
+        # Before anything is taken out: a message that breaks the conversation must leave every call to `broken`.
+        payloads = [self._transfers.payload(one.transfer) if one.transfer else one.payload for one in message.results]
         sent = self.sent
         for number in message.started:
             if number in sent:
                 sent[number].started = True
         answers = []
-        for result in message.results:
-            payload = self._transfers.payload(result.transfer) if result.transfer else result.payload
+        for result, payload in zip(message.results, payloads, strict=True):
             call = sent.pop(result.number, None)
             if call is not None:
                 answers.append(Answer(call, _RESULTS.get(result.kind, "lost"), payload, result.swallowed))
@@ -337,8 +339,10 @@ class ClientSession:
     def _write(self, message: ToWorker, call: Outgoing, transfer: int) -> int:
         form = call.form
         function = self._functions.get(form)
+        defined = 0
         if function is None:
             function = self._define(message, form)
+            defined = len(form.value)
         elif form.value:
             self._functions.move_to_end(form)
         self._last_number = call.number = number = self._last_number + 1
@@ -357,7 +361,7 @@ class ClientSession:
             frame.tell_start = True
         self.outbox -= size + _FRAME
         call.arguments = b""
-        return size + _FRAME if not transfer else _FRAME
+        return defined + _FRAME + (0 if transfer else size)
 
     def _define(self, message: ToWorker, form: FunctionForm) -> int:
         self._last_function += 1
@@ -498,6 +502,11 @@ class WorkerSession:
                 if last is not None:
                     self._outbox.append(last)
         return message
+
+    @property
+    def has_more(self) -> bool:
+        """Is there something to take?"""
+        return self._reply is not None or bool(self._outbox) or len(self._transfers) > 0
 
     def broken(self) -> list[int]:
         """The stream is gone: these calls run for nobody."""

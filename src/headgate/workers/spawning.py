@@ -29,6 +29,8 @@ BOOT = (
     "from headgate.workers.process import main;main(c,*map(int,sys.argv[-3:]))"
 )
 KEEPER = Path(__file__).with_name("keeper.py")
+_KEEP = "import sys;sys.path.append(sys.argv[3]);import keeper;keeper.main()"
+"""Not by its path: what is run as a script is compiled each time."""
 PREFIX = "headgate-pool-"
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
@@ -55,7 +57,7 @@ class Spawner:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-ISs", str(KEEPER), str(theirs.fileno()), str(self.directory)],
+                [sys.executable, "-ISs", "-c", _KEEP, str(theirs.fileno()), str(self.directory), str(KEEPER.parent)],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -82,10 +84,17 @@ class Spawner:
 
     def spawn(self, uid: str, config: dict[str, Any]) -> None:
         """Start a worker. Its environment, path and folder are ours, as they are now."""
-        config = {"uid": uid, "path": [entry or os.getcwd() for entry in sys.path], **config}
+        try:
+            folder = os.getcwd()
+        except OSError as error:
+            raise WorkerStartFailed(
+                f"workers start in the current folder, and there is none: {error}",
+                remedy="Change to a folder that exists (os.chdir) before the pool is entered.",
+            ) from error
+        config = {"uid": uid, "path": [entry or folder for entry in sys.path], **config}
         argv = [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", BOOT, marshal.dumps(config).hex()]  # type: ignore[attr-defined]
         environment = {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"}
-        self._tell(do="spawn", worker={"uid": uid, "argv": argv, "env": environment, "cwd": os.getcwd()})
+        self._tell(do="spawn", worker={"uid": uid, "argv": argv, "env": environment, "cwd": folder})
 
     def signal(self, uid: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still lives."""
