@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import assert_type
 
 import headgate
@@ -10,6 +11,8 @@ from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, Ta
 from headgate.resources import Pool, PoolStats, ResourceCooled, Strategy, primary_backup, weighted
 from headgate.stores import JsonLinesStore, Store
 from headgate.tasks import PoolSnapshot, TaskSnapshot
+from headgate.workers import WorkerView
+from headgate.workers.model import Report
 
 by_list = ResourcePool([Resource("a", "sk-aaa"), Resource("b", "sk-bbb", 4)])
 assert_type(by_list, ResourcePool[str])
@@ -87,3 +90,73 @@ async def submit() -> None:
         assert_type(text, str)
     async with tasks as pool:
         assert_type(pool, TaskPool)
+
+
+@headgate.routine
+async def add(x: int, y: int = 0, *, loud: bool = False) -> int:
+    return x + y
+
+
+@headgate.routine(timeout=5, retries=2)
+async def name_of(number: int) -> str:
+    return str(number)
+
+
+@headgate.routine
+def crunch(text: str) -> float:
+    return float(len(text))
+
+
+@headgate.routine(thread=True)
+def crunch_more(text: str) -> float:
+    return float(len(text))
+
+
+class Service:
+    @headgate.routine
+    async def greet(self, name: str) -> str:
+        return name
+
+    @classmethod
+    @headgate.routine
+    async def make(cls, name: str) -> bytes:
+        return name.encode()
+
+    @staticmethod
+    @headgate.routine
+    async def twice(number: int) -> int:
+        return number * 2
+
+
+class Busy:
+    def order(self, task: headgate.Task, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+        return sorted(workers, key=lambda worker: worker.in_flight)
+
+    def report(self, worker: WorkerView, report: Report) -> None:
+        assert_type(worker.uid, str)
+
+
+def full(context: headgate.BackpressureContext) -> bool:
+    return context.active_task_count > 3
+
+
+async def call() -> None:
+    balancer: headgate.LoadBalancerLike = Busy()
+    hook: headgate.BackpressureLike = full
+    async with headgate.WorkerPool("gpu", spawn=2, loadbalancer=balancer) as pool:
+        assert_type(await add(1, 2, loud=True), int)
+        assert_type(await name_of(3), str)
+        assert_type(await crunch("a"), float)
+        assert_type(await crunch_more("a"), float)
+        assert_type(await Service().greet("ann"), str)
+        assert_type(await Service.make("ann"), bytes)
+        assert_type(await Service.twice(2), int)
+        task = asyncio.create_task(add(1))
+        assert_type(await task, int)
+        assert_type(pool.workers(), list[WorkerView])
+        await pool.resize(3)
+    async with headgate.WorkerPool(
+        worker=lambda *tags, credentials=None: headgate.LocalWorker(*tags, backpressure=hook)
+    ):
+        with headgate.do_dispatch(False), headgate.RuntimeContext(dispatch_timeout=1.5):
+            assert_type(headgate.current_task(), headgate.Task | None)

@@ -48,3 +48,18 @@ async def submit() -> None:
     _ = await tasks.submit(review, "three")  # type: ignore[arg-type]
     _ = await tasks.submit(review(3))  # type: ignore[call-overload]
     tasks.map(review, ["three"])  # type: ignore[arg-type]
+
+
+@headgate.routine
+async def add(x: int, y: int) -> int:
+    return x + y
+
+
+headgate.WorkerPool(spawn="two")  # type: ignore[arg-type]
+headgate.routine(timeout="5")  # type: ignore[call-overload]
+
+
+async def call() -> None:
+    await add(1)  # type: ignore[call-arg]
+    await add(1, "two")  # type: ignore[arg-type]
+    add(1, 2) + 3  # type: ignore[operator]

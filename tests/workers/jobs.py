@@ -608,6 +608,15 @@ async def begun_at(path: str, number: int, seconds: float) -> int:
     return number
 
 
+@routine
+async def until_told(path: str, number: int) -> int:
+    """Till there is a file that says go."""
+    note(path, f"{number} {os.getpid()}")
+    while not os.path.exists(f"{path}.go"):  # noqa: ASYNC110, ASYNC240 - nobody here could set an event
+        await asyncio.sleep(0.005)
+    return number
+
+
 @routine(retries=2)
 async def begun_at_with_retries(path: str, number: int, seconds: float) -> int:
     note(path, f"{number} {os.getpid()}")

@@ -64,10 +64,11 @@ def test_s40_calls_go_round_in_the_order_of_admission() -> None:
 
 def test_s40_round_robin_does_not_look_at_the_load(shared: Shared, log: str) -> None:
     async def main() -> None:
-        busy = asyncio.create_task(jobs.begun_at(log, 1, 0.4))
+        busy = asyncio.create_task(jobs.until_told(log, 1))
         await until(lambda: lines(log))
         found = Counter([await jobs.pid() for _ in range(10)])
         assert set(found.values()) == {5}
+        jobs.note(f"{log}.go", "go")
         await busy
 
     shared(main)
@@ -98,13 +99,14 @@ def test_s40_one_balancer_may_serve_several_pools() -> None:
 def test_b41_least_loaded_prefers_the_idle_worker(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2, loadbalancer=LeastLoadedLoadBalancer()) as pool:
-            calls = [asyncio.create_task(jobs.begun_at(log, 0, 0.6))]
+            calls = [asyncio.create_task(jobs.until_told(log, 0))]
             await until(lambda: lines(log))
             busy = int(lines(log)[0].split()[1])
             assert {await jobs.pid() for _ in range(6)} == set(pids(pool)) - {busy}
-            calls += [asyncio.create_task(jobs.begun_at(log, n, 0.3)) for n in range(1, 10)]
+            calls += [asyncio.create_task(jobs.until_told(log, n)) for n in range(1, 10)]
             await until(lambda: len(lines(log)) == 10)
             assert sorted(view.in_flight for view in pool.workers()) == [5, 5]
+            jobs.note(f"{log}.go", "go")
             await asyncio.gather(*calls)
             assert in_flight(pool) == 0
 
@@ -219,12 +221,12 @@ def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) ->
     async def main() -> None:
         async with pool_with(hook, spawn=2) as pool:
             with capture_events("workers") as events:
-                first = asyncio.create_task(jobs.begun_at(log, 1, 0.9))
+                first = asyncio.create_task(jobs.until_told(log, 1))
                 await until(lambda: len(lines(log)) == 1)
                 busy = int(lines(log)[0].split()[1])
                 # One of two is the busy one's turn, and goes on to the other.
                 assert {await jobs.pid() for _ in range(6)} == set(pids(pool)) - {busy}
-                second = asyncio.create_task(jobs.begun_at(log, 2, 0.4))
+                second = asyncio.create_task(jobs.until_told(log, 2))
                 await until(lambda: len(lines(log)) == 2)
                 with pytest.raises(NoWorkersAvailable) as caught:
                     await jobs.begun_at(log, 3, 0)
@@ -233,6 +235,7 @@ def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) ->
                     assert str(view.uid) in said or str(view.pid) in said or view.address in said
                 assert "RESOURCE_EXHAUSTED" in said or "backpressure" in said
                 assert set(states(pool).values()) == {"ready"}, "nobody is cooled"
+                jobs.note(f"{log}.go", "go")
                 assert await asyncio.gather(first, second) == [1, 2]
             assert len(lines(log)) == 2
             assert "worker_lost" not in events.names

@@ -563,21 +563,6 @@ def test_s06_a_cancellation_reaches_the_worker_soon(tmp_path: Path, computing: b
     run(main)
 
 
-def test_s06_a_routine_that_does_not_end_keeps_its_caller_for_five_seconds(shared: Shared, log: str) -> None:
-    async def main() -> None:
-        task = asyncio.create_task(jobs.slow_to_end(log, 8))
-        await begun(log)
-        asked = time.monotonic()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert 4 < time.monotonic() - asked < 7
-        assert lines(log) == ["begun"]
-        assert await jobs.add(1, 2) == 3
-
-    shared(main)
-
-
 def test_s06_a_task_cancelled_before_its_first_step_calls_nothing(shared: Shared, log: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(jobs.noted_pid(log, 1))

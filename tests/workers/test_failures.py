@@ -297,12 +297,26 @@ def test_s40a_workers_killed_while_they_start_lose_no_call(shared: Shared, log: 
 # -- silence ----------------------------------------------------------------------------------------------------------
 
 
+async def keeps_its_caller_for_five_seconds(path: str) -> None:
+    """S06, asked here because it takes as long to answer: a routine that does not end when it is cancelled."""
+    task = asyncio.create_task(jobs.slow_to_end(path, 7))
+    await until(lambda: lines(path) == ["begun"])
+    asked = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert 4 < time.monotonic() - asked < 7
+    assert lines(path) == ["begun"]
+
+
 def test_s51_a_stopped_worker_is_lost_within_ten_seconds_and_its_late_result_discarded(
     shared: Shared, log: str
 ) -> None:
     async def main() -> None:
         pool = await rested(shared)
-        victim, other = pids(pool)
+        beside = asyncio.create_task(keeps_its_caller_for_five_seconds(log + ".beside"))
+        await until(lambda: lines(log + ".beside"))
+        [victim, other] = [view.pid for view in sorted(pool.workers(), key=lambda view: view.in_flight)]
         lost = [asyncio.create_task(jobs.begun_at(log, n, 1.0)) for n in range(2)]
         retried = [asyncio.create_task(jobs.begun_at_with_retries(log, n, 1.0)) for n in range(10, 12)]
         await until(lambda: len(lines(log)) == 4)
@@ -325,8 +339,10 @@ def test_s51_a_stopped_worker_is_lost_within_ten_seconds_and_its_late_result_dis
             counted = {n: sum(line.startswith(f"{n} ") for line in lines(log)) for n in (0, 1, 10, 11)}
             assert counted == {n: 2 if n >= 10 and str(n) in there else 1 for n in counted}
             await until(lambda: not alive(victim))
+            await beside
         finally:
-            kill(victim) if alive(victim) else None
+            if alive(victim):
+                kill(victim)
 
     shared(main, patience=60)
 

@@ -40,7 +40,7 @@ LINES = {
         logging.WARNING,
         WorkerBlocked(at=0.0, uid="w-1", pid=7, tag="jobs.crunch:4"),
     ),
-    "worker w-1 is blocked: a routine holds its loop; no new calls go there until it is free": (
+    "worker w-1 is blocked: its loop is held, or it gives no sign of life; no new calls go there until it is free": (
         logging.WARNING,
         WorkerBlocked(at=0.0, uid="w-1", pid=0, tag=None),
     ),

@@ -180,7 +180,7 @@ def test_f33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: s
 def test_f33_a_parent_killed_at_any_moment_leaves_no_descendant(doomed: Callable[[str], Parent], scale: float) -> None:
     """Also while it starts its keeper, its workers, or stops them."""
     chance = random.Random(2)
-    for round_ in range(max(6, int(60 * scale))):
+    for round_ in range(max(5, int(60 * scale))):
         parent = doomed("churning")
         if round_ % 2:  # the moments of the first start are short: half of all rounds go there
             assert parent.process.stdout is not None
@@ -199,6 +199,7 @@ def test_f33_a_crash_leaves_files_only_until_the_next_start(
     """Everything is killed in one go, so that nobody is left to clean up."""
     parent = doomed("busy")
     parent.ready()
+    assert files(runtime) != [], "its sockets are where they are looked for"
     keeper = min(parent.seen, key=lambda pid: parent_of(pid) != parent.pid)
     for pid in (parent.pid, keeper, *(set(parent.seen) - {keeper})):
         with contextlib.suppress(ProcessLookupError):
@@ -210,36 +211,10 @@ def test_f33_a_crash_leaves_files_only_until_the_next_start(
     assert files(runtime) == []
 
 
-def test_f33_a_killed_parent_leaves_no_socket(doomed: Callable[[str], Parent], runtime: Path) -> None:
-    """The keeper is still there to clean up."""
-    parent = doomed("busy")
-    parent.ready()
-    assert files(runtime) != [], "its sockets are where they are looked for"
-    parent.send(signal.SIGKILL)
-    parent.process.wait(PATIENCE)
-    wait_until(lambda: not parent.left())
-    done = subprocess.run([sys.executable, "-c", START_AND_STOP], env=environment(), check=False, timeout=PATIENCE)
-    assert done.returncode == 0
-    assert files(runtime) == []
-
-
 # -- the worker is killed ---------------------------------------------------------------------------------------------
 
 
-def test_f33_what_a_routine_started_ends_with_its_worker() -> None:
-    async def main() -> None:
-        async with WorkerPool(spawn=1) as pool:
-            started = await jobs.family()
-            assert all(alive(pid) for pid in started.values())
-            os.kill(pids(pool)[0], signal.SIGKILL)
-            await until(lambda: not any(alive(pid) for pid in started.values()), GONE_WITHIN)
-            await all_ready(pool, 1)
-            assert await jobs.add(1, 2) == 3
-
-    run(main)
-
-
-def test_f33_what_a_routine_started_ends_with_its_pool() -> None:
+def test_f33_what_a_routine_started_ends_with_its_worker_or_its_pool() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             one = await jobs.family()
@@ -426,14 +401,6 @@ def test_b52_one_pool_serves_several_loops() -> None:
 
     with no_leaks(grace=3):
         run(main)
-
-
-def test_b52_loops_one_after_the_other() -> None:
-    async def main() -> int:
-        async with WorkerPool(spawn=1):
-            return int(await jobs.pid())
-
-    assert len({run(main) for _ in range(3)}) == 3
 
 
 @pytest.mark.skipif(uvloop is None, reason="pip install headgate[speed]")

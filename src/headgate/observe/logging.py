@@ -52,8 +52,8 @@ def _log_worker(event: Any) -> None:
     if event.name == "worker_lost":
         log.warning("%s is lost: %s%s", who, event.reason, "; another takes its place" if event.restarted else "")
     elif event.name == "worker_blocked":
-        holder = event.tag or "a routine"
-        log.warning("%s is blocked: %s holds its loop; no new calls go there until it is free", who, holder)
+        why = f"{event.tag} holds its loop" if event.tag else "its loop is held, or it gives no sign of life"
+        log.warning("%s is blocked: %s; no new calls go there until it is free", who, why)
     else:
         log.info("%s takes calls again", who)
 

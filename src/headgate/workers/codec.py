@@ -30,10 +30,6 @@ _ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
 _HERE = __file__.rsplit("codec.py", 1)[0]
 
 
-class Unpicklable(InvalidType):
-    """Something given to a call cannot travel."""
-
-
 def dumps(value: object) -> bytes:
     """Any object that cloudpickle carries, as bytes."""
     if value.__class__ in _ATOMS:
@@ -55,6 +51,12 @@ def loads(data: bytes) -> Any:
 
 def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes:
     """The arguments of a call; InvalidType names the one that cannot travel."""
+    if not kwargs:
+        for value in args:
+            if value.__class__ not in _ATOMS:
+                break
+        else:
+            return pickle.dumps((args, kwargs), 5)
     try:
         return dumps((args, kwargs))
     except Exception as error:
@@ -64,11 +66,11 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
             try:
                 dumps(value)
             except Exception as cause:
-                raise Unpicklable(
+                raise InvalidType(
                     f"{name} of {tag}, a {type(value).__qualname__}, cannot be pickled: {_said(cause)}",
                     remedy="Pass something that can be copied to another process, or make it in the routine.",
                 ) from cause
-        raise Unpicklable(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
+        raise InvalidType(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
 
 
 def _names(fn: Any) -> Iterator[str]:

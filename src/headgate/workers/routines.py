@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, Token, copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.resources.fields import is_finite
@@ -93,14 +93,21 @@ async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, A
     return await result if inspect.isawaitable(result) else result
 
 
+class Decorator(Protocol):
+    """What ``@routine(...)`` is."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
+
+
 @overload
 def routine(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
 @overload
 def routine(fn: Callable[P, R], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
 @overload
-def routine(
-    *, timeout: float | None = None, retries: int = 0, thread: bool = False
-) -> Callable[[Callable[P, Coroutine[Any, Any, R]] | Callable[P, R]], Callable[P, Coroutine[Any, Any, R]]]: ...
+def routine(*, timeout: float | None = None, retries: int = 0, thread: bool = False) -> Decorator: ...
 def routine(fn: Any = None, /, *, timeout: float | None = None, retries: int = 0, thread: bool = False) -> Any:
     """Make a function run on a worker of the active WorkerPool when it is called and awaited.
 

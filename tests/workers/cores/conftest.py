@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.register_assert_rewrite("tests.workers.cores.conversation")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def what_grpc_opens_once() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from headgate.workers import session
@@ -22,6 +22,7 @@ Manner = Literal["fine", "stopping", "refusing"]
 
 REFUSALS = ("unavailable", "exhausted", "not_started")
 ENDS = ("returned", "raised", "cancelled")
+NOTHING: Mapping[Any, int] = {}
 
 
 def form_of(definition: Definition) -> FunctionForm:
@@ -100,14 +101,14 @@ class Lanes:
     def keys(self) -> list[Any]:
         return [key for key, _ in self.queue] + [long.key for long in self.bulk]
 
-    def leave(self, keys: Sequence[Any], chunks: Iterable[Any]) -> None:
-        """These frames and chunks left in one message: the ones that should have?"""
+    def leave(self, keys: Sequence[Any], chunks: Iterable[Any], defined: Mapping[Any, int] = NOTHING) -> None:
+        """These frames and chunks left in one message: the ones that should have? Some brought a definition along."""
         size = 0
         for key in keys:
             assert size < session.MESSAGE, "a message ends when it is long enough"
             (first, cost), self.queue = self.queue[0], self.queue[1:]
             assert first is key or first == key, "first come, first served"
-            size += cost
+            size += cost + defined.get(key, 0)
         assert not self.queue or size >= session.MESSAGE, "small frames never wait for a transfer"
         data = [chunk for chunk in chunks if not chunk.abandoned]
         if not self.bulk or size >= session.MESSAGE:
@@ -271,7 +272,8 @@ class World:
             pair.defined.add(number)
         fresh = {definition.function for definition in message.definitions}
         assert fresh <= {frame.function for frame in message.calls}, "defined when it is needed"
-        works = []
+        works: list[Work] = []
+        defined: dict[Work, int] = {}
         for frame in message.calls:
             work = next(work for work in pair.unsent if work.task == frame.task)
             assert work.call is not None
@@ -284,7 +286,10 @@ class World:
             assert frame.arguments == (b"" if frame.transfer else work.arguments)
             pair.sent[frame.number] = pair.numbered[frame.number] = work
             works.append(work)
-        pair.out.leave(works, message.chunks)
+            if frame.function in fresh:
+                fresh.remove(frame.function)
+                defined[work] = len(work.form.value)
+        pair.out.leave(works, message.chunks, defined)
         by_value = [number for number, form in pair.known.items() if form.value]
         forgotten = []
         while len(by_value) > 1 and sum(len(pair.known[number].value) for number in by_value) > session.KEPT:
@@ -437,14 +442,14 @@ class World:
 
     def worker_takes(self, pair: Pair) -> bool:
         """Hand the worker's next message to the transport. Was there one?"""
-        message = pair.worker.take()
         back = pair.back
-        has_news = pair.reply_due or pair.started or pair.refusals or pair.pulse or pair.stopping
+        small = pair.reply_due or pair.started or pair.refusals or pair.pulse or pair.stopping
+        has_news = bool(small or back.keys())
+        assert pair.worker.has_more is has_news
+        message = pair.worker.take()
+        assert (message is not None) is has_news
         if message is None:
-            assert not has_news
-            assert not back.keys()
             return False
-        assert has_news or back.keys()
         pair.to_client.append(message.SerializeToString())
         assert message.HasField("welcome") is (pair.reply_due and pair.manner != "refusing")
         assert message.HasField("refused") is (pair.reply_due and pair.manner == "refusing")
