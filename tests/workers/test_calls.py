@@ -576,6 +576,28 @@ def test_s06_a_task_cancelled_before_its_first_step_calls_nothing(shared: Shared
     shared(main)
 
 
+def test_s06_a_call_cancelled_while_another_holds_the_loop_is_confirmed_after_it(shared: Shared, log: str) -> None:
+    """Call and cancellation wait on the worker together, and are met in one turn of its loop."""
+
+    async def main() -> None:
+        holders = [asyncio.create_task(jobs.holds_the_loop(log, 0.4)) for _ in range(2)]
+        await until(lambda: len(lines(log)) == 2)
+        tasks = [asyncio.create_task(jobs.guarded(log, number, 60)) for number in range(4)]
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+        asked = time.monotonic()
+        await asyncio.wait(tasks)
+        assert time.monotonic() - asked < 3
+        assert all(task.cancelled() for task in tasks)
+        said = Counter(line.split()[0] for line in lines(log)[2:])
+        assert said["begun"] == said["ended"]
+        await asyncio.gather(*holders)
+        assert in_flight(shared.pool) == 0
+
+    shared(main)
+
+
 def test_s06_a_call_cancelled_before_it_began_is_confirmed_too(shared: Shared, scale: float) -> None:
     """The cancellation overtakes the call, or travels with it: nobody is to wait out the five seconds."""
 

@@ -117,7 +117,7 @@ class Roster:
         if rotation.cooling:
             rotation.advance(now)
         flight = rotation.acquire(now, ANY, avoid)
-        if flight is not None or not rotation.cooling:
+        if flight is not None:
             return flight
         resting = [seat for seat in rotation.seats.values() if seat.shut and seat.resource.resource_id not in avoid]
         if not resting:
@@ -131,7 +131,10 @@ class Roster:
 
     def served(self, flight: Flight) -> None:
         """It took the call and answered: it is fine."""
+        seat = flight.seat
         self._rotation.ok(flight)
+        if seat.shut and not seat.gone and flight.order > seat.resource._outage:
+            self._rotation.enable(seat.resource.resource_id)  # it was tried while it cooled
 
     def failed(self, flight: Flight, now: float) -> None:
         """It could not, for now."""

@@ -106,10 +106,10 @@ class Connection:
         self._rouse()
         return gone
 
-    def introduce(self, peers: list[tuple[str, str]]) -> None:
+    def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
         """Tell the worker whom its routines may call."""
         if self.session.state != "over":
-            self.session.introduce(peers)
+            self.session.introduce(pool, peers)
             self._rouse()
 
     # -- the stream ---------------------------------------------------------------------------------------------------
@@ -232,6 +232,13 @@ class Connection:
         elif self.blocked and silent > _EXPIRY:
             self._set_blocked(False, "")
         if session.waiting or self.blocked:
+            self._watch()
+
+    def block(self) -> None:
+        """It refused a call because its loop is held."""
+        self._heard = clock.now()
+        self._set_blocked(True, "")
+        if self._look is None:
             self._watch()
 
     def _set_blocked(self, blocked: bool, tag: str) -> None:

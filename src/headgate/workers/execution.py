@@ -35,7 +35,7 @@ _log = logging.getLogger("headgate.workers")
 class Running:
     """A call that was handed over."""
 
-    __slots__ = ("begun", "cancels", "client", "session", "task")
+    __slots__ = ("begun", "cancels", "client", "session", "stopped", "task")
 
     def __init__(self, session: Any, client: str, begun: Begun) -> None:
         self.session: Any = session
@@ -43,6 +43,8 @@ class Running:
         self.begun: Begun = begun
         self.task: asyncio.Task[None] | None = None
         self.cancels: int = 0
+        self.stopped: bool = False
+        """Was it cancelled because the worker stops?"""
 
     @property
     def id(self) -> str:
@@ -123,6 +125,10 @@ class TaskLoop:
     def cancel_all(self, session: Any, numbers: list[int]) -> None:
         """Nobody waits for these any more."""
         self.hand_over(session, "", [], numbers)
+
+    def stop_all(self) -> None:
+        """Cancel whatever runs: the worker stops."""
+        self.loop.call_soon_threadsafe(self._stop_all)
 
     def leave(self, closing: Callable[[], Any]) -> None:
         """A client is gone: close on the task loop what it had there."""
@@ -205,6 +211,12 @@ class TaskLoop:
             self.running[session, number] = running
             running.task = loop.create_task(self._drive(running))
 
+    def _stop_all(self) -> None:
+        for running in list(self.running.values()):
+            if running.task is not None:
+                running.stopped = True
+                running.task.cancel()
+
     def _cancel(self, session: Any, number: int) -> None:
         running = self.running.get((session, number))
         if running is not None and running.task is not None:
@@ -241,7 +253,8 @@ class TaskLoop:
                 result = await fn(*args, **kwargs)
             kind, payload = "returned", self._dump(begun, result)
         except asyncio.CancelledError as error:
-            kind, payload = "cancelled", dump_exception(error, self._where) if error.args else b""
+            kind = "stopped" if running.stopped and not running.cancels else "cancelled"
+            payload = dump_exception(error, self._where) if error.args else b""
         except BaseException as error:
             kind, payload = "raised", dump_exception(error, self._where)
         self._end(running, kind, payload)
@@ -344,7 +357,12 @@ class _Aside:
         self._task = asyncio.current_task()
         if self._cancelled and self._task is not None:
             self._task.cancel()
-        return await coroutine
+        try:
+            return await coroutine
+        finally:
+            running = CALLER.get()
+            if running is not None:
+                await running.pool.close()  # what it called, it called from this loop
 
     def cancel(self) -> None:
         """From the task loop: cancel it if it can be."""

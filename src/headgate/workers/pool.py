@@ -44,11 +44,13 @@ _LAST = 2.0  # seconds for workers to go by themselves when nothing runs any mor
 class Member:
     """A worker that the pool started."""
 
-    __slots__ = ("failure", "stopping", "view", "worker")
+    __slots__ = ("failure", "lost", "stopping", "view", "worker")
 
     def __init__(self, worker: LocalWorker) -> None:
         self.worker: LocalWorker = worker
         self.failure: str = ""
+        self.lost: str = ""
+        """Why it was ended, if it could not be reached."""
         self.stopping: bool = False
         self.view: WorkerState = "starting"
 
@@ -105,6 +107,7 @@ class WorkerPool:
         self._factory: Callable[..., Any] = worker if worker is not None else LocalWorker
         self._lazy = lazy
         self._quorum = quorum
+        self._id = clock.token()[:12]
         self._state = "new"
         self._members: dict[str, Member] = {}
         self._leaving: dict[str, Member] = {}
@@ -241,7 +244,11 @@ class WorkerPool:
         for other in [other for other in self._proxies if other.is_closed()]:
             del self._proxies[other]
         proxy = self._proxies[loop] = Proxy(
-            self._balancer, quorum=self._quorum, quorum_timeout=self._quorum_timeout, on_lost=self._on_lost
+            self._balancer,
+            quorum=self._quorum,
+            quorum_timeout=self._quorum_timeout,
+            on_lost=self._on_lost,
+            pool=self._id,
         )
         if self._failure is not None:
             proxy.fail(self._failure)
@@ -338,24 +345,23 @@ class WorkerPool:
         was_ready = member.view == "ready"
         if was_ready:
             self._discovery.announce("worker-dropped", worker.metadata)
-        expected = member.stopping or self._state in ("closing", "closed")
-        if WORKERS.listeners:
-            if expected:
+        if member.stopping or self._state not in ("open", "starting"):
+            if WORKERS.listeners:
                 WORKERS.emit(WorkerStopped(at=clock.wall(), uid=worker.uid, pid=worker.pid))
-            else:
-                reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
-                WORKERS.emit(
-                    WorkerLostEvent(at=clock.wall(), uid=worker.uid, pid=worker.pid, reason=reason, restarted=True)
-                )
-        if expected:
             return
         if not was_ready:
             self._deaths.append(clock.now())
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] <= WITHIN:
                 self._fail(start_failure(member.failure, report))
-                return
-        if self._failure is None and len(self._members) < self._size:
+        restarted = self._failure is None and len(self._members) < self._size
+        if restarted:
             self._replace()
+        if WORKERS.listeners:
+            reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
+            reason = f"it was ended, being out of reach: {member.lost}" if member.lost and "code" in report else reason
+            WORKERS.emit(
+                WorkerLostEvent(at=clock.wall(), uid=worker.uid, pid=worker.pid, reason=reason, restarted=restarted)
+            )
 
     def _replace(self) -> None:
         try:
@@ -393,10 +399,11 @@ class WorkerPool:
     def _on_lost(self, metadata: WorkerMetadata, reason: str) -> None:
         """A proxy cannot reach a worker of ours: it is replaced, so it must not live on."""
         if self._loop is not None and not self._loop.is_closed():
-            _on(self._loop, self._kill, metadata.uid)
+            _on(self._loop, self._kill, metadata.uid, reason)
 
-    def _kill(self, uid: str) -> None:
+    def _kill(self, uid: str, reason: str) -> None:
         if self._spawner is not None and self._state == "open" and uid in self._members:
+            self._members[uid].lost = self._members[uid].lost or reason
             self._spawner.signal(uid, signal.SIGKILL)
 
     # -- leaving ------------------------------------------------------------------------------------------------------

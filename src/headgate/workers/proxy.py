@@ -61,6 +61,7 @@ class Proxy:
         quorum: int = 1,
         quorum_timeout: float = 60.0,
         on_lost: Callable[[WorkerMetadata, str], None] | None = None,
+        pool: str = "",
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.seen: Any = None
@@ -72,6 +73,7 @@ class Proxy:
         self._quorum = quorum
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
+        self._pool = pool
         self._waiters: list[asyncio.Future[None]] = []
         self._busy: set[Connection] = set()  # blocked: no new calls
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
@@ -154,7 +156,7 @@ class Proxy:
     def _introduce(self) -> None:
         peers = [(connection.metadata.uid, connection.metadata.address) for connection in self._roster]
         for connection in self._roster:
-            connection.introduce(peers)
+            connection.introduce(self._pool, peers)
 
     def _remove(self, connection: Connection) -> None:
         uid = connection.metadata.uid
@@ -248,9 +250,12 @@ class Proxy:
                     answer: Answer = call.waiter
                 except asyncio.CancelledError as error:
                     answer = await self._cancelled(connection, call, error)
-            except BaseException:
+            except BaseException as error:
                 self._give_up(connection, call)
                 self._roster.ended(flight)
+                if TASKS.listeners:
+                    outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "timeout"
+                    self._report_end(routine, call, connection, outcome, _exception(error))
                 raise
             finally:
                 self._calls.pop(call, None)
@@ -269,17 +274,17 @@ class Proxy:
                 self._raise(routine, call, connection, answer)
             self._refused(flight, connection, answer, tried)
             if self._closed:
-                raise PoolClosed(f"{routine.tag} was not finished when its pool was closed ({self._closed})")
-            if kind == "lost":
+                self._raise_closed(routine, call, connection)
+            if kind == "lost" or kind == "stopped":
                 if attempts <= 0:
-                    self._raise_lost(routine, call, connection)
+                    self._raise_lost(routine, call, connection, kind == "stopped")
                 attempts -= 1
                 tried.clear()
 
     def _choose(self, routine: Routine, number: int, tried: dict[str, str]) -> Flight | None:
         """The next worker that takes calls and has not refused this one."""
         if self._closed:
-            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})")
+            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=_INSIDE)
         if not self._reached_quorum:
             if len(self._roster) < self._quorum:
                 return None
@@ -417,9 +422,8 @@ class Proxy:
             status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
             tried[uid] = f"{status}: {reason}"
         elif answer.kind == "not_started":
-            self._busy.add(connection)  # until it says that its loop is free
-            connection.blocked = True
-        if self._custom is not None and answer.kind not in ("lost", "unsent"):
+            connection.block()  # until it says that its loop is free
+        if self._custom is not None and answer.kind not in ("lost", "unsent", "stopped"):
             self._custom.report(self.view(connection), "transient")
 
     def _raise(self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer) -> NoReturn:
@@ -441,13 +445,25 @@ class Proxy:
             error.__context__ = context  # Python puts the exception that is being handled here in its place
             del error
 
-    def _raise_lost(self, routine: Routine, call: Outgoing, connection: Connection) -> NoReturn:
+    def _raise_closed(self, routine: Routine, call: Outgoing, connection: Connection) -> NoReturn:
+        error = PoolClosed(f"{routine.tag} was not finished when its pool was closed ({self._closed})", remedy=_INSIDE)
+        if TASKS.listeners:
+            self._report_end(routine, call, connection, "closed", _exception(error))
+        raise error
+
+    def _raise_lost(self, routine: Routine, call: Outgoing, connection: Connection, stopped: bool) -> NoReturn:
         task, uid, pid = f"{client_id()}/{call.task}", connection.metadata.uid, connection.metadata.pid
+        what = "was stopped" if stopped else "was lost"
+        why = "it did not wait for the task to end" if stopped else connection.reason
+        retries = routine.options.retries
         error = WorkerLost(
-            f"worker {uid} (pid {pid}) was lost while it had task {task} ({routine.tag}): {connection.reason}. "
+            f"worker {uid} (pid {pid}) {what} while it had task {task} ({routine.tag}): {why}. "
             "The task may have run, in part or whole",
             task=task,
             worker=uid,
+            remedy=f"All its attempts (retries={retries}) were lost so: see what ends the workers."
+            if retries
+            else None,
         )
         if TASKS.listeners:
             self._report_end(routine, call, connection, "lost", TaskException("WorkerLost", str(error)))
@@ -514,6 +530,13 @@ class Proxy:
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
         self._wake()
+
+
+_INSIDE = "Call it inside the `async with` block of its pool, and await it there."
+
+
+def _exception(error: BaseException) -> TaskException:
+    return TaskException(type(error).__qualname__, str(error))
 
 
 def _checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerView]) -> Iterator[WorkerView]:

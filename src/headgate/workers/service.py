@@ -47,10 +47,15 @@ SERVER_OPTIONS = (
 
 
 class Nested:
-    """The pool of a client, as routines that run for it use it: a proxy on the task loop, made at the first call."""
+    """A pool, as routines that run for it use it: a proxy for each loop, made at the first call.
 
-    def __init__(self, session: WorkerSession) -> None:
-        self._session = session
+    One for each pool, whoever called: with one for each conversation, every level of nesting would double the streams.
+    """
+
+    def __init__(self, pool: str) -> None:
+        self.peers: list[tuple[str, str]] = []
+        """The workers of the pool, as a client last said."""
+        self._pool = pool
         self._proxies: dict[asyncio.AbstractEventLoop, Any] = {}  # routines in threads have loops of their own
 
     def _proxy(self) -> Any:
@@ -62,15 +67,15 @@ class Nested:
 
             for other in [other for other in list(self._proxies) if other.is_closed()]:
                 self._proxies.pop(other, None)
-            proxy = self._proxies[loop] = Proxy(RoundRobinLoadBalancer())
-        peers = self._session.peers or []
+            proxy = self._proxies[loop] = Proxy(RoundRobinLoadBalancer(), pool=self._pool)
+        peers = self.peers
         if proxy.seen is not peers:
             proxy.seen = peers
             proxy.set_members([WorkerMetadata(uid, address, 0, __version__) for uid, address in peers])
         return proxy
 
     async def close(self) -> None:
-        """On the task loop: end its conversations. (Those of other loops end with them.)"""
+        """End the conversations of the running loop."""
         proxy = self._proxies.pop(asyncio.get_running_loop(), None)
         if proxy is not None:
             await proxy.close("the client left")
@@ -80,9 +85,8 @@ class Conversation:
     """One stream: a session, and what moves its messages."""
 
     def __init__(self, uid: str, context: Any) -> None:
-        self.nested: Nested
+        self.nested: Nested = Nested("")
         self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
-        self.nested = Nested(self.session)
         self.writing: bool = False
         self._context = context
         self._work = asyncio.Event()
@@ -113,6 +117,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         self.stopped: asyncio.Event = asyncio.Event()
         self.stopping: bool = False
         self._conversations: dict[Conversation, None] = {}
+        self._nested: dict[str, Nested] = {}
         self._idle = asyncio.Event()
         self._cut = asyncio.Event()  # do not wait any longer
         self._health = asyncio.Event()
@@ -163,7 +168,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             left = session.broken()
             if left:
                 self.tasks.cancel_all(conversation, left)
-            self.tasks.leave(conversation.nested.close)
+            self._leave(conversation)
             if writer is not None:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
@@ -171,6 +176,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
     def _hear(self, conversation: Conversation, message: ToWorker) -> None:
         session = conversation.session
         begun, cancels = session.receive(message)
+        if message.HasField("peers") and session.peers is not None:
+            pool, peers = session.peers
+            conversation.nested = self._nested.setdefault(pool, Nested(pool))
+            conversation.nested.peers = peers
         if self.stopping and begun:
             for call in begun:
                 session.answer(call.number, "unavailable", b"the worker is stopping")
@@ -180,6 +189,14 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self._idle.clear()
             self.tasks.hand_over(conversation, session.client, begun, cancels)
             self._watch.begin()
+
+    def _leave(self, conversation: Conversation) -> None:
+        """The last conversation of a pool takes the pool's own ones with it."""
+        nested = conversation.nested
+        if not any(other.nested is nested for other in self._conversations):
+            for pool in [pool for pool, known in self._nested.items() if known is nested]:
+                del self._nested[pool]
+            self.tasks.leave(nested.close)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """A burst of ends, from the task loop."""
@@ -250,8 +267,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self._cut.set()
         await self._drained(None if timeout < 0 else timeout)
         if self.tasks.busy:
-            for conversation in list(self._conversations):
-                self.tasks.cancel_all(conversation, list(conversation.session.open))
+            self.tasks.stop_all()
             self._cut.clear()
             await self._drained(2.0)
         deadline = clock.now() + 2.0

@@ -33,7 +33,7 @@ async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Calla
     _listen_to_signals(service, config.get("drain", -1.0))
     ready()
     await service.stopped.wait()
-    await server.stop(0.2)
+    await server.stop(0.02)  # what there was to say has been said
     service.tasks.stop()
 
 

@@ -40,10 +40,17 @@ PULSE = 0.5
 HELD = 1.0
 """Seconds without a turn after which a task loop counts as held."""
 
-Kind = Literal["returned", "raised", "cancelled", "unavailable", "exhausted", "not_started", "lost", "unsent"]
-"""How a call ended. The first three ran; of "lost" nobody knows; the others never began."""
+Kind = Literal[
+    "returned", "raised", "cancelled", "stopped", "unavailable", "exhausted", "not_started", "lost", "unsent"
+]
+"""How a call ended. The first four ran; of "lost" nobody knows; the others never began."""
 
-_RESULTS: dict[int, Kind] = {Result.RETURNED: "returned", Result.RAISED: "raised", Result.CANCELLED: "cancelled"}
+_RESULTS: dict[int, Kind] = {
+    Result.RETURNED: "returned",
+    Result.RAISED: "raised",
+    Result.CANCELLED: "cancelled",
+    Result.STOPPED: "stopped",
+}
 _REFUSALS: dict[int, Kind] = {
     Refusal.UNAVAILABLE: "unavailable",
     Refusal.RESOURCE_EXHAUSTED: "exhausted",
@@ -188,7 +195,7 @@ class ClientSession:
         self._last_number = 0
         self._cancels: list[int] = []
         self._abandoned: list[int] = []
-        self._peers: list[tuple[str, str]] | None = None
+        self._peers: tuple[str, list[tuple[str, str]]] | None = None
         self._functions: OrderedDict[FunctionForm, int] = OrderedDict()
         self._kept = 0
         self._last_function = 0
@@ -241,9 +248,9 @@ class ClientSession:
         if self.sent.get(call.number) is call:
             del self.sent[call.number]
 
-    def introduce(self, peers: list[tuple[str, str]]) -> None:
-        """Tell the worker whom its routines may call: uids and addresses."""
-        self._peers = peers
+    def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
+        """Tell the worker whom its routines may call: the pool, uids and addresses."""
+        self._peers = pool, peers
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +284,8 @@ class ClientSession:
             return None
         message, size = ToWorker(), 0
         if self._peers is not None:
-            for uid, address in self._peers:
+            message.peers.pool, peers = self._peers
+            for uid, address in peers:
                 message.peers.workers.add(uid=uid, address=address)
             message.peers.SetInParent()
             self._peers = None
@@ -397,8 +405,8 @@ class WorkerSession:
         self.state: Literal["opening", "open", "over"] = "opening"
         self.open: dict[int, Begun] = {}
         """Calls that were received and not answered."""
-        self.peers: list[tuple[str, str]] | None = None
-        """Whom routines may call, as the client last said."""
+        self.peers: tuple[str, list[tuple[str, str]]] | None = None
+        """Whom routines may call, as the client last said: the pool, uids and addresses."""
         self._uid = uid
         self._version = version
         self._define = define
@@ -437,7 +445,7 @@ class WorkerSession:
         if message.chunks:
             self._transfers.receive(message)
         if message.HasField("peers"):
-            self.peers = [(peer.uid, peer.address) for peer in message.peers.workers]
+            self.peers = message.peers.pool, [(peer.uid, peer.address) for peer in message.peers.workers]
         begun = [self._begun(call) for call in message.calls]
         cancels = [number for number in message.cancels if number in self.open]
         for function in message.forgotten:

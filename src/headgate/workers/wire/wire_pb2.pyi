@@ -84,10 +84,12 @@ class Call(_message.Message):
     def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ...) -> None: ...
 
 class Peers(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "pool")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, workers: _Optional[_Iterable[_Union[Peer, _Mapping[str, _Any]]]] = ...) -> None: ...
+    pool: str
+    def __init__(self, workers: _Optional[_Iterable[_Union[Peer, _Mapping[str, _Any]]]] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("uid", "address")
@@ -150,9 +152,11 @@ class Result(_message.Message):
         RETURNED: _ClassVar[Result.Kind]
         RAISED: _ClassVar[Result.Kind]
         CANCELLED: _ClassVar[Result.Kind]
+        STOPPED: _ClassVar[Result.Kind]
     RETURNED: Result.Kind
     RAISED: Result.Kind
     CANCELLED: Result.Kind
+    STOPPED: Result.Kind
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
