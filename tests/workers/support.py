@@ -138,7 +138,7 @@ def times(path: Path | str) -> Counter[str]:
 
 def alive(pid: int) -> bool:
     """Is it running? What has ended and waits for its parent is not."""
-    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+    return born(pid) != ""
 
 
 def parent_of(pid: int) -> int:
@@ -147,7 +147,8 @@ def parent_of(pid: int) -> int:
 
 def born(pid: int) -> str:
     """When it began: a pid alone may have been given to another since. "" when it has ended."""
-    return _stat(pid)[19] if alive(pid) else ""
+    stat = _stat(pid)
+    return stat[19] if stat and stat[0] not in "ZX" else ""
 
 
 def _stat(pid: int) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 from headgate.resources.model import Resource
@@ -145,40 +146,42 @@ class Roster:
         self._rotation.ended(flight)
 
 
-class _Standing:
-    """A balancer whose order is that of a rotation. Pools use its `strategy`; `order` is for everyone else."""
+class RoundRobinLoadBalancer:
+    """One worker after the other, in the order of their admission, whatever their load. Those that cool come last."""
 
-    strategy: Strategy
+    strategy: Strategy = Cycle()
+    """What pools use of it: their roster goes by this. `order` is for everyone else."""
 
     def __init__(self) -> None:
-        self._rosters: dict[frozenset[str], Roster] = {}
+        self._rosters: dict[tuple[str, ...], Roster] = {}
 
     def order(self, task: Any, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
         """Each worker once, beginning with the one whose turn it is."""
         views = {worker.uid: worker for worker in workers}
-        roster = self._roster(views)
+        roster = self._roster(tuple(views))
         tried: set[str] = set()
-        while len(tried) < len(views):
-            flight = roster.next(0.0, tried)
-            if flight is None:
-                return
+        cooling = []
+        while (flight := roster.next(0.0, tried)) is not None:
             uid = flight.seat.resource.resource_id
-            tried.add(uid)
             roster.ended(flight)
-            yield views[uid]
+            tried.add(uid)
+            if views[uid].state == "cooling":
+                cooling.append(views[uid])
+            else:
+                yield views[uid]
+        yield from cooling
 
     def report(self, worker: WorkerView, report: Report) -> None:
         """The turn has moved on already."""
 
-    def _roster(self, views: dict[str, WorkerView]) -> Roster:
-        """One turn for each set of workers, so that one balancer may serve several pools."""
-        key = frozenset(views)
-        roster = self._rosters.get(key)
+    def _roster(self, uids: tuple[str, ...]) -> Roster:
+        """One turn for each list of workers, so that one balancer may serve several pools."""
+        roster = self._rosters.get(uids)
         if roster is None:
             while len(self._rosters) >= 64:
                 del self._rosters[next(iter(self._rosters))]
-            roster = self._rosters[key] = Roster(self.strategy)
-            for uid in views:
+            roster = self._rosters[uids] = Roster(self.strategy)
+            for uid in uids:
                 roster.admit(uid, uid)
         return roster
 
@@ -186,18 +189,30 @@ class _Standing:
         return f"{type(self).__name__}()"
 
 
-class RoundRobinLoadBalancer(_Standing):
-    """One worker after the other, in the order of their admission, whatever their load."""
-
-    strategy: Strategy = Cycle()
-
-
-class LeastLoadedLoadBalancer(_Standing):
-    """The worker with the fewest calls in flight; among equals the one that was longest unused."""
+class LeastLoadedLoadBalancer:
+    """The worker with the fewest calls in flight; among equals the one that was longest unused. Cooling ones last."""
 
     strategy: Strategy = round_robin()
+    """What pools use of it: their roster goes by this. `order` is for everyone else."""
+
+    def __init__(self) -> None:
+        self._turns = count(1)
+        self._used: dict[str, int] = {}
 
     def order(self, task: Any, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
         """Fewest in flight first."""
-        turn = {worker.uid: place for place, worker in enumerate(super().order(task, workers))}
-        return sorted(workers, key=lambda worker: (worker.in_flight, turn[worker.uid]))
+        used = self._used
+        for worker in sorted(
+            workers, key=lambda worker: (worker.state == "cooling", worker.in_flight, used.get(worker.uid, 0))
+        ):
+            used.pop(worker.uid, None)
+            used[worker.uid] = next(self._turns)
+            while len(used) > 4096:  # of workers that are long gone
+                del used[next(iter(used))]
+            yield worker
+
+    def report(self, worker: WorkerView, report: Report) -> None:
+        """What is in flight says it all."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

@@ -90,7 +90,11 @@ def load_arguments(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Its type and its text, as far as it has one."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 # -- exceptions -------------------------------------------------------------------------------------------------------
@@ -108,15 +112,51 @@ def _reduced(error: BaseException) -> Any:
     kind = type(error)
     reduced = cast(Any, error.__reduce_ex__(5))
     chain = (error.__cause__, error.__context__, error.__suppress_context__)
-    if reduced[0] is not kind:  # it has its own way to travel
-        state = (None, {"__notes__": error.__notes__} if hasattr(error, "__notes__") else {}, chain)
-        return _by_itself, (reduced[0], tuple(reduced[1]), *reduced[2:3]), state, None, None, _restore
-    attributes = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
-    return _made, (kind, tuple(reduced[1])), (None, dict(attributes), chain), None, None, _restore
+    if _travels_its_own_way(kind) or reduced[0] is not kind:
+        notes = {"__notes__": error.__notes__} if hasattr(error, "__notes__") else {}
+        return _by_itself, (reduced[0], tuple(reduced[1]), *reduced[2:3]), (notes, chain), None, None, _restore
+    attributes = dict(reduced[2]) if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
+    for name in _slots(kind):
+        if hasattr(error, name):
+            attributes[name] = getattr(error, name)
+    args = tuple(reduced[1])
+    if isinstance(error, BaseExceptionGroup):  # a list would still be empty where a member points back to its group
+        args = (args[0], tuple(args[1]), *args[2:])
+    return _made, (kind, args), (attributes, chain), None, None, _restore
+
+
+def _travels_its_own_way(kind: type[BaseException]) -> bool:
+    """Does its class say itself how it is pickled?"""
+    ours = _builtin_base(kind).__mro__
+    return any(
+        name in vars(base)
+        for base in kind.__mro__
+        if base not in ours
+        for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
+    )
+
+
+def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
+    """The builtin class whose layout it has."""
+    base: type = kind
+    while getattr(builtins, base.__name__, None) is not base and base.__base__ is not None:
+        base = base.__base__
+    return base
+
+
+def _slots(kind: type) -> list[str]:
+    names: list[str] = []
+    for base in kind.__mro__:
+        declared = vars(base).get("__slots__", ())
+        for name in (declared,) if isinstance(declared, str) else tuple(declared):
+            if name not in ("__dict__", "__weakref__"):
+                hidden = name.startswith("__") and not name.endswith("__")
+                names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return names
 
 
 def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    builtin = next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+    builtin = _builtin_base(kind)
     error: BaseException = builtin.__new__(kind, *args)
     try:
         builtin.__init__(error, *args)
@@ -128,86 +168,82 @@ def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 def _by_itself(make: Any, args: tuple[Any, ...], state: Any = None) -> BaseException:
     error: BaseException = make(*args)
     if state is not None:
-        setter = getattr(error, "__setstate__", None)
-        if setter is not None:
-            setter(state)
-        else:
-            vars(error).update(state)
+        error.__setstate__(state)
     return error
 
 
-def _restore(error: BaseException, state: tuple[Any, dict[str, Any], tuple[Any, Any, bool]]) -> None:
-    _, attributes, (cause, context, suppress) = state
-    for name, value in attributes.items():
+def _restore(error: BaseException, state: tuple[dict[str, Any], tuple[Any, Any, bool]]) -> None:
+    attributes, (cause, context, suppress) = state
+    values = {**attributes, "__cause__": cause, "__context__": context, "__suppress_context__": suppress}
+    for name, value in values.items():
         try:
-            setattr(error, name, value)
+            BaseException.__setattr__(error, name, value)  # whatever its class thinks of being changed
         except Exception:  # a property of the class: its value lies elsewhere
             vars(error)[name] = value
-    error.__cause__, error.__context__, error.__suppress_context__ = cause, context, suppress
 
 
 def dump_exception(error: BaseException, where: str) -> bytes:
     """An exception with its chain; the remote traceback is its last note. Never fails."""
-    text = describe(error)
-    note = f"Remote traceback ({where}):\n{text}"
-    for candidate in (error, None):
-        if candidate is None:
-            candidate = _stripped(error, text)
-        try:
-            buffer = io.BytesIO()
-            _Pickler(buffer, 5).dump((candidate, note, _qualname(type(error)), _said_safely(error)))
-            data = buffer.getvalue()
-            pickle.loads(data)  # one that goes in and does not come out must not cost the caller the news
-            return data
-        except Exception:
-            continue
-    return pickle.dumps((None, note, _qualname(type(error)), _said_safely(error)), 5)
+    note = f"Remote traceback ({where}):\n{describe(error)}"
+    return pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5)
 
 
 def load_exception(data: bytes) -> BaseException:
     """What `dump_exception` was given, or a RemoteError that tells of it."""
     try:
-        error: Any
-        error, note, name, said = pickle.loads(data)
+        dumped, note, name, said = pickle.loads(data)
     except Exception as cause:
-        return RemoteError(
-            f"the routine raised an exception that cannot be read here: {_said(cause)}",
-            remedy="Make its class importable here under the same name.",
-        )
+        return RemoteError(f"the routine raised something that cannot be read here ({_said(cause)})")
+    error: Any = None
+    reason, remedy = "which cannot travel", None
+    if dumped:
+        try:
+            error = pickle.loads(dumped)
+        except Exception as cause:
+            reason = f"which cannot be read here ({_said(cause)})"
+            remedy = "Make its class importable here under the same name to get the real one."
     if not isinstance(error, BaseException):
-        error = RemoteError(f"the routine raised {name}, which cannot travel: {said}")
+        error = RemoteError(f"the routine raised {name}, {reason}: {said}", remedy=remedy)
     try:
-        error.add_note(note)
+        notes = [*getattr(error, "__notes__", ()), note]
+        BaseException.__setattr__(error, "__notes__", notes)  # whatever its class thinks of being changed
     except Exception:
         pass
     return cast(BaseException, error)
 
 
-def _stripped(error: BaseException, text: str) -> BaseException | None:
-    """The same without what cannot travel: members of its chain, or attributes. None: nothing is left of it."""
-    reduced = cast(Any, error.__reduce_ex__(5))
-    if reduced[0] is not type(error):
-        return None
-    copy = _made(type(error), tuple(reduced[1]))
-    attributes = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
-    for name, value in attributes.items():
-        if _travels(value):
-            vars(copy)[name] = value
-        else:
-            return None  # without a field of its own it would not be the exception that was raised
-    for name in ("__cause__", "__context__"):
-        linked = getattr(error, name)
-        if linked is not None:
-            setattr(copy, name, linked if _travels(linked) else RemoteError(_said_safely(linked)))
-    copy.__suppress_context__ = error.__suppress_context__
+def _dumped(error: BaseException) -> bytes:
+    """It with its chain; or without the members of the chain that cannot travel; or nothing."""
+    for stripped in (False, True):
+        try:
+            data = _pickled(_stripped(error) if stripped else error)
+            pickle.loads(data)  # one that goes in and does not come out must not cost the caller the news
+            return data
+        except Exception:
+            continue
+    return b""
+
+
+def _pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, 5).dump(value)
+    return buffer.getvalue()
+
+
+def _stripped(error: BaseException) -> BaseException:
+    """A copy in whose chain a RemoteError stands for each exception that cannot travel."""
+    make, args, state, *_ = _reduced(error)
+    copy: BaseException = make(*args)
+    chain = tuple(
+        linked if linked is None or _travels(linked) else RemoteError(_said(linked)) for linked in state[1][:2]
+    )
+    _restore(copy, (state[0], (*chain, state[1][2])))
     return copy
 
 
 def _travels(value: object) -> bool:
     try:
-        buffer = io.BytesIO()
-        _Pickler(buffer, 5).dump(value)
-        pickle.loads(buffer.getvalue())
+        pickle.loads(_pickled(value))
     except Exception:
         return False
     return True
@@ -230,10 +266,3 @@ def _theirs(tb: TracebackType | None) -> TracebackType | None:
 
 def _qualname(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _said_safely(error: BaseException) -> str:
-    try:
-        return f"{_qualname(type(error))}: {error}"
-    except Exception:
-        return _qualname(type(error))

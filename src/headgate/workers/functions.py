@@ -36,8 +36,9 @@ ROUTINE = "__headgate_routine__"
 PYTHON = f"{sys.implementation.cache_tag}"
 HEAVY_BYTES, HEAVY_SECONDS = 1024 * 1024, 0.005
 
-_ATOMS = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
-_UNSETTLING = frozenset({"globals", "exec", "eval", "vars", "setattr", "__import__", "locals"})
+_ATOMS = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis)})
+_UNSETTLING = frozenset({"globals", "exec", "eval", "vars", "setattr", "delattr", "__import__", "locals"})
+_MAINS = ("__main__", "__mp_main__")
 _log = logging.getLogger("headgate.workers")
 
 
@@ -94,6 +95,8 @@ class Traveller:
             return self._form
         import cloudpickle  # not at the top: decorating a function is to be quick
 
+        if "__mp_main__" in sys.modules:  # a main program under multiprocessing: cloudpickle takes it for a module
+            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         seen = _settled(fn)
         began = clock.now()
         try:
@@ -125,7 +128,7 @@ class Traveller:
 def importable(decorated: Any) -> bool:
     """Would a worker that imports its module find this very function under its name?"""
     module = getattr(decorated, "__module__", None)
-    if module is None or module in ("__main__", "__mp_main__") or _registered(module):
+    if module is None or module in _MAINS or _registered(module):
         return False
     found: Any = sys.modules.get(module)
     if found is None or getattr(found, "__spec__", None) is None:  # made by hand: no file to import it from
@@ -141,105 +144,143 @@ def importable(decorated: Any) -> bool:
 def _registered(module: str) -> bool:
     """Was cloudpickle told to send it by value?"""
     cloudpickle = sys.modules.get("cloudpickle")
-    return cloudpickle is not None and module in cloudpickle.list_registry_pickle_by_value()
+    if cloudpickle is None:
+        return False
+    registered = cloudpickle.list_registry_pickle_by_value()
+    return any(module == name or module.startswith(f"{name}.") for name in registered)
 
 
 def _look(holder: Any, name: Any) -> Any:
-    """What a name means now: a global, a builtin, a default or a cell."""
+    """What a name means now: a global, a cell, or something of a function."""
     if holder.__class__ is dict:
         return holder.get(name, _ABSENT)
-    if name is None:
-        return holder.__defaults__
-    if name == "":
-        return holder.__kwdefaults__
-    try:
-        return holder.cell_contents
-    except ValueError:
-        return _ABSENT
+    if name == "cell":
+        try:
+            return holder.cell_contents
+        except ValueError:
+            return _ABSENT
+    if name == "attributes":
+        return None if _attributes(holder) else ()
+    return getattr(holder, name)
 
 
 _ABSENT = object()
+_UNSETTLED = [None]  # something a call could change
+
+
+def _attributes(function: Any) -> set[str]:
+    """What somebody has hung on a function."""
+    return {name for name in function.__dict__ if name not in (ROUTINE, "__wrapped__")}
 
 
 def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
     """All that a function can see, as (where, name, what); None when a call could change some of it."""
     seen: list[tuple[Any, Any, Any]] = []
-    todo, done = [fn], set()
+    todo, done, writes = [fn], set[int](), False
     while todo:
         function = todo.pop()
-        if not isinstance(function, FunctionType):
+        if not isinstance(function, FunctionType) or _attributes(function):
             return None
         if id(function) in done:
             continue
         done.add(id(function))
-        if {name for name in function.__dict__ if name not in (ROUTINE, "__wrapped__")}:
+        code = _Reading(function.__code__)
+        if code.unsettles:
             return None
-        values = list(_seen_by(function))
+        writes = writes or code.writes_attributes
+        seen += [(function, name, getattr(function, name)) for name in ("__code__", "__defaults__", "__kwdefaults__")]
+        seen.append((function, "attributes", ()))
+        values = list(_seen_by(function, code))
         for _, _, value in values:
             further = _further(value)
             if further is None:
                 return None
             todo += further
         seen += values
+    if writes and len(done) + len(seen) > 0 and any(_is_function(value) for _, _, value in seen):
+        return None  # it may hang something on a function that travels with it
     return seen
 
 
-def _seen_by(function: FunctionType) -> Iterator[tuple[Any, Any, Any]]:
+def _is_function(value: Any) -> bool:
+    return isinstance(value, FunctionType) and not _by_name(value)
+
+
+def _seen_by(function: FunctionType, code: _Reading) -> Iterator[tuple[Any, Any, Any]]:
     for cell in function.__closure__ or ():
         yield cell, "cell", _look(cell, "cell")
-    yield function, None, function.__defaults__
-    yield function, "", function.__kwdefaults__
-    for name in _global_names(function.__code__):
+    for value in function.__defaults__ or ():
+        yield {"": value}, "", value
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield function.__kwdefaults__, name, value
+    for name in code.globals:
         value = function.__globals__.get(name, _ABSENT)
         if value is _ABSENT and name in _UNSETTLING:
             value = _UNSETTLED
         yield function.__globals__, name, value
 
 
-_UNSETTLED = [None]  # something a call could change
-
-
 def _further(value: Any) -> list[Any] | None:
     """Functions whose sight counts too; None: a call could change it."""
-    if value is _ABSENT or isinstance(value, (*_ATOMS, ModuleType)):
+    kind = type(value)
+    if value is _ABSENT or kind in _ATOMS:
         return []
-    if value.__class__ in (tuple, frozenset):
+    if isinstance(value, ModuleType):
+        found = sys.modules.get(value.__name__) is value and getattr(value, "__spec__", None) is not None
+        return [] if found and not _registered(value.__name__) else None
+    if kind in (tuple, frozenset):
         further = [_further(item) for item in value]
         return None if None in further else [function for functions in further for function in functions or ()]
     if isinstance(value, (FunctionType, type)) and _by_name(value):
         return []
-    if (
-        type(value).__name__ == "builtin_function_or_method"
-        and getattr(value, "__self__", None).__class__ is ModuleType
-    ):
+    if kind.__name__ == "builtin_function_or_method" and isinstance(value.__self__, ModuleType):
         return []
-    routine = getattr(value, ROUTINE, None) if isinstance(value, FunctionType) else None
+    if not isinstance(value, FunctionType):
+        return None
+    routine = getattr(value, ROUTINE, None)
     if routine is not None:
-        return [routine.fn]
-    return [value] if isinstance(value, FunctionType) else None
+        return None if _attributes(value) else [routine.fn]
+    return [value]
+
+
+class _Reading:
+    """What the code of a function names, nested code included."""
+
+    __slots__ = ("_free", "globals", "unsettles", "writes_attributes")
+
+    def __init__(self, code: CodeType) -> None:
+        self.globals: set[str] = set()
+        self.unsettles: bool = False
+        """It writes to globals, or to a closure that outlives the call."""
+        self.writes_attributes: bool = False
+        self._free = frozenset(code.co_freevars)
+        self._read(code)
+
+    def _read(self, code: CodeType) -> None:
+        for instruction in dis.get_instructions(code):
+            name = instruction.opname
+            if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self.globals.add(instruction.argval)
+            elif name in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"):
+                self.unsettles = True
+            elif name in ("STORE_DEREF", "DELETE_DEREF"):
+                self.unsettles = self.unsettles or instruction.argval in self._free
+            elif name in ("STORE_ATTR", "DELETE_ATTR"):
+                self.writes_attributes = True
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._read(constant)
 
 
 def _by_name(value: Any) -> bool:
     found: Any = sys.modules.get(value.__module__ or "")
-    if found is None or value.__module__ in ("__main__", "__mp_main__"):
+    if found is None or value.__module__ in _MAINS or getattr(found, "__spec__", None) is None:
+        return found is not None and value.__module__ == "builtins"
+    if _registered(value.__module__):
         return False
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is value
-
-
-def _global_names(code: CodeType) -> set[str]:
-    """The globals that a function's code reads, nested code included. One that it writes is named, and unsettles."""
-    names: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            names.add(instruction.argval)
-        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"):
-            names.add("globals")
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _global_names(constant)
-    return names
 
 
 def code_digest(code: CodeType) -> bytes:
@@ -250,7 +291,9 @@ def code_digest(code: CodeType) -> bytes:
 
 
 def _feed(digest: Any, code: CodeType) -> None:
-    digest.update(repr((code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars)).encode())
+    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars)
+    digest.update(repr((*names, *shape, code.co_code)).encode())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _feed(digest, constant)
@@ -312,6 +355,12 @@ def _imported(definition: Definition) -> Any:
         found: Any = importlib.import_module(definition.module)
     except ModuleNotFoundError as error:
         raise missing_module(definition.tag, error) from error
+    except (Exception, SystemExit) as error:
+        raise RemoteError(
+            f"{definition.tag} needs the module {definition.module}, whose import failed on the worker: "
+            f"{type(error).__name__}: {error}",
+            remedy="Mend the module, or what differs there: its environment, its folder, its arguments.",
+        ) from error
     try:
         for name in definition.qualname.split("."):
             found = getattr(found, name)

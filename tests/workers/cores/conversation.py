@@ -19,15 +19,20 @@ from headgate.workers.session import Answer, ClientSession, Outgoing, WorkerSess
 from headgate.workers.wire.wire_pb2 import Definition, ToClient, ToWorker
 
 Manner = Literal["fine", "stopping", "refusing"]
+Peers = tuple[str, list[tuple[str, str]]]
 
 REFUSALS = ("unavailable", "exhausted", "not_started")
-ENDS = ("returned", "raised", "cancelled")
+ENDS = ("returned", "raised", "cancelled", "stopped")
 NOTHING: Mapping[Any, int] = {}
 
 
 def form_of(definition: Definition) -> FunctionForm:
     """What a worker makes of a definition here: the form that it came from."""
     return FunctionForm(*(getattr(definition, name) for name in FunctionForm._fields))
+
+
+def peers_of(message: ToWorker) -> Peers:
+    return message.peers.pool, [(peer.uid, peer.address) for peer in message.peers.workers]
 
 
 def noise(seed: object, size: int) -> bytes:
@@ -150,7 +155,7 @@ class Pair:
         self.numbered: dict[int, Work] = {}  # all that were ever sent here
         self.cancels: list[int] = []
         self.notices: list[int | None] = []  # transfers that were given up, and the worker has not been told
-        self.peers: list[tuple[str, str]] | None = None
+        self.peers: Peers | None = None
         self.known: dict[int, FunctionForm] = {}  # the longest unused first
         self.defined: set[int] = set()
         # the worker's end
@@ -165,7 +170,7 @@ class Pair:
         self.started: list[int] = []
         self.told_start: set[int] = set()
         self.pulse: tuple[int, int, str] | None = None
-        self.last_peers: list[tuple[str, str]] | None = None
+        self.last_peers: Peers | None = None
 
     @property
     def takes_calls(self) -> bool:
@@ -234,8 +239,8 @@ class World:
             if pair.sent.pop(call.number, None) is not None:
                 self._end(work, "abandoned")
 
-    def introduce(self, pair: Pair, peers: list[tuple[str, str]]) -> None:
-        pair.client.introduce(peers)
+    def introduce(self, pair: Pair, peers: Peers) -> None:
+        pair.client.introduce(*peers)
         pair.peers = peers
 
     def client_takes(self, pair: Pair) -> bool:
@@ -251,7 +256,7 @@ class World:
         assert pair.to_worker[-1], "an empty message says nothing"
         peers, pair.peers = pair.peers, None
         assert message.HasField("peers") is (peers is not None)
-        assert [(peer.uid, peer.address) for peer in message.peers.workers] == (peers or [])
+        assert peers_of(message) == (peers or ("", []))
         assert list(message.cancels) == pair.cancels
         pair.cancels = []
         abandoned = {chunk.transfer for chunk in message.chunks if chunk.abandoned}
@@ -406,7 +411,7 @@ class World:
             work.received += 1
         assert cancels == [number for number in message.cancels if number in pair.open]
         if message.HasField("peers"):
-            pair.last_peers = [(peer.uid, peer.address) for peer in message.peers.workers]
+            pair.last_peers = peers_of(message)
 
     def worker_answers(self, pair: Pair, number: int, kind: str, size: int, swallowed: bool) -> None:
         """A call ended, or is said to have ended once more."""

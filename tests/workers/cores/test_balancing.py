@@ -15,8 +15,8 @@ from headgate.workers.balancing import (
     Cycle,
     LeastLoadedLoadBalancer,
     LoadBalancerLike,
-    RoundRobinLoadBalancer,
     Roster,
+    RoundRobinLoadBalancer,
 )
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
 

@@ -7,7 +7,6 @@ so by reference both sides see one module; by value they never share anything.
 from __future__ import annotations
 
 import importlib.machinery
-import itertools
 import json
 import logging
 import math
@@ -16,6 +15,7 @@ import textwrap
 import threading
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,9 @@ def test_s09_a_tag_says_where_a_function_is_defined() -> None:
     here = plain.__code__.co_firstlineno
     assert tag_of(plain) == f"{__name__}.plain:{here}"
     assert tag_of(Outer.method) == f"{__name__}.Outer.method:{Outer.method.__code__.co_firstlineno}"
-    assert tag_of(lambda: 0).startswith(f"{__name__}.test_s09_a_tag_says_where_a_function_is_defined.<locals>.<lambda>:")
-    assert tag_of(len) == "builtins.len"
-    assert "partial" in tag_of(itertools.count(1)) or tag_of(itertools.count(1)).endswith("count")
+    assert ".<locals>.<lambda>:" in tag_of(lambda: 0)
+    assert tag_of(len) == "builtins.len", "without code there is no line"
+    assert tag_of(partial(plain)) == "functools.partial"
 
 
 @pytest.mark.parametrize("fn", [plain, Outer.method, Outer.static, Outer.of_class.__func__, json.dumps])
@@ -234,7 +234,8 @@ FRESH = {
         "f = make()"
     ),
     "a name in a closure": (
-        "def make():\n    n = 0\n    def f():\n        nonlocal n\n        n += 1\n        return n\n    return f\nf = make()"
+        "def make():\n    n = 0\n    def f():\n        nonlocal n\n        n += 1\n        return n\n    return f\n"
+        "f = make()"
     ),
     "a name in a closure, by nested code": (
         "def make():\n    n = 0\n    def f():\n        def g():\n            nonlocal n\n            n += 1\n"
@@ -245,14 +246,13 @@ FRESH = {
         "g = make()\ndef f(): return g()"
     ),
     "a global name": "n = 0\ndef f():\n    global n\n    n += 1\n    return n",
-    "a global name, by a helper": (
-        "n = 0\ndef g():\n    global n\n    n += 1\ndef f():\n    g()\n    return n"
-    ),
+    "a global name, by a helper": ("n = 0\ndef g():\n    global n\n    n += 1\ndef f():\n    g()\n    return n"),
     "a global name, by nested code": (
         "n = 0\ndef f():\n    def g():\n        global n\n        n += 1\n    g()\n    return n"
     ),
     "a deleted name": (
-        "n = 0\ndef f():\n    global n\n    try:\n        del n\n    except NameError:\n        return 'gone'\n    return 'there'"
+        "n = 0\ndef f():\n    global n\n    try:\n        del n\n    except NameError:\n        return 'gone'\n"
+        "    return 'there'"
     ),
     "globals()": "n = 0\ndef f():\n    globals()['n'] += 1\n    return n",
     "exec": "n = 0\ndef f():\n    exec('n += 1', f.__globals__)\n    return n",
@@ -271,8 +271,10 @@ FRESH = {
         "from functools import partial\nseen = []\ngrow = partial(seen.append, 1)\n"
         "def f():\n    grow()\n    return len(grow.func.__self__)"
     ),
-    "a generator's place": "class Count:\n    n = 0\n    def __next__(self):\n        self.n += 1\n        return self.n\n"
-    "numbers = Count()\ndef f(): return next(numbers)",
+    "an iterator's place": (
+        "class Count:\n    n = 0\n    def __next__(self):\n        self.n += 1\n        return self.n\n"
+        "numbers = Count()\ndef f(): return next(numbers)"
+    ),
     "a list, by a routine it may call": (
         "from headgate import routine\nseen = []\n@routine\nasync def g(): seen.append(1)\n"
         "def f():\n    seen.append(1)\n    return len(seen), g.__name__"

@@ -462,7 +462,7 @@ def test_b52_a_few_small_calls_may_wait_for_others() -> None:
     client.cancel(calls[0])
     assert not client.can_wait, "a cancel is urgent"
     told(client, worker)
-    client.introduce([])
+    client.introduce("pool", [])
     assert not client.can_wait, "so is this"
     told(client, worker)
     client.submit(call(3 * INLINE, task=5))
@@ -554,11 +554,11 @@ def test_b52_started_pulse_peers_and_stopping_travel() -> None:
     one, two = call(tell_start=True), call(task=2, timeout=1.5, caller="client/1")
     client.submit(one)
     client.submit(two)
-    client.introduce([("w2", "unix:b")])
-    client.introduce([("w1", "unix:a")])
+    client.introduce("pool", [("w2", "unix:b")])
+    client.introduce("pool", [("w1", "unix:a")])
     begun, _ = told(client, worker)
     assert [(got.timeout, got.caller, got.tell_start) for got in begun] == [(0.0, "", True), (1.5, "client/1", False)]
-    assert worker.peers == [("w1", "unix:a")], "what was said last"
+    assert worker.peers == ("pool", [("w1", "unix:a")]), "what was said last"
     worker.started(one.number)
     worker.started(99)
     worker.beat(1.25, two.number, "tag")
@@ -567,9 +567,9 @@ def test_b52_started_pulse_peers_and_stopping_travel() -> None:
     assert (one.started, two.started) == (True, False)
     assert client.pulse == Pulse(tick_age=1250, number=two.number, tag="tag")
     assert client.state == "stopping"
-    client.introduce([])
+    client.introduce("pool", [])
     told(client, worker)
-    assert worker.peers == []
+    assert worker.peers == ("pool", [])
     for number in (one.number, two.number):
         worker.answer(number, "returned")
     assert len(heard(client, worker)) == 2, "what it has it finishes"
@@ -964,7 +964,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "kept": [0, 0, 1, 3],
     "kept_back": [0, 0, 1, 3],
     "age": [0.0, 0.3, 2.0],
-    "peers": [[], [("w1", "unix:a")], [("w1", "unix:a"), ("w2", "unix:b")]],
+    "peers": [("", []), ("pool", [("w1", "unix:a")]), ("pool", [("w1", "unix:a"), ("w2", "unix:b")])],
 }
 COMMANDS: list[tuple[str, tuple[str, ...], Callable[[Any], object]]] = []
 
