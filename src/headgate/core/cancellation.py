@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Generator
 from contextvars import Context
+from types import coroutine
 from typing import Any, Generic, Self, TypeVar
 
 R = TypeVar("R")
@@ -185,3 +186,13 @@ def _settled(task: asyncio.Task[Any]) -> int:
 async def adopt(awaitable: Awaitable[R]) -> R:
     """A coroutine that awaits `awaitable`, so that one kind of thing is steered."""
     return await awaitable
+
+
+@coroutine
+def primed() -> Generator[None, None, None]:
+    """Where a body waits, stepped once by hand, until its Task takes it over.
+
+    A Task that is cancelled before its first step throws into a coroutine that never entered its ``try``. One that
+    awaits this inside its ``try`` and was stepped before it became a Task always ends where it wants to.
+    """
+    yield

@@ -15,13 +15,13 @@ import asyncio
 import contextvars
 import inspect
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from inspect import CO_COROUTINE
-from types import coroutine
 from typing import Any
 
+from headgate.core.cancellation import primed
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
 from headgate.tasks.admission import Policy
@@ -41,12 +41,6 @@ from headgate.tasks.waiting import CURRENT, wake
 _AGES = 4096
 _UNSEEN = 1000  # failures that nobody awaited are not all kept: there may be very many
 TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
-
-
-@coroutine
-def _primed() -> Generator[None, None, None]:
-    """Where a body waits until its Task takes it over."""
-    yield
 
 
 class PoolShell:
@@ -197,7 +191,7 @@ class PoolShell:
 
     async def _drive(self, task: TaskRecord) -> None:
         try:
-            await _primed()
+            await primed()
             CURRENT.set(task)
             result = await task.fn(*task.args)  # type: ignore[misc]
         except BaseException as error:
@@ -209,7 +203,7 @@ class PoolShell:
     async def _drive_otherwise(self, task: TaskRecord) -> None:
         """The same for what is not simply an async function to be called here."""
         try:
-            await _primed()
+            await primed()
             CURRENT.set(task)
             if self._runner is not None:
                 result = await self._runner.run(task, self._permits.pop(task))

@@ -234,10 +234,11 @@ def _stripped(error: BaseException) -> BaseException:
     """A copy in whose chain a RemoteError stands for each exception that cannot travel."""
     make, args, state, *_ = _reduced(error)
     copy: BaseException = make(*args)
-    chain = tuple(
-        linked if linked is None or _travels(linked) else RemoteError(_said(linked)) for linked in state[1][:2]
+    attributes, (cause, context, suppress) = state
+    cause, context = (
+        linked if linked is None or _travels(linked) else RemoteError(_said(linked)) for linked in (cause, context)
     )
-    _restore(copy, (state[0], (*chain, state[1][2])))
+    _restore(copy, (attributes, (cause, context, suppress)))
     return copy
 
 

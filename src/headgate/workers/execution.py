@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from headgate.core.cancellation import primed
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.codec import dump_exception, dumps, load_arguments
 from headgate.workers.functions import missing_module
@@ -209,7 +210,9 @@ class TaskLoop:
                 self._cancel(session, number)
                 continue
             self.running[session, number] = running
-            running.task = loop.create_task(self._drive(running))
+            body = self._drive(running)
+            body.send(None)
+            running.task = loop.create_task(body)
 
     def _stop_all(self) -> None:
         for running in list(self.running.values()):
@@ -228,6 +231,7 @@ class TaskLoop:
         kind: Kind
         begun = running.begun
         try:
+            await primed()
             CALLER.set(running)
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)

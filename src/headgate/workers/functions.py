@@ -233,7 +233,7 @@ def _further(value: Any) -> list[Any] | None:
         return None if None in further else [function for functions in further for function in functions or ()]
     if isinstance(value, (FunctionType, type)) and _by_name(value):
         return []
-    if kind.__name__ == "builtin_function_or_method" and isinstance(value.__self__, ModuleType):
+    if kind.__name__ == "builtin_function_or_method" and isinstance(getattr(value, "__self__", None), ModuleType):
         return []
     if not isinstance(value, FunctionType):
         return None
