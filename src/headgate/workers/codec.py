@@ -25,6 +25,7 @@ from typing import Any, cast
 import cloudpickle
 
 from headgate.errors import InvalidType, RemoteError
+from headgate.workers.functions import take_mains_by_value
 
 _ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
 _HERE = __file__.rsplit("codec.py", 1)[0]
@@ -39,8 +40,9 @@ def dumps(value: object) -> bytes:
             data = pickle.dumps(value, 5)
         except Exception:
             data = b""  # cloudpickle may do it, or says why not
-        if data and b"__main__" not in data:
+        if data and b"_main__" not in data:
             return data
+        take_mains_by_value()
     return bytes(cloudpickle.dumps(value, 5))
 
 
@@ -93,7 +95,7 @@ def _said(error: BaseException) -> str:
     """Its type and its text, as far as it has one."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:
+    except BaseException:  # it runs code of users
         return type(error).__name__
 
 
@@ -112,10 +114,14 @@ def _reduced(error: BaseException) -> Any:
     kind = type(error)
     reduced = cast(Any, error.__reduce_ex__(5))
     chain = (error.__cause__, error.__context__, error.__suppress_context__)
-    if _travels_its_own_way(kind) or reduced[0] is not kind:
+    if reduced[0] is not kind or _defines(kind, ("__reduce__", "__reduce_ex__")):
         notes = {"__notes__": error.__notes__} if hasattr(error, "__notes__") else {}
         return _by_itself, (reduced[0], tuple(reduced[1]), *reduced[2:3]), (notes, chain), None, None, _restore
-    attributes = dict(reduced[2]) if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
+    state = reduced[2] if len(reduced) > 2 else None
+    if hasattr(kind, "__setstate__") and _defines(kind, ("__setstate__", "__getstate__")):
+        attributes: Any = _State(state)
+        return _made, (kind, tuple(reduced[1])), (attributes, chain), None, None, _restore
+    attributes = dict(state) if isinstance(state, dict) else {}
     for name in _slots(kind):
         if hasattr(error, name):
             attributes[name] = getattr(error, name)
@@ -125,15 +131,17 @@ def _reduced(error: BaseException) -> Any:
     return _made, (kind, args), (attributes, chain), None, None, _restore
 
 
-def _travels_its_own_way(kind: type[BaseException]) -> bool:
-    """Does its class say itself how it is pickled?"""
-    ours = _builtin_base(kind).__mro__
-    return any(
-        name in vars(base)
-        for base in kind.__mro__
-        if base not in ours
-        for name in ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__")
-    )
+def _defines(kind: type[BaseException], names: tuple[str, ...]) -> bool:
+    """Does its class, or one between it and the builtin one, say so itself?"""
+    builtin = _builtin_base(kind).__mro__
+    return any(name in vars(base) for base in kind.__mro__ if base not in builtin for name in names)
+
+
+class _State:
+    """What a class's own ``__getstate__`` gave, for its own ``__setstate__``."""
+
+    def __init__(self, state: Any) -> None:
+        self.state: Any = state
 
 
 def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
@@ -160,7 +168,7 @@ def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     error: BaseException = builtin.__new__(kind, *args)
     try:
         builtin.__init__(error, *args)
-    except Exception:
+    except BaseException:
         error.args = args
     return error
 
@@ -172,8 +180,12 @@ def _by_itself(make: Any, args: tuple[Any, ...], state: Any = None) -> BaseExcep
     return error
 
 
-def _restore(error: BaseException, state: tuple[dict[str, Any], tuple[Any, Any, bool]]) -> None:
+def _restore(error: BaseException, state: tuple[Any, tuple[Any, Any, bool]]) -> None:
     attributes, (cause, context, suppress) = state
+    if isinstance(attributes, _State):
+        if attributes.state is not None:
+            error.__setstate__(attributes.state)
+        attributes = {}
     values = {**attributes, "__cause__": cause, "__context__": context, "__suppress_context__": suppress}
     for name, value in values.items():
         try:
@@ -192,14 +204,14 @@ def load_exception(data: bytes) -> BaseException:
     """What `dump_exception` was given, or a RemoteError that tells of it."""
     try:
         dumped, note, name, said = pickle.loads(data)
-    except Exception as cause:
+    except BaseException as cause:
         return RemoteError(f"the routine raised something that cannot be read here ({_said(cause)})")
     error: Any = None
     reason, remedy = "which cannot travel", None
     if dumped:
         try:
             error = pickle.loads(dumped)
-        except Exception as cause:
+        except BaseException as cause:
             reason = f"which cannot be read here ({_said(cause)})"
             remedy = "Make its class importable here under the same name to get the real one."
     if not isinstance(error, BaseException):
@@ -207,7 +219,7 @@ def load_exception(data: bytes) -> BaseException:
     try:
         notes = [*getattr(error, "__notes__", ()), note]
         BaseException.__setattr__(error, "__notes__", notes)  # whatever its class thinks of being changed
-    except Exception:
+    except BaseException:
         pass
     return cast(BaseException, error)
 
@@ -219,7 +231,7 @@ def _dumped(error: BaseException) -> bytes:
             data = _pickled(_stripped(error) if stripped else error)
             pickle.loads(data)  # one that goes in and does not come out must not cost the caller the news
             return data
-        except Exception:
+        except BaseException:
             continue
     return b""
 
@@ -245,7 +257,7 @@ def _stripped(error: BaseException) -> BaseException:
 def _travels(value: object) -> bool:
     try:
         pickle.loads(_pickled(value))
-    except Exception:
+    except BaseException:
         return False
     return True
 
@@ -254,7 +266,7 @@ def describe(error: BaseException) -> str:
     """Its traceback as text, from the first frame that is not ours."""
     try:
         return "".join(traceback.format_exception(type(error), error, _theirs(error.__traceback__))).rstrip()
-    except Exception as cause:  # a broken __str__
+    except BaseException as cause:  # a broken __str__
         return f"{_qualname(type(error))} (its traceback cannot be shown: {type(cause).__name__})"
 
 

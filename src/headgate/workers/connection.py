@@ -50,7 +50,7 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-Happening = Literal["open", "refused", "lost", "closed", "blocked", "unblocked", "room"]
+Happening = Literal["open", "refused", "lost", "stopped", "closed", "blocked", "unblocked", "room"]
 
 
 class Connection:
@@ -249,6 +249,8 @@ class Connection:
     def _break(self, happening: Happening, reason: str) -> None:
         if self.session.state == "over" and self.reason:
             return
+        if happening == "lost" and self.session.state == "stopping":
+            happening, reason = "stopped", "it has stopped"
         self.reason = reason
         answers = self.session.broken()
         for timer in (self._look, self._pace):

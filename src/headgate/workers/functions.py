@@ -38,6 +38,7 @@ HEAVY_BYTES, HEAVY_SECONDS = 1024 * 1024, 0.005
 
 _ATOMS = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis)})
 _UNSETTLING = frozenset({"globals", "exec", "eval", "vars", "setattr", "delattr", "__import__", "locals"})
+_INNER = frozenset({"__dict__", "__globals__", "__closure__", "cell_contents", "__kwdefaults__"})
 _MAINS = ("__main__", "__mp_main__")
 _log = logging.getLogger("headgate.workers")
 
@@ -95,8 +96,7 @@ class Traveller:
             return self._form
         import cloudpickle  # not at the top: decorating a function is to be quick
 
-        if "__mp_main__" in sys.modules:  # a main program under multiprocessing: cloudpickle takes it for a module
-            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
+        take_mains_by_value()
         seen = _settled(fn)
         began = clock.now()
         try:
@@ -141,6 +141,15 @@ def importable(decorated: Any) -> bool:
     return getattr(found, "__func__", found) is decorated
 
 
+def take_mains_by_value() -> None:
+    """The main program of a child of multiprocessing has another name, and cloudpickle takes it for a module."""
+    main = sys.modules.get("__mp_main__")
+    if main is not None:
+        import cloudpickle
+
+        cloudpickle.register_pickle_by_value(main)
+
+
 def _registered(module: str) -> bool:
     """Was cloudpickle told to send it by value?"""
     cloudpickle = sys.modules.get("cloudpickle")
@@ -152,8 +161,8 @@ def _registered(module: str) -> bool:
 
 def _look(holder: Any, name: Any) -> Any:
     """What a name means now: a global, a cell, or something of a function."""
-    if holder.__class__ is dict:
-        return holder.get(name, _ABSENT)
+    if isinstance(holder, dict):
+        return dict.get(holder, name, _ABSENT)
     if name == "cell":
         try:
             return holder.cell_contents
@@ -176,7 +185,7 @@ def _attributes(function: Any) -> set[str]:
 def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
     """All that a function can see, as (where, name, what); None when a call could change some of it."""
     seen: list[tuple[Any, Any, Any]] = []
-    todo, done, writes = [fn], set[int](), False
+    todo, done, writes, carries = [fn], set[int](), False, False
     while todo:
         function = todo.pop()
         if not isinstance(function, FunctionType) or _attributes(function):
@@ -196,14 +205,11 @@ def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
             if further is None:
                 return None
             todo += further
+            carries = carries or bool(further)
+            if hasattr(value, ROUTINE) and isinstance(value, FunctionType):
+                seen.append((value, "attributes", ()))
         seen += values
-    if writes and len(done) + len(seen) > 0 and any(_is_function(value) for _, _, value in seen):
-        return None  # it may hang something on a function that travels with it
-    return seen
-
-
-def _is_function(value: Any) -> bool:
-    return isinstance(value, FunctionType) and not _by_name(value)
+    return None if writes and carries else seen  # it may hang something on a function that travels with it
 
 
 def _seen_by(function: FunctionType, code: _Reading) -> Iterator[tuple[Any, Any, Any]]:
@@ -214,7 +220,7 @@ def _seen_by(function: FunctionType, code: _Reading) -> Iterator[tuple[Any, Any,
     for name, value in (function.__kwdefaults__ or {}).items():
         yield function.__kwdefaults__, name, value
     for name in code.globals:
-        value = function.__globals__.get(name, _ABSENT)
+        value = dict.get(function.__globals__, name, _ABSENT)
         if value is _ABSENT and name in _UNSETTLING:
             value = _UNSETTLED
         yield function.__globals__, name, value
@@ -267,6 +273,8 @@ class _Reading:
                 self.unsettles = self.unsettles or instruction.argval in self._free
             elif name in ("STORE_ATTR", "DELETE_ATTR"):
                 self.writes_attributes = True
+            elif name in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _INNER:
+                self.unsettles = True
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 self._read(constant)

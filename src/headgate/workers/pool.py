@@ -356,7 +356,9 @@ class WorkerPool:
         restarted = self._failure is None and len(self._members) < self._size
         if restarted:
             self._replace()
-        if WORKERS.listeners:
+        if WORKERS.listeners and report.get("code") == 0 and was_ready and not member.lost:  # somebody told it to stop
+            WORKERS.emit(WorkerStopped(at=clock.wall(), uid=worker.uid, pid=worker.pid))
+        elif WORKERS.listeners:
             reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
             reason = f"it was ended, being out of reach: {member.lost}" if member.lost and "code" in report else reason
             WORKERS.emit(

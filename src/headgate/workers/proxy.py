@@ -196,7 +196,7 @@ class Proxy:
             self._wake()
         elif happening == "closed":
             self._remove(connection)
-        elif happening in ("lost", "refused"):
+        elif happening in ("lost", "refused", "stopped"):
             known = self._roster.get(connection.metadata.uid) is connection
             self._remove(connection)
             if known and not self._closed:

@@ -46,7 +46,10 @@ def raised(error: BaseException) -> BaseException:
 
 
 def trip(error: BaseException) -> BaseException:
-    data = dump_exception(error, "worker w1, pid 5")
+    try:
+        data = dump_exception(error, "worker w1, pid 5")
+    except (SystemExit, KeyboardInterrupt):
+        pytest.fail("what an exception says of itself must not end a program")
     assert isinstance(data, bytes)
     return load_exception(data)
 
@@ -113,6 +116,21 @@ def test_s03_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch
     copy = loads(data)
     assert copy["things"][0].n == 5
     assert copy["double"](4) == 8
+
+
+def test_s03_what_lives_in_a_main_of_multiprocessing_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the program's file has this name, and no worker has such a module."""
+    module = types.ModuleType("__mp_main__")
+    exec("class Thing:\n    n = 5", module.__dict__)
+    monkeypatch.setitem(sys.modules, "__mp_main__", module)
+    try:
+        data = dump_arguments("tag", (module.Thing(), [module.Thing]), {})
+    finally:
+        if "__mp_main__" in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.unregister_pickle_by_value(module)
+    monkeypatch.delitem(sys.modules, "__mp_main__")
+    (thing, [kind]), _ = load_arguments(data)
+    assert thing.n == kind.n == 5
 
 
 def test_s03_a_text_that_names_main_is_only_a_text() -> None:
@@ -406,6 +424,24 @@ class OwnStateOnly(Exception):
         self.restored = True
 
 
+class KeywordState(KeywordOnly):
+    """Says how its state is put back, and not how it is made."""
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+
+
+class Stateful:
+    """A base for things of all kinds, which knows nothing of exceptions."""
+
+    def __getstate__(self) -> Any:
+        return dict(vars(self))
+
+
+class KeywordMixed(Stateful, KeywordOnly):
+    pass
+
+
 class Unhashable(Exception):
     __hash__ = None  # type: ignore[assignment]
 
@@ -482,6 +518,8 @@ KEPT: dict[str, tuple[Callable[[], BaseException], tuple[str, ...]]] = {
     "own reduce_ex": (lambda: OwnReduceEx(code=5), ("code", "extra")),
     "own state": (lambda: OwnState(5), ("code",)),
     "own setstate": (lambda: OwnStateOnly(5), ("code",)),
+    "keyword only, with a setstate": (lambda: KeywordState(code=5, reason="so"), ("code", "reason")),
+    "keyword only, with a getstate": (lambda: KeywordMixed(code=5, reason="so"), ("code", "reason")),
     "registered": (lambda: Registered(5), ("code",)),
     "unhashable": (lambda: Unhashable("x"), ()),
     "json": (decode_error, ("msg", "doc", "pos", "lineno", "colno")),
@@ -730,6 +768,16 @@ class MuteError(Exception):
     __repr__ = __str__
 
 
+class Quitting(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("told to say what it is")
+
+
+class ReducesToEnd(Exception):
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt
+
+
 class OddText(Exception):
     def __str__(self) -> Any:  # type: ignore[override]
         return 5
@@ -754,6 +802,8 @@ NASTY: dict[str, Callable[[], BaseException]] = {
     "one that does not come out": lambda: Unloadable("the text"),
     "one that comes out as something else": lambda: LoadsAsOther("the text"),
     "a broken str": lambda: MuteError("the text"),
+    "a str that ends the program": lambda: Quitting("the text"),
+    "a reduction that ends the program": lambda: ReducesToEnd("the text"),
     "a str that is none": lambda: OddText("the text"),
     "notes that are no list": lambda: changed(ValueError("the text"), __notes__="note"),
     "notes that cannot be shown": lambda: changed(ValueError("the text"), __notes__=[MuteError()]),

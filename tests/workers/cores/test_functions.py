@@ -258,6 +258,12 @@ FRESH = {
     "exec": "n = 0\ndef f():\n    exec('n += 1', f.__globals__)\n    return n",
     "an attribute of itself": "def f():\n    f.n = getattr(f, 'n', 0) + 1\n    return f.n",
     "an attribute of a helper": "def g(): pass\ndef f():\n    g.n = getattr(g, 'n', 0) + 1\n    return g.n",
+    "an attribute of a helper in a tuple": (
+        "def make():\n    def g(): pass\n    return (g,)\nhelpers = make()\n"
+        "def f():\n    helpers[0].n = getattr(helpers[0], 'n', 0) + 1\n    return helpers[0].n"
+    ),
+    "its dict": "def f():\n    f.__dict__['n'] = f.__dict__.get('n', 0) + 1\n    return f.__dict__['n']",
+    "its globals": "n = 0\ndef f():\n    f.__globals__['n'] += 1\n    return n",
     "an attribute it has": "def f():\n    f.n += 1\n    return f.n\nf.n = 0",
     "a number with attributes": (
         "class Number(int): pass\nn = Number(3)\nn.uses = 0\ndef f():\n    n.uses += 1\n    return n.uses"
@@ -363,6 +369,14 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
         "def f(): return getattr(f, 'n', 1)",
         lambda names: setattr(names["f"], "n", 2),
     ),
+    "its code": (
+        "def f(): return 1\ndef g(): return 2",
+        lambda names: setattr(names["f"], "__code__", names["g"].__code__),
+    ),
+    "an attribute of a routine": (
+        "from headgate import routine\n@routine\nasync def g(): pass\ndef f(): return getattr(g, 'n', 1)",
+        lambda names: setattr(names["g"], "n", 2),
+    ),
     "an attribute of a class": ("class C: n = 1\ndef f(): return C.n", lambda names: setattr(names["C"], "n", 2)),
     "a name in a module made by hand": (
         "import types\nstate = types.ModuleType('state')\nstate.n = 1\ndef f(): return state.n",
@@ -398,6 +412,19 @@ def test_s03_what_a_module_by_value_holds_is_seen_as_it_is(plant: Callable[..., 
     assert [arrived(form).load()() for form in forms] == [1, 2]
 
 
+class Names(dict[str, Any]):
+    """A namespace that is more than a dict, as some shells have."""
+
+
+def test_s03_names_may_stand_in_a_namespace_of_any_kind() -> None:
+    names = Names(__name__="__main__")
+    exec("n = 1\ndef f(): return n", names)
+    traveller = Traveller(names["f"], False)
+    for value in (1, 1, 2, 2):
+        names["n"] = value
+        assert arrived(traveller.form(names["f"])).load()() == value
+
+
 def test_s03_a_worker_shares_nothing_with_the_client() -> None:
     names = program("seen = []\ndef f():\n    seen.append(1)\n    return seen")
     assert arrived(form_of(names["f"])).load()() == [1]
@@ -408,7 +435,11 @@ def test_s03_a_program_started_by_multiprocessing_travels_by_value_too(
     plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = plant("__mp_main__", "n = 1\ndef g(): return n\ndef f(): return g()")
-    form = form_of(module.f)
+    try:
+        form = form_of(module.f)
+    finally:
+        if "__mp_main__" in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.unregister_pickle_by_value(module)
     assert form.value
     monkeypatch.delitem(sys.modules, "__mp_main__")
     assert arrived(form).load()() == 1, "no worker has such a module"
