@@ -216,3 +216,12 @@ class LeastLoadedLoadBalancer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def strategy_of(balancer: object) -> Strategy | None:
+    """The order of a roster that stands for this balancer; None: it has a mind of its own, and must be asked."""
+    for shipped in (RoundRobinLoadBalancer, LeastLoadedLoadBalancer):
+        kind = type(balancer)
+        if issubclass(kind, shipped) and (kind.order, kind.report) == (shipped.order, shipped.report):
+            return shipped.strategy
+    return None

@@ -20,11 +20,12 @@ from headgate.errors import (
     InvalidType,
     NoWorkersAvailable,
     PoolClosed,
+    RemoteError,
     RoutineTimeout,
     WorkerLost,
 )
 from headgate.resources.seats import Flight
-from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster
+from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, strategy_of
 from headgate.workers.codec import dump_arguments, load_exception, loads
 from headgate.workers.connection import Connection, Happening
 from headgate.workers.events import TASKS, WORKERS, TaskDispatched, TaskFinished, WorkerBlocked, WorkerUnblocked
@@ -67,7 +68,7 @@ class Proxy:
         self.seen: Any = None
         """What its roster was last made of, for owners that compare."""
         self._balancer: Any = balancer
-        strategy = getattr(balancer, "strategy", None)
+        strategy = strategy_of(balancer)
         self._custom: LoadBalancerLike | None = None if strategy is not None else balancer
         self._roster = Roster(strategy if strategy is not None else Cycle())
         self._quorum = quorum
@@ -266,7 +267,10 @@ class Proxy:
                     self._report_end(routine, call, connection, "returned", None)
                 if self._custom is not None:
                     self._custom.report(self.view(connection), "accepted")
-                return loads(answer.payload)
+                try:
+                    return loads(answer.payload)
+                except Exception as error:
+                    raise _unreadable(routine, error) from error
             if kind == "raised" or kind == "cancelled":
                 self._roster.served(flight)
                 if self._custom is not None:
@@ -537,6 +541,13 @@ _INSIDE = "Call it inside the `async with` block of its pool, and await it there
 
 def _exception(error: BaseException) -> TaskException:
     return TaskException(type(error).__qualname__, str(error))
+
+
+def _unreadable(routine: Routine, error: Exception) -> RemoteError:
+    return RemoteError(
+        f"{routine.tag} returned, and what it returned cannot be read here: {type(error).__name__}: {error}",
+        remedy="Its class must be importable here, and what it pickles must unpickle.",
+    )
 
 
 def _checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerView]) -> Iterator[WorkerView]:

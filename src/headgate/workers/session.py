@@ -5,10 +5,10 @@ transport) or *answered*. That order is the whole promise of at most once: when 
 elsewhere, because no transport ever had them; sent ones are lost, because the worker may have begun them; and an answer
 that comes after the break finds nobody. A new stream is a new session, so nothing of an old one can be mistaken for it.
 
-Two lanes. Small frames go first, all that is ready, up to `MESSAGE` bytes. What is longer than `INLINE` bytes travels
-as a *transfer*, in chunks, one chunk a message, taking turns with other transfers: beside a long argument a small call
-waits for one chunk, not for all of them. The frame that needs a transfer follows its last chunk, so a call whose chunks
-are on the way is unsent still.
+Two lanes. Small frames go first, all that is ready, up to `MESSAGE` bytes. Arguments and results longer than `INLINE`
+bytes travel as a *transfer*, in chunks, one with each message, taking turns with other transfers: beside a long
+argument a small call waits for one chunk, not for all of them, and however many small ones there are, the long one
+moves. The frame that needs a transfer follows its last chunk, so a call whose chunks are on the way is unsent still.
 
 Functions are defined once in a session, and named by number from then on. What is defined by value is kept by the
 worker until the client says that it may forget it (`KEPT` bytes, the longest unused goes first).
@@ -299,7 +299,7 @@ class ClientSession:
         while ready and size < MESSAGE:
             call = next(iter(ready))
             size += self._write(message, call, ready.pop(call))
-        if self._transfers and size < MESSAGE:
+        if self._transfers:
             last = self._transfers.next(message)
             if last is not None:
                 ready[last] = self._bulky.pop(last)
@@ -505,7 +505,7 @@ class WorkerSession:
                 result = self._outbox.popleft()
                 size += len(result.payload) + _FRAME
                 message.results.append(result)
-            if self._transfers and size < MESSAGE:
+            if self._transfers:
                 last = self._transfers.next(message)
                 if last is not None:
                     self._outbox.append(last)

@@ -116,7 +116,7 @@ class Lanes:
             size += cost + defined.get(key, 0)
         assert not self.queue or size >= session.MESSAGE, "small frames never wait for a transfer"
         data = [chunk for chunk in chunks if not chunk.abandoned]
-        if not self.bulk or size >= session.MESSAGE:
+        if not self.bulk:
             assert not data
             return
         (chunk,) = data  # one chunk a message: what comes next waits for no more than that
