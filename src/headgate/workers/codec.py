@@ -25,6 +25,7 @@ from typing import Any, cast
 import cloudpickle
 
 from headgate.errors import InvalidType, RemoteError
+from headgate.workers.arrivals import Scope, loads
 from headgate.workers.functions import take_mains_by_value
 
 _ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
@@ -44,11 +45,6 @@ def dumps(value: object) -> bytes:
             return data
         take_mains_by_value()
     return bytes(cloudpickle.dumps(value, 5))
-
-
-def loads(data: bytes) -> Any:
-    """What `dumps` was given."""
-    return pickle.loads(data)
 
 
 def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes:
@@ -85,9 +81,9 @@ def _names(fn: Any) -> Iterator[str]:
     return chain(named, map(str, count(len(named) + 1)))
 
 
-def load_arguments(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def load_arguments(data: bytes, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `dump_arguments` was given."""
-    args, kwargs = pickle.loads(data)
+    args, kwargs = loads(data, scope)
     return args, kwargs
 
 
@@ -200,7 +196,7 @@ def dump_exception(error: BaseException, where: str) -> bytes:
     return pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5)
 
 
-def load_exception(data: bytes) -> BaseException:
+def load_exception(data: bytes, scope: Scope | None = None) -> BaseException:
     """What `dump_exception` was given, or a RemoteError that tells of it."""
     try:
         dumped, note, name, said = pickle.loads(data)
@@ -210,7 +206,7 @@ def load_exception(data: bytes) -> BaseException:
     reason, remedy = "which cannot travel", None
     if dumped:
         try:
-            error = pickle.loads(dumped)
+            error = loads(dumped, scope)
         except BaseException as cause:
             reason = f"which cannot be read here ({_said(cause)})"
             remedy = "Make its class importable here under the same name to get the real one."
@@ -229,7 +225,7 @@ def _dumped(error: BaseException) -> bytes:
     for stripped in (False, True):
         try:
             data = _pickled(_stripped(error) if stripped else error)
-            pickle.loads(data)  # one that goes in and does not come out must not cost the caller the news
+            loads(data, {})  # one that goes in and does not come out must not cost the caller the news
             return data
         except BaseException:
             continue
@@ -256,7 +252,7 @@ def _stripped(error: BaseException) -> BaseException:
 
 def _travels(value: object) -> bool:
     try:
-        pickle.loads(_pickled(value))
+        loads(_pickled(value), {})
     except BaseException:
         return False
     return True

@@ -24,7 +24,7 @@ from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.workers.model import WorkerMetadata
 from headgate.workers.rpc import EOF, grpc
-from headgate.workers.session import HELD, Answer, ClientSession, ConversationBroken, Outgoing
+from headgate.workers.session import HELD, OUTBOX, Answer, ClientSession, ConversationBroken, Outgoing
 from headgate.workers.wire import CONVERSE
 from headgate.workers.wire.wire_pb2 import ToClient
 
@@ -149,8 +149,8 @@ class Connection:
             happening, reason = "closed", "its event loop or its pool ended"
         finally:
             self._break(happening, reason)
-            if not self._closing and self._channel is not None:
-                await self._channel.close()
+            if not self._closing:
+                await self._hang_up()
 
     async def _read(self) -> None:
         stream, session = self._stream, self.session
@@ -184,13 +184,14 @@ class Connection:
                     await stream.write(message.SerializeToString())
                     if session.sent and self._pace is None:
                         self._pace = self._loop.call_later(PACE, self._go_on)
-                    if self._was_full and not session.full:
+                    if self._was_full and session.outbox < OUTBOX // 2:
                         self._was_full = False
                         self._tell(self, "room", "")
-        except grpc.aio.AioRpcError:
-            pass  # the reader has it too, and ends the conversation
-        except asyncio.InvalidStateError:
-            pass  # the stream has ended: the same
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the stream has ended: the reader has it too, and ends the conversation
+        except Exception as error:
+            self._break("lost", f"a message to it could not be written: {type(error).__name__}: {error}")
+            self._stream.cancel()
 
     def _go_on(self) -> None:
         pace, self._pace = self._pace, None
@@ -257,9 +258,9 @@ class Connection:
             if timer is not None:
                 timer.cancel()
         self._look = self._pace = None
-        self._tell(self, happening, reason)
         for answer in answers:
             _answer(answer)
+        self._tell(self, happening, reason)
 
     def give_up(self, call: Outgoing) -> None:
         """Nobody waits for it any more: its answer, if one comes, is dropped."""
@@ -275,8 +276,17 @@ class Connection:
         for task in reversed(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close()
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        """End the stream and see its end: gRPC would tell of it later, on a loop that may be closed by then."""
+        stream, self._stream = self._stream, None
+        channel, self._channel = self._channel, None
+        if stream is not None:
+            stream.cancel()
+            await asyncio.wait([asyncio.ensure_future(stream.code())], timeout=1.0)
+        if channel is not None:
+            await channel.close()
 
 
 def _answer(answer: Answer) -> None:

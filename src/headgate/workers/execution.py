@@ -23,12 +23,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headgate.core.cancellation import primed
+from headgate.core.clock import clock
 from headgate.errors import RemoteError, RoutineTimeout
+from headgate.workers.arrivals import Scope
 from headgate.workers.codec import dump_exception, dumps, load_arguments
 from headgate.workers.functions import missing_module
 from headgate.workers.model import BackpressureContext, Task
 from headgate.workers.routines import CALLER
 from headgate.workers.session import Begun, Kind
+
+FIRST, SLICE = 32, 512
+"""Calls that are begun in one turn of the loop: at first, and at most, when they prove to be short."""
+TURN = 0.005
+"""Seconds that a turn should take, and that an outcome may wait for others to share a message with."""
 
 _log = logging.getLogger("headgate.workers")
 
@@ -36,14 +43,18 @@ _log = logging.getLogger("headgate.workers")
 class Running:
     """A call that was handed over."""
 
-    __slots__ = ("begun", "cancels", "client", "session", "stopped", "task")
+    __slots__ = ("admitted", "begun", "cancels", "client", "scope", "session", "stopped", "task")
 
     def __init__(self, session: Any, client: str, begun: Begun) -> None:
         self.session: Any = session
         self.client: str = client
         self.begun: Begun = begun
         self.task: asyncio.Task[None] | None = None
+        self.scope: Scope = {}
+        """The classes it sees that travel by value: its own copies."""
         self.cancels: int = 0
+        self.admitted: bool = False
+        """Has it passed the backpressure hook?"""
         self.stopped: bool = False
         """Was it cancelled because the worker stops?"""
 
@@ -96,9 +107,15 @@ class TaskLoop:
         self._server = server
         self._deliver = deliver
         self._backpressure = backpressure
-        self._incoming: deque[tuple[Running | None, Any, int]] = deque()
+        self._incoming: deque[Running] = deque()
+        self._cancels: deque[tuple[Any, int]] = deque()
         self._awake = False
+        self._slice = FIRST  # how many calls to begin in one turn
+        self._began = 0
+        self._began_at = 0.0
+        self._admitted = 0
         self._outcomes: list[Outcome] = []
+        self._first_at = 0.0
         self._threads: ThreadPoolExecutor | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="headgate tasks", daemon=True)
@@ -118,9 +135,9 @@ class TaskLoop:
     def hand_over(self, session: Any, client: str, begun: list[Begun], cancels: list[int]) -> None:
         """Run these, and cancel those."""
         for call in begun:
-            self._incoming.append((Running(session, client, call), session, call.number))
+            self._incoming.append(Running(session, client, call))
         for number in cancels:
-            self._incoming.append((None, session, number))
+            self._cancels.append((session, number))
         self._wake()
 
     def cancel_all(self, session: Any, numbers: list[int]) -> None:
@@ -141,18 +158,11 @@ class TaskLoop:
     def take_back(self) -> list[Running]:
         """Calls that were handed over and have not begun: they will not."""
         taken: list[Running] = []
-        kept = []
         while True:
             try:
-                entry = self._incoming.popleft()
+                taken.append(self._incoming.popleft())
             except IndexError:
-                break
-            if entry[0] is None:
-                kept.append(entry)
-            else:
-                taken.append(entry[0])
-        self._incoming.extend(kept)
-        return taken
+                return taken
 
     @property
     def busy(self) -> bool:
@@ -199,20 +209,52 @@ class TaskLoop:
         self.asked = None
 
     def _drain(self) -> None:
+        """Begin what was handed over, as much as a turn may take: the rest may still go elsewhere meanwhile."""
         self._awake = False
+        now = clock.now()
+        if self._began:
+            took = (now - self._began_at) / self._began  # seconds a call, in the turn before
+            self._slice = max(1, min(4 * self._slice, int(TURN / took) if took > 0 else SLICE, SLICE))
+        else:
+            self._slice = FIRST
+        self._began, self._began_at = 0, now
         incoming, loop = self._incoming, self.loop
-        while True:
+        while self._began < self._slice:
             try:
-                running, session, number = incoming.popleft()
+                running = incoming.popleft()
             except IndexError:
-                return
-            if running is None:
-                self._cancel(session, number)
-                continue
-            self.running[session, number] = running
+                break
+            self.running[running.session, running.begun.number] = running
             body = self._drive(running)
             body.send(None)
-            running.task = loop.create_task(body)
+            try:
+                running.task = loop.create_task(body)
+            except BaseException as error:  # a task factory that a routine has set
+                body.close()
+                self._end(running, "raised", dump_exception(error, self._where))
+            self._began += 1
+        if self._cancels:
+            self._cancel_asked()
+        if incoming:
+            self._awake = True
+            loop.call_soon(self._drain)
+        else:
+            self._began = 0  # what comes next may be quite another thing
+
+    def _cancel_asked(self) -> None:
+        while self._cancels:
+            session, number = self._cancels.popleft()
+            if (session, number) in self.running:
+                self._cancel(session, number)
+                continue
+            for waiting in list(self._incoming):
+                if waiting.session is session and waiting.begun.number == number:
+                    try:
+                        self._incoming.remove(waiting)
+                    except ValueError:  # the server's thread has just taken it back
+                        break
+                    self._send(Outcome(session, number, "cancelled", b""))
+                    break
 
     def _stop_all(self) -> None:
         for running in list(self.running.values()):
@@ -238,12 +280,12 @@ class TaskLoop:
                 return
             if begun.tell_start:
                 self._send(Outcome(running.session, begun.number, None, b""))
-            fn = begun.function.load()
+            fn = begun.function.load(running.scope)
             try:
-                args, kwargs = load_arguments(begun.arguments)
+                args, kwargs = load_arguments(begun.arguments, running.scope)
             except ModuleNotFoundError as error:
                 raise missing_module(begun.function.tag, error) from error
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
                 raise RemoteError(
                     f"the arguments of {begun.function.tag} could not be read on the worker: "
                     f"{type(error).__name__}: {error}",
@@ -266,7 +308,7 @@ class TaskLoop:
     def _dump(self, begun: Begun, result: Any) -> bytes:
         try:
             return dumps(result)
-        except Exception as error:
+        except BaseException as error:
             raise RemoteError(
                 f"the result of {begun.function.tag}, a {type(result).__qualname__}, cannot be pickled: "
                 f"{type(error).__name__}: {error}",
@@ -307,27 +349,39 @@ class TaskLoop:
     async def _refusal(self, running: Running) -> tuple[Kind, bytes] | None:
         """What the backpressure hook says; None: it may run."""
         assert self._backpressure is not None, "asked for"
-        context = BackpressureContext(len(self.running) - 1, running.describe())
+        context = BackpressureContext(self._admitted, running.describe())
         try:
             refused = self._backpressure(context)
             if inspect.isawaitable(refused):
                 refused = await refused
-        except Exception as error:
+            refused = bool(refused)
+        except BaseException as error:
+            if running.cancels or running.stopped:
+                raise
             _log.exception("the backpressure hook raised; %s is refused", running.begun.function.tag)
             return "exhausted", f"its backpressure hook raised {type(error).__name__}: {error}".encode()
-        return ("exhausted", b"its backpressure hook refused the task") if refused else None
+        if refused:
+            return "exhausted", b"its backpressure hook refused the task"
+        running.admitted = True
+        self._admitted += 1
+        return None
 
     def _end(self, running: Running, kind: Kind, payload: bytes) -> None:
         self.running.pop((running.session, running.begun.number), None)
+        self._admitted -= running.admitted
         swallowed = running.cancels > 0 and kind != "cancelled"
         self._send(Outcome(running.session, running.begun.number, kind, payload, swallowed))
 
     def _send(self, outcome: Outcome) -> None:
         if not self._outcomes:
+            self._first_at = clock.now()
             self.loop.call_soon(self._flush)
         self._outcomes.append(outcome)
 
     def _flush(self) -> None:
+        if self._incoming and clock.now() - self._first_at < TURN:
+            self.loop.call_soon(self._flush)  # more is being begun, and its outcomes may share the message
+            return
         outcomes, self._outcomes = self._outcomes, []
         try:
             self._server.call_soon_threadsafe(self._deliver, outcomes)
@@ -361,12 +415,7 @@ class _Aside:
         self._task = asyncio.current_task()
         if self._cancelled and self._task is not None:
             self._task.cancel()
-        try:
-            return await coroutine
-        finally:
-            running = CALLER.get()
-            if running is not None:
-                await running.pool.close()  # what it called, it called from this loop
+        return await coroutine
 
     def cancel(self) -> None:
         """From the task loop: cancel it if it can be."""

@@ -16,15 +16,16 @@ from __future__ import annotations
 import dis
 import hashlib
 import importlib
+import inspect
 import logging
 import sys
 from collections.abc import Iterator
-from pickle import loads
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, RemoteError
+from headgate.workers.arrivals import Scope, loads
 from headgate.workers.model import FunctionForm
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ _UNSETTLING = frozenset({"globals", "exec", "eval", "vars", "setattr", "delattr"
 _INNER = frozenset({"__dict__", "__globals__", "__closure__", "cell_contents", "__kwdefaults__"})
 _MAINS = ("__main__", "__mp_main__")
 _log = logging.getLogger("headgate.workers")
+
+
+def routine_of(fn: Any) -> Any:
+    """The routine that this function is; None: it is none, or only wraps one (`functools.wraps` copies attributes)."""
+    routine = getattr(fn, ROUTINE, None) if isinstance(fn, FunctionType) else None
+    return routine if routine is not None and routine.decorated is fn else None
 
 
 def tag_of(fn: Any) -> str:
@@ -60,7 +67,7 @@ class Traveller:
 
     def __init__(self, fn: Any, thread: bool) -> None:
         self.fn: Any = fn
-        self.tag: str = tag_of(fn)
+        self.tag: str = _plain(tag_of(fn))
         self._thread = thread
         self._form: FunctionForm | None = None
         self._seen: list[tuple[Any, Any, Any]] | None = None  # what a form by value was made of; None: by reference
@@ -91,7 +98,7 @@ class Traveller:
                 digest=code_digest(fn.__code__) if hasattr(fn, "__code__") else b"",
                 python=PYTHON,
                 thread=self._thread,
-                file=getattr(getattr(fn, "__code__", None), "co_filename", ""),
+                file=_plain(getattr(getattr(fn, "__code__", None), "co_filename", "")),
             )
             return self._form
         import cloudpickle  # not at the top: decorating a function is to be quick
@@ -125,6 +132,11 @@ class Traveller:
             )
 
 
+def _plain(text: str) -> str:
+    """Text that the wire carries: names of files may be no text at all."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def importable(decorated: Any) -> bool:
     """Would a worker that imports its module find this very function under its name?"""
     module = getattr(decorated, "__module__", None)
@@ -134,11 +146,32 @@ def importable(decorated: Any) -> bool:
     if found is None or getattr(found, "__spec__", None) is None:  # made by hand: no file to import it from
         return False
     try:
-        for name in decorated.__qualname__.split("."):
-            found = getattr(found, name)
+        return any(inner is decorated for inner in _inside(_reach(found, decorated.__qualname__)))
     except AttributeError:
         return False
-    return getattr(found, "__func__", found) is decorated
+
+
+def _reach(module: Any, qualname: str) -> Any:
+    """What has this name in a module, as the code of a class would find it (`__private` too)."""
+    found = module
+    for name in qualname.split("."):
+        if isinstance(found, type) and name.startswith("__") and not name.endswith("__"):
+            name = f"_{found.__name__.lstrip('_')}{name}"
+        found = inspect.getattr_static(found, name) if isinstance(found, type) else getattr(found, name)
+    return found
+
+
+def _inside(found: Any) -> Iterator[Any]:
+    """It, and what it wraps: methods, properties, decorators above the routine."""
+    for _ in range(32):
+        yield found
+        for name in ("__func__", "fget", "func", "__wrapped__"):
+            inner = getattr(found, name, None)
+            if inner is not None:
+                found = inner
+                break
+        else:
+            return
 
 
 def take_mains_by_value() -> None:
@@ -206,7 +239,7 @@ def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
                 return None
             todo += further
             carries = carries or bool(further)
-            if hasattr(value, ROUTINE) and isinstance(value, FunctionType):
+            if routine_of(value) is not None:
                 seen.append((value, "attributes", ()))
         seen += values
     return None if writes and carries else seen  # it may hang something on a function that travels with it
@@ -243,7 +276,7 @@ def _further(value: Any) -> list[Any] | None:
         return []
     if not isinstance(value, FunctionType):
         return None
-    routine = getattr(value, ROUTINE, None)
+    routine = routine_of(value)
     if routine is not None:
         return None if _attributes(value) else [routine.fn]
     return [value]
@@ -325,8 +358,8 @@ class Arrived:
         self.tag: str = definition.tag
         self.thread: bool = definition.thread
 
-    def load(self) -> Any:
-        """The function itself; RemoteError says why there is none."""
+    def load(self, scope: Scope | None = None) -> Any:
+        """The function itself, with the classes of this scope; RemoteError says why there is none."""
         if self._loaded is not None:
             return self._loaded
         definition = self._definition
@@ -334,7 +367,7 @@ class Arrived:
             self._loaded = _imported(definition)
             return self._loaded
         try:
-            fn = loads(definition.value)
+            fn = loads(definition.value, scope)
         except ModuleNotFoundError as error:
             raise missing_module(self.tag, error) from error
         except Exception as error:
@@ -369,18 +402,16 @@ def _imported(definition: Definition) -> Any:
             f"{type(error).__name__}: {error}",
             remedy="Mend the module, or what differs there: its environment, its folder, its arguments.",
         ) from error
+    module = found
     try:
-        for name in definition.qualname.split("."):
-            found = getattr(found, name)
+        found = _reach(found, definition.qualname)
     except AttributeError as error:
         raise RemoteError(
-            f"the worker's module {definition.module} ({getattr(found, '__file__', '?')}) has no {definition.qualname}",
+            f"{definition.module} on the worker ({getattr(module, '__file__', '?')}) has no {definition.qualname}",
             remedy=f"Give workers the same code as the client, which has it in {definition.file}.",
         ) from error
-    if isinstance(found, MethodType):
-        found = found.__func__
-    routine = getattr(found, ROUTINE, None)
-    fn = routine.fn if routine is not None else found
+    routine = next(filter(None, map(routine_of, _inside(found))), None)
+    fn = routine.fn if routine is not None else getattr(found, "__func__", found)
     key = (definition.module, definition.qualname)
     code = getattr(fn, "__code__", None)
     if definition.python != PYTHON or key in _warned or code is None:

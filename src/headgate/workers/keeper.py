@@ -1,14 +1,15 @@
 """The keeper: a small process between a client and its workers, whose one duty is that none of them is left behind.
 
-    python -ISs -c "...; import keeper; keeper.main()" CONTROL DIRECTORY
+    python -ISs -c "...; import keeper; keeper.main()" CONTROL,LOCK DIRECTORY
 
 It is a program of its own, without site-packages, threads or user code, so that it starts in ten milliseconds, is
 small, and cannot be taken down by what workers do. It must therefore import nothing of headgate, and of the standard
 library only what is quick (`_signal` instead of `signal`, which would import `enum`).
 
 CONTROL is a socket to the client: commands come in, reports go out, and when it closes (the client left, or was killed
-in any way) the keeper ends every descendant and removes DIRECTORY. On Linux it is a *child subreaper*: whatever a
-worker started and left, daemons too, becomes its child and is found. Elsewhere it ends the process groups of workers.
+in any way) the keeper ends every descendant and removes DIRECTORY. On Linux it is a *child subreaper*, and so is each
+worker: whatever a worker started and left, daemons too, stays below the worker while it lives, and becomes the keeper's
+when it is dead. Elsewhere the keeper ends the process groups of workers. LOCK is held for as long as it lives.
 
 Each worker gets a pipe from the keeper that is never written to. The worker arms it (see `lifeline`), so that the
 kernel kills the worker when the keeper dies. What a worker writes to stderr before it is ready is kept, and told if it
@@ -26,9 +27,18 @@ import select
 import sys
 import time
 
+TYPE_CHECKING = False  # typing's own, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 GRACE = 1.0  # between SIGTERM and SIGKILL
 TAIL = 4000  # bytes of stderr that are told of a worker that never became ready
 MARK = "HEADGATE_WORKER"
+_prctl: Callable[..., int] | None = None
+if sys.platform == "linux":
+    import ctypes
+
+    _prctl = ctypes.CDLL(None).prctl
 QUIET = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
 
 
@@ -51,7 +61,6 @@ class Keeper:
         self.control: int = control
         self.directory: str = directory
         self.children: dict[int, Child] = {}  # by pid
-        self.known: set[int] = set()  # orphans that nobody could be found for, seen before
         self.doomed: list[tuple[float, list[int], int | None]] = []  # (when, pids): SIGTERM was sent, SIGKILL follows
         self.heard: bytes = b""
         self.wake: int
@@ -66,23 +75,15 @@ class Keeper:
 
     def run(self) -> None:
         """Until the client is gone."""
-        adopts = False
         while True:
             watched = [self.control, self.wake, *(c.status for c in self.children.values() if c.status is not None)]
-            timeout = 1.0 if not self.doomed else max(0.0, self.doomed[0][0] - time.monotonic())
-            ready = select.select(watched, [], [], timeout if adopts else 0)[0]
-            if not ready and not adopts:
-                adopts = True  # after the first spawns: importing ctypes takes longer than starting a worker
-                become_subreaper()
-                continue
+            ready = readable(watched, None if not self.doomed else max(0.0, self.doomed[0][0] - time.monotonic()))
             if self.wake in ready:
                 drain(self.wake)
             for child in [c for c in self.children.values() if c.status in ready]:
                 self.hear(child)
             self.reap()
             self.finish_doomed()
-            if not ready:
-                self.known = {pid for pid in self.orphans() if owner_of(pid) is None}
             if self.control in ready and not self.obey():
                 return
 
@@ -119,7 +120,7 @@ class Keeper:
             try:
                 data = data[os.write(self.control, data) :]
             except BlockingIOError:
-                select.select([], [self.control], [], 1.0)
+                time.sleep(0.001)
             except OSError:
                 return  # the client is gone, and `obey` will see it
 
@@ -187,13 +188,13 @@ class Keeper:
         errors = read_tail(child.errors)
         os.close(child.errors)
         self.tell(event="exited", uid=child.uid, pid=child.pid, code=code, errors=errors)
-        left = [pid for pid in self.orphans() if owner_of(pid) in (child.uid, None) and pid not in self.known]
+        left = self.orphans()
         self.end([*left, *(further for pid in left for further in descendants(pid))], group=child.pid)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def orphans(self) -> list[int]:
-        """Children of ours that are no workers: something a worker started and left."""
+        """Children of ours that are no workers: something that a dead worker started and left."""
         return [pid for pid in children(os.getpid()) if pid not in self.children]
 
     def end(self, pids: list[int], group: int | None = None) -> None:
@@ -229,7 +230,7 @@ class Keeper:
             kill(pid, _signal.SIGTERM)
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and self.still_there():
-            select.select([self.wake], [], [], 0.01)
+            readable([self.wake], 0.01)
             drain(self.wake)
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and self.still_there():
@@ -266,6 +267,8 @@ def become_worker(
 ) -> None:
     """In the child: take its place."""
     os.setsid()
+    adopts_orphans()
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     _signal.set_wakeup_fd(-1)
     for number in (*QUIET, _signal.SIGCHLD, _signal.SIGPIPE):
         _signal.signal(number, _signal.SIG_DFL)
@@ -280,13 +283,11 @@ def become_worker(
     os.execve(argv[0], argv, {**env, MARK: uid})
 
 
-def become_subreaper() -> None:
-    """Adopt what descendants leave behind."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+def adopts_orphans() -> None:
+    """What our descendants leave behind becomes ours (Linux). A worker does the same for its own while it lives: so
+    what reaches the keeper was left by a worker that is dead."""
+    if _prctl is not None:
+        _prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; stays across exec
 
 
 def anonymous_file(directory: str) -> int:
@@ -331,16 +332,12 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def owner_of(pid: int) -> str | None:
-    """The worker that started it, as its environment says; None: it does not."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            for entry in file.read().split(b"\0"):
-                if entry.startswith(MARK.encode() + b"="):
-                    return entry.split(b"=", 1)[1].decode()
-    except OSError:
-        pass
-    return None
+def readable(fds: list[int], timeout: float | None) -> list[int]:
+    """Which of them can be read. (Not select(), which cannot look at descriptors above 1023.)"""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN | select.POLLHUP)
+    return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
 
 
 def kill(pid: int, number: int) -> None:
@@ -363,15 +360,6 @@ def drain(fd: int) -> None:
         pass
 
 
-def hold(directory: str) -> int:
-    """Lock the directory for as long as we live: one that can be locked was left behind, and may be swept."""
-    import fcntl
-
-    fd = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
-
-
 def remove(directory: str) -> None:
     """The directory and the sockets in it."""
     try:
@@ -386,14 +374,15 @@ def main() -> None:
     """Keep."""
     for number in QUIET:
         _signal.signal(number, _signal.SIG_IGN)
-    control, directory = int(sys.argv[1]), sys.argv[2]
-    os.set_inheritable(control, False)
+    (control, lock), directory = map(int, sys.argv[1].split(",")), sys.argv[2]
+    for fd in (control, lock):
+        os.set_inheritable(fd, False)
     os.set_blocking(control, False)
-    held = hold(directory)
+    adopts_orphans()
     keeper = Keeper(control, directory)
     try:
         keeper.run()
     finally:
         keeper.end_all()
         remove(directory)
-        os.close(held)
+        os.close(lock)  # as long as we lived it said that the directory is in use

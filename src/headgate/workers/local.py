@@ -13,6 +13,8 @@ from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, Wo
 from headgate.workers.model import BackpressureLike, WorkerMetadata
 from headgate.workers.spawning import Spawner
 
+_ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
+
 
 class LocalWorker:
     """A worker of this machine. A pool starts and stops its own; alone it is started and stopped by hand."""
@@ -142,9 +144,10 @@ async def stop_remotely(address: str, timeout: float) -> None:
 
     async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         try:
-            await channel.unary_unary(STOP)(StopRequest(timeout=timeout).SerializeToString())
+            request = StopRequest(timeout=timeout).SerializeToString()
+            await channel.unary_unary(STOP)(request, timeout=None if timeout < 0 else timeout + _ANSWER)
         except grpc.aio.AioRpcError:
-            pass  # it is gone
+            pass  # it is gone, or stopped by a signal
 
 
 def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:

@@ -33,7 +33,7 @@ from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady, Worke
 from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
 from headgate.workers.routines import ACTIVE
-from headgate.workers.spawning import Spawner
+from headgate.workers.spawning import Spawner, end_strays
 
 DEATHS, WITHIN = 5, 30.0
 """So many workers that ended before they were ready, within so many seconds, end the pool."""
@@ -119,6 +119,8 @@ class WorkerPool:
         self._spawner: Spawner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._token: Token[Any] | None = None
+        self._outer: Any = None  # the pool that was active around this one
+        self._resizing = asyncio.Lock()
         self._contexts: list[Any] = []
         self._farewell: asyncio.Task[None] | None = None  # of a keeper that was killed
 
@@ -144,14 +146,15 @@ class WorkerPool:
             self._discovery = OwnDiscovery()
             self._balancer = await self._resolved(self._balancer)
             await self._until_ready()
+            self._state = "open"
+            if not self._lazy:
+                await self._proxy().connect(sum(member.view == "ready" for member in self._members.values()))
         except BaseException:
             self._state = "closed"
             await self._finish(hurry=True)
             raise
-        self._state = "open"
+        self._outer = ACTIVE.get()
         self._token = ACTIVE.set(self)
-        if not self._lazy:
-            await self._proxy().connect(sum(member.view == "ready" for member in self._members.values()))
         return self
 
     def _start_keeper(self) -> None:
@@ -178,6 +181,8 @@ class WorkerPool:
         while True:
             if self._failure is not None:
                 raise self._failure
+            if self._state not in ("starting", "open"):
+                raise PoolClosed("the pool was closed while it waited for workers")
             ready = sum(member.view == "ready" for member in self._members.values())
             if ready >= self._size:
                 return
@@ -203,11 +208,11 @@ class WorkerPool:
             if hasattr(balancer, "order") and hasattr(balancer, "report") and not isinstance(balancer, type):
                 return balancer
             if hasattr(type(balancer), "__aenter__"):
-                self._contexts.append(balancer)
-                balancer = await balancer.__aenter__()
+                manager, balancer = balancer, await balancer.__aenter__()
+                self._contexts.append(manager)
             elif hasattr(type(balancer), "__enter__"):
-                self._contexts.append(balancer)
-                balancer = balancer.__enter__()
+                manager, balancer = balancer, balancer.__enter__()
+                self._contexts.append(manager)
             elif callable(balancer):
                 balancer = balancer()
                 if inspect.isawaitable(balancer):
@@ -275,30 +280,32 @@ class WorkerPool:
         _whole("size", size, 1)
         if size is None:
             raise InvalidType("size must be a whole number, got NoneType")
-        self._require_open()
-        self._size = size
-        while len(self._members) < size:
-            self._spawn_one()
-        surplus = list(self._members.values())[size:]
-        await asyncio.gather(*(self._dismiss(member) for member in surplus))
-        await self._until_ready()
+        async with self._resizing:
+            self._require_open()
+            self._size = size
+            while len(self._members) < size:
+                self._spawn_one()
+            surplus = list(self._members.values())[size:]
+            for member in surplus:
+                member.stopping = True
+                del self._members[member.worker.uid]
+                self._leaving[member.worker.uid] = member
+            await asyncio.gather(*(self._dismiss(member) for member in surplus))
+            await self._until_ready()
 
     async def _dismiss(self, member: Member) -> None:
         """Let one finish what it has, and go."""
         from headgate.workers.local import stop_remotely
 
         uid = member.worker.uid
-        member.stopping = True
-        del self._members[uid]
-        self._leaving[uid] = member
+        deadline = clock.now()
         if member.worker.pid and member.view == "ready":
             self._discovery.announce("worker-dropped", member.worker.metadata)
             await stop_remotely(member.worker._address, self._shutdown_timeout)
-        assert self._spawner is not None, "the pool is open"
-        deadline = clock.now() + _LAST
+            deadline = clock.now() + _LAST
         while uid in self._leaving and clock.now() < deadline:
             await self._change(0.1)
-        if uid in self._leaving:
+        if uid in self._leaving and self._spawner is not None:
             self._spawner.signal(uid, signal.SIGKILL)
 
     def _require_open(self) -> None:
@@ -334,6 +341,8 @@ class WorkerPool:
             member.failure = str(said["cause"])
             return
         member.view = "ready"
+        if member.stopping:
+            return
         self._discovery.announce("worker-added", member.worker.metadata)
         if WORKERS.listeners:
             WORKERS.emit(WorkerReady(at=clock.wall(), uid=member.worker.uid, pid=member.worker.pid))
@@ -352,7 +361,9 @@ class WorkerPool:
         if not was_ready:
             self._deaths.append(clock.now())
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] <= WITHIN:
-                self._fail(start_failure(member.failure, report))
+                failure = start_failure(member.failure, report)
+                failure.args = (f"{failure.args[0]}. It was the {DEATHS}th to do so within {WITHIN:g} s",)
+                self._fail(failure)
         restarted = self._failure is None and len(self._members) < self._size
         if restarted:
             self._replace()
@@ -375,7 +386,6 @@ class WorkerPool:
 
     def _fail(self, error: WorkerStartFailed) -> None:
         """No worker can be started: whoever waits for one is told."""
-        error.args = (f"{error.args[0]}. This was the {DEATHS}th such death within {WITHIN:g} s", *error.args[1:])
         self._failure = error
         for loop, proxy in list(self._proxies.items()):
             _on(loop, proxy.fail, error)
@@ -394,6 +404,7 @@ class WorkerPool:
             failure = WorkerStartFailed(f"the keeper of the workers was killed and could not be replaced: {error}")
             self._fail(failure)
             return
+        end_strays({member.worker.uid for member in members})
         self._farewell = asyncio.get_running_loop().create_task(old.close())
         for member in members:
             self._exited(member, {"event": "gone"})
@@ -404,8 +415,10 @@ class WorkerPool:
             _on(self._loop, self._kill, metadata.uid, reason)
 
     def _kill(self, uid: str, reason: str) -> None:
-        if self._spawner is not None and self._state == "open" and uid in self._members:
-            self._members[uid].lost = self._members[uid].lost or reason
+        member = self._members.get(uid) or self._leaving.get(uid)
+        if self._spawner is not None and self._state == "open" and member is not None:
+            if not _is_dead(member.worker.pid):
+                member.lost = member.lost or reason
             self._spawner.signal(uid, signal.SIGKILL)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
@@ -414,12 +427,14 @@ class WorkerPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state = "closing"
-        if self._token is not None:
+        if self._token is not None and ACTIVE.get() is self:  # else it is left before one that was entered later
             try:
                 ACTIVE.reset(self._token)
             except ValueError:  # left in another context than it was entered in
-                if ACTIVE.get() is self:
-                    ACTIVE.set(None)
+                ACTIVE.set(self._outer)
+        if self._loop is not asyncio.get_running_loop():
+            self._abandon()
+            return
         hurry = kind is not None and not issubclass(kind, Exception)
         closing = asyncio.get_running_loop().create_task(self._finish(hurry=hurry))
         cancelled: asyncio.CancelledError | None = None
@@ -435,6 +450,13 @@ class WorkerPool:
         if cancelled is not None:
             raise cancelled
 
+    def _abandon(self) -> None:
+        """It is left on another loop than it was entered on: the keeper ends everything."""
+        self._state = "closed"
+        if self._spawner is not None:
+            self._spawner.let_go()
+            self._spawner.wait()
+
     async def _finish(self, *, hurry: bool) -> None:
         """Refuse, drain, cancel, drop, stop, close: in this order."""
         try:
@@ -443,7 +465,9 @@ class WorkerPool:
             deadline = clock.now() + (0.0 if hurry else self._shutdown_timeout)
             while self._calls() and clock.now() < deadline and self._state != "hurrying":  # noqa: ASYNC110 - calls of several loops end here
                 await asyncio.sleep(0.005)
-            await asyncio.gather(*(_on_its_loop(loop, proxy) for loop, proxy in list(self._proxies.items())))
+            await asyncio.gather(
+                *(_close_on(loop, proxy) for loop, proxy in list(self._proxies.items())), return_exceptions=True
+            )
             if self._discovery is not None:
                 for member in list(self._members.values()):
                     if member.view == "ready":
@@ -494,11 +518,24 @@ def _on(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) -> 
         pass
 
 
-async def _on_its_loop(loop: asyncio.AbstractEventLoop, proxy: Any) -> None:
+async def _close_on(loop: asyncio.AbstractEventLoop, proxy: Any) -> None:
+    """Close a proxy on its own loop. One that is busy or ends meanwhile is not waited for."""
     if loop is asyncio.get_running_loop():
         await proxy.close("it was closed")
     elif loop.is_running():
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(proxy.close("it was closed"), loop))
+        closing = asyncio.run_coroutine_threadsafe(proxy.close("it was closed"), loop)
+        await asyncio.wait([asyncio.wrap_future(closing)], timeout=_LAST)
+
+
+def _is_dead(pid: int) -> bool:
+    """Has this process ended, though nobody may have noticed yet? (Linux; elsewhere it is taken to live.)"""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except FileNotFoundError:
+        return os.path.isdir("/proc/self")
+    except OSError:
+        return False
 
 
 def _usable_as_balancer(value: Any) -> bool:

@@ -39,8 +39,11 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
     # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
     asyncio.new_event_loop().run_until_complete(serve(config, ready, failed))
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # closed, or there is none
+            pass
     os._exit(0)  # threads of routines that cannot be interrupted must not keep it
 
 
@@ -51,7 +54,8 @@ def _prepare() -> None:
 
 def _restore_stderr(real: int) -> None:
     """From now on it is the client's stderr; what was written so far is passed on."""
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     size = os.fstat(2).st_size
     early = os.pread(2, size, 0) if size else b""
     os.dup2(real, 2)

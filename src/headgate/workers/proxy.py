@@ -10,7 +10,10 @@ was sent and not answered is lost when its worker is, and runs again only if its
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,20 +28,24 @@ from headgate.errors import (
     WorkerLost,
 )
 from headgate.resources.seats import Flight
+from headgate.workers.arrivals import Scope, loads
 from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, strategy_of
-from headgate.workers.codec import dump_arguments, load_exception, loads
+from headgate.workers.codec import dump_arguments, load_exception
 from headgate.workers.connection import Connection, Happening
 from headgate.workers.events import TASKS, WORKERS, TaskDispatched, TaskFinished, WorkerBlocked, WorkerUnblocked
-from headgate.workers.model import Task, TaskException, WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.model import Report, Task, TaskException, WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.routines import CALLER
 from headgate.workers.session import Answer, Outgoing
 
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent
     from headgate.workers.routines import Routine
 
+_AT_A_TIME = 32  # of those who wait for room: each that finds some wakes another
 CONFIRMATION = 5.0
 """Seconds a cancelled caller waits for the worker to confirm that the routine has ended."""
 
+_log = logging.getLogger("headgate.workers")
 _tasks = count(1)
 _epochs = count(1)
 CLIENT = ""  # what the ids of this process's tasks begin with
@@ -75,7 +82,7 @@ class Proxy:
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
         self._pool = pool
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Connection] = set()  # blocked: no new calls
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
         self._evicted: dict[str, str] = {}
@@ -168,6 +175,7 @@ class Proxy:
         self._wake()
 
     def _end(self, connection: Connection) -> None:
+        self._gone.add(connection)
         task = self.loop.create_task(self._ended(connection))
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
@@ -177,6 +185,7 @@ class Proxy:
         while connection.in_flight and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await connection.close("it left the pool")
+        self._gone.discard(connection)
 
     def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
         """A connection tells how it is."""
@@ -194,9 +203,12 @@ class Proxy:
             if WORKERS.listeners:
                 WORKERS.emit(WorkerUnblocked(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
         elif happening == "room":
-            self._wake()
+            self._wake(_AT_A_TIME)
         elif happening == "closed":
+            known = self._roster.get(connection.metadata.uid) is connection
             self._remove(connection)
+            if known and not self._closed:  # somebody cancelled all tasks of this loop: the worker is there still
+                self.admit(connection.metadata)
         elif happening in ("lost", "refused", "stopped"):
             known = self._roster.get(connection.metadata.uid) is connection
             self._remove(connection)
@@ -204,27 +216,38 @@ class Proxy:
                 self._evicted[connection.metadata.uid] = reason
                 while len(self._evicted) > 64:
                     del self._evicted[next(iter(self._evicted))]
-                if happening == "refused" and self._custom is not None:
-                    self._custom.report(self.view(connection), "evicted")
+                if happening == "refused":
+                    self._report(connection, "evicted")
                 if self._on_lost is not None and happening == "lost":
                     self._on_lost(connection.metadata, reason)
                 self._end(connection)
 
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+    def _wake(self, most: int | None = None) -> None:
+        """Let those look again who wait for a worker; the first `most`, or all."""
+        waiters = self._waiters
+        while waiters and most != 0:
+            waiter = waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+                most = most if most is None else most - 1
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     async def call(
-        self, routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None, caller: str
+        self,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        scope: Scope | None = None,
     ) -> Any:
         """Run it on a worker; returns or raises what it does there."""
         arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
         form = routine.traveller.form(routine.decorated)
         number = next(_tasks)
+        running = CALLER.get() if scope is None else None
+        scope = scope if running is None else running.scope
         options = routine.options
         timeout = options.timeout or 0.0
         attempts = options.retries
@@ -237,13 +260,15 @@ class Proxy:
                 continue
             connection: Connection = flight.seat.resource.value
             waiter = self.loop.create_future()
-            call = Outgoing(number, form, arguments, timeout, caller, limit is not None, waiter)
+            call = Outgoing(number, form, arguments, timeout, caller, limit is not None or timeout > 0, waiter)
             self._calls[call] = None
             if TASKS.listeners:
                 self._report_dispatch(routine, call, connection)
             try:
                 try:
                     connection.submit(call)
+                    if self._waiters:
+                        self._wake(1)  # there may be room for another
                     if until is None and not timeout:
                         await waiter
                     else:
@@ -265,17 +290,15 @@ class Proxy:
                 self._roster.served(flight)
                 if TASKS.listeners:
                     self._report_end(routine, call, connection, "returned", None)
-                if self._custom is not None:
-                    self._custom.report(self.view(connection), "accepted")
+                self._report(connection, "accepted")
                 try:
-                    return loads(answer.payload)
-                except Exception as error:
+                    return loads(answer.payload, scope)
+                except BaseException as error:
                     raise _unreadable(routine, error) from error
             if kind == "raised" or kind == "cancelled":
                 self._roster.served(flight)
-                if self._custom is not None:
-                    self._custom.report(self.view(connection), "accepted")
-                self._raise(routine, call, connection, answer)
+                self._report(connection, "accepted")
+                self._raise(routine, call, connection, answer, scope)
             self._refused(flight, connection, answer, tried)
             if self._closed:
                 self._raise_closed(routine, call, connection)
@@ -308,6 +331,14 @@ class Proxy:
     def _cannot_take(self, connection: Connection) -> bool:
         return connection.session.state in ("stopping", "over") or connection.full
 
+    def _report(self, connection: Connection, report: Report) -> None:
+        if self._custom is None:
+            return
+        try:
+            self._custom.report(self.view(connection), report)
+        except Exception:  # the call has its outcome, and must not lose it
+            _log.exception("report() of the balancer %r failed", self._custom)
+
     def _custom_choice(self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any) -> Flight | None:
         task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
         for view in _checked_order(balancer, task, self.views()):
@@ -321,8 +352,9 @@ class Proxy:
     ) -> None:
         """Nobody can take it now: wait for somebody new, or give up."""
         if self._failure is not None:
-            raise self._failure
-        if tried and len(self._roster) and all(connection.metadata.uid in tried for connection in self._roster):
+            raise _fresh(self._failure)
+        admitted = [one for one in self._roster if one.session.state not in ("stopping", "over")]
+        if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
             raise NoWorkersAvailable(f"no worker took {routine.tag}: {_listed(tried)}")
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
@@ -343,7 +375,7 @@ class Proxy:
                 f"no worker for {routine.tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
             ) from None
         if self._failure is not None:
-            raise self._failure
+            raise _fresh(self._failure)
 
     def _standing(self, tried: dict[str, str]) -> str:
         reasons = {**self._evicted}
@@ -363,8 +395,10 @@ class Proxy:
         limit: float | None,
     ) -> None:
         """Wait for the answer of a call that must have begun by `until`, and whose routine has a timeout."""
-        backstop = clock.now() + call.timeout + CONFIRMATION if call.timeout else None
+        backstop = None
         while not waiter.done():
+            if call.started and call.timeout and backstop is None:
+                backstop = clock.now() + call.timeout + CONFIRMATION
             dispatching = until is not None and not call.started
             ends = [end for end in (until if dispatching else None, backstop) if end is not None]
             left = min(ends) - clock.now() if ends else None
@@ -379,7 +413,8 @@ class Proxy:
                     f"{routine.tag} ran longer than its timeout of {call.timeout:g} s, and worker "
                     f"{connection.metadata.uid} did not confirm its end: it may be running still"
                 )
-            await asyncio.wait((waiter,), timeout=min(left, 0.05) if dispatching and left is not None else left)
+            step = 0.05 if dispatching else 0.5 if not call.started else None
+            await asyncio.wait((waiter,), timeout=min((one for one in (left, step) if one is not None), default=None))
 
     def _give_up(self, connection: Connection, call: Outgoing) -> None:
         if connection.session.state != "over":
@@ -427,26 +462,30 @@ class Proxy:
             tried[uid] = f"{status}: {reason}"
         elif answer.kind == "not_started":
             connection.block()  # until it says that its loop is free
-        if self._custom is not None and answer.kind not in ("lost", "unsent", "stopped"):
-            self._custom.report(self.view(connection), "transient")
+        if answer.kind not in ("lost", "unsent", "stopped"):
+            self._report(connection, "transient")
 
-    def _raise(self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer) -> NoReturn:
+    def _raise(
+        self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer, scope: Scope | None
+    ) -> NoReturn:
         """The routine ended so: raise it here."""
         error: BaseException
         if answer.kind == "cancelled":
-            error = load_exception(answer.payload) if answer.payload else asyncio.CancelledError()
+            error = load_exception(answer.payload, scope) if answer.payload else asyncio.CancelledError()
             if not isinstance(error, asyncio.CancelledError):
                 error = asyncio.CancelledError()
         else:
-            error = load_exception(answer.payload)
+            error = load_exception(answer.payload, scope)
         if TASKS.listeners:
-            text = (getattr(error, "__notes__", None) or [""])[-1]
+            notes = getattr(error, "__notes__", None)
+            text = notes[-1] if isinstance(notes, list) and notes else ""
             self._report_end(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, str(text)))
         context = error.__context__
         try:
             raise error
         finally:
-            error.__context__ = context  # Python puts the exception that is being handled here in its place
+            # Python puts the exception that is being handled here in its place.
+            BaseException.__setattr__(error, "__context__", context)
             del error
 
     def _raise_closed(self, routine: Routine, call: Outgoing, connection: Connection) -> NoReturn:
@@ -523,7 +562,7 @@ class Proxy:
         if listener is not None:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
-        connections = list(self._roster)
+        connections = [*self._roster, *self._gone]
         for connection in connections:
             for call in [call for call in self._calls if call.number in connection.session.sent]:
                 connection.cancel(call)
@@ -536,6 +575,15 @@ class Proxy:
         self._wake()
 
 
+def _fresh(error: BaseException) -> BaseException:
+    """A copy to raise: one that is raised again and again drags all its tracebacks along."""
+    again = copy(error)
+    for note in getattr(error, "__notes__", ()):
+        again.add_note(note)
+    again.__cause__ = error.__cause__
+    return again
+
+
 _INSIDE = "Call it inside the `async with` block of its pool, and await it there."
 
 
@@ -543,7 +591,7 @@ def _exception(error: BaseException) -> TaskException:
     return TaskException(type(error).__qualname__, str(error))
 
 
-def _unreadable(routine: Routine, error: Exception) -> RemoteError:
+def _unreadable(routine: Routine, error: BaseException) -> RemoteError:
     return RemoteError(
         f"{routine.tag} returned, and what it returned cannot be read here: {type(error).__name__}: {error}",
         remedy="Its class must be importable here, and what it pickles must unpickle.",

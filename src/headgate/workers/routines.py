@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token, copy_context
-from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.resources.fields import is_finite
-from headgate.workers.functions import ROUTINE, Traveller
+from headgate.workers.functions import ROUTINE, Traveller, routine_of
 from headgate.workers.model import RoutineOptions, Task
 
 P = ParamSpec("P")
@@ -69,6 +69,8 @@ def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not _DISPATCHES.get():
         return _run_here(routine, args, kwargs)
     pool, running = ACTIVE.get(), CALLER.get()
+    if pool is not None and pool._state == "closed":
+        pool = _outer_of(pool)
     if pool is None:
         if running is None:
             raise NoActivePool(f"{routine.tag} was called and no WorkerPool is open around the call")
@@ -76,6 +78,21 @@ def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     caller = "" if running is None else running.id
     run: Coroutine[Any, Any, Any] = pool._proxy().call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
     return run
+
+
+def _outer_of(closed: Any) -> Any:
+    """The pool around one that was left before another that was entered later; or itself, to say that it is closed."""
+    pool = closed
+    while pool is not None and pool._state == "closed":
+        pool = pool._outer
+    return closed if pool is None else pool
+
+
+def _run_to_end(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except StopIteration as stop:  # a future refuses to carry it, and whoever waits for it would wait for ever
+        raise RuntimeError("the routine raised StopIteration") from stop
 
 
 async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,8 +103,10 @@ async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, A
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="headgate routine")
     try:
-        run = partial(copy_context().run, routine.fn, *args, **kwargs)
-        result = await asyncio.get_running_loop().run_in_executor(thread, run)
+        context = copy_context()
+        result = await asyncio.get_running_loop().run_in_executor(
+            thread, lambda: context.run(_run_to_end, routine.fn, args, kwargs)
+        )
     finally:
         thread.shutdown(wait=False)
     return await result if inspect.isawaitable(result) else result
@@ -141,7 +160,7 @@ def _made(fn: Any, options: RoutineOptions) -> Any:
             f"@routine cannot take the generator {fn.__qualname__} yet",
             remedy="Return a list, or call one routine for each part.",
         )
-    if hasattr(fn, ROUTINE):
+    if routine_of(fn) is not None:
         raise InvalidType(f"{fn.__qualname__} is a routine already", remedy="Decorate it once.")
     if inspect.ismethod(fn) or not hasattr(fn, "__code__"):
         return _decorate(_as_function(fn), options)
@@ -183,25 +202,14 @@ def _checked(timeout: Any, retries: Any, thread: Any) -> RoutineOptions:
     return RoutineOptions(None if timeout is None else float(timeout), retries, thread)
 
 
-class do_dispatch:  # noqa: N801 - read as a question, or as the head of a block
-    """``do_dispatch()`` tells whether routines go to workers here; ``with do_dispatch(False):`` runs them locally."""
+class _Gate:
+    """The block of ``do_dispatch(...)``."""
 
     __slots__ = ("_gate", "_token")
 
-    def __new__(cls, gate: bool | None = None) -> Any:
-        """Ask, or make a block."""
-        if gate is None:
-            return _DISPATCHES.get()
-        if not isinstance(gate, bool):
-            raise InvalidType(f"do_dispatch takes True or False, got {gate!r}")
-        made = super().__new__(cls)
-        made._gate = gate
-        made._token = None
-        return made
-
-    def __init__(self, gate: bool | None = None) -> None:
-        self._gate: bool
-        self._token: Token[bool] | None
+    def __init__(self, gate: bool) -> None:
+        self._gate = gate
+        self._token: Token[bool] | None = None
 
     def __enter__(self) -> None:
         if self._token is not None:
@@ -214,6 +222,22 @@ class do_dispatch:  # noqa: N801 - read as a question, or as the head of a block
         token, self._token = self._token, None
         if token is not None:
             _DISPATCHES.reset(token)
+
+
+@overload
+def do_dispatch() -> bool: ...
+@overload
+def do_dispatch(gate: bool) -> AbstractContextManager[None]: ...
+def do_dispatch(gate: bool | None = None) -> bool | AbstractContextManager[None]:
+    """``do_dispatch()`` tells whether routines go to workers here; ``with do_dispatch(False):`` runs them locally.
+
+    Locally a routine is just its function: `timeout`, `retries` and `thread` are for workers.
+    """
+    if gate is None:
+        return _DISPATCHES.get()
+    if not isinstance(gate, bool):
+        raise InvalidType(f"do_dispatch takes True or False, got {gate!r}")
+    return _Gate(gate)
 
 
 class RuntimeContext:

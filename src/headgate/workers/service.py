@@ -16,9 +16,10 @@ from typing import Any
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
-from headgate.workers.execution import Outcome, TaskLoop
+from headgate.workers.execution import Outcome, Running, TaskLoop
 from headgate.workers.functions import Arrived
 from headgate.workers.model import BackpressureContext, WorkerMetadata
+from headgate.workers.routines import CALLER
 from headgate.workers.rpc import EOF, grpc
 from headgate.workers.session import HELD, PULSE, WorkerSession
 from headgate.workers.wire import CONVERSE, STOP
@@ -38,54 +39,60 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_time_ms", 3000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.so_reuseport", 0),
+    ("grpc.so_reuseport", 0),  # and no pings: a client that is stopped for a while (Ctrl-Z) comes back
 )
 
 
 class Nested:
-    """A pool, as routines that run for it use it: a proxy for each loop, made at the first call.
+    """A pool, as routines that run for it use it: a proxy on the task loop, made at the first call.
 
     One for each pool, whoever called: with one for each conversation, every level of nesting would double the streams.
     """
 
-    def __init__(self, pool: str) -> None:
+    def __init__(self, pool: str, loop: asyncio.AbstractEventLoop) -> None:
         self.peers: list[tuple[str, str]] = []
         """The workers of the pool, as a client last said."""
         self._pool = pool
-        self._proxies: dict[asyncio.AbstractEventLoop, Any] = {}  # routines in threads have loops of their own
+        self._loop = loop
+        self._made: Any = None
 
     def _proxy(self) -> Any:
-        loop = asyncio.get_running_loop()
-        proxy = self._proxies.get(loop)
-        if proxy is None:
+        """What calls: the proxy, or for a routine in a thread, whose loop is another, a way to it."""
+        return self if asyncio.get_running_loop() is not self._loop else self._current()
+
+    def _current(self) -> Any:
+        if self._made is None:
             from headgate.workers.balancing import RoundRobinLoadBalancer
             from headgate.workers.proxy import Proxy
 
-            for other in [other for other in list(self._proxies) if other.is_closed()]:
-                self._proxies.pop(other, None)
-            proxy = self._proxies[loop] = Proxy(RoundRobinLoadBalancer(), pool=self._pool)
+            self._made = Proxy(RoundRobinLoadBalancer(), pool=self._pool)
         peers = self.peers
-        if proxy.seen is not peers:
-            proxy.seen = peers
-            proxy.set_members([WorkerMetadata(uid, address, 0, __version__) for uid, address in peers])
-        return proxy
+        if self._made.seen is not peers:
+            self._made.seen = peers
+            self._made.set_members([WorkerMetadata(uid, address, 0, __version__) for uid, address in peers])
+        return self._made
+
+    async def call(self, routine: Any, args: Any, kwargs: Any, limit: float | None, caller: str) -> Any:
+        """`Proxy.call`, from another loop than the proxy's."""
+        scope = CALLER.get().scope
+
+        async def call() -> Any:
+            return await self._current().call(routine, args, kwargs, limit, caller, scope)
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
 
     async def close(self) -> None:
-        """End the conversations of the running loop."""
-        proxy = self._proxies.pop(asyncio.get_running_loop(), None)
-        if proxy is not None:
-            await proxy.close("the client left")
+        """On the task loop: end its conversations."""
+        made, self._made = self._made, None
+        if made is not None:
+            await made.close("the client left")
 
 
 class Conversation:
     """One stream: a session, and what moves its messages."""
 
-    def __init__(self, uid: str, context: Any) -> None:
-        self.nested: Nested = Nested("")
+    def __init__(self, uid: str, context: Any, nested: Nested) -> None:
+        self.nested: Nested = nested
         self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
         self.writing: bool = False
         self._context = context
@@ -139,7 +146,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         return None
 
     async def _converse(self, _: Any, context: Any) -> None:
-        conversation = Conversation(self.uid, context)
+        conversation = Conversation(self.uid, context, Nested("", self.tasks.loop))
         session = conversation.session
         writer: asyncio.Task[None] | None = None
         try:
@@ -178,7 +185,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         begun, cancels = session.receive(message)
         if message.HasField("peers") and session.peers is not None:
             pool, peers = session.peers
-            conversation.nested = self._nested.setdefault(pool, Nested(pool))
+            conversation.nested = self._nested.setdefault(pool, Nested(pool, self.tasks.loop))
             conversation.nested.peers = peers
         if self.stopping and begun:
             for call in begun:
@@ -293,7 +300,8 @@ class Watch:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._timer: asyncio.TimerHandle | None = None
-        self._named: object = None  # the call that was last named as holding the loop
+        self._suspect: object = None  # what held the loop at the last look
+        self._named: object = None  # what was last named as holding the loop
         self._told = 0.0
         self._looked = 0.0
 
@@ -307,7 +315,7 @@ class Watch:
         tasks = self._service.tasks
         if not tasks.busy:
             self._timer = None
-            self._named = None
+            self._named = self._suspect = None
             if _SPEAKS:
                 faulthandler.cancel_dump_traceback_later()
             return
@@ -319,22 +327,26 @@ class Watch:
         tasks.ask(now)
         if _SPEAKS:
             faulthandler.dump_traceback_later(_MUTE, file=2)
-        if age > HELD:
+        if age > HELD - _BEAT:
             self._name(age)
+        if age > HELD:
             self._service.give_back()
         else:
-            self._named = None
+            self._named = self._suspect = None
         if now - self._told >= PULSE or (age > HELD and now - self._told >= _BEAT):
             self._told = now
             self._service.beat(age)
         self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
 
     def _name(self, age: float) -> None:
-        held = self._service.tasks.held_by()
-        if self._named is not None and held is self._named:
+        held = self._service.tasks.held_by() or self
+        suspect, self._suspect = self._suspect, held
+        if held is self._named or held is not suspect:  # only one that is there at two looks holds the loop
             return
-        self._named = held if held is not None else self
-        what = f"{held.begun.function.tag} (task {held.id})" if held is not None else "something a routine started"
+        self._named = held
+        what = "something a routine started"
+        if isinstance(held, Running):
+            what = f"{held.begun.function.tag} (task {held.id})"
         _log.warning(
             "%s holds the loop of worker %s for %.1f s; it answers, and takes no new calls until the loop is free. "
             "Await in it, or use @routine(thread=True).\n%s",

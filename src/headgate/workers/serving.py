@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from headgate.workers.codec import loads
+from headgate.workers.arrivals import loads
 from headgate.workers.rpc import grpc
 from headgate.workers.service import SERVER_OPTIONS, Service
 

@@ -22,16 +22,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headgate.core.clock import clock
 from headgate.errors import WorkerStartFailed
 
 BOOT = (
     "import sys,marshal;c=marshal.loads(bytes.fromhex(sys.argv[1]));sys.path[:]=c['path'];"
     "from headgate.workers.process import main;main(c,*map(int,sys.argv[-3:]))"
 )
-KEEPER = Path(__file__).with_name("keeper.py")
+_HERE = str(Path(__file__).parent)
+_PATIENCE = 5.0  # for the keeper to end everything and itself
 _KEEP = "import sys;sys.path.append(sys.argv[3]);import keeper;keeper.main()"
 """Not by its path: what is run as a script is compiled each time."""
-PREFIX = "headgate-pool-"
+NEW, PREFIX = "headgate-new-", "headgate-pool-"
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
 
@@ -46,31 +48,46 @@ class Spawner:
         self._reader: asyncio.Task[None] | None = None
         self._ours: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self.directory: Path = Path()
+        self._directory: Path | None = None
         self._backlog = b""
         self.forgotten: bool = False
         """Is this a forked child, which has no say here?"""
 
     def start(self) -> None:
         """Start the keeper. Quick: it starts a process and waits for nothing."""
-        self.directory = make_directory()
-        ours, theirs = socket.socketpair()
+        try:
+            self._directory, lock = make_directory()
+        except OSError as error:
+            raise WorkerStartFailed(f"no folder for the sockets of workers could be made: {error}") from error
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            os.close(lock)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise WorkerStartFailed(f"the keeper of the workers could not be started: {error}") from error
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-ISs", "-c", _KEEP, str(theirs.fileno()), str(self.directory), str(KEEPER.parent)],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-ISs", "-c", _KEEP, f"{theirs.fileno()},{lock}", str(self._directory), _HERE],
+                pass_fds=(theirs.fileno(), lock),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         except BaseException as error:
             ours.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            shutil.rmtree(self._directory, ignore_errors=True)
             raise WorkerStartFailed(f"the keeper of the workers could not be started: {error}") from error
         finally:
             theirs.close()
+            os.close(lock)  # the keeper holds it
         ours.setblocking(False)
         self._ours = ours
         _open.add(self)
+
+    @property
+    def directory(self) -> Path:
+        """Where the sockets are."""
+        assert self._directory is not None, "it was started"
+        return self._directory
 
     def listen(self) -> None:
         """Hear from it, on the running loop."""
@@ -153,11 +170,21 @@ class Spawner:
         self.let_go()
         process = self._process
         if process is not None:
-            pause = 0.0005
+            pause, deadline = 0.0005, clock.now() + _PATIENCE
             while process.poll() is None:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 0.01)
-        shutil.rmtree(self.directory, ignore_errors=True)
+                if clock.now() > deadline:
+                    process.kill()  # somebody stopped it; the workers' lifelines end with it
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Wait until the keeper is gone. Blocks; for the end of a program."""
+        if self._process is not None:
+            self._process.wait()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def let_go(self) -> None:
         """Close our end. What that means is the keeper's business."""
@@ -185,15 +212,26 @@ os.register_at_fork(after_in_child=_after_fork)
 # -- directories ------------------------------------------------------------------------------------------------------
 
 
-def make_directory() -> Path:
-    """A fresh directory that only we may enter, with a path short enough for sockets."""
+def make_directory() -> tuple[Path, int]:
+    """A fresh directory that only we may enter, with a path short enough for sockets; and its lock, held.
+
+    It gets its name when the lock is held, so nobody who sweeps can take it for one that was left behind.
+    """
     for base in _bases():
         if not base.is_dir() or not os.access(base, os.W_OK | os.X_OK):
             continue
         if len(os.fsencode(base)) + len(PREFIX) + 8 + 1 + 32 > MAX_PATH:
             continue
         sweep(base)
-        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+        try:
+            made = Path(tempfile.mkdtemp(prefix=NEW, dir=base))
+        except OSError:
+            continue
+        lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        named = base / (PREFIX + made.name.removeprefix(NEW))
+        made.rename(named)
+        return named, lock
     raise WorkerStartFailed(
         f"no folder for the sockets of workers: {', '.join(map(str, _bases()))} cannot be written to, or their paths "
         f"are too long (a socket's path has at most {MAX_PATH} bytes)",
@@ -217,22 +255,37 @@ def sweep(base: Path) -> None:
             about = entry.stat(follow_symlinks=False)
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
                 continue
-            if _is_left(entry.path):
-                shutil.rmtree(entry.path, ignore_errors=True)
+            _remove_if_left(entry.path)
         except OSError:
             continue
 
 
-def _is_left(path: str) -> bool:
-    """Has it a lock that nobody holds? (One without a lock may have been made a moment ago.)"""
+def _remove_if_left(path: str) -> None:
+    """Remove it if it has a lock that nobody holds."""
     try:
         fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return False
+        return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
     except OSError:
-        return False
+        return  # it is in use
     finally:
         os.close(fd)
-    return True
+
+
+def end_strays(uids: set[str]) -> None:
+    """End what workers of a keeper that was killed have started and left (Linux: found by their environment)."""
+    marks = {f"HEADGATE_WORKER={uid}".encode() for uid in uids}
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if marks.intersection(file.read().split(b"\0")):
+                    os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import HeadgateError, InvalidType, PoolExhausted, RemoteError, WorkerLost
-from headgate.workers import codec
+from headgate.workers import arrivals
 from headgate.workers.codec import (
     describe,
     dump_arguments,
@@ -901,10 +901,10 @@ def test_s43_a_traceback_is_shown_from_the_first_frame_that_is_not_ours() -> Non
         loads(b"no pickle")
     assert "in test_s43_a_traceback_is_shown" in describe(caught.value)
     trace = caught.value.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != codec.__file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename != arrivals.__file__:
         trace = trace.tb_next
     assert trace is not None
-    assert codec.__file__ in describe(caught.value.with_traceback(trace)), "ours, when there is no other"
+    assert arrivals.__file__ in describe(caught.value.with_traceback(trace)), "ours, when there is no other"
     assert describe(ValueError("never raised")) == "ValueError: never raised"
 
 
