@@ -125,7 +125,7 @@ class NoActivePool(HeadgateError):
     """A routine was called and no WorkerPool is open around the call."""
 
     code = "HEADGATE-ARG-004"
-    remedy = "Open one around the call:\n\n    async with headgate.WorkerPool():\n        result = await add(1, 2)\n"
+    remedy = "Open one around the call: `async with headgate.WorkerPool():`, and await it inside."
 
 
 class ContextVarCollision(HeadgateError):

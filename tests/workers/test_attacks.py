@@ -20,7 +20,7 @@ import headgate
 from headgate import PoolClosed, WorkerPool, WorkerStartFailed, routine
 from headgate.workers.spawning import NEW, PREFIX
 from tests.workers import jobs
-from tests.workers.support import PATIENCE, ROOT, Shared, run, until, wait_until
+from tests.workers.support import PATIENCE, ROOT, Shared, alive, run, until
 
 
 def script(tmp_path: Path, body: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -87,13 +87,14 @@ def test_b52_many_open_descriptors_are_no_hindrance() -> None:
 # -- leaving ----------------------------------------------------------------------------------------------------------
 
 
-def test_s35_a_busy_loop_of_another_thread_does_not_hold_the_exit() -> None:
+def test_s35_a_busy_loop_of_another_thread_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.workers.pool._LAST", 0.2)
     went = threading.Event()
 
     async def elsewhere() -> None:
         await jobs.pid()
         went.set()
-        time.sleep(3)  # noqa: ASYNC251 - held on purpose
+        time.sleep(1)  # noqa: ASYNC251 - held on purpose
 
     async def main() -> None:
         async with WorkerPool(spawn=1):
@@ -109,7 +110,7 @@ def test_s35_a_busy_loop_of_another_thread_does_not_hold_the_exit() -> None:
 
 def test_s35_leaving_during_a_resize_is_not_held_by_what_leaves() -> None:
     async def main() -> None:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
             async with WorkerPool(spawn=2) as pool:
                 calls = [asyncio.create_task(jobs.slow(60)) for _ in range(2)]
                 await until(lambda: sum(view.in_flight for view in pool.workers()) == 2)
@@ -184,11 +185,11 @@ def test_s22_a_pool_that_cannot_connect_in_time_is_not_left_open() -> None:
         unsubscribe = headgate.subscribe(stop, "workers.lifecycle")
         try:
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.5), pool:
+                async with asyncio.timeout(0.8), pool:
                     pass
         finally:
             unsubscribe()
-        await until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in stopped))
+        await until(lambda: not any(map(alive, stopped)))
         with pytest.raises(headgate.NoActivePool):
             await jobs.pid()
 
@@ -209,7 +210,7 @@ async def leave_a_daemon() -> int:
             os.write(write, str(os.getpid()).encode())
             os.execve("/bin/sleep", ["sleep", "60"], {})
         os._exit(0)
-    os.waitpid(child, 0)
+    os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once
     return int(os.read(read, 20))
 
 
@@ -228,9 +229,9 @@ def test_f33_a_daemon_ends_with_its_own_worker_and_not_with_another() -> None:
             assert all(daemons.values())
             first, second = daemons
             os.kill(first, signal.SIGKILL)
-            await until(lambda: not os.path.exists(f"/proc/{daemons[first]}"))
-            assert os.path.exists(f"/proc/{daemons[second]}")
-        await until(lambda: not os.path.exists(f"/proc/{daemons[second]}"))
+            await until(lambda: not alive(daemons[first]))
+            assert alive(daemons[second])
+        await until(lambda: not alive(daemons[second]))
 
     run(main)
 
@@ -247,7 +248,7 @@ def below(pid: int) -> set[int]:
     return found
 
 
-def test_f34_a_client_that_was_stopped_finds_its_calls_again() -> None:
+def test_f34_a_client_that_was_stopped_finds_its_calls_again(scale: float) -> None:
     program = """
         import asyncio, os, sys
         import headgate
@@ -276,7 +277,7 @@ def test_f34_a_client_that_was_stopped_finds_its_calls_again() -> None:
     with process.stdout:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(8)  # longer than any ping may take
+        time.sleep(1 + 8 * scale)  # at full length longer than any ping may take
         process.send_signal(signal.SIGCONT)
         assert process.stdout.readline() == "2\n"
         assert process.wait(PATIENCE) == 0
@@ -560,13 +561,50 @@ def test_b52_whoever_cancels_all_tasks_finds_the_workers_again() -> None:
     run(main)
 
 
-def test_f33_a_stopped_keeper_does_not_hold_the_exit() -> None:
+def test_f33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.workers.spawning._PATIENCE", 0.3)
+    monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
+
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             assert pool._spawner is not None
             keeper = pool._spawner.pid
             os.kill(keeper, signal.SIGSTOP)
-        assert not os.path.exists(f"/proc/{keeper}")
+        assert not alive(keeper)
 
     run(main)
-    wait_until(lambda: True)
+
+
+@routine(timeout=1)
+def hash_a_little() -> int:
+    return sum(number * number for number in range(100_000))
+
+
+def test_f08_a_timeout_counts_from_the_beginning_of_a_run_in_a_thread(shared: Shared) -> None:
+    """So many plain functions at once that the last begin long after they were called."""
+
+    async def main() -> None:
+        found = await asyncio.gather(*(hash_a_little() for _ in range(400)), return_exceptions=True)
+        assert {type(one) for one in found} == {int}
+
+    shared(main, 60)
+
+
+@routine(thread=True)
+async def deep(depth: int) -> int:
+    return 0 if depth == 0 else 1 + await deep(depth - 1)
+
+
+def test_f08_routines_in_threads_that_wait_for_others_leave_their_place(shared: Shared) -> None:
+    async def main() -> None:
+        assert await asyncio.gather(*(deep(8) for _ in range(12))) == [8] * 12  # more than there are places
+
+    shared(main, 60)
+
+
+def test_s07_a_pool_of_another_context_is_told_of(shared: Shared) -> None:
+    async def main() -> None:
+        with pytest.raises(headgate.NoActivePool, match="not in this context"):
+            await asyncio.create_task(jobs.add(1, 2), context=contextvars.Context())
+
+    shared(main)

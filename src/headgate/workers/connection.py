@@ -32,6 +32,8 @@ OPENING = 10.0
 """Seconds a worker has to answer the first message."""
 SILENT = 1.75
 """A worker with calls that says nothing for so long is blocked: its signs of life come each half second."""
+LINGER = 0.01
+"""Seconds for gRPC's last events to find their loop: one that comes when the loop is closed is a traceback on stderr."""
 PACE = 0.002
 """Seconds that small calls wait for others to share a message with, unless something comes from the worker before."""
 _LOOK = 0.5
@@ -287,6 +289,7 @@ class Connection:
             await asyncio.wait([asyncio.ensure_future(stream.code())], timeout=1.0)
         if channel is not None:
             await channel.close()
+            await asyncio.sleep(LINGER)
 
 
 def _answer(answer: Answer) -> None:

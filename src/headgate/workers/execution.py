@@ -32,6 +32,9 @@ from headgate.workers.model import BackpressureContext, Task
 from headgate.workers.routines import CALLER
 from headgate.workers.session import Begun, Kind
 
+THREADS = 32
+"""Routines that run in threads at the same time, those that wait for others apart: the rest stand in line. With one
+thread for each of a thousand calls that compute, all of them would crawl, and the loop with them."""
 FIRST, SLICE = 32, 512
 """Calls that are begun in one turn of the loop: at first, and at most, when they prove to be short."""
 TURN = 0.005
@@ -43,7 +46,7 @@ _log = logging.getLogger("headgate.workers")
 class Running:
     """A call that was handed over."""
 
-    __slots__ = ("admitted", "begun", "cancels", "client", "scope", "session", "stopped", "task")
+    __slots__ = ("admitted", "begun", "cancels", "client", "scope", "seated", "session", "stopped", "task")
 
     def __init__(self, session: Any, client: str, begun: Begun) -> None:
         self.session: Any = session
@@ -53,6 +56,8 @@ class Running:
         self.scope: Scope = {}
         """The classes it sees that travel by value: its own copies."""
         self.cancels: int = 0
+        self.seated: bool = False
+        """Does it take one of the threads?"""
         self.admitted: bool = False
         """Has it passed the backpressure hook?"""
         self.stopped: bool = False
@@ -117,6 +122,7 @@ class TaskLoop:
         self._outcomes: list[Outcome] = []
         self._first_at = 0.0
         self._threads: ThreadPoolExecutor | None = None
+        self._threads_free = asyncio.Semaphore(THREADS)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="headgate tasks", daemon=True)
 
@@ -278,6 +284,9 @@ class TaskLoop:
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)
                 return
+            if begun.function.thread:
+                await self._threads_free.acquire()
+                running.seated = True
             if begun.tell_start:
                 self._send(Outcome(running.session, begun.number, None, b""))
             fn = begun.function.load(running.scope)
@@ -309,10 +318,14 @@ class TaskLoop:
         try:
             return dumps(result)
         except BaseException as error:
+            remedy = "Return something that can be copied to another process."
+            if inspect.iscoroutine(result):
+                result.close()
+                remedy = "Await it in the routine, and return what it gives."
             raise RemoteError(
                 f"the result of {begun.function.tag}, a {type(result).__qualname__}, cannot be pickled: "
                 f"{type(error).__name__}: {error}",
-                remedy="Return something that can be copied to another process.",
+                remedy=remedy,
             ) from error
 
     async def _within(self, begun: Begun, call: Any) -> Any:
@@ -366,9 +379,16 @@ class TaskLoop:
         self._admitted += 1
         return None
 
+    def unseat(self, running: Running) -> None:
+        """It needs no thread to itself any more: it has ended, or waits for others."""
+        if running.seated:
+            running.seated = False
+            self._threads_free.release()
+
     def _end(self, running: Running, kind: Kind, payload: bytes) -> None:
         self.running.pop((running.session, running.begun.number), None)
         self._admitted -= running.admitted
+        self.unseat(running)
         swallowed = running.cancels > 0 and kind != "cancelled"
         self._send(Outcome(running.session, running.begun.number, kind, payload, swallowed))
 

@@ -72,7 +72,7 @@ class Traveller:
         self._form: FunctionForm | None = None
         self._seen: list[tuple[Any, Any, Any]] | None = None  # what a form by value was made of; None: by reference
         self._warned = False
-        self._slow = 0  # dumps that took long: the first may have had to import something
+        self._slow = 0  # dumps that took long: some do because the machine is busy
 
     def form(self, decorated: Any) -> FunctionForm:
         """How it travels now."""
@@ -121,7 +121,7 @@ class Traveller:
 
     def _warn(self, size: int, seconds: float) -> None:
         self._slow += seconds > HEAVY_SECONDS
-        if size > HEAVY_BYTES or self._slow > 2:
+        if size > HEAVY_BYTES or self._slow > 8:
             self._warned = True
             _log.warning(
                 "%s travels by value with all it refers to, %.1f MB in %.0f ms for each call: pass it as an argument "

@@ -32,7 +32,7 @@ from headgate.workers.balancing import RoundRobinLoadBalancer
 from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady, WorkerStarted, WorkerStopped
 from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
-from headgate.workers.routines import ACTIVE
+from headgate.workers.routines import ACTIVE, OPEN
 from headgate.workers.spawning import Spawner, end_strays
 
 DEATHS, WITHIN = 5, 30.0
@@ -73,20 +73,21 @@ class WorkerPool:
         shutdown_timeout: float = 60,
     ) -> None:
         self.tags: tuple[str, ...] = tags
+        if tags and isinstance(tags[0], int):
+            raise InvalidType(
+                f"tags must be strings, got {type(tags[0]).__name__}",
+                remedy=f"Did you mean WorkerPool(spawn={tags[0]})?",
+            )
         LocalWorker(*tags)  # its checks are ours
         if discovery is not None or credentials is not None:
             raise InvalidArgument(
                 "discovery= and credentials= are not there yet", remedy="Leave them out and use `spawn=`."
             )
-        _whole("spawn", spawn, 0)
+        _whole("spawn", spawn, 1)
         _whole("lease", lease, 0)
         _whole("quorum", quorum, 1)
         if quorum is None:
             raise InvalidType("quorum must be a whole number, got NoneType")
-        if spawn == 0:
-            raise InvalidArgument(
-                "spawn must be >= 1 without discovery, got 0", remedy="Leave it out to get a worker for each CPU."
-            )
         self._size = spawn if spawn is not None else (os.cpu_count() or 1)
         if quorum > self._size:
             raise InvalidArgument(
@@ -153,6 +154,7 @@ class WorkerPool:
             self._state = "closed"
             await self._finish(hurry=True)
             raise
+        OPEN.add(self)
         self._outer = ACTIVE.get()
         self._token = ACTIVE.set(self)
         return self
@@ -239,7 +241,7 @@ class WorkerPool:
                 "this process was forked from the one that opened the pool, and cannot use its workers",
                 remedy=_NOT_FORKED,
             )
-        raise PoolClosed("the WorkerPool of this context is closed")
+        raise PoolClosed("the WorkerPool of this context is closed", remedy="Call routines inside its block.")
 
     def _make_proxy(self, loop: asyncio.AbstractEventLoop) -> Any:
         from headgate.workers.proxy import Proxy
@@ -427,6 +429,7 @@ class WorkerPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state = "closing"
+        OPEN.discard(self)
         if self._token is not None and ACTIVE.get() is self:  # else it is left before one that was entered later
             try:
                 ACTIVE.reset(self._token)

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token, copy_context
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
+from weakref import WeakSet
 
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.resources.fields import is_finite
@@ -25,6 +26,8 @@ R = TypeVar("R")
 
 ACTIVE: ContextVar[Any] = ContextVar("headgate.worker_pool", default=None)
 """The innermost WorkerPool of this context."""
+OPEN: WeakSet[Any] = WeakSet()
+"""The pools of this process that are open."""
 CALLER: ContextVar[Any] = ContextVar("headgate.caller", default=None)
 """In a worker: the call that this code runs for."""
 _DISPATCHES: ContextVar[bool] = ContextVar("headgate.do_dispatch", default=True)
@@ -73,11 +76,24 @@ def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         pool = _outer_of(pool)
     if pool is None:
         if running is None:
-            raise NoActivePool(f"{routine.tag} was called and no WorkerPool is open around the call")
+            raise _no_pool(routine)
         pool = running.pool
     caller = "" if running is None else running.id
     run: Coroutine[Any, Any, Any] = pool._proxy().call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
     return run
+
+
+def _no_pool(routine: Routine) -> NoActivePool:
+    name = routine.tag.rpartition(".")[2].partition(":")[0]
+    lines = f"Open one:\n\n    async with headgate.WorkerPool():\n        result = await {name}(...)\n"
+    message = f"{routine.tag} was called and no WorkerPool is open around the call"
+    if not OPEN:
+        return NoActivePool(message, remedy=lines)
+    return NoActivePool(
+        f"{message} (one is open in this process, but not in this context)",
+        remedy=f"{lines}\nOr reach the one that is open: threads and cells of a notebook begin with a context of their "
+        "own, so call through asyncio.to_thread or contextvars.copy_context().run.",
+    )
 
 
 def _outer_of(closed: Any) -> Any:

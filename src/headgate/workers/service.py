@@ -49,11 +49,12 @@ class Nested:
     One for each pool, whoever called: with one for each conversation, every level of nesting would double the streams.
     """
 
-    def __init__(self, pool: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, pool: str, tasks: TaskLoop) -> None:
         self.peers: list[tuple[str, str]] = []
         """The workers of the pool, as a client last said."""
         self._pool = pool
-        self._loop = loop
+        self._tasks = tasks
+        self._loop = tasks.loop
         self._made: Any = None
 
     def _proxy(self) -> Any:
@@ -74,9 +75,11 @@ class Nested:
 
     async def call(self, routine: Any, args: Any, kwargs: Any, limit: float | None, caller: str) -> Any:
         """`Proxy.call`, from another loop than the proxy's."""
-        scope = CALLER.get().scope
+        running = CALLER.get()
+        scope = running.scope
 
         async def call() -> Any:
+            self._tasks.unseat(running)  # while it waits, and from then on, others may have its thread's place
             return await self._current().call(routine, args, kwargs, limit, caller, scope)
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
@@ -146,7 +149,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         return None
 
     async def _converse(self, _: Any, context: Any) -> None:
-        conversation = Conversation(self.uid, context, Nested("", self.tasks.loop))
+        conversation = Conversation(self.uid, context, Nested("", self.tasks))
         session = conversation.session
         writer: asyncio.Task[None] | None = None
         try:
@@ -185,7 +188,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         begun, cancels = session.receive(message)
         if message.HasField("peers") and session.peers is not None:
             pool, peers = session.peers
-            conversation.nested = self._nested.setdefault(pool, Nested(pool, self.tasks.loop))
+            conversation.nested = self._nested.setdefault(pool, Nested(pool, self.tasks))
             conversation.nested.peers = peers
         if self.stopping and begun:
             for call in begun:

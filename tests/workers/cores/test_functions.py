@@ -565,10 +565,10 @@ def test_s03_a_slow_function_is_named_once_it_is_slow_again_and_again(
     traveller = Traveller(names["f"], False)
     said = []
     with caplog.at_level(logging.WARNING, "headgate.workers"):
-        for _ in range(5):
+        for _ in range(12):
             traveller.form(names["f"])
             said.append(len(caplog.records))
-    assert said == [0, 0, 1, 1, 1], "the first may have had to import something"
+    assert said == [0] * 8 + [1] * 4, "some take long because the machine is busy"
 
 
 def test_s40b_a_missing_module_is_named_with_the_remedy() -> None:
