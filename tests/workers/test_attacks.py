@@ -608,3 +608,19 @@ def test_s07_a_pool_of_another_context_is_told_of(shared: Shared) -> None:
             await asyncio.create_task(jobs.add(1, 2), context=contextvars.Context())
 
     shared(main)
+
+
+def test_f42_who_goes_away_when_its_turn_comes_lets_the_next_one_in(shared: Shared) -> None:
+    """Many wait for room in the outboxes, and whoever may be next is cancelled, again and again."""
+
+    async def main() -> None:
+        payload = b"x" * 200_000
+        calls = [asyncio.create_task(jobs.echo(payload)) for _ in range(300)]
+        await asyncio.sleep(0)
+        for _ in range(40):
+            await asyncio.sleep(0.002)
+            next(call for call in calls[100:] if not call.done()).cancel()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(one == payload or isinstance(one, asyncio.CancelledError) for one in ended)
+
+    shared(main, 60)

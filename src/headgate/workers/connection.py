@@ -33,7 +33,7 @@ OPENING = 10.0
 SILENT = 1.75
 """A worker with calls that says nothing for so long is blocked: its signs of life come each half second."""
 LINGER = 0.01
-"""Seconds for gRPC's last events to find their loop: one that comes when the loop is closed is a traceback on stderr."""
+"""Seconds for gRPC's last events to find their loop: one that finds it closed is a traceback on stderr."""
 PACE = 0.002
 """Seconds that small calls wait for others to share a message with, unless something comes from the worker before."""
 _LOOK = 0.5

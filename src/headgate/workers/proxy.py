@@ -74,7 +74,6 @@ class Proxy:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.seen: Any = None
         """What its roster was last made of, for owners that compare."""
-        self._balancer: Any = balancer
         strategy = strategy_of(balancer)
         self._custom: LoadBalancerLike | None = None if strategy is not None else balancer
         self._roster = Roster(strategy if strategy is not None else Cycle())
@@ -364,6 +363,10 @@ class Proxy:
         try:
             async with scope:
                 await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # it was its turn, and it goes away: the next one
+            raise
         except TimeoutError:
             if not scope.expired():
                 raise
