@@ -619,7 +619,8 @@ def test_f42_who_goes_away_when_its_turn_comes_lets_the_next_one_in(shared: Shar
         await asyncio.sleep(0)
         for _ in range(40):
             await asyncio.sleep(0.002)
-            next(call for call in calls[100:] if not call.done()).cancel()
+            for call in [call for call in calls[100:] if not call.done()][:1]:
+                call.cancel()
         ended = await asyncio.gather(*calls, return_exceptions=True)
         assert all(one == payload or isinstance(one, asyncio.CancelledError) for one in ended)
 
