@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from headgate.core.frames import current_frames
 from headgate.errors import InvalidArgument
 from headgate.testing.waiting import Leak, describe, place
 
@@ -102,7 +103,7 @@ def _tasks() -> Snapshot:
 
 def _threads() -> Snapshot:
     # A foreign thread that once asked for its name stays in enumerate() for ever; only the living have a stack.
-    stacks = sys._current_frames()
+    stacks = current_frames()
     found: Snapshot = {}
     for thread in threading.enumerate():
         if thread.ident in stacks:

@@ -14,7 +14,6 @@ import asyncio
 import contextvars
 import inspect
 import logging
-import sys
 import threading
 import traceback
 from collections import deque
@@ -24,6 +23,7 @@ from typing import Any
 
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
+from headgate.core.frames import current_frames
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.arrivals import Scope
 from headgate.workers.codec import dump_exception, dumps, load_arguments
@@ -191,7 +191,7 @@ class TaskLoop:
 
     def stack(self) -> str:
         """Where its thread is at this moment."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else "(no frame)"
 
     def _wake(self) -> None:
