@@ -43,7 +43,7 @@ def dumps(value: object) -> bytes:
             data = b""  # cloudpickle may do it, or says why not
         if data and b"_main__" not in data:
             return data
-        take_mains_by_value()
+    take_mains_by_value()
     return bytes(cloudpickle.dumps(value, 5))
 
 
