@@ -8,6 +8,7 @@ Importing this package is quick: a name is loaded with its room when it is first
 from importlib import import_module
 
 from headgate._version import __version__
+from headgate.core.lazy import lazy
 from headgate.core.topics import subscribe
 from headgate.errors import (
     ContextVarCollision,
@@ -205,7 +206,7 @@ _ROOMS = {
     ),
 }
 _SUBMODULES = ("discovery", "resources", "stores", "tasks", "testing", "workers")
-_LAZY = {name: room for room, names in _ROOMS.items() for name in names}
+_named = lazy(globals(), _ROOMS)
 
 _logging.install()
 
@@ -213,12 +214,7 @@ _logging.install()
 if not TYPE_CHECKING:  # a checker that sees this believes in every name
 
     def __getattr__(name):
-        if name in _SUBMODULES:
-            return import_module(f"headgate.{name}")
-        if name not in _LAZY:
-            raise AttributeError(f"module 'headgate' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-        return value
+        return import_module(f"headgate.{name}") if name in _SUBMODULES else _named(name)
 
 
 def __dir__() -> list[str]:

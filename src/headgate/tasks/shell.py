@@ -23,6 +23,7 @@ from typing import Any
 
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
+from headgate.core.threads import call_in_thread
 from headgate.errors import StoreWriteFailed
 from headgate.tasks.admission import Policy
 from headgate.tasks.agenda import Agenda
@@ -230,7 +231,7 @@ class PoolShell:
         threads._max_workers = max(threads._max_workers, self._in_threads)
         # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
         context, fn, args = contextvars.copy_context(), task.fn, task.args
-        future = loop.run_in_executor(threads, lambda: context.run(_call, fn, args))
+        future = loop.run_in_executor(threads, lambda: context.run(call_in_thread, fn, args))
         while len(threads._threads) < self._in_threads:
             threads._adjust_thread_count()  # it may take a thread for idle that has just taken another call
         stopped: BaseException | None = None
@@ -522,13 +523,6 @@ class PoolShell:
 
     def _require_loop(self, what: str) -> None:
         raise NotImplementedError
-
-
-def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    try:
-        return fn(*args)
-    except StopIteration as stop:  # a future refuses to carry it
-        raise RuntimeError("the function raised StopIteration") from stop
 
 
 def _overdue_error(task: TaskRecord, cause: BaseException) -> TimeoutError:

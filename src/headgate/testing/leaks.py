@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from headgate.core.frames import current_frames
+from headgate.core.threads import current_frames
 from headgate.errors import InvalidArgument
 from headgate.testing.waiting import Leak, describe, place
 

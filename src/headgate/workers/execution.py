@@ -23,7 +23,7 @@ from typing import Any
 
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
-from headgate.core.frames import current_frames
+from headgate.core.threads import call_in_thread, current_frames
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.arrivals import Scope
 from headgate.workers.codec import dump_exception, dumps, load_arguments
@@ -421,15 +421,12 @@ class _Aside:
         self._cancelled = False
 
     def __call__(self) -> Any:
-        try:
-            result = self.fn(*self.args, **self.kwargs)
-            if not inspect.iscoroutine(result):
-                return result
-            with asyncio.Runner() as runner:
-                self.loop = runner.get_loop()
-                return runner.run(self._follow(result))
-        except StopIteration as stop:  # a future refuses to carry it
-            raise RuntimeError("the routine raised StopIteration") from stop
+        result = call_in_thread(self.fn, self.args, self.kwargs)
+        if not inspect.iscoroutine(result):
+            return result
+        with asyncio.Runner() as runner:
+            self.loop = runner.get_loop()
+            return runner.run(self._follow(result))
 
     async def _follow(self, coroutine: Any) -> Any:
         self._task = asyncio.current_task()

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
+from headgate.core.threads import call_in_thread
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.resources.fields import is_finite
 from headgate.workers.functions import ROUTINE, Traveller, routine_of
@@ -104,13 +105,6 @@ def _outer_of(closed: Any) -> Any:
     return closed if pool is None else pool
 
 
-def _run_to_end(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        return fn(*args, **kwargs)
-    except StopIteration as stop:  # a future refuses to carry it, and whoever waits for it would wait for ever
-        raise RuntimeError("the routine raised StopIteration") from stop
-
-
 async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if inspect.iscoroutinefunction(routine.fn):
         return await routine.fn(*args, **kwargs)
@@ -121,7 +115,7 @@ async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, A
     try:
         context = copy_context()
         result = await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: context.run(_run_to_end, routine.fn, args, kwargs)
+            thread, lambda: context.run(call_in_thread, routine.fn, args, kwargs)
         )
     finally:
         thread.shutdown(wait=False)
