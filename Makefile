@@ -2,6 +2,7 @@
 #
 #   make test PYTHON=python3.13 VENV=.venv-3.13     another Python, beside the usual one
 #   make test HEADGATE_SCALE=0.5                    longer random schedules
+#   make test JOBS=0                                one test after the other, in one process
 
 VENV ?= .venv
 PYTHON ?=
@@ -12,6 +13,8 @@ typed := src $(wildcard tests/typing)
 
 # How much of the long tests to run: a tenth while working, all of it in `soak`.
 HEADGATE_SCALE ?= 0.1
+# Tests wait for processes, signals and timers more than they compute: three processes keep two cores busy.
+JOBS ?= 3
 
 .PHONY: help demo test check soak bench bench-quick lint types arrows wire format clean package-venv dev-venv bench-venv
 
@@ -22,12 +25,12 @@ demo: package-venv ## see it work, without a network
 	@$(py) examples/demo.py
 
 test: dev-venv ## the whole suite, at a tenth of its length
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest -n $(JOBS)
 
 check: lint types arrows test ## all that CI asks: lint, types, arrows, tests
 
 soak: dev-venv ## the whole suite at full length
-	HEADGATE_SCALE=1 $(py) -m pytest
+	HEADGATE_SCALE=1 $(py) -m pytest -n $(JOBS)
 
 bench: bench-venv ## measure beside the peers, in one run for each room
 	$(py) benchmarks/resources.py

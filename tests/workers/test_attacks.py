@@ -46,7 +46,7 @@ def test_b26_a_start_that_fails_leaves_the_current_folder_alone(
 ) -> None:
     (tmp_path / "precious").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headgate.workers.spawning._bases", lambda: [tmp_path / "nowhere"])
+    monkeypatch.setattr("headgate.workers.spawning._bases", lambda: [str(tmp_path / "nowhere")])
 
     async def main() -> None:
         with pytest.raises(WorkerStartFailed, match="no folder for the sockets"):
@@ -575,7 +575,7 @@ def test_f33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyP
     run(main)
 
 
-@routine(timeout=1)
+@routine(timeout=2)
 def hash_a_little() -> int:
     return sum(number * number for number in range(100_000))
 
@@ -584,7 +584,7 @@ def test_f08_a_timeout_counts_from_the_beginning_of_a_run_in_a_thread(shared: Sh
     """So many plain functions at once that the last begin long after they were called."""
 
     async def main() -> None:
-        found = await asyncio.gather(*(hash_a_little() for _ in range(400)), return_exceptions=True)
+        found = await asyncio.gather(*(hash_a_little() for _ in range(700)), return_exceptions=True)
         assert {type(one) for one in found} == {int}
 
     shared(main, 60)

@@ -287,7 +287,7 @@ def test_f33_a_pool_with_killed_workers_leaves_nothing(runtime: Path) -> None:
                 os.kill((await all_ready(pool, 2))[0], signal.SIGKILL)
                 await until(lambda: len(pids(pool)) < 2)
             await all_ready(pool, 2)
-            assert len(set(descendants(os.getpid())) - before) == 3, "the keeper and two workers"
+            assert len(set(descendants(os.getpid())) - before) == 4, "the keeper, the template and two workers"
         async with no_leaks(grace=3):
             pass
 
@@ -447,7 +447,7 @@ def test_b26_a_crash_on_import_names_its_cause(planted: Callable[[str], Any], bo
 def test_b26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
     """Found first on the parent's own path, which its workers share."""
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "cloudpickle.py").write_text("raise RuntimeError('planted fault')")
+    (tmp_path / "broken" / "grpc.py").write_text("raise RuntimeError('planted fault')")
     code = """
         import asyncio, sys
         import cloudpickle, grpc, headgate

@@ -9,9 +9,9 @@ without being told. The price: two tests on different clocks cannot run in one p
 
 from __future__ import annotations
 
+import os
 import random
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -66,7 +66,7 @@ class Clock:
 
 
 def _random_token() -> str:
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 clock: Clock = Clock()

@@ -13,6 +13,7 @@ cannot travel at all becomes a RemoteError that tells its type and its text.
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import io
 import pickle
@@ -22,11 +23,9 @@ from itertools import chain, count
 from types import TracebackType
 from typing import Any, cast
 
-import cloudpickle
-
 from headgate.errors import InvalidType, RemoteError
 from headgate.workers.arrivals import Scope, loads
-from headgate.workers.functions import take_mains_by_value
+from headgate.workers.functions import modules_by_value, take_mains_by_value
 
 _ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
 _HERE = __file__.rsplit("codec.py", 1)[0]
@@ -36,7 +35,7 @@ def dumps(value: object) -> bytes:
     """Any object that cloudpickle carries, as bytes."""
     if value.__class__ in _ATOMS:
         return pickle.dumps(value, 5)
-    if not cloudpickle.list_registry_pickle_by_value():
+    if not modules_by_value():
         try:
             data = pickle.dumps(value, 5)
         except Exception:
@@ -44,7 +43,14 @@ def dumps(value: object) -> bytes:
         if data and b"_main__" not in data:
             return data
     take_mains_by_value()
-    return bytes(cloudpickle.dumps(value, 5))
+    return bytes(_cloudpickle().dumps(value, 5))
+
+
+def _cloudpickle() -> Any:
+    """Imported where it is needed: many programs never do."""
+    import cloudpickle
+
+    return cloudpickle
 
 
 def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes:
@@ -98,11 +104,17 @@ def _said(error: BaseException) -> str:
 # -- exceptions -------------------------------------------------------------------------------------------------------
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, BaseException):
-            return _reduced(obj)
-        return super().reducer_override(obj)
+@functools.cache
+def _pickler() -> Any:
+    """cloudpickle's, that takes exceptions apart as we do."""
+
+    class Pickler(_cloudpickle().Pickler):  # type: ignore[misc] # it has no types
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, BaseException):
+                return _reduced(obj)
+            return super().reducer_override(obj)
+
+    return Pickler
 
 
 def _reduced(error: BaseException) -> Any:
@@ -234,7 +246,7 @@ def _dumped(error: BaseException) -> bytes:
 
 def _pickled(value: object) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer, 5).dump(value)
+    _pickler()(buffer, 5).dump(value)
     return buffer.getvalue()
 
 

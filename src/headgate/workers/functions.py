@@ -19,7 +19,7 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +183,15 @@ def take_mains_by_value() -> None:
         cloudpickle.register_pickle_by_value(main)
 
 
-def _registered(module: str) -> bool:
-    """Was cloudpickle told to send it by value?"""
+def modules_by_value() -> Collection[str]:
+    """The modules that cloudpickle was told to send by value."""
     cloudpickle = sys.modules.get("cloudpickle")
-    if cloudpickle is None:
-        return False
-    registered = cloudpickle.list_registry_pickle_by_value()
-    return any(module == name or module.startswith(f"{name}.") for name in registered)
+    return cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
+
+
+def _registered(module: str) -> bool:
+    """Does it travel by value?"""
+    return any(module == name or module.startswith(f"{name}.") for name in modules_by_value())
 
 
 def _look(holder: Any, name: Any) -> Any:

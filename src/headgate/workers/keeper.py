@@ -11,6 +11,10 @@ in any way) the keeper ends every descendant and removes DIRECTORY. On Linux it 
 worker: whatever a worker started and left, daemons too, stays below the worker while it lives, and becomes the keeper's
 when it is dead. Elsewhere the keeper ends the process groups of workers. LOCK is held for as long as it lives.
 
+On Linux a pool's workers are forks of a *template* (see there), a child of the keeper. One that does not come up is no
+loss: the workers are then started as programs, each by itself. The first template is there before the
+keeper is: an interpreter starts, forks the template, and becomes the keeper (`begin_with_template`).
+
 Each worker gets a pipe from the keeper that is never written to. The worker arms it (see `lifeline`), so that the
 kernel kills the worker when the keeper dies. What a worker writes to stderr before it is ready is kept, and told if it
 never becomes ready.
@@ -21,6 +25,7 @@ Messages both ways are marshalled dicts with their length before them: both ends
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # pyright: ignore[reportMissingImports]
+import _socket
 import marshal
 import os
 import select
@@ -29,29 +34,65 @@ import time
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from typing import Any
 
 GRACE = 1.0  # between SIGTERM and SIGKILL
 TAIL = 4000  # bytes of stderr that are told of a worker that never became ready
 MARK = "HEADGATE_WORKER"
-_prctl: Callable[..., int] | None = None
-if sys.platform == "linux":
-    import ctypes
-
-    _prctl = ctypes.CDLL(None).prctl
 QUIET = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
 
 
 class Child:
-    """A worker process."""
+    """A worker process, or one to be."""
 
-    def __init__(self, uid: str, pid: int, lifeline: int, status: int, errors: int) -> None:
+    def __init__(self, uid: str, directory: str) -> None:
         self.uid: str = uid
-        self.pid: int = pid
-        self.lifeline: int = lifeline  # our end: the worker dies when it closes
+        self.pid: int = 0  # none yet
+        lifeline, self.lifeline = os.pipe()  # our end: the worker dies when it closes
+        status, said = os.pipe()
         self.status: int | None = status  # what the worker tells
-        self.errors: int = errors  # its stderr until it is ready
+        self.errors: int = anonymous_file(directory)  # its stderr until it is ready
         self.said: bytes = b""
+        self.theirs: tuple[int, int] = (lifeline, said)
+        self.config: dict[str, Any] = {}
+        self.program: dict[str, Any] = {}
+        os.set_blocking(status, False)
+
+    def handed_over(self) -> None:
+        """The worker has its own copies, or never will."""
+        for fd in self.theirs:
+            os.close(fd)
+
+
+class Template:
+    """The process that becomes workers by forking."""
+
+    def __init__(self, program: dict[str, Any] | None, pid: int, requests: int, lifeline: int, errors: int) -> None:
+        self.program: dict[str, Any] | None = program  # None: that of the first worker, whatever it is
+        self.pid: int = pid
+        self.socket: _socket.socket = _socket.socket(fileno=requests)
+        self.socket.setblocking(False)
+        self.fds: tuple[int, int] = (lifeline, errors)
+        self.waiting: dict[str, Child] = {}  # asked for, and not yet heard of
+        self.done: bool = False
+
+    def ask(self, child: Child) -> bool:
+        """Ask for a worker. False: it cannot be asked."""
+        fds = (*child.theirs, child.errors)
+        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        try:
+            self.socket.sendmsg([marshal.dumps(child.config)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)])
+        except OSError:
+            return False
+        self.waiting[child.uid] = child
+        return True
+
+    def close(self) -> None:
+        """Let it go."""
+        self.done = True
+        self.socket.close()
+        for fd in self.fds:
+            os.close(fd)
 
 
 class Keeper:
@@ -61,6 +102,8 @@ class Keeper:
         self.control: int = control
         self.directory: str = directory
         self.children: dict[int, Child] = {}  # by pid
+        self.template: Template | None = None
+        self.unforked: dict[str, Any] | None = None  # the program whose template does not come up
         self.doomed: list[tuple[float, list[int], int | None]] = []  # (when, pids): SIGTERM was sent, SIGKILL follows
         self.heard: bytes = b""
         self.wake: int
@@ -77,11 +120,14 @@ class Keeper:
         """Until the client is gone."""
         while True:
             watched = [self.control, self.wake, *(c.status for c in self.children.values() if c.status is not None)]
+            if self.template is not None:
+                watched.append(self.template.socket.fileno())
             ready = readable(watched, None if not self.doomed else max(0.0, self.doomed[0][0] - time.monotonic()))
             if self.wake in ready:
                 drain(self.wake)
             for child in [c for c in self.children.values() if c.status in ready]:
                 self.hear(child)
+            self.hear_template()
             self.reap()
             self.finish_doomed()
             if self.control in ready and not self.obey():
@@ -107,10 +153,20 @@ class Keeper:
             if command["do"] == "spawn":
                 self.spawn(**command["worker"])
             elif command["do"] == "signal":
-                for child in self.children.values():
-                    if child.uid == command["uid"]:
-                        kill(child.pid, command["signal"])
+                self.signal(command["uid"], command["signal"])
         return True
+
+    def signal(self, uid: str, number: int) -> None:
+        """Send it to a worker; one that is not made yet is not to be made."""
+        for child in self.children.values():
+            if child.uid == uid:
+                kill(child.pid, number)
+        unmade = self.template.waiting.get(uid) if self.template is not None else None
+        if unmade is not None and not unmade.program:
+            return
+        if unmade is not None:
+            unmade.program = {}  # it ends as soon as we hear of it
+            self.tell(event="exited", uid=uid, pid=0, code=-number, errors=b"")
 
     def tell(self, **report: object) -> None:
         """Report to the client."""
@@ -126,24 +182,73 @@ class Keeper:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def spawn(self, uid: str, argv: list[str], env: dict[str, str], cwd: str) -> None:
-        """Start a worker."""
-        lifeline, ours = os.pipe()
-        status, said = os.pipe()
-        errors = anonymous_file(self.directory)
-        pid = os.fork()
-        if pid == 0:
+    def spawn(self, config: dict[str, Any], program: dict[str, Any], forks: bool) -> None:
+        """Start a worker: as a fork of the template, or as a program."""
+        child = Child(config["uid"], self.directory)
+        child.config, child.program = config, program
+        if not (forks and sys.platform == "linux" and program != self.unforked and self.ask_template(child)):
+            self.exec(child)
+
+    def exec(self, child: Child) -> None:
+        """Start it as a program."""
+        pid = fork_program("process", child.program, child.config, *child.theirs, child.errors)
+        self.born(child, pid)
+
+    def born(self, child: Child, pid: int) -> None:
+        """It has a process."""
+        child.pid = pid
+        child.handed_over()
+        self.children[pid] = child
+        self.tell(event="started", uid=child.uid, pid=pid)
+
+    # -- the template --------------------------------------------------------------------------------------------------
+
+    def ask_template(self, child: Child) -> bool:
+        """Have the template of its program make it."""
+        template = self.template
+        if template is not None and template.program is None:
+            template.program = child.program
+        if template is not None and template.program != child.program:
+            self.drop_template()
+            template = None
+        if template is None:
+            template = self.template = start_template(child.program, child.config, self.directory)
+        return template.ask(child)
+
+    def hear_template(self) -> None:
+        """Which workers it made; or that it is gone."""
+        template = self.template
+        while template is not None and not template.done:
             try:
-                become_worker(uid, argv, env, cwd, lifeline, said, errors)
-            except BaseException as error:
-                os.write(2, f"the worker could not be started: {error}\n".encode(errors="replace"))
-            finally:
-                os._exit(127)
-        os.close(lifeline)
-        os.close(said)
-        os.set_blocking(status, False)
-        self.children[pid] = Child(uid, pid, ours, status, errors)
-        self.tell(event="started", uid=uid, pid=pid)
+                data = template.socket.recv(4096)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.unforked = template.program
+                self.drop_template()
+                return
+            made = marshal.loads(data)
+            child = template.waiting.pop(made["uid"])
+            if child.program:
+                self.born(child, made["pid"])
+            else:  # nobody wants it any more
+                discard(child)
+                kill(made["pid"], _signal.SIGKILL)
+
+    def drop_template(self) -> None:
+        """It is gone, or of no use any more: start by themselves those that it was to make."""
+        template, self.template = self.template, None
+        if template is None:
+            return
+        kill(-template.pid, _signal.SIGKILL)  # its group: it may be about to fork
+        template.close()
+        for child in template.waiting.values():
+            if child.program:
+                self.exec(child)
+            else:
+                discard(child)
 
     def hear(self, child: Child) -> None:
         """Pass on what a worker tells: it is ready, or why it will never be."""
@@ -172,6 +277,8 @@ class Keeper:
                 return
             if pid == 0:
                 return
+            if pid not in self.children:
+                self.hear_template()  # it told of this one before it became ours
             child = self.children.pop(pid, None)
             if child is not None:
                 self.bury(child, os.waitstatus_to_exitcode(status))
@@ -195,7 +302,10 @@ class Keeper:
 
     def orphans(self) -> list[int]:
         """Children of ours that are no workers: something that a dead worker started and left."""
-        return [pid for pid in children(os.getpid()) if pid not in self.children]
+        found = children(os.getpid())
+        self.hear_template()  # after we looked: it tells of a worker before that becomes our child
+        template = self.template.pid if self.template is not None else 0
+        return [pid for pid in found if pid not in self.children and pid != template]
 
     def end(self, pids: list[int], group: int | None = None) -> None:
         """Ask these to end, and see to it later."""
@@ -262,12 +372,66 @@ class Keeper:
             return bool(self.everything())
 
 
-def become_worker(
-    uid: str, argv: list[str], env: dict[str, str], cwd: str, lifeline: int, said: int, errors: int
-) -> None:
-    """In the child: take its place."""
+def fork_program(
+    name: str, program: dict[str, Any], config: dict[str, Any], lifeline: int, said: int, errors: int
+) -> int:
+    """Start this program of the package (a worker, a template) in a process of its own; its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become(name, program, config, lifeline, said, errors)
+        except BaseException as error:
+            os.write(2, f"the worker could not be started: {error}\n".encode(errors="replace"))
+        finally:
+            os._exit(127)
+    return pid
+
+
+def start_template(program: dict[str, Any], config: dict[str, Any], directory: str) -> Template:
+    """Start a template as a program."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    line, lifeline = os.pipe()
+    errors = anonymous_file(directory)
+    pid = fork_program("template", program, config, line, theirs.fileno(), errors)
+    os.close(line)
+    theirs.close()
+    return Template(program, pid, ours.detach(), lifeline, errors)
+
+
+def begin_with_template() -> tuple[Any, ...]:
+    """In an interpreter like that of the workers: become the keeper, and in a child the template of its workers.
+
+    The keeper is a program of its own, but its interpreter's start is not waited for that way: it starts when the
+    first command has come, and the template is half loaded by then. Returns in the child.
+    """
+    fds, directory, here, code, config = sys.argv[1:]
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    line, lifeline = os.pipe()
+    errors = anonymous_file(directory)
+    pid = os.fork()
+    kept = [*map(int, fds.split(",")), ours.fileno(), lifeline, errors]
+    if pid:
+        theirs.close()
+        os.close(line)
+        for fd in kept:
+            os.set_inheritable(fd, True)
+        readable(kept[:1], None)  # also when the client is gone
+        arguments = [",".join(map(str, kept)), directory, here, str(pid)]
+        os.execv(sys.executable, [sys.executable, "-ISs", "-c", code, *arguments])
     os.setsid()
-    adopts_orphans()
+    stderr = os.dup(2)
+    os.dup2(errors, 2)
+    ours.detach()
+    for fd in kept:
+        os.close(fd)
+    return marshal.loads(bytes.fromhex(config)), line, theirs.detach(), stderr
+
+
+def become(name: str, program: dict[str, Any], config: dict[str, Any], lifeline: int, said: int, errors: int) -> None:
+    """In the child: be that program."""
+    os.setsid()
+    if name == "process":
+        adopts_orphans()
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     _signal.set_wakeup_fd(-1)
     for number in (*QUIET, _signal.SIGCHLD, _signal.SIGPIPE):
@@ -278,16 +442,28 @@ def become_worker(
     os.dup2(errors, 2)
     for fd in (lifeline, said, stderr):
         os.set_inheritable(fd, True)
-    os.chdir(cwd)
-    argv = [*argv, str(lifeline), str(said), str(stderr)]
-    os.execve(argv[0], argv, {**env, MARK: uid})
+    os.chdir(config["cwd"])
+    argv = [*program["argv"], name, marshal.dumps(config).hex(), str(lifeline), str(said), str(stderr)]
+    env = program["env"] if name == "template" else {**program["env"], MARK: config["uid"]}
+    os.execve(argv[0], argv, env)
 
 
 def adopts_orphans() -> None:
     """What our descendants leave behind becomes ours (Linux). A worker does the same for its own while it lives: so
     what reaches the keeper was left by a worker that is dead."""
-    if _prctl is not None:
-        _prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; stays across exec
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; stays across exec
+
+
+def discard(child: Child) -> None:
+    """A worker that is not to be: close what was made for it."""
+    child.handed_over()
+    os.close(child.lifeline)
+    os.close(child.errors)
+    if child.status is not None:
+        os.close(child.status)
 
 
 def anonymous_file(directory: str) -> int:
@@ -374,12 +550,14 @@ def main() -> None:
     """Keep."""
     for number in QUIET:
         _signal.signal(number, _signal.SIG_IGN)
-    (control, lock), directory = map(int, sys.argv[1].split(",")), sys.argv[2]
-    for fd in (control, lock):
+    (control, lock, *of_template), directory = map(int, sys.argv[1].split(",")), sys.argv[2]
+    for fd in (control, lock, *of_template):
         os.set_inheritable(fd, False)
     os.set_blocking(control, False)
-    adopts_orphans()
     keeper = Keeper(control, directory)
+    if of_template:
+        keeper.template = Template(None, int(sys.argv[4]), *of_template)
+    adopts_orphans()
     try:
         keeper.run()
     finally:

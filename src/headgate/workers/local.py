@@ -70,7 +70,7 @@ class LocalWorker:
             data = cloudpickle.dumps(self.backpressure, 5)
         except Exception as error:
             raise InvalidType(f"backpressure cannot be pickled: {type(error).__name__}: {error}") from error
-        path = str(spawner.directory / f"{self.uid}.hook")
+        path = f"{spawner.directory}/{self.uid}.hook"
         with open(path, "wb") as file:
             file.write(data)
         return path

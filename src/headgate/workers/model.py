@@ -77,8 +77,7 @@ class WorkerView:
         return f"<worker {self.uid} pid {self.pid} {self.state}, {self.in_flight} in flight>"
 
 
-@dataclass(frozen=True, slots=True)
-class BackpressureContext:
+class BackpressureContext(NamedTuple):
     """What a backpressure hook may look at."""
 
     active_task_count: int
@@ -110,8 +109,7 @@ class FunctionForm(NamedTuple):
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutineOptions:
+class RoutineOptions(NamedTuple):
     """What was said to the decorator."""
 
     timeout: float | None = None

@@ -2,6 +2,8 @@
 
 It is thin: processes are the keeper's business (`spawning`), calls are the proxies' (one for each event loop).
 In between stands a discovery, here the pool's own list: proxies know workers only from it.
+
+What is not needed to start processes is imported while they start.
 """
 
 from __future__ import annotations
@@ -28,8 +30,6 @@ from headgate.errors import (
     WorkerStartFailed,
 )
 from headgate.resources.fields import is_finite
-from headgate.workers.balancing import RoundRobinLoadBalancer
-from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady, WorkerStarted, WorkerStopped
 from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
 from headgate.workers.routines import ACTIVE, OPEN
@@ -118,6 +118,7 @@ class WorkerPool:
         self._proxies: dict[asyncio.AbstractEventLoop, Any] = {}
         self._discovery: Any = None
         self._spawner: Spawner | None = None
+        self._forks = True  # workers are forks of a template
         self._loop: asyncio.AbstractEventLoop | None = None
         self._token: Token[Any] | None = None
         self._outer: Any = None  # the pool that was active around this one
@@ -139,12 +140,12 @@ class WorkerPool:
         self._loop = asyncio.get_running_loop()
         try:
             self._start_keeper()
-            for _ in range(self._size):
-                self._spawn_one()
-            from headgate.discovery.own import OwnDiscovery  # while the workers start
-            from headgate.workers import proxy as _  # noqa: F401 - imports grpc
+            from headgate.discovery.own import OwnDiscovery  # while the template of the workers is loaded
+            from headgate.workers import proxy  # noqa: F401 - imports grpc
 
             self._discovery = OwnDiscovery()
+            for _ in range(self._size):
+                self._spawn_one()
             self._balancer = await self._resolved(self._balancer)
             await self._until_ready()
             self._state = "open"
@@ -160,7 +161,7 @@ class WorkerPool:
         return self
 
     def _start_keeper(self) -> None:
-        self._spawner = Spawner(self._on_report)
+        self._spawner = Spawner(self._on_report, several=self._forks)
         self._spawner.start()
         self._spawner.listen()
 
@@ -205,6 +206,8 @@ class WorkerPool:
     async def _resolved(self, balancer: Any) -> Any:
         """The balancer itself: given, made by a factory, or by entering a context manager."""
         if balancer is None:
+            from headgate.workers.balancing import RoundRobinLoadBalancer
+
             return RoundRobinLoadBalancer()
         for _ in range(3):
             if hasattr(balancer, "order") and hasattr(balancer, "report") and not isinstance(balancer, type):
@@ -327,8 +330,7 @@ class WorkerPool:
                 return
             if event == "started":
                 member.worker.pid = report["pid"]
-                if WORKERS.listeners:
-                    WORKERS.emit(WorkerStarted(at=clock.wall(), uid=member.worker.uid, pid=member.worker.pid))
+                _emit("WorkerStarted", member.worker)
             elif event == "said":
                 self._said(member, marshal.loads(report["said"]))
             elif event == "exited":
@@ -346,8 +348,7 @@ class WorkerPool:
         if member.stopping:
             return
         self._discovery.announce("worker-added", member.worker.metadata)
-        if WORKERS.listeners:
-            WORKERS.emit(WorkerReady(at=clock.wall(), uid=member.worker.uid, pid=member.worker.pid))
+        _emit("WorkerReady", member.worker)
 
     def _exited(self, member: Member, report: Mapping[str, Any]) -> None:
         worker = member.worker
@@ -357,8 +358,7 @@ class WorkerPool:
         if was_ready:
             self._discovery.announce("worker-dropped", worker.metadata)
         if member.stopping or self._state not in ("open", "starting"):
-            if WORKERS.listeners:
-                WORKERS.emit(WorkerStopped(at=clock.wall(), uid=worker.uid, pid=worker.pid))
+            _emit("WorkerStopped", worker)
             return
         if not was_ready:
             self._deaths.append(clock.now())
@@ -369,14 +369,12 @@ class WorkerPool:
         restarted = self._failure is None and len(self._members) < self._size
         if restarted:
             self._replace()
-        if WORKERS.listeners and report.get("code") == 0 and was_ready and not member.lost:  # somebody told it to stop
-            WORKERS.emit(WorkerStopped(at=clock.wall(), uid=worker.uid, pid=worker.pid))
-        elif WORKERS.listeners:
+        if report.get("code") == 0 and was_ready and not member.lost:  # somebody told it to stop
+            _emit("WorkerStopped", worker)
+        else:
             reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
             reason = f"it was ended, being out of reach: {member.lost}" if member.lost and "code" in report else reason
-            WORKERS.emit(
-                WorkerLostEvent(at=clock.wall(), uid=worker.uid, pid=worker.pid, reason=reason, restarted=restarted)
-            )
+            _emit("WorkerLostEvent", worker, reason=reason, restarted=restarted)
 
     def _replace(self) -> None:
         try:
@@ -399,6 +397,7 @@ class WorkerPool:
         old = self._spawner
         members = list(self._members.values())
         self._spawner = None
+        self._forks = any(member.view == "ready" for member in members)  # else it may have been the template's fault
         try:
             self._start_keeper()
         except Exception as error:
@@ -406,7 +405,7 @@ class WorkerPool:
             failure = WorkerStartFailed(f"the keeper of the workers was killed and could not be replaced: {error}")
             self._fail(failure)
             return
-        end_strays({member.worker.uid for member in members})
+        end_strays(old.directory)
         self._farewell = asyncio.get_running_loop().create_task(old.close())
         for member in members:
             self._exited(member, {"event": "gone"})
@@ -508,6 +507,15 @@ class WorkerPool:
         states = [view.state for view in self.workers()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return f"<WorkerPool {self._state}{': ' + counts if counts else ''}>"
+
+
+def _emit(name: str, worker: LocalWorker, **fields: Any) -> None:
+    """Tell whoever listens to workers."""
+    from headgate.workers import events
+
+    if events.WORKERS.listeners:
+        event = getattr(events, name)(at=clock.wall(), uid=worker.uid, pid=worker.pid, **fields)
+        events.WORKERS.emit(event)
 
 
 def _on(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) -> None:

@@ -1,4 +1,5 @@
-"""The main program of a worker process. The keeper starts it (`spawning.BOOT`); it says when it is ready, or why never.
+"""The main program of a worker process. The keeper starts it, or a template becomes it; it says when it is
+ready, or why never.
 
 Until it is ready its stderr is a file of the keeper's, so that whatever ends it too early can be told to the client.
 """
@@ -19,22 +20,22 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
 
     line.arm(lifeline)
     try:
-        _prepare()
+        prepare()
         import asyncio
 
         from headgate.workers.serving import serve
     except BaseException as error:
-        _tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
+        tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
         raise
     os.set_inheritable(status, False)
     os.set_inheritable(stderr, False)
 
     def ready() -> None:
-        _restore_stderr(stderr)
-        _tell(status, ready=True, pid=os.getpid())
+        restore_stderr(stderr)
+        tell(status, ready=True, pid=os.getpid())
 
     def failed(error: BaseException) -> None:
-        _tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
+        tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
 
     # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
     asyncio.new_event_loop().run_until_complete(serve(config, ready, failed))
@@ -47,12 +48,13 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
     os._exit(0)  # threads of routines that cannot be interrupted must not keep it
 
 
-def _prepare() -> None:
+def prepare() -> None:
+    """The settings of the interpreter."""
     sys.setswitchinterval(0.001)  # the server's thread gets its turn beside a computing routine
     sys.argv = [""]
 
 
-def _restore_stderr(real: int) -> None:
+def restore_stderr(real: int) -> None:
     """From now on it is the client's stderr; what was written so far is passed on."""
     if sys.stderr is not None:
         sys.stderr.flush()
@@ -64,7 +66,8 @@ def _restore_stderr(real: int) -> None:
         early = early[os.write(2, early) :]
 
 
-def _tell(status: int, **report: Any) -> None:
+def tell(status: int, **report: Any) -> None:
+    """Say the one thing there is to say, to the keeper."""
     try:
         os.write(status, marshal.dumps(report))
         os.close(status)

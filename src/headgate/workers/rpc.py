@@ -15,8 +15,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each connection that a 
 import grpc
 import grpc.aio
 
-LOADED_IN: Final[int] = os.getpid()
-"""The process that loaded it. In a child forked from that one gRPC would hang."""
+LOADED_IN: int = os.getpid()
+"""The process that may use it. In a child forked from that one gRPC would hang."""
 
 EOF: Final[Any] = vars(grpc.aio)["EOF"]
 """What a stream reads at its end."""

@@ -10,29 +10,30 @@ import asyncio
 import fcntl
 import marshal
 import os
-import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import WorkerStartFailed
 
-BOOT = (
-    "import sys,marshal;c=marshal.loads(bytes.fromhex(sys.argv[1]));sys.path[:]=c['path'];"
-    "from headgate.workers.process import main;main(c,*map(int,sys.argv[-3:]))"
+_BOOT = (
+    "import sys,marshal;c=marshal.loads(bytes.fromhex(sys.argv[2]));sys.path[:]=c['path'];"
+    "from importlib import import_module as i;i('headgate.workers.'+sys.argv[1]).main(c,*map(int,sys.argv[-3:]))"
 )
-_HERE = str(Path(__file__).parent)
+_HERE = os.path.dirname(os.path.abspath(__file__))
 _PATIENCE = 5.0  # for the keeper to end everything and itself
 _KEEP = "import sys;sys.path.append(sys.argv[3]);import keeper;keeper.main()"
 """Not by its path: what is run as a script is compiled each time."""
+_KEEP_WITH_TEMPLATE = (
+    "import sys;sys.path.append(sys.argv[3]);import keeper;c,*f=keeper.begin_with_template();sys.path[:]=c['path'];"
+    "del sys.modules['keeper'];from headgate.workers.template import main;main(c,*f)"
+)
 NEW, PREFIX = "headgate-new-", "headgate-pool-"
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
@@ -43,12 +44,13 @@ _open: weakref.WeakSet[Spawner] = weakref.WeakSet()
 class Spawner:
     """A keeper, and a directory for the workers it keeps."""
 
-    def __init__(self, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, on_event: Callable[[dict[str, Any]], None], *, several: bool = False) -> None:
         self._on_event = on_event
+        self._several = several  # a template is worth its while
         self._reader: asyncio.Task[None] | None = None
         self._ours: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._directory: Path | None = None
+        self._directory: str | None = None
         self._backlog = b""
         self.forgotten: bool = False
         """Is this a forked child, which has no say here?"""
@@ -63,18 +65,24 @@ class Spawner:
             ours, theirs = socket.socketpair()
         except OSError as error:
             os.close(lock)
-            shutil.rmtree(self._directory, ignore_errors=True)
+            _remove(self._directory)
             raise WorkerStartFailed(f"the keeper of the workers could not be started: {error}") from error
         try:
+            fds = (theirs.fileno(), lock)
             self._process = subprocess.Popen(
-                [sys.executable, "-ISs", "-c", _KEEP, f"{theirs.fileno()},{lock}", str(self._directory), _HERE],
-                pass_fds=(theirs.fileno(), lock),
+                self._command(fds),
+                env=self._environment(),
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        except WorkerStartFailed:
+            ours.close()
+            _remove(self._directory)
+            raise
         except BaseException as error:
             ours.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            _remove(self._directory)
             raise WorkerStartFailed(f"the keeper of the workers could not be started: {error}") from error
         finally:
             theirs.close()
@@ -83,8 +91,33 @@ class Spawner:
         self._ours = ours
         _open.add(self)
 
+    def _command(self, fds: tuple[int, ...]) -> list[str]:
+        """The keeper alone; or an interpreter that becomes both the keeper and its first template."""
+        arguments = [",".join(map(str, fds)), self.directory, _HERE]
+        if not self._several or sys.platform != "linux":
+            return [sys.executable, "-ISs", "-c", _KEEP, *arguments]
+        config = marshal.dumps(self._config()).hex()
+        return [*_interpreter(), "-c", _KEEP_WITH_TEMPLATE, *arguments, _KEEP, config]
+
+    def _config(self) -> dict[str, Any]:
+        """Where its modules are, and its folder: as they are here and now."""
+        try:
+            folder = os.getcwd()
+        except OSError as error:
+            raise WorkerStartFailed(
+                f"workers start in the current folder, and there is none: {error}",
+                remedy="Change to a folder that exists (os.chdir) before the pool is entered.",
+            ) from error
+        return {"path": [entry or folder for entry in sys.path], "cwd": folder}
+
+    def _environment(self) -> dict[str, str]:
+        mark = os.path.basename(self.directory)
+        return {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"} | {
+            "HEADGATE_POOL": mark
+        }
+
     @property
-    def directory(self) -> Path:
+    def directory(self) -> str:
         """Where the sockets are."""
         assert self._directory is not None, "it was started"
         return self._directory
@@ -101,17 +134,9 @@ class Spawner:
 
     def spawn(self, uid: str, config: dict[str, Any]) -> None:
         """Start a worker. Its environment, path and folder are ours, as they are now."""
-        try:
-            folder = os.getcwd()
-        except OSError as error:
-            raise WorkerStartFailed(
-                f"workers start in the current folder, and there is none: {error}",
-                remedy="Change to a folder that exists (os.chdir) before the pool is entered.",
-            ) from error
-        config = {"uid": uid, "path": [entry or folder for entry in sys.path], **config}
-        argv = [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", BOOT, marshal.dumps(config).hex()]  # type: ignore[attr-defined]
-        environment = {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"}
-        self._tell(do="spawn", worker={"uid": uid, "argv": argv, "env": environment, "cwd": folder})
+        config = {"uid": uid, **self._config(), **config}
+        program = {"argv": [*_interpreter(), "-c", _BOOT], "env": self._environment()}
+        self._tell(do="spawn", worker={"config": config, "program": program, "forks": self._several})
 
     def signal(self, uid: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still lives."""
@@ -119,7 +144,7 @@ class Spawner:
 
     def address(self, uid: str) -> str:
         """Where that worker is to listen."""
-        return f"unix:{self.directory / uid}"
+        return f"unix:{self.directory}/{uid}"
 
     def _tell(self, **command: Any) -> None:
         data = marshal.dumps(command)
@@ -177,14 +202,14 @@ class Spawner:
                 if clock.now() > deadline:
                     process.kill()  # somebody stopped it; the workers' lifelines end with it
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            _remove(self._directory)
 
     def wait(self) -> None:
         """Wait until the keeper is gone. Blocks; for the end of a program."""
         if self._process is not None:
             self._process.wait()
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            _remove(self._directory)
 
     def let_go(self) -> None:
         """Close our end. What that means is the keeper's business."""
@@ -201,6 +226,11 @@ class Spawner:
             self._process.returncode = 0  # not ours to wait for
 
 
+def _interpreter() -> list[str]:
+    """Ours, with its flags."""
+    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+
+
 def _after_fork() -> None:
     for spawner in list(_open):
         spawner.forget()
@@ -212,39 +242,42 @@ os.register_at_fork(after_in_child=_after_fork)
 # -- directories ------------------------------------------------------------------------------------------------------
 
 
-def make_directory() -> tuple[Path, int]:
+def make_directory() -> tuple[str, int]:
     """A fresh directory that only we may enter, with a path short enough for sockets; and its lock, held.
 
     It gets its name when the lock is held, so nobody who sweeps can take it for one that was left behind.
     """
     for base in _bases():
-        if not base.is_dir() or not os.access(base, os.W_OK | os.X_OK):
+        if not os.path.isdir(base) or not os.access(base, os.W_OK | os.X_OK):
             continue
         if len(os.fsencode(base)) + len(PREFIX) + 8 + 1 + 32 > MAX_PATH:
             continue
         sweep(base)
         try:
-            made = Path(tempfile.mkdtemp(prefix=NEW, dir=base))
+            token = os.urandom(4).hex()
+            made = os.path.join(base, NEW + token)
+            os.mkdir(made, 0o700)
         except OSError:
             continue
-        lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(os.path.join(made, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        named = base / (PREFIX + made.name.removeprefix(NEW))
-        made.rename(named)
+        named = os.path.join(base, PREFIX + token)
+        os.rename(made, named)
         return named, lock
     raise WorkerStartFailed(
-        f"no folder for the sockets of workers: {', '.join(map(str, _bases()))} cannot be written to, or their paths "
+        f"no folder for the sockets of workers: {', '.join(_bases())} cannot be written to, or their paths "
         f"are too long (a socket's path has at most {MAX_PATH} bytes)",
         remedy="Set XDG_RUNTIME_DIR or TMPDIR to a short path that can be written to.",
     )
 
 
-def _bases() -> list[Path]:
-    named = os.environ.get("XDG_RUNTIME_DIR")
-    return [*([Path(named)] if named and Path(named).is_absolute() else []), Path(tempfile.gettempdir()), Path("/tmp")]
+def _bases() -> list[str]:
+    """Not tempfile's, which takes longer to import than all of this module."""
+    named = [os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"]
+    return [name for name in named if name and os.path.isabs(name)]
 
 
-def sweep(base: Path) -> None:
+def sweep(base: str) -> None:
     """Remove what keepers that were killed left behind."""
     try:
         found = [entry for entry in os.scandir(base) if entry.name.startswith(PREFIX)]
@@ -260,6 +293,12 @@ def sweep(base: Path) -> None:
             continue
 
 
+def _remove(path: str) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def _remove_if_left(path: str) -> None:
     """Remove it if it has a lock that nobody holds."""
     try:
@@ -268,16 +307,16 @@ def _remove_if_left(path: str) -> None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     except OSError:
         return  # it is in use
     finally:
         os.close(fd)
 
 
-def end_strays(uids: set[str]) -> None:
+def end_strays(directory: str) -> None:
     """End what workers of a keeper that was killed have started and left (Linux: found by their environment)."""
-    marks = {f"HEADGATE_WORKER={uid}".encode() for uid in uids}
+    mark = f"HEADGATE_POOL={os.path.basename(directory)}".encode()
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -285,7 +324,7 @@ def end_strays(uids: set[str]) -> None:
     for pid in pids:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                if marks.intersection(file.read().split(b"\0")):
+                if mark in file.read().split(b"\0"):
                     os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
