@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from headgate.core.clock import clock
@@ -100,6 +99,8 @@ def parse_retry_after(text: str | None) -> float | None:
 
 
 def _seconds_until(http_date: str) -> float | None:
+    from email.utils import parsedate_to_datetime  # slow to import, and few servers send dates
+
     try:
         moment = parsedate_to_datetime(http_date)
         if moment.tzinfo is None:
