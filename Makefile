@@ -25,22 +25,26 @@ demo: package-venv ## see it work, without a network
 	@$(py) examples/demo.py
 
 test: dev-venv ## the whole suite, at a tenth of its length
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest -n $(JOBS)
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest -n $(JOBS) -m "not alone"
+	$(py) -m pytest -m alone
 
 check: lint types arrows test ## all that CI asks: lint, types, arrows, tests
 
 soak: dev-venv ## the whole suite at full length
-	HEADGATE_SCALE=1 $(py) -m pytest -n $(JOBS)
+	HEADGATE_SCALE=1 $(py) -m pytest -n $(JOBS) -m "not alone"
+	$(py) -m pytest -m alone
 
 bench: bench-venv ## measure beside the peers, in one run for each room
 	$(py) benchmarks/resources.py
 	$(py) benchmarks/tasks.py
 	$(py) benchmarks/dispatch.py
+	$(py) benchmarks/streams.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/resources.py --quick
 	$(py) benchmarks/tasks.py --quick
 	$(py) benchmarks/dispatch.py --quick
+	$(py) benchmarks/streams.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

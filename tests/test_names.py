@@ -87,6 +87,7 @@ WORKERS = {
     "WorkerPool",
     "current_task",
     "do_dispatch",
+    "map",
     "routine",
 }
 

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         WorkerPool,
         current_task,
         do_dispatch,
+        map,  # noqa: A004 - as headgate.map
         routine,
     )
 
@@ -151,6 +152,7 @@ __all__ = [
     "fair_share",
     "fifo",
     "lifo",
+    "map",
     "pipeline_scope",
     "pool_create",
     "pool_get",
@@ -202,6 +204,7 @@ _ROOMS = {
         "WorkerPool",
         "current_task",
         "do_dispatch",
+        "map",
         "routine",
     ),
 }

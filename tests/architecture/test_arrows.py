@@ -90,6 +90,8 @@ PURE = (
     "tasks/strategies.py",
     "workers/balancing.py",
     "workers/model.py",
+    "workers/exchange.py",
+    "workers/parcels.py",
     "workers/session.py",
 )
 IMPURE = (

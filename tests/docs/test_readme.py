@@ -27,6 +27,7 @@ def test_all_pools_are_shown_with_their_output() -> None:
     assert [[pool for pool in pools if pool in code] for code, _ in EXAMPLES] == [[pool] for pool in pools]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["resources", "tasks", "workers"])
 def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path) -> None:
     program = tmp_path / "example.py"

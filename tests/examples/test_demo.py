@@ -20,7 +20,7 @@ import pytest
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 COLOUR = re.compile(r"\x1b\[\d+m")
 

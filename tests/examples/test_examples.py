@@ -217,6 +217,19 @@ third run
 nested calls went to all workers: True
 and not, if they are not to: True
 """,
+    "streamed_fib": """\
+streamed: 0 1 1 2 3 5 8 13 21 34 55 89
+nested:   0 1 1 2 3 5 8 13 21 34 55 89
+all at once: [5, 55, 233]
+called by None and then a chain of 4 tasks
+on one worker: 233
+""",
+    "stream_tokens": """\
+model: stopped after 8 tokens on the canal
+whole: A gate at the head of a canal that lets in as much water as the fields below can take .
+part: A river that was told where to go
+said by two workers, and this process is neither: True
+""",
     "killed_worker": """\
 without retries: 10 results, 10 lost
 each names its worker: True

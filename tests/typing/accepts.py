@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import assert_type
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, assert_type
 
 import headgate
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskHandle, TaskPool
@@ -128,6 +128,18 @@ class Service:
         return number * 2
 
 
+@headgate.routine
+async def tokens(prompt: str) -> AsyncGenerator[str, int]:
+    number = yield prompt
+    yield str(number + 1)
+
+
+@headgate.routine(prefetch=8)
+async def numbers(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
 class Busy:
     def order(self, task: headgate.Task, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
         return sorted(workers, key=lambda worker: worker.in_flight)
@@ -155,6 +167,14 @@ async def call() -> None:
         assert_type(await task, int)
         assert_type(pool.workers(), list[WorkerView])
         await pool.resize(3)
+        stream = tokens("a")
+        assert_type(stream, AsyncGenerator[str, int])
+        assert_type(await stream.asend(3), str)
+        async for number in numbers(3):
+            assert_type(number, int)
+        async for text in headgate.map(name_of, [1, 2], window=3, ordered=False):
+            assert_type(text, str)
+        assert_type(await pool.broadcast(add, 1, 2), dict[str, Any])
     async with headgate.WorkerPool(
         worker=lambda *tags, credentials=None: headgate.LocalWorker(*tags, backpressure=hook)
     ):

@@ -19,13 +19,20 @@ from headgate import WorkerPool
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0
 """Real seconds after which a test is taken to hang."""
+LOOP: Any = None
+"""What makes the loops of these tests; None: asyncio."""
+if os.environ.get("HEADGATE_TEST_LOOP") == "uvloop":
+    import uvloop
+
+    LOOP = uvloop.new_event_loop
 MARK = "HEADGATE_TEST_MARK"
 """An environment variable that every descendant of a parent inherits, however far it has gone."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENCE) -> Any:
     """`asyncio.run`, for so many seconds at most."""
-    return asyncio.run(bounded(main, patience))
+    with asyncio.Runner(loop_factory=LOOP) as runner:
+        return runner.run(bounded(main, patience))
 
 
 async def bounded(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENCE) -> Any:
@@ -56,7 +63,7 @@ class Shared:
 
     def __init__(self, **options: Any) -> None:
         self.pool = WorkerPool(**options)
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=LOOP)
         self._context = contextvars.copy_context()
         self._leave: asyncio.Event
         self._held: asyncio.Task[None]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,40 @@ def call_in_thread(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return fn(*args, **(kwargs or {}))
     except StopIteration as stop:
         raise RuntimeError("the function raised StopIteration") from stop
+
+
+async def on_loop(there: asyncio.AbstractEventLoop, fn: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Await a coroutine on another loop, as if it were on this one: cancelled, it is waited for until it has ended.
+
+    (Not `run_coroutine_threadsafe`: its future is done as soon as it is cancelled, and SystemExit would end that loop.)
+    """
+    here = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = here.create_future()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run() -> None:
+        try:
+            outcome: tuple[Any, BaseException | None] = await fn(), None
+        except BaseException as error:
+            outcome = None, error
+        try:
+            here.call_soon_threadsafe(done.set_result, outcome)
+        except RuntimeError:  # it is closed, and so nobody waits
+            pass
+
+    there.call_soon_threadsafe(lambda: tasks.append(there.create_task(run())))
+    while not done.done():
+        try:
+            await asyncio.wait((done,))
+        except asyncio.CancelledError:
+            there.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+    result, error = done.result()
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+    return result
 
 
 def current_frames() -> dict[int, FrameType]:

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent, DiscoveryLike
     from headgate.workers.balancing import LeastLoadedLoadBalancer, LoadBalancerLike, RoundRobinLoadBalancer
     from headgate.workers.local import LocalWorker
+    from headgate.workers.mapping import map  # noqa: A004 - as headgate.map
     from headgate.workers.model import (
         BackpressureContext,
         BackpressureLike,
@@ -35,6 +36,7 @@ __all__ = [
     "WorkerView",
     "current_task",
     "do_dispatch",
+    "map",
     "routine",
 ]
 
@@ -42,6 +44,7 @@ _MODULES = {
     "headgate.discovery.port": ("DiscoveryEvent", "DiscoveryLike"),
     "headgate.workers.balancing": ("LeastLoadedLoadBalancer", "LoadBalancerLike", "RoundRobinLoadBalancer"),
     "headgate.workers.local": ("LocalWorker",),
+    "headgate.workers.mapping": ("map",),
     "headgate.workers.model": (
         "BackpressureContext",
         "BackpressureLike",

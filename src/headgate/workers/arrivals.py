@@ -18,7 +18,10 @@ import io
 import pickle
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
+
+from headgate.workers.parcels import Borrowed, Parcel, Payload, Unreadable
 
 _SIGN = b"_make_skeleton"
 _arrived: weakref.WeakSet[type] = weakref.WeakSet()
@@ -27,17 +30,29 @@ Scope = dict[str, type]
 """The classes of one call, by cloudpickle's id."""
 
 
-def loads(data: bytes, scope: Scope | None = None) -> Any:
+def loads(data: Payload, scope: Scope | None = None) -> Any:
     """Unpickle, with classes by value in their place."""
-    if _SIGN not in data:
-        return pickle.loads(data)
-    return _Unpickler(data, scope).load()
+    buffers: Sequence[Any] = ()
+    lifted = 0
+    assert not isinstance(data, Borrowed), "it was read"
+    if isinstance(data, Unreadable):
+        raise OSError(data.reason)
+    if isinstance(data, Parcel):
+        buffers, lifted, data = data.buffers, data.lifted, data.pickle
+    if _SIGN not in data and not lifted:
+        return pickle.loads(data, buffers=buffers)
+    return _Unpickler(data, buffers, lifted, scope).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, scope: Scope | None) -> None:
-        super().__init__(io.BytesIO(data))
+    def __init__(self, data: bytes, buffers: Sequence[Any], lifted: int, scope: Scope | None) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers[lifted:])
+        self._lifted = buffers[:lifted]
         self._scope = scope
+
+    def persistent_load(self, number: Any) -> Any:
+        """Bytes that came beside the pickle."""
+        return self._lifted[number]
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "cloudpickle.cloudpickle":

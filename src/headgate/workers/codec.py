@@ -18,7 +18,7 @@ import inspect
 import io
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from types import TracebackType
 from typing import Any, cast
@@ -26,24 +26,87 @@ from typing import Any, cast
 from headgate.errors import InvalidType, RemoteError
 from headgate.workers.arrivals import Scope, loads
 from headgate.workers.functions import modules_by_value, take_mains_by_value
+from headgate.workers.parcels import INLINE, Parcel, Payload
 
 _ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
 _HERE = __file__.rsplit("codec.py", 1)[0]
+_NOTE = "Remote traceback ("
+_FEW = 64  # long bytes are looked for in containers of so many members
 
 
-def dumps(value: object) -> bytes:
-    """Any object that cloudpickle carries, as bytes."""
-    if value.__class__ in _ATOMS:
-        return pickle.dumps(value, 5)
+def dumps(value: object) -> bytes | Parcel:
+    """Any object that cloudpickle carries, as bytes; or, if it is long, as a parcel."""
+    if value.__class__ not in _ATOMS or (isinstance(value, bytes) and len(value) >= INLINE):
+        return _dumped_apart(value)
+    data = pickle.dumps(value, 5)
+    return data if len(data) <= INLINE else Parcel(data)
+
+
+def _dumped_apart(value: object) -> bytes | Parcel:
+    lifted = _Lifted(value)
+    buffers: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """True: pickle it with the rest. What may be changed while it travels is copied now."""
+        try:
+            raw = buffer.raw()
+        except BufferError:  # it does not lie in one piece
+            return True
+        if len(raw) < INLINE:
+            return True
+        buffers.append(bytes(raw) if raw.readonly else bytearray(raw))
+        return False
+
     if not modules_by_value():
         try:
-            data = pickle.dumps(value, 5)
+            data = lifted.pickled(pickle.Pickler, value, keep)
         except Exception:
             data = b""  # cloudpickle may do it, or says why not
         if data and b"_main__" not in data:
-            return data
+            return parcelled(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+        buffers.clear()
     take_mains_by_value()
-    return bytes(_cloudpickle().dumps(value, 5))
+    data = lifted.pickled(_cloudpickle().Pickler, value, keep)
+    return parcelled(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+
+
+def parcelled(data: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> bytes | Parcel:
+    """As it is if it fits into a frame."""
+    return Parcel(data, buffers, lifted) if buffers or len(data) > INLINE else data
+
+
+class _Lifted:
+    """Long bytes near the top of an object: pickle would copy them, and so they travel beside the pickle, which names
+    them wherever they occur."""
+
+    def __init__(self, value: object) -> None:
+        self.buffers: list[bytes | bytearray] = []
+        self._numbers: dict[int, int] = {}
+        self._look(value, 2)
+
+    def _look(self, value: Any, depth: int) -> None:
+        kind = value.__class__
+        if kind is bytes or kind is bytearray:
+            if len(value) >= INLINE and id(value) not in self._numbers:
+                self._numbers[id(value)] = len(self.buffers)
+                self.buffers.append(value if kind is bytes else bytearray(value))
+        elif depth >= 0 and kind in (tuple, list, dict) and len(value) <= _FEW:
+            for member in value.values() if kind is dict else value:
+                self._look(member, depth - 1)
+
+    def pickled(self, pickler: Any, value: object, keep: Any) -> bytes:
+        """It, without them."""
+        if self._numbers:
+            numbers = self._numbers
+
+            class Naming(pickler):  # type: ignore[misc] # one of two
+                def persistent_id(self, obj: object) -> int | None:
+                    return numbers.get(id(obj))
+
+            pickler = Naming
+        file = io.BytesIO()
+        pickler(file, 5, buffer_callback=keep).dump(value)
+        return file.getvalue()
 
 
 def _cloudpickle() -> Any:
@@ -53,14 +116,16 @@ def _cloudpickle() -> Any:
     return cloudpickle
 
 
-def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes:
+def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes | Parcel:
     """The arguments of a call; InvalidType names the one that cannot travel."""
     if not kwargs:
         for value in args:
             if value.__class__ not in _ATOMS:
                 break
         else:
-            return pickle.dumps((args, kwargs), 5)
+            data = pickle.dumps((args, kwargs), 5) if not _long(args) else b""
+            if data and len(data) <= INLINE:
+                return data
     try:
         return dumps((args, kwargs))
     except Exception as error:
@@ -77,6 +142,10 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
         raise InvalidType(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
 
 
+def _long(args: tuple[Any, ...]) -> bool:
+    return any(value.__class__ is bytes and len(value) >= INLINE for value in args)
+
+
 def _names(fn: Any) -> Iterator[str]:
     """What the positional arguments of a function are called: by name, then by number."""
     try:
@@ -87,7 +156,7 @@ def _names(fn: Any) -> Iterator[str]:
     return chain(named, map(str, count(len(named) + 1)))
 
 
-def load_arguments(data: bytes, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def load_arguments(data: bytes | Parcel, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `dump_arguments` was given."""
     args, kwargs = loads(data, scope)
     return args, kwargs
@@ -202,16 +271,16 @@ def _restore(error: BaseException, state: tuple[Any, tuple[Any, Any, bool]]) -> 
             vars(error)[name] = value
 
 
-def dump_exception(error: BaseException, where: str) -> bytes:
+def dump_exception(error: BaseException, where: str) -> bytes | Parcel:
     """An exception with its chain; the remote traceback is its last note. Never fails."""
-    note = f"Remote traceback ({where}):\n{describe(error)}"
-    return pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5)
+    note = f"{_NOTE}{where}):\n{describe(error)}"
+    return parcelled(pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5))
 
 
-def load_exception(data: bytes, scope: Scope | None = None) -> BaseException:
+def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
     """What `dump_exception` was given, or a RemoteError that tells of it."""
     try:
-        dumped, note, name, said = pickle.loads(data)
+        dumped, note, name, said = loads(data)
     except BaseException as cause:
         return RemoteError(f"the routine raised something that cannot be read here ({_said(cause)})")
     error: Any = None
@@ -225,11 +294,34 @@ def load_exception(data: bytes, scope: Scope | None = None) -> BaseException:
     if not isinstance(error, BaseException):
         error = RemoteError(f"the routine raised {name}, {reason}: {said}", remedy=remedy)
     try:
-        notes = [*getattr(error, "__notes__", ()), note]
+        # What another worker noted is part of this note, as it is of every traceback.
+        notes = [kept for kept in getattr(error, "__notes__", ()) if not str(kept).startswith(_NOTE)] + [note]
         BaseException.__setattr__(error, "__notes__", notes)  # whatever its class thinks of being changed
     except BaseException:
         pass
     return cast(BaseException, error)
+
+
+def dump_sent(tag: str, value: object) -> bytes | Parcel:
+    """A value on its way into a generator; InvalidType if it cannot travel."""
+    try:
+        return dumps(value)
+    except Exception as error:
+        raise InvalidType(
+            f"what is sent to {tag}, a {type(value).__qualname__}, cannot be pickled: {_said(error)}",
+            remedy="Send something that can be copied to another process.",
+        ) from error
+
+
+def dump_thrown(error: BaseException) -> bytes | Parcel:
+    """An exception on its way into a generator; InvalidType if it cannot travel."""
+    data = _dumped(error)
+    if not data:
+        raise InvalidType(
+            f"{_qualname(type(error))} cannot be thrown into a generator on a worker: it cannot be pickled",
+            remedy="Throw an exception whose attributes can be copied to another process.",
+        ) from error
+    return parcelled(data)
 
 
 def _dumped(error: BaseException) -> bytes:

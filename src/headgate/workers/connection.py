@@ -17,14 +17,19 @@ milliseconds. The first call to a worker that owes nothing never waits.
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
 from headgate._version import __version__
 from headgate.core.clock import clock
+from headgate.workers import memory
+from headgate.workers.exchange import HELD, OUTBOX, Advance, Answer, Outgoing
 from headgate.workers.model import WorkerMetadata
+from headgate.workers.parcels import Borrowed, ConversationBroken, Parcel, Unreadable
 from headgate.workers.rpc import EOF, grpc
-from headgate.workers.session import HELD, OUTBOX, Answer, ClientSession, ConversationBroken, Outgoing
+from headgate.workers.session import ClientSession
 from headgate.workers.wire import CONVERSE
 from headgate.workers.wire.wire_pb2 import ToClient
 
@@ -64,9 +69,10 @@ class Connection:
         epoch: int,
         client: str,
         tell: Callable[[Connection, Happening, str], None],
+        max_payload: int = 0,
     ) -> None:
         self.metadata: WorkerMetadata = metadata
-        self.session: ClientSession = ClientSession(epoch, client, __version__)
+        self.session: ClientSession = ClientSession(epoch, client, __version__, max_payload)
         self.blocked: bool = False
         self.reason: str = ""
         """Why it is over."""
@@ -81,6 +87,7 @@ class Connection:
         self._heard = 0.0
         self._closing = False
         self._was_full = False
+        self._fetching: dict[Outgoing, deque[Answer]] = {}  # what came after an answer that is still being read
         self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
 
     @property
@@ -101,6 +108,11 @@ class Connection:
         if self._look is None:
             self._heard = clock.now()
             self._watch()
+
+    def step(self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0) -> None:
+        """Have a generator go on. Its waiter gets the Answer."""
+        self.session.step(call, advance, payload, count)
+        self._rouse()
 
     def cancel(self, call: Outgoing) -> bool:
         """True: it was never sent, and is gone. False: the worker is told, and its answer will come."""
@@ -127,9 +139,16 @@ class Connection:
         try:
             self._channel = grpc.aio.insecure_channel(self.metadata.address, options=CHANNEL_OPTIONS)
             self._stream = self._channel.stream_stream(CONVERSE)()
-            async with asyncio.timeout(OPENING):
-                await self._stream.write(self.session.hello().SerializeToString())
-                data = await self._stream.read()
+            local = self.metadata.address.startswith("unix:")
+            offer = memory.Offer() if local else None
+            try:
+                hello = self.session.hello(offer.probe if offer is not None else None)
+                async with asyncio.timeout(OPENING):
+                    await self._stream.write(hello.SerializeToString())
+                    data = await self._stream.read()
+            finally:
+                if offer is not None:
+                    offer.close()
             if data is EOF:
                 reason = "it closed the stream instead of answering"
                 return
@@ -137,6 +156,8 @@ class Connection:
             if refusal is not None:
                 happening, reason = "refused", refusal
                 return
+            if local and memory.can_read(self.session.probe):
+                self.session.can_read()
             self._tell(self, "open", "")
             self._tasks.append(self._loop.create_task(self._write()))
             await self._read()
@@ -164,20 +185,27 @@ class Connection:
             message = ToClient.FromString(data)
             for answer in session.receive(message):
                 call = answer.call
+                if call.backlog is not None or answer.payload.__class__ is Borrowed:
+                    self._arrived(answer)
+                    continue
                 waiter, call.waiter = call.waiter, answer
                 if not waiter.done():
                     waiter.set_result(None)
             if self._pace is not None:
                 self._go_on()
+            elif session.stirs:
+                self._rouse()
             if message.HasField("pulse"):
                 self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
-            elif self.blocked and message.results:
+            elif self.blocked and (message.results or message.yields):
                 self._set_blocked(False, "")
 
     async def _write(self) -> None:
         stream, session = self._stream, self.session
         try:
             while True:
+                if session.loans or session.loans.released:
+                    memory.lend(session, self._rouse)
                 message = None if self._pace is not None and session.can_wait else session.take()
                 if message is None:
                     self._idle = self._loop.create_future()
@@ -186,7 +214,7 @@ class Connection:
                     await stream.write(message.SerializeToString())
                     if session.sent and self._pace is None:
                         self._pace = self._loop.call_later(PACE, self._go_on)
-                    if self._was_full and session.outbox < OUTBOX // 2:
+                    if self._was_full and max(session.outbox, session.apart) < OUTBOX // 2:
                         self._was_full = False
                         self._tell(self, "room", "")
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -194,6 +222,45 @@ class Connection:
         except Exception as error:
             self._break("lost", f"a message to it could not be written: {type(error).__name__}: {error}")
             self._stream.cancel()
+
+    # -- answers that do not come at once ----------------------------------------------------------------------------
+
+    def _arrived(self, answer: Answer) -> None:
+        """An answer of a generator, or one that is still to be read: each call has its answers in their order."""
+        call = answer.call
+        line = self._fetching.get(call)
+        if line is not None:
+            line.append(answer)
+        elif isinstance(answer.payload, Borrowed):
+            self._fetching[call] = deque()
+            self._fetch(answer, answer.payload)
+        else:
+            _answer(answer)
+
+    def reads(self, call: Outgoing) -> bool:
+        """Is an answer of this call still being read?"""
+        return call in self._fetching
+
+    def _fetch(self, answer: Answer, borrowed: Borrowed) -> None:
+        probe = self.session.probe
+        pid = probe.pid if probe is not None else 0
+
+        def done(parcel: Parcel | None, error: BaseException | None) -> None:
+            self.session.has_read(borrowed)
+            self._rouse()
+            if isinstance(error, (FileNotFoundError, ProcessLookupError)):
+                _answer(Answer(answer.call, "lost"))  # its process is gone
+            else:
+                payload = parcel if parcel is not None else Unreadable(f"it is in memory that cannot be read ({error})")
+                _answer(answer._replace(payload=payload))
+            line = self._fetching.pop(answer.call)
+            while line:
+                self._arrived(line.popleft())
+                if answer.call in self._fetching:
+                    self._fetching[answer.call].extend(line)
+                    return
+
+        memory.aside(sum(length for length, _ in borrowed.segments), lambda: memory.read(pid, borrowed), done)
 
     def _go_on(self) -> None:
         pace, self._pace = self._pace, None
@@ -206,10 +273,9 @@ class Connection:
         if idle is not None and not idle.done():
             idle.set_result(None)
 
-    @property
-    def full(self) -> bool:
+    def full(self, bulky: bool) -> bool:
         """Is its outbox so long that the next call should go elsewhere?"""
-        if self.session.full:
+        if self.session.full(bulky):
             self._was_full = True
             return True
         return False
@@ -260,12 +326,16 @@ class Connection:
             if timer is not None:
                 timer.cancel()
         self._look = self._pace = None
+        for descriptor in self.session.loans.take_released():
+            os.close(descriptor)
         for answer in answers:
-            _answer(answer)
+            self._arrived(answer)
         self._tell(self, happening, reason)
 
     def give_up(self, call: Outgoing) -> None:
-        """Nobody waits for it any more: its answer, if one comes, is dropped."""
+        """Nobody waits for it any more: its answer, if one comes, is dropped, and a generator is closed."""
+        if call.backlog is not None:
+            self.step(call, "close")
         self.session.abandon(call)
 
     async def close(self, reason: str = "its pool was closed") -> None:
@@ -279,6 +349,14 @@ class Connection:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._hang_up()
+
+    def abandon(self) -> None:
+        """The loop is closed: let the worker see the end of the stream. gRPC's own way to close is a coroutine of that
+        loop, so this is what it would come to in the end."""
+        stream, self._stream = self._stream, None
+        core = getattr(stream, "_cython_call", None)
+        if core is not None:
+            core.cancel("its event loop is closed")
 
     async def _hang_up(self) -> None:
         """End the stream and see its end: gRPC would tell of it later, on a loop that may be closed by then."""
@@ -294,6 +372,9 @@ class Connection:
 
 def _answer(answer: Answer) -> None:
     call = answer.call
+    if call.backlog is not None and (call.waiter is None or isinstance(call.waiter, Answer)):
+        call.backlog.append(answer)  # nobody has asked for it yet
+        return
     waiter, call.waiter = call.waiter, answer
     if not waiter.done():
         waiter.set_result(None)

@@ -27,16 +27,23 @@ from headgate.core.threads import call_in_thread, current_frames
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.arrivals import Scope
 from headgate.workers.codec import dump_exception, dumps, load_arguments
+from headgate.workers.exchange import Begun, Kind, Stepped
 from headgate.workers.functions import missing_module
+from headgate.workers.generating import Order, Orders, advance
 from headgate.workers.model import BackpressureContext, Task
+from headgate.workers.parcels import Parcel
 from headgate.workers.routines import CALLER
-from headgate.workers.session import Begun, Kind
 
 THREADS = 32
 """Routines that run in threads at the same time, those that wait for others apart: the rest stand in line. With one
 thread for each of a thousand calls that compute, all of them would crawl, and the loop with them."""
+EXECUTING = 1000
+"""Routines that execute at the same time, those that wait for routines they called apart, and generators between two
+steps: the rest stand in line, and have not begun."""
 FIRST, SLICE = 32, 512
 """Calls that are begun in one turn of the loop: at first, and at most, when they prove to be short."""
+FORGOTTEN = 5.0
+"""Seconds between two steps after which a worker that stops does not wait for a generator any longer."""
 TURN = 0.005
 """Seconds that a turn should take, and that an outcome may wait for others to share a message with."""
 
@@ -46,9 +53,26 @@ _log = logging.getLogger("headgate.workers")
 class Running:
     """A call that was handed over."""
 
-    __slots__ = ("admitted", "begun", "cancels", "client", "scope", "seated", "session", "stopped", "task")
+    __slots__ = (
+        "admitted",
+        "begun",
+        "cancels",
+        "client",
+        "executes",
+        "gone",
+        "orders",
+        "paused",
+        "scope",
+        "seated",
+        "session",
+        "stopped",
+        "task",
+        "tasks",
+        "waits",
+    )
 
-    def __init__(self, session: Any, client: str, begun: Begun) -> None:
+    def __init__(self, tasks: TaskLoop, session: Any, client: str, begun: Begun) -> None:
+        self.tasks: TaskLoop = tasks
         self.session: Any = session
         self.client: str = client
         self.begun: Begun = begun
@@ -62,6 +86,16 @@ class Running:
         """Has it passed the backpressure hook?"""
         self.stopped: bool = False
         """Was it cancelled because the worker stops?"""
+        self.gone: bool = False
+        """Is there nobody any more who waits for it?"""
+        self.executes: bool = False
+        """Is it one of those that execute?"""
+        self.paused: float | None = None
+        """Of a generator between two steps: since when."""
+        self.waits: int = 0
+        """Routines it called and waits for."""
+        self.orders: Orders | None = None
+        """Of a generator: what it is to do."""
 
     @property
     def id(self) -> str:
@@ -73,6 +107,16 @@ class Running:
         """Where routines go that it calls itself."""
         return self.session.nested
 
+    def begins_to_wait(self) -> None:
+        """It calls a routine: while it waits for one it does not count as executing."""
+        self.waits += 1
+        self.tasks.count(self)
+
+    def waits_no_more(self) -> None:
+        """One of them has ended."""
+        self.waits -= 1
+        self.tasks.count(self)
+
     def describe(self) -> Task:
         """It, as routines and hooks see it."""
         begun = self.begun
@@ -82,16 +126,20 @@ class Running:
 class Outcome:
     """An end on its way to the server's loop."""
 
-    __slots__ = ("kind", "number", "payload", "session", "swallowed")
+    __slots__ = ("kind", "number", "payload", "session", "steps", "swallowed")
 
-    def __init__(self, session: Any, number: int, kind: Kind | None, payload: bytes, swallowed: bool = False) -> None:
+    def __init__(
+        self, session: Any, number: int, kind: Kind | None, payload: bytes | Parcel, swallowed: bool = False
+    ) -> None:
         self.session: Any = session
         self.number: int = number
         self.kind: Kind | None = kind
         """None: it has not ended, it has begun, and its caller wants to know."""
-        self.payload: bytes = payload
+        self.payload: bytes | Parcel = payload
         self.swallowed: bool = swallowed
         """It was cancelled, and ended otherwise."""
+        self.steps: int = 0
+        """Of a generator: how many steps other than "next" it had taken."""
 
 
 class TaskLoop:
@@ -103,8 +151,9 @@ class TaskLoop:
         server: asyncio.AbstractEventLoop,
         deliver: Callable[[list[Outcome]], None],
         backpressure: Callable[[BackpressureContext], Any] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
         self.asked: float | None = None
         """Since when a sign of life is asked for and none has come; None: none is owed."""
         self.running: dict[tuple[Any, int], Running] = {}
@@ -114,6 +163,9 @@ class TaskLoop:
         self._backpressure = backpressure
         self._incoming: deque[Running] = deque()
         self._cancels: deque[tuple[Any, int]] = deque()
+        self._steps: deque[tuple[Any, Stepped]] = deque()
+        self._abandoned: deque[tuple[Any, int]] = deque()
+        self._executing = 0
         self._awake = False
         self._slice = FIRST  # how many calls to begin in one turn
         self._began = 0
@@ -141,14 +193,20 @@ class TaskLoop:
     def hand_over(self, session: Any, client: str, begun: list[Begun], cancels: list[int]) -> None:
         """Run these, and cancel those."""
         for call in begun:
-            self._incoming.append(Running(session, client, call))
+            self._incoming.append(Running(self, session, client, call))
         for number in cancels:
             self._cancels.append((session, number))
         self._wake()
 
-    def cancel_all(self, session: Any, numbers: list[int]) -> None:
+    def step(self, session: Any, step: Stepped) -> None:
+        """Have a generator go on."""
+        self._steps.append((session, step))
+        self._wake()
+
+    def abandon(self, session: Any, numbers: list[int]) -> None:
         """Nobody waits for these any more."""
-        self.hand_over(session, "", [], numbers)
+        self._abandoned += [(session, number) for number in numbers]
+        self._wake()
 
     def stop_all(self) -> None:
         """Cancel whatever runs: the worker stops."""
@@ -174,6 +232,12 @@ class TaskLoop:
     def busy(self) -> bool:
         """Is there anything it runs or should?"""
         return bool(self.running or self._incoming)
+
+    def is_waited_for(self, now: float) -> bool:
+        """Is there anything that a worker which is to stop should wait for? A generator that nobody has asked for an
+        item in a while is not."""
+        recent = (one.paused is None or now - one.paused < FORGOTTEN for one in list(self.running.values()))
+        return bool(self._incoming) or any(recent)
 
     def ask(self, now: float) -> None:
         """Ask for a sign of life, if none is owed."""
@@ -225,12 +289,22 @@ class TaskLoop:
             self._slice = FIRST
         self._began, self._began_at = 0, now
         incoming, loop = self._incoming, self.loop
-        while self._began < self._slice:
+        while self._steps:
+            session, step = self._steps.popleft()
+            stepping = self.running.get((session, step.number))
+            if stepping is not None and stepping.orders is not None:
+                stepping.orders.put(step)
+                if step.advance == "close" and stepping.paused is None and stepping.task is not None:
+                    stepping.task.cancel()  # it is ahead of its consumer, who does not wait for that
+        while self._began < self._slice and self._executing < EXECUTING:
             try:
                 running = incoming.popleft()
             except IndexError:
                 break
             self.running[running.session, running.begun.number] = running
+            self.count(running)
+            if running.begun.function.generator:
+                running.orders = Orders(running.begun.prefetch, running.scope)
             body = self._drive(running)
             body.send(None)
             try:
@@ -239,9 +313,9 @@ class TaskLoop:
                 body.close()
                 self._end(running, "raised", dump_exception(error, self._where))
             self._began += 1
-        if self._cancels:
+        if self._cancels or self._abandoned:
             self._cancel_asked()
-        if incoming:
+        if incoming and self._executing < EXECUTING:
             self._awake = True
             loop.call_soon(self._drain)
         else:
@@ -252,15 +326,27 @@ class TaskLoop:
             session, number = self._cancels.popleft()
             if (session, number) in self.running:
                 self._cancel(session, number)
-                continue
-            for waiting in list(self._incoming):
-                if waiting.session is session and waiting.begun.number == number:
-                    try:
-                        self._incoming.remove(waiting)
-                    except ValueError:  # the server's thread has just taken it back
-                        break
-                    self._send(Outcome(session, number, "cancelled", b""))
-                    break
+            elif self._withdraw(session, number):
+                self._send(Outcome(session, number, "cancelled", b""))
+        while self._abandoned:
+            session, number = self._abandoned.popleft()
+            running = self.running.get((session, number))
+            if running is not None:
+                running.gone = True
+                self._cancel(session, number)
+            else:
+                self._withdraw(session, number)
+
+    def _withdraw(self, session: Any, number: int) -> bool:
+        """Take out a call that has not begun. False: there is none, or the server's thread has just taken it back."""
+        for waiting in list(self._incoming):
+            if waiting.session is session and waiting.begun.number == number:
+                try:
+                    self._incoming.remove(waiting)
+                except ValueError:
+                    return False
+                return True
+        return False
 
     def _stop_all(self) -> None:
         for running in list(self.running.values()):
@@ -290,6 +376,7 @@ class TaskLoop:
             if begun.tell_start:
                 self._send(Outcome(running.session, begun.number, None, b""))
             fn = begun.function.load(running.scope)
+            assert isinstance(begun.arguments, (bytes, Parcel)), "they were read"
             try:
                 args, kwargs = load_arguments(begun.arguments, running.scope)
             except ModuleNotFoundError as error:
@@ -300,33 +387,110 @@ class TaskLoop:
                     f"{type(error).__name__}: {error}",
                     remedy="Their classes must be importable there, and what they pickle must unpickle.",
                 ) from error
+            if running.orders is not None:
+                await self._pull(running, running.orders, fn(*args, **kwargs))
+                self._end(running, "returned", b"")
+                return
             if begun.timeout:
                 result = await self._within(begun, self._call(running, fn, args, kwargs))
             elif begun.function.thread:
                 result = await self._call(running, fn, args, kwargs)
             else:
                 result = await fn(*args, **kwargs)
-            kind, payload = "returned", self._dump(begun, result)
+            kind, payload = "returned", self._dump(running, result)
         except asyncio.CancelledError as error:
             kind = "stopped" if running.stopped and not running.cancels else "cancelled"
             payload = dump_exception(error, self._where) if error.args else b""
         except BaseException as error:
             kind, payload = "raised", dump_exception(error, self._where)
+            limit = running.session.session.max_payload
+            if limit and len(payload) > limit:
+                what = f"the routine raised {type(error).__qualname__}, which takes {len(payload):,} bytes"
+                payload = dump_exception(RemoteError(f"{what}, and max_payload is {limit:,}"), self._where)
         self._end(running, kind, payload)
 
-    def _dump(self, begun: Begun, result: Any) -> bytes:
+    def _dump(self, running: Running, result: Any) -> bytes | Parcel:
+        what = f"what {running.begun.function.tag} {'returned' if running.orders is None else 'yielded'}"
         try:
-            return dumps(result)
+            payload = dumps(result)
         except BaseException as error:
             remedy = "Return something that can be copied to another process."
             if inspect.iscoroutine(result):
                 result.close()
                 remedy = "Await it in the routine, and return what it gives."
             raise RemoteError(
-                f"the result of {begun.function.tag}, a {type(result).__qualname__}, cannot be pickled: "
-                f"{type(error).__name__}: {error}",
+                f"{what}, a {type(result).__qualname__}, cannot be pickled: {type(error).__name__}: {error}",
                 remedy=remedy,
             ) from error
+        limit = running.session.session.max_payload
+        if limit and len(payload) > limit:
+            raise RemoteError(
+                f"{what} takes {len(payload):,} bytes, and max_payload is {limit:,}",
+                remedy="Yield it in parts from a generator, or open the pool with a higher `max_payload`.",
+            )
+        return payload
+
+    # -- generators ---------------------------------------------------------------------------------------------------
+
+    async def _pull(self, running: Running, orders: Orders, generator: Any) -> None:
+        """Drive a generator from its first step to its end."""
+        order: Order | None = ("next", None)
+        since = clock.now()
+        try:
+            while order is not None:
+                step = advance(generator, order)
+                try:
+                    item = await (self._within(running.begun, step) if running.begun.timeout else step)
+                except StopAsyncIteration:
+                    return
+                payload = self._dump(running, item)
+                self._yielded(running, payload)
+                if running.gone or running.stopped:
+                    raise asyncio.CancelledError  # it caught that before, and went on for nobody
+                orders.made(len(payload))
+                order = orders.next()
+                now = clock.now()
+                if order is None or now - since > TURN:
+                    order = await self._rest(running, orders, order)
+                    since = clock.now()
+        finally:
+            try:
+                await generator.aclose()
+            except Exception:  # what it raises now is not why it ends
+                pass
+
+    def _yielded(self, running: Running, payload: bytes | Parcel) -> None:
+        swallowed = running.cancels > 0
+        running.cancels = 0
+        while running.task is not None and running.task.cancelling():
+            running.task.uncancel()
+        outcome = Outcome(running.session, running.begun.number, "yielded", payload, swallowed)
+        if running.orders is not None:
+            outcome.steps = running.orders.steps
+        self._send(outcome)
+
+    async def _rest(self, running: Running, orders: Orders, order: Order | None) -> Order:
+        """Between two steps: until there is an order. A cancellation that comes now is raised in the generator, as it
+        would be in one that is local; if nobody waits for it any more, or the worker stops, it is closed."""
+        running.paused = clock.now()
+        self.count(running)
+        try:
+            if order is not None:
+                await asyncio.sleep(0)
+            while order is None and (order := orders.next()) is None:
+                await orders.wait()
+        except asyncio.CancelledError as error:
+            if running.gone or running.stopped:
+                raise
+            order = order or orders.next()
+            if order is None:
+                return "throw", error
+            if running.task is not None:
+                running.task.cancel()  # it was meant for the step that has just been ordered
+        finally:
+            running.paused = None
+            self.count(running)
+        return order
 
     async def _within(self, begun: Begun, call: Any) -> Any:
         limit = asyncio.timeout(begun.timeout)
@@ -379,18 +543,34 @@ class TaskLoop:
         self._admitted += 1
         return None
 
+    def count(self, running: Running) -> None:
+        """Does it execute? If not, another may; if so, it does whoever else does: what has begun goes on."""
+        there = (running.session, running.begun.number) in self.running
+        executes = there and running.paused is None and running.waits == 0
+        if executes == running.executes:
+            return
+        running.executes = executes
+        self._executing += 1 if executes else -1
+        if not executes and self._incoming and not self._awake:
+            self._awake = True
+            self.loop.call_soon(self._drain)
+
     def unseat(self, running: Running) -> None:
         """It needs no thread to itself any more: it has ended, or waits for others."""
         if running.seated:
             running.seated = False
             self._threads_free.release()
 
-    def _end(self, running: Running, kind: Kind, payload: bytes) -> None:
+    def _end(self, running: Running, kind: Kind, payload: bytes | Parcel) -> None:
         self.running.pop((running.session, running.begun.number), None)
         self._admitted -= running.admitted
+        self.count(running)
         self.unseat(running)
         swallowed = running.cancels > 0 and kind != "cancelled"
-        self._send(Outcome(running.session, running.begun.number, kind, payload, swallowed))
+        outcome = Outcome(running.session, running.begun.number, kind, payload, swallowed)
+        if running.orders is not None:
+            outcome.steps = running.orders.steps
+        self._send(outcome)
 
     def _send(self, outcome: Outcome) -> None:
         if not self._outcomes:

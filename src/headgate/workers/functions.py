@@ -63,12 +63,13 @@ def tag_of(fn: Any) -> str:
 class Traveller:
     """A function that is sent to workers: remembers how it was sent last."""
 
-    __slots__ = ("_form", "_seen", "_slow", "_thread", "_warned", "fn", "tag")
+    __slots__ = ("_form", "_seen", "_slow", "_thread", "_warned", "fn", "generator", "tag")
 
     def __init__(self, fn: Any, thread: bool) -> None:
         self.fn: Any = fn
         self.tag: str = _plain(tag_of(fn))
         self._thread = thread
+        self.generator: bool = inspect.isasyncgenfunction(fn)
         self._form: FunctionForm | None = None
         self._seen: list[tuple[Any, Any, Any]] | None = None  # what a form by value was made of; None: by reference
         self._warned = False
@@ -98,6 +99,7 @@ class Traveller:
                 digest=code_digest(fn.__code__) if hasattr(fn, "__code__") else b"",
                 python=PYTHON,
                 thread=self._thread,
+                generator=self.generator,
                 file=_plain(getattr(getattr(fn, "__code__", None), "co_filename", "")),
             )
             return self._form
@@ -115,7 +117,9 @@ class Traveller:
             ) from error
         if not self._warned:
             self._warn(len(value), clock.now() - began)
-        form = FunctionForm(tag=self.tag, value=value, fresh=seen is None, thread=self._thread)
+        form = FunctionForm(
+            tag=self.tag, value=value, fresh=seen is None, thread=self._thread, generator=self.generator
+        )
         self._form, self._seen = (form, seen) if seen is not None else (None, None)
         return form
 
@@ -352,13 +356,14 @@ def _feed(digest: Any, code: CodeType) -> None:
 class Arrived:
     """A function that a client defined. It is loaded when it is first called: importing a module runs user code."""
 
-    __slots__ = ("_definition", "_loaded", "tag", "thread")
+    __slots__ = ("_definition", "_loaded", "generator", "tag", "thread")
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
         self._loaded: Any = None
         self.tag: str = definition.tag
         self.thread: bool = definition.thread
+        self.generator: bool = definition.generator
 
     def load(self, scope: Scope | None = None) -> Any:
         """The function itself, with the classes of this scope; RemoteError says why there is none."""

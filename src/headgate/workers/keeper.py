@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 GRACE = 1.0  # between SIGTERM and SIGKILL
+PATIENCE = 5.0  # for a template to make a worker; then the worker is started by itself
+MESSAGE = 1 << 17  # bytes of a request to a template
 TAIL = 4000  # bytes of stderr that are told of a worker that never became ready
 MARK = "HEADGATE_WORKER"
 QUIET = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
@@ -48,12 +50,14 @@ class Child:
     def __init__(self, uid: str, directory: str) -> None:
         self.uid: str = uid
         self.pid: int = 0  # none yet
-        lifeline, self.lifeline = os.pipe()  # our end: the worker dies when it closes
+        lifeline, ours = os.pipe()
+        self.lifeline: int = ours  # the worker dies when it closes
         status, said = os.pipe()
         self.status: int | None = status  # what the worker tells
         self.errors: int = anonymous_file(directory)  # its stderr until it is ready
         self.said: bytes = b""
         self.theirs: tuple[int, int] = (lifeline, said)
+        self.asked: float = 0.0  # when a template was asked for it
         self.config: dict[str, Any] = {}
         self.program: dict[str, Any] = {}
         os.set_blocking(status, False)
@@ -74,22 +78,32 @@ class Template:
         self.socket.setblocking(False)
         self.fds: tuple[int, int] = (lifeline, errors)
         self.waiting: dict[str, Child] = {}  # asked for, and not yet heard of
-        self.done: bool = False
 
     def ask(self, child: Child) -> bool:
         """Ask for a worker. False: it cannot be asked."""
         fds = (*child.theirs, child.errors)
         packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        request = marshal.dumps(child.config)
+        if len(request) > MESSAGE:
+            return False
         try:
-            self.socket.sendmsg([marshal.dumps(child.config)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)])
+            self.socket.sendmsg([request], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)])
         except OSError:
             return False
+        child.asked = time.monotonic()
         self.waiting[child.uid] = child
         return True
 
+    def retire(self) -> None:
+        """Ask it for nothing more: it ends when it has made what it was asked for."""
+        try:
+            self.socket.shutdown(_socket.SHUT_WR)
+        except OSError:
+            pass
+
     def close(self) -> None:
         """Let it go."""
-        self.done = True
+        kill(-self.pid, _signal.SIGKILL)  # its group: it may be about to fork
         self.socket.close()
         for fd in self.fds:
             os.close(fd)
@@ -103,6 +117,7 @@ class Keeper:
         self.directory: str = directory
         self.children: dict[int, Child] = {}  # by pid
         self.template: Template | None = None
+        self.retired: list[Template] = []  # they still make what they were asked for
         self.unforked: dict[str, Any] | None = None  # the program whose template does not come up
         self.doomed: list[tuple[float, list[int], int | None]] = []  # (when, pids): SIGTERM was sent, SIGKILL follows
         self.heard: bytes = b""
@@ -120,18 +135,23 @@ class Keeper:
         """Until the client is gone."""
         while True:
             watched = [self.control, self.wake, *(c.status for c in self.children.values() if c.status is not None)]
-            if self.template is not None:
-                watched.append(self.template.socket.fileno())
-            ready = readable(watched, None if not self.doomed else max(0.0, self.doomed[0][0] - time.monotonic()))
+            watched += [template.socket.fileno() for template in self.templates()]
+            ready = readable(watched, self.patience())
             if self.wake in ready:
                 drain(self.wake)
             for child in [c for c in self.children.values() if c.status in ready]:
                 self.hear(child)
-            self.hear_template()
+            self.hear_templates()
             self.reap()
             self.finish_doomed()
             if self.control in ready and not self.obey():
                 return
+
+    def patience(self) -> float | None:
+        """Seconds until there is something to do, whatever comes."""
+        moments = [self.doomed[0][0]] if self.doomed else []
+        moments += [child.asked + PATIENCE for template in self.templates() for child in template.waiting.values()]
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def obey(self) -> bool:
         """Read commands. False: the client is gone."""
@@ -151,7 +171,11 @@ class Keeper:
             command = marshal.loads(self.heard[4:end])
             self.heard = self.heard[end:]
             if command["do"] == "spawn":
-                self.spawn(**command["worker"])
+                try:
+                    self.spawn(**command["worker"])
+                except OSError as error:  # no descriptors, no processes: that one cannot be, and the others go on
+                    uid = command["worker"]["config"]["uid"]
+                    self.tell(event="exited", uid=uid, pid=0, code=1, errors=str(error).encode(errors="replace"))
             elif command["do"] == "signal":
                 self.signal(command["uid"], command["signal"])
         return True
@@ -161,12 +185,11 @@ class Keeper:
         for child in self.children.values():
             if child.uid == uid:
                 kill(child.pid, number)
-        unmade = self.template.waiting.get(uid) if self.template is not None else None
-        if unmade is not None and not unmade.program:
-            return
-        if unmade is not None:
-            unmade.program = {}  # it ends as soon as we hear of it
-            self.tell(event="exited", uid=uid, pid=0, code=-number, errors=b"")
+        for template in self.templates():
+            unmade = template.waiting.get(uid)
+            if unmade is not None and unmade.program:
+                unmade.program = {}  # it ends as soon as we hear of it
+                self.tell(event="exited", uid=uid, pid=0, code=-number, errors=b"")
 
     def tell(self, **report: object) -> None:
         """Report to the client."""
@@ -182,10 +205,12 @@ class Keeper:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def spawn(self, config: dict[str, Any], program: dict[str, Any], forks: bool) -> None:
-        """Start a worker: as a fork of the template, or as a program."""
+    def spawn(self, config: dict[str, Any], program: dict[str, Any], forks: bool, first: bool) -> None:
+        """Start a worker: as a fork of the template, or as a program. `first`: of that one that was there before us."""
         child = Child(config["uid"], self.directory)
         child.config, child.program = config, program
+        if first and self.template is not None:
+            self.template.program = program
         if not (forks and sys.platform == "linux" and program != self.unforked and self.ask_template(child)):
             self.exec(child)
 
@@ -203,46 +228,62 @@ class Keeper:
 
     # -- the template --------------------------------------------------------------------------------------------------
 
+    def templates(self) -> list[Template]:
+        """All of them."""
+        return [*self.retired, *([self.template] if self.template is not None else [])]
+
     def ask_template(self, child: Child) -> bool:
         """Have the template of its program make it."""
-        template = self.template
-        if template is not None and template.program is None:
-            template.program = child.program
-        if template is not None and template.program != child.program:
-            self.drop_template()
-            template = None
-        if template is None:
-            template = self.template = start_template(child.program, child.config, self.directory)
-        return template.ask(child)
+        if self.template is not None and self.template.program != child.program:
+            self.template.retire()
+            self.retired.append(self.template)
+            self.template = None
+        if self.template is None:
+            self.template = start_template(child.program, child.config, self.directory)
+        return self.template.ask(child)
 
-    def hear_template(self) -> None:
-        """Which workers it made; or that it is gone."""
-        template = self.template
-        while template is not None and not template.done:
+    def hear_templates(self) -> None:
+        """Which workers they made; or that one is gone."""
+        for template in self.templates():
+            if not self.hear_template(template) or self.is_late(template):
+                self.drop_template(template)
+
+    def is_late(self, template: Template) -> bool:
+        """Does somebody wait for too long? It was stopped, or hangs."""
+        now = time.monotonic()
+        return any(now - child.asked > PATIENCE for child in template.waiting.values())
+
+    def hear_template(self, template: Template) -> bool:
+        """Read what it says. False: it is gone."""
+        while True:
             try:
                 data = template.socket.recv(4096)
             except BlockingIOError:
-                return
+                return True
             except OSError:
-                data = b""
+                return False
             if not data:
-                self.unforked = template.program
-                self.drop_template()
-                return
+                return False
             made = marshal.loads(data)
-            child = template.waiting.pop(made["uid"])
-            if child.program:
+            child = template.waiting.pop(made["uid"], None)
+            if child is None:
+                continue
+            if child.program and made["pid"]:
                 self.born(child, made["pid"])
+            elif child.program:  # it could not be made: by itself, then
+                self.exec(child)
             else:  # nobody wants it any more
                 discard(child)
-                kill(made["pid"], _signal.SIGKILL)
+                if made["pid"]:
+                    kill(made["pid"], _signal.SIGKILL)
 
-    def drop_template(self) -> None:
-        """It is gone, or of no use any more: start by themselves those that it was to make."""
-        template, self.template = self.template, None
-        if template is None:
-            return
-        kill(-template.pid, _signal.SIGKILL)  # its group: it may be about to fork
+    def drop_template(self, template: Template) -> None:
+        """It is gone, or of no use: start by themselves those that it was to make."""
+        if template is self.template:
+            self.unforked = template.program
+            self.template = None
+        else:
+            self.retired.remove(template)
         template.close()
         for child in template.waiting.values():
             if child.program:
@@ -278,7 +319,7 @@ class Keeper:
             if pid == 0:
                 return
             if pid not in self.children:
-                self.hear_template()  # it told of this one before it became ours
+                self.hear_templates()  # one told of it before it became ours
             child = self.children.pop(pid, None)
             if child is not None:
                 self.bury(child, os.waitstatus_to_exitcode(status))
@@ -303,9 +344,9 @@ class Keeper:
     def orphans(self) -> list[int]:
         """Children of ours that are no workers: something that a dead worker started and left."""
         found = children(os.getpid())
-        self.hear_template()  # after we looked: it tells of a worker before that becomes our child
-        template = self.template.pid if self.template is not None else 0
-        return [pid for pid in found if pid not in self.children and pid != template]
+        self.hear_templates()  # after we looked: they tell of a worker before that becomes our child
+        templates = {template.pid for template in self.templates()}
+        return [pid for pid in found if pid not in self.children and pid not in templates]
 
     def end(self, pids: list[int], group: int | None = None) -> None:
         """Ask these to end, and see to it later."""
@@ -404,7 +445,7 @@ def begin_with_template() -> tuple[Any, ...]:
     The keeper is a program of its own, but its interpreter's start is not waited for that way: it starts when the
     first command has come, and the template is half loaded by then. Returns in the child.
     """
-    fds, directory, here, code, config = sys.argv[1:]
+    fds, directory, here, code, config, guard = sys.argv[1:]
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     line, lifeline = os.pipe()
     errors = anonymous_file(directory)
@@ -415,14 +456,16 @@ def begin_with_template() -> tuple[Any, ...]:
         os.close(line)
         for fd in kept:
             os.set_inheritable(fd, True)
-        readable(kept[:1], None)  # also when the client is gone
+        os.close(int(guard))  # from now on we see by ourselves whether the client is there
+        readable(kept[:1], None)
         arguments = [",".join(map(str, kept)), directory, here, str(pid)]
         os.execv(sys.executable, [sys.executable, "-ISs", "-c", code, *arguments])
     os.setsid()
+    reset_signals()
     stderr = os.dup(2)
     os.dup2(errors, 2)
     ours.detach()
-    for fd in kept:
+    for fd in (*kept, int(guard)):
         os.close(fd)
     return marshal.loads(bytes.fromhex(config)), line, theirs.detach(), stderr
 
@@ -432,10 +475,9 @@ def become(name: str, program: dict[str, Any], config: dict[str, Any], lifeline:
     os.setsid()
     if name == "process":
         adopts_orphans()
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     _signal.set_wakeup_fd(-1)
-    for number in (*QUIET, _signal.SIGCHLD, _signal.SIGPIPE):
-        _signal.signal(number, _signal.SIG_DFL)
+    reset_signals()
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     stderr = os.dup(2)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -446,6 +488,14 @@ def become(name: str, program: dict[str, Any], config: dict[str, Any], lifeline:
     argv = [*program["argv"], name, marshal.dumps(config).hex(), str(lifeline), str(said), str(stderr)]
     env = program["env"] if name == "template" else {**program["env"], MARK: config["uid"]}
     os.execve(argv[0], argv, env)
+
+
+def reset_signals() -> None:
+    """Workers begin with none blocked and none ignored, whatever the client has done."""
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+    for number in (*QUIET, _signal.SIGCHLD):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
 
 
 def adopts_orphans() -> None:
@@ -548,6 +598,7 @@ def remove(directory: str) -> None:
 
 def main() -> None:
     """Keep."""
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     for number in QUIET:
         _signal.signal(number, _signal.SIG_IGN)
     (control, lock, *of_template), directory = map(int, sys.argv[1].split(",")), sys.argv[2]

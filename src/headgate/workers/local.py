@@ -10,6 +10,7 @@ from typing import Any, Self
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
+from headgate.workers.loops import kind_of
 from headgate.workers.model import BackpressureLike, WorkerMetadata
 from headgate.workers.spawning import Spawner
 
@@ -58,7 +59,7 @@ class LocalWorker:
     def spawn(self, spawner: Spawner) -> None:
         """Have it started by this keeper."""
         self._address = spawner.address(self.uid)
-        config: dict[str, Any] = {"address": self._address}
+        config: dict[str, Any] = {"address": self._address, "loop": kind_of(asyncio.get_running_loop())}
         if self.backpressure is not None:
             config["hook"] = self._write_hook(spawner)
         spawner.spawn(self.uid, config)

@@ -107,6 +107,7 @@ class FunctionForm(NamedTuple):
     fresh: bool = False
     thread: bool = False
     file: str = ""
+    generator: bool = False
 
 
 class RoutineOptions(NamedTuple):
@@ -115,6 +116,7 @@ class RoutineOptions(NamedTuple):
     timeout: float | None = None
     retries: int = 0
     thread: bool = False
+    prefetch: int = 0
 
 
 Function = Callable[..., Any]

@@ -32,7 +32,7 @@ from headgate.errors import (
 from headgate.resources.fields import is_finite
 from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
-from headgate.workers.routines import ACTIVE, OPEN
+from headgate.workers.routines import ACTIVE, CALLER, OPEN
 from headgate.workers.spawning import Spawner, end_strays
 
 DEATHS, WITHIN = 5, 30.0
@@ -71,6 +71,7 @@ class WorkerPool:
         quorum: int = 1,
         quorum_timeout: float = 60,
         shutdown_timeout: float = 60,
+        max_payload: int = 2**30,
     ) -> None:
         self.tags: tuple[str, ...] = tags
         if tags and isinstance(tags[0], int):
@@ -98,6 +99,10 @@ class WorkerPool:
             raise InvalidType(f"lazy must be True or False, got {lazy!r}")
         self._quorum_timeout = _seconds("quorum_timeout", quorum_timeout)
         self._shutdown_timeout = _seconds("shutdown_timeout", shutdown_timeout)
+        _whole("max_payload", max_payload, 1)
+        if max_payload is None:
+            raise InvalidType("max_payload must be a number of bytes, got NoneType")
+        self._max_payload = max_payload
         if worker is not None and not callable(worker):
             raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
         if loadbalancer is not None and not _usable_as_balancer(loadbalancer):
@@ -252,13 +257,14 @@ class WorkerPool:
         if self._state != "open" or self._spawner is None:
             self._refuse()
         for other in [other for other in self._proxies if other.is_closed()]:
-            del self._proxies[other]
+            self._proxies.pop(other).abandon()
         proxy = self._proxies[loop] = Proxy(
             self._balancer,
             quorum=self._quorum,
             quorum_timeout=self._quorum_timeout,
             on_lost=self._on_lost,
             pool=self._id,
+            max_payload=self._max_payload,
         )
         if self._failure is not None:
             proxy.fail(self._failure)
@@ -279,6 +285,30 @@ class WorkerPool:
                         state = view.state if state == "ready" else state
             found.append(WorkerView(metadata, "stopping" if member.stopping else state, load))
         return found
+
+    async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run a routine once on each worker that is there now; what each returned, by the worker's uid.
+
+        All of them end before it does. If some failed, the failure of the first is raised, and names its worker.
+        """
+        from headgate.workers.mapping import routine_for
+
+        found = routine_for(routine, "broadcast()")
+        if (bound := getattr(routine, "__self__", None)) is not None:
+            args = (bound, *args)
+        self._require_open()
+        proxy, running = self._proxy(), CALLER.get()
+        await proxy.until_known([uid for uid, member in self._members.items() if member.view == "ready"])
+        caller = "" if running is None else running.id
+        uids = [view.uid for view in self.workers() if view.state not in ("starting", "stopping", "lost")]
+        tasks = [asyncio.ensure_future(proxy.call(found, args, kwargs, None, caller, to=uid)) for uid in uids]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for uid, task in zip(uids, tasks, strict=True):
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                error.add_note(f"This was worker {uid}, one of {len(uids)} that the routine was broadcast to.")
+                raise error
+        return {uid: task.result() for uid, task in zip(uids, tasks, strict=True)}
 
     async def resize(self, size: int) -> None:
         """So many workers from now on; returns when they are ready, or those that leave have finished."""
@@ -531,7 +561,9 @@ def _on(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) -> 
 
 async def _close_on(loop: asyncio.AbstractEventLoop, proxy: Any) -> None:
     """Close a proxy on its own loop. One that is busy or ends meanwhile is not waited for."""
-    if loop is asyncio.get_running_loop():
+    if loop.is_closed():
+        proxy.abandon()
+    elif loop is asyncio.get_running_loop():
         await proxy.close("it was closed")
     elif loop.is_running():
         closing = asyncio.run_coroutine_threadsafe(proxy.close("it was closed"), loop)

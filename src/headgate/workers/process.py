@@ -21,8 +21,7 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
     line.arm(lifeline)
     try:
         prepare()
-        import asyncio
-
+        from headgate.workers.loops import new_loop
         from headgate.workers.serving import serve
     except BaseException as error:
         tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
@@ -38,7 +37,7 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
         tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
 
     # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
-    asyncio.new_event_loop().run_until_complete(serve(config, ready, failed))
+    new_loop(config.get("loop", "")).run_until_complete(serve(config, ready, failed))
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -13,50 +13,51 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headgate.core.clock import clock
 from headgate.errors import (
     DispatchTimeout,
+    InvalidArgument,
     InvalidType,
     NoWorkersAvailable,
     PoolClosed,
-    RemoteError,
     RoutineTimeout,
-    WorkerLost,
 )
 from headgate.resources.seats import Flight
 from headgate.workers.arrivals import Scope, loads
 from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, strategy_of
 from headgate.workers.codec import dump_arguments, load_exception
 from headgate.workers.connection import Connection, Happening
-from headgate.workers.events import TASKS, WORKERS, TaskDispatched, TaskFinished, WorkerBlocked, WorkerUnblocked
+from headgate.workers.events import TASKS, WORKERS, WorkerBlocked, WorkerUnblocked
+from headgate.workers.exchange import CONFIRMATION, UNREAD, Answer, Outgoing
 from headgate.workers.model import Report, Task, TaskException, WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.outcomes import (
+    INSIDE,
+    client_id,
+    described,
+    fresh,
+    listed,
+    lost,
+    not_finished,
+    tell_dispatched,
+    tell_ended,
+    unreadable,
+)
+from headgate.workers.parcels import Parcel
 from headgate.workers.routines import CALLER
-from headgate.workers.session import Answer, Outgoing
+from headgate.workers.streams import Stream
 
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent
     from headgate.workers.routines import Routine
 
+_RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
 _AT_A_TIME = 32  # of those who wait for room: each that finds some wakes another
-CONFIRMATION = 5.0
-"""Seconds a cancelled caller waits for the worker to confirm that the routine has ended."""
-
 _log = logging.getLogger("headgate.workers")
 _tasks = count(1)
 _epochs = count(1)
-CLIENT = ""  # what the ids of this process's tasks begin with
-
-
-def client_id() -> str:
-    """Made when first needed, once for each process."""
-    global CLIENT
-    if not CLIENT:
-        CLIENT = clock.token()[:12]
-    return CLIENT
 
 
 class Proxy:
@@ -70,6 +71,7 @@ class Proxy:
         quorum_timeout: float = 60.0,
         on_lost: Callable[[WorkerMetadata, str], None] | None = None,
         pool: str = "",
+        max_payload: int = 0,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.seen: Any = None
@@ -81,6 +83,7 @@ class Proxy:
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
         self._pool = pool
+        self._max_payload = max_payload
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Connection] = set()  # blocked: no new calls
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
@@ -111,7 +114,9 @@ class Proxy:
         if known is not None:
             return
         self._evicted.pop(metadata.uid, None)
-        self._roster.admit(metadata.uid, Connection(metadata, next(_epochs), client_id(), self._happened))
+        self._roster.admit(
+            metadata.uid, Connection(metadata, next(_epochs), client_id(), self._happened, self._max_payload)
+        )
         self._introduce()
         self._wake()
 
@@ -239,78 +244,162 @@ class Proxy:
         kwargs: dict[str, Any],
         limit: float | None,
         caller: str,
-        scope: Scope | None = None,
+        running: Any = None,
+        to: str = "",
     ) -> Any:
-        """Run it on a worker; returns or raises what it does there."""
+        """Run it on a worker, or on the one whose uid is `to`; returns or raises what it does there. On a worker
+        `running` is the call that makes it."""
+        running = running or CALLER.get()
+        scope = None if running is None else running.scope
+        flight, call, answer = await self.place(routine, args, kwargs, limit, caller, running, to=to)
+        connection: Connection = flight.seat.resource.value
+        self._roster.served(flight)
+        if answer.kind != "returned":
+            self._report(connection, "accepted")
+            self.raise_answer(routine, call, connection, answer, scope)
+        tell_ended(routine, call, connection, "returned")
+        self._report(connection, "accepted")
+        try:
+            return loads(answer.payload, scope)
+        except BaseException as error:
+            raise unreadable(routine, error) from error
+
+    async def place(
+        self,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        running: Any = None,
+        backlog: Any = None,
+        to: str = "",
+    ) -> tuple[Flight, Outgoing, Answer]:
+        """Have a worker take it, and wait for its first answer: it returned, raised, was cancelled, or yielded."""
         arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
+        self.check_size(routine, arguments)
+        bulky = isinstance(arguments, Parcel)
         form = routine.traveller.form(routine.decorated)
         number = next(_tasks)
-        running = CALLER.get() if scope is None else None
-        scope = scope if running is None else running.scope
         options = routine.options
         timeout = options.timeout or 0.0
-        attempts = options.retries
+        attempts = options.retries if not to else 0
         tried: dict[str, str] = {}
         until = None if limit is None else clock.now() + limit
-        while True:
-            flight = self._choose(routine, number, tried)
-            if flight is None:
-                await self._until_there_is_one(routine, tried, until, limit)
-                continue
-            connection: Connection = flight.seat.resource.value
-            waiter = self.loop.create_future()
-            call = Outgoing(number, form, arguments, timeout, caller, limit is not None or timeout > 0, waiter)
-            self._calls[call] = None
-            if TASKS.listeners:
-                self._report_dispatch(routine, call, connection)
-            try:
+        if running is not None:
+            running.begins_to_wait()
+        try:
+            while True:
+                flight = self._only(to, routine, tried) if to else self._choose(routine, number, tried, bulky)
+                if flight is None:
+                    await self._until_there_is_one(routine, tried, until, limit)
+                    continue
+                connection: Connection = flight.seat.resource.value
+                waiter = self.loop.create_future()
+                call = Outgoing(
+                    number,
+                    form,
+                    arguments,
+                    timeout,
+                    caller,
+                    limit is not None or timeout > 0,
+                    waiter,
+                    options.prefetch,
+                )
+                call.backlog = backlog
+                tell_dispatched(routine, call, connection)
+                self._calls[call] = None
                 try:
-                    connection.submit(call)
-                    if self._waiters:
-                        self._wake(1)  # there may be room for another
-                    if until is None and not timeout:
-                        await waiter
-                    else:
-                        await self._bounded(connection, call, waiter, routine, until, limit)
-                    answer: Answer = call.waiter
-                except asyncio.CancelledError as error:
-                    answer = await self._cancelled(connection, call, error)
-            except BaseException as error:
-                self._give_up(connection, call)
-                self._roster.ended(flight)
-                if TASKS.listeners:
-                    outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "timeout"
-                    self._report_end(routine, call, connection, outcome, _exception(error))
-                raise
-            finally:
-                self._calls.pop(call, None)
-            kind = answer.kind
-            if kind == "returned":
-                self._roster.served(flight)
-                if TASKS.listeners:
-                    self._report_end(routine, call, connection, "returned", None)
-                self._report(connection, "accepted")
-                try:
-                    return loads(answer.payload, scope)
+                    try:
+                        connection.submit(call)
+                        if self._waiters:
+                            self._wake(1)  # there may be room for another
+                        if until is None and not timeout:
+                            await waiter
+                        else:
+                            await self._bounded(connection, call, waiter, routine, until, limit)
+                        answer: Answer = call.waiter
+                        call.waiter = None  # they would hold each other
+                    except asyncio.CancelledError as error:
+                        answer = await self.cancelled(connection, call, error)
                 except BaseException as error:
-                    raise _unreadable(routine, error) from error
-            if kind == "raised" or kind == "cancelled":
-                self._roster.served(flight)
-                self._report(connection, "accepted")
-                self._raise(routine, call, connection, answer, scope)
-            self._refused(flight, connection, answer, tried)
-            if self._closed:
-                self._raise_closed(routine, call, connection)
-            if kind == "lost" or kind == "stopped":
-                if attempts <= 0:
-                    self._raise_lost(routine, call, connection, kind == "stopped")
-                attempts -= 1
-                tried.clear()
+                    self._give_up(connection, call)
+                    self.ended(routine, flight, call, connection, error)
+                    raise
+                finally:
+                    self._calls.pop(call, None)
+                kind = answer.kind
+                if kind in _RAN:
+                    return flight, call, answer
+                self._refused(flight, connection, answer, tried)
+                if self._closed:
+                    self._raise_closed(routine, call, connection)
+                if kind == "lost" or kind == "stopped":
+                    if attempts <= 0:
+                        self._raise_lost(routine, call, connection, kind == "stopped")
+                    attempts -= 1
+                    tried.clear()
+        finally:
+            if running is not None:
+                running.waits_no_more()
 
-    def _choose(self, routine: Routine, number: int, tried: dict[str, str]) -> Flight | None:
+    def stream(
+        self,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        running: Any = None,
+    ) -> Stream:
+        """A generator, to be run on a worker from its first step on."""
+        return Stream(self, routine, args, kwargs, limit, caller, running or CALLER.get())
+
+    def check_size(self, routine: Routine, payload: bytes | Parcel) -> None:
+        """InvalidArgument: it is too long to be sent."""
+        if self._max_payload and len(payload) > self._max_payload:
+            raise InvalidArgument(
+                f"what is sent to {routine.tag} takes {len(payload):,} bytes, and max_payload is {self._max_payload:,}",
+                remedy="Send it in parts, or open the pool with a higher `max_payload`.",
+            )
+
+    def waits_for(self, call: Outgoing) -> None:
+        """A step of a generator counts as a call while it is under way."""
+        self._calls[call] = None
+
+    def waits_no_more_for(self, call: Outgoing) -> None:
+        """It has its answer."""
+        self._calls.pop(call, None)
+
+    def served(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer) -> None:
+        """Its worker has seen a generator to its end."""
+        connection: Connection = flight.seat.resource.value
+        self._roster.served(flight)
+        self._report(connection, "accepted")
+        if answer.kind == "returned":
+            tell_ended(routine, call, connection, "returned")
+
+    def raise_gone(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer) -> NoReturn:
+        """The worker of a generator is gone, or the pool is."""
+        connection: Connection = flight.seat.resource.value
+        self._roster.ended(flight)
+        if self._closed:
+            self._raise_closed(routine, call, connection)
+        self._raise_lost(routine, call, connection, answer.kind == "stopped")
+
+    def ended(
+        self, routine: Routine, flight: Flight, call: Outgoing, connection: Connection, error: BaseException
+    ) -> None:
+        """It was given up here, whatever became of it on its worker."""
+        self._roster.ended(flight)
+        outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "raised"
+        outcome = "timeout" if isinstance(error, TimeoutError) else outcome
+        tell_ended(routine, call, connection, outcome, described(error))
+
+    def _choose(self, routine: Routine, number: int, tried: dict[str, str], bulky: bool) -> Flight | None:
         """The next worker that takes calls and has not refused this one."""
         if self._closed:
-            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=_INSIDE)
+            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
         if not self._reached_quorum:
             if len(self._roster) < self._quorum:
                 return None
@@ -319,16 +408,32 @@ class Proxy:
         if self._busy:
             avoid = {*tried, *(connection.metadata.uid for connection in self._busy)}
         if self._custom is not None:
-            return self._custom_choice(self._custom, routine, number, avoid)
+            return self._custom_choice(self._custom, routine, number, avoid, bulky)
         flight = self._roster.next(clock.now(), avoid)
-        while flight is not None and self._cannot_take(flight.seat.resource.value):
+        while flight is not None and self._cannot_take(flight.seat.resource.value, bulky):
             self._roster.ended(flight)
             avoid = {*avoid, flight.seat.resource.resource_id}
             flight = self._roster.next(clock.now(), avoid)
         return flight
 
-    def _cannot_take(self, connection: Connection) -> bool:
-        return connection.session.state in ("stopping", "over") or connection.full
+    def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Flight | None:
+        """This one, or none."""
+        if self._closed:
+            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
+        connection = self._roster.get(uid)
+        if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
+            why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
+            raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
+        return self._roster.take(uid, clock.now())
+
+    async def until_known(self, uids: list[str]) -> None:
+        """Wait until discovery has told of these, for a moment at most."""
+        deadline = clock.now() + 1.0
+        while not all(uid in self._roster for uid in uids) and clock.now() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    def _cannot_take(self, connection: Connection, bulky: bool) -> bool:
+        return connection.session.state in ("stopping", "over") or connection.full(bulky)
 
     def _report(self, connection: Connection, report: Report) -> None:
         if self._custom is None:
@@ -338,11 +443,13 @@ class Proxy:
         except Exception:  # the call has its outcome, and must not lose it
             _log.exception("report() of the balancer %r failed", self._custom)
 
-    def _custom_choice(self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any) -> Flight | None:
+    def _custom_choice(
+        self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any, bulky: bool
+    ) -> Flight | None:
         task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
         for view in _checked_order(balancer, task, self.views()):
             connection = self._roster.get(view.uid)
-            if view.uid not in avoid and connection is not None and not self._cannot_take(connection):
+            if view.uid not in avoid and connection is not None and not self._cannot_take(connection, bulky):
                 return self._roster.take(view.uid, clock.now())
         return None
 
@@ -351,10 +458,10 @@ class Proxy:
     ) -> None:
         """Nobody can take it now: wait for somebody new, or give up."""
         if self._failure is not None:
-            raise _fresh(self._failure)
+            raise fresh(self._failure)
         admitted = [one for one in self._roster if one.session.state not in ("stopping", "over")]
         if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
-            raise NoWorkersAvailable(f"no worker took {routine.tag}: {_listed(tried)}")
+            raise NoWorkersAvailable(f"no worker took {routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         now = clock.now()
@@ -378,7 +485,7 @@ class Proxy:
                 f"no worker for {routine.tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
             ) from None
         if self._failure is not None:
-            raise _fresh(self._failure)
+            raise fresh(self._failure)
 
     def _standing(self, tried: dict[str, str]) -> str:
         reasons = {**self._evicted}
@@ -386,7 +493,7 @@ class Proxy:
             uid = connection.metadata.uid
             why = "blocked by a routine that holds its loop" if connection.blocked else self.view(connection).state
             reasons[uid] = tried.get(uid, why)
-        return _listed(reasons) if reasons else "none is there"
+        return listed(reasons) if reasons else "none is there"
 
     async def _bounded(
         self,
@@ -424,14 +531,32 @@ class Proxy:
             connection.cancel(call)
             connection.give_up(call)
 
-    async def _cancelled(self, connection: Connection, call: Outgoing, error: asyncio.CancelledError) -> Answer:
+    async def cancelled(self, connection: Connection, call: Outgoing, error: asyncio.CancelledError) -> Answer:
         """The caller was cancelled: tell the worker and wait for the routine to end. Returns what it ended with, if it
         swallowed the cancellation."""
         deadline = clock.now() + CONFIRMATION
-        answer = call.waiter if isinstance(call.waiter, Answer) else None
-        while answer is None:
-            if connection.session.state == "over" or connection.cancel(call):
+        told = False
+        before: list[Answer] = []  # items that were on their way
+        while True:
+            answer = call.waiter if isinstance(call.waiter, Answer) else None
+            if answer is not None:
+                call.waiter = None
+                if answer.swallowed and answer.kind in ("returned", "raised", "yielded"):
+                    first, *rest = *before, answer
+                    if rest:
+                        call.backlog.extendleft(reversed(rest))
+                    return first
+                if answer.kind != "yielded":
+                    answer = None  # it may be long, and an exception keeps its frames for a while
+                    before.clear()
+                    raise error
+                before.append(answer)
+            if connection.session.state == "over" or (not told and connection.cancel(call)):
                 raise error
+            told = True
+            if call.backlog:
+                call.waiter = call.backlog.popleft()
+                continue
             call.waiter = self.loop.create_future()
             scope = asyncio.timeout(max(0.0, deadline - clock.now()))
             try:
@@ -443,18 +568,14 @@ class Proxy:
                     raise error from None
                 raise
             except asyncio.CancelledError as again:
-                error = again
-            if isinstance(call.waiter, Answer):
-                answer = call.waiter
-        if answer.swallowed and answer.kind in ("returned", "raised"):
-            return answer
-        raise error
+                error, told = again, False
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
     def _refused(self, flight: Flight, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
         """It did not run there, or nobody knows whether it did."""
         uid = connection.metadata.uid
+        assert isinstance(answer.payload, bytes), "a reason is text"
         reason = answer.payload.decode(errors="replace") or connection.reason
         if answer.kind == "unavailable":
             self._roster.failed(flight, clock.now())
@@ -463,12 +584,14 @@ class Proxy:
         if answer.kind in ("unavailable", "exhausted"):
             status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
             tried[uid] = f"{status}: {reason}"
+        elif answer.payload == UNREAD:
+            connection.session.may_lend(False)
         elif answer.kind == "not_started":
             connection.block()  # until it says that its loop is free
         if answer.kind not in ("lost", "unsent", "stopped"):
             self._report(connection, "transient")
 
-    def _raise(
+    def raise_answer(
         self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer, scope: Scope | None
     ) -> NoReturn:
         """The routine ended so: raise it here."""
@@ -482,7 +605,7 @@ class Proxy:
         if TASKS.listeners:
             notes = getattr(error, "__notes__", None)
             text = notes[-1] if isinstance(notes, list) and notes else ""
-            self._report_end(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, str(text)))
+            tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, str(text)))
         context = error.__context__
         try:
             raise error
@@ -492,54 +615,14 @@ class Proxy:
             del error
 
     def _raise_closed(self, routine: Routine, call: Outgoing, connection: Connection) -> NoReturn:
-        error = PoolClosed(f"{routine.tag} was not finished when its pool was closed ({self._closed})", remedy=_INSIDE)
-        if TASKS.listeners:
-            self._report_end(routine, call, connection, "closed", _exception(error))
+        error = not_finished(routine, self._closed)
+        tell_ended(routine, call, connection, "closed", described(error))
         raise error
 
     def _raise_lost(self, routine: Routine, call: Outgoing, connection: Connection, stopped: bool) -> NoReturn:
-        task, uid, pid = f"{client_id()}/{call.task}", connection.metadata.uid, connection.metadata.pid
-        what = "was stopped" if stopped else "was lost"
-        why = "it did not wait for the task to end" if stopped else connection.reason
-        retries = routine.options.retries
-        error = WorkerLost(
-            f"worker {uid} (pid {pid}) {what} while it had task {task} ({routine.tag}): {why}. "
-            "The task may have run, in part or whole",
-            task=task,
-            worker=uid,
-            remedy=f"All its attempts (retries={retries}) were lost so: see what ends the workers."
-            if retries
-            else None,
-        )
-        if TASKS.listeners:
-            self._report_end(routine, call, connection, "lost", TaskException("WorkerLost", str(error)))
+        error = lost(routine, call, connection, stopped=stopped)
+        tell_ended(routine, call, connection, "lost", described(error))
         raise error
-
-    def _report_dispatch(self, routine: Routine, call: Outgoing, connection: Connection) -> None:
-        TASKS.emit(
-            TaskDispatched(
-                at=clock.wall(), task=f"{client_id()}/{call.task}", tag=routine.tag, uid=connection.metadata.uid
-            )
-        )
-
-    def _report_end(
-        self,
-        routine: Routine,
-        call: Outgoing,
-        connection: Connection,
-        outcome: str,
-        exception: TaskException | None,
-    ) -> None:
-        TASKS.emit(
-            TaskFinished(
-                at=clock.wall(),
-                task=f"{client_id()}/{call.task}",
-                tag=routine.tag,
-                uid=connection.metadata.uid,
-                outcome=outcome,
-                exception=exception,
-            )
-        )
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -557,6 +640,12 @@ class Proxy:
         """No new calls from now on."""
         self._closed = why
         self._wake()
+
+    def abandon(self) -> None:
+        """Its loop is closed, so nothing can be awaited: break every conversation."""
+        self._closed = self._closed or "its event loop is closed"
+        for connection in [*self._roster, *self._gone]:
+            connection.abandon()
 
     async def close(self, why: str) -> None:
         """End every conversation. Calls that are left raise PoolClosed."""
@@ -578,29 +667,6 @@ class Proxy:
         self._wake()
 
 
-def _fresh(error: BaseException) -> BaseException:
-    """A copy to raise: one that is raised again and again drags all its tracebacks along."""
-    again = copy(error)
-    for note in getattr(error, "__notes__", ()):
-        again.add_note(note)
-    again.__cause__ = error.__cause__
-    return again
-
-
-_INSIDE = "Call it inside the `async with` block of its pool, and await it there."
-
-
-def _exception(error: BaseException) -> TaskException:
-    return TaskException(type(error).__qualname__, str(error))
-
-
-def _unreadable(routine: Routine, error: BaseException) -> RemoteError:
-    return RemoteError(
-        f"{routine.tag} returned, and what it returned cannot be read here: {type(error).__name__}: {error}",
-        remedy="Its class must be importable here, and what it pickles must unpickle.",
-    )
-
-
 def _checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerView]) -> Iterator[WorkerView]:
     order = balancer.order(task, views)
     try:
@@ -611,7 +677,3 @@ def _checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerVie
         if not isinstance(view, WorkerView):
             raise InvalidType(f"order() of {balancer!r} gave {view!r}, which is none of the workers it was shown")
         yield view
-
-
-def _listed(reasons: dict[str, str]) -> str:
-    return "; ".join(f"{uid}: {reason}" for uid, reason in reasons.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token, copy_context
 from types import TracebackType
@@ -24,6 +24,7 @@ from headgate.workers.model import RoutineOptions, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 ACTIVE: ContextVar[Any] = ContextVar("headgate.worker_pool", default=None)
 """The innermost WorkerPool of this context."""
@@ -32,7 +33,13 @@ OPEN: WeakSet[Any] = WeakSet()
 CALLER: ContextVar[Any] = ContextVar("headgate.caller", default=None)
 """In a worker: the call that this code runs for."""
 _DISPATCHES: ContextVar[bool] = ContextVar("headgate.do_dispatch", default=True)
+MOST_AHEAD = 1_000_000
+"""The highest `prefetch`."""
 _DISPATCH_TIMEOUT: ContextVar[float | None] = ContextVar("headgate.dispatch_timeout", default=None)
+
+
+class END:
+    """What a step of a generator gives when there are no more items (the class itself: each process has one)."""
 
 
 class Routine:
@@ -43,7 +50,8 @@ class Routine:
     def __init__(self, fn: Callable[..., Any], options: RoutineOptions) -> None:
         self.fn: Callable[..., Any] = fn
         self.options: RoutineOptions = options
-        self.traveller: Traveller = Traveller(fn, options.thread or not inspect.iscoroutinefunction(fn))
+        plain = not inspect.iscoroutinefunction(fn) and not inspect.isasyncgenfunction(fn)
+        self.traveller: Traveller = Traveller(fn, options.thread or plain)
         self.tag: str = self.traveller.tag
         self.decorated: Any = None
 
@@ -59,19 +67,75 @@ def _rebuilt(fn: Callable[..., Any], options: RoutineOptions) -> Routine:
 def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Any:
     routine = Routine(fn, options)
 
-    @functools.wraps(fn)
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        return await dispatch(routine, args, kwargs)
+    if inspect.isasyncgenfunction(fn):
+        made: Any = functools.wraps(fn)(_generator_over(lambda args, kwargs: open_stream(routine, args, kwargs)))
+    else:
 
-    routine.decorated = call
-    setattr(call, ROUTINE, routine)
-    return call
+        @functools.wraps(fn)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await dispatch(routine, args, kwargs)
+
+        made = call
+    routine.decorated = made
+    setattr(made, ROUTINE, routine)
+    return made
+
+
+def _generator_over(begin: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., AsyncGenerator[Any, Any]]:
+    """A generator function of Python's own: what it makes is advanced, closed and abandoned in Python's own ways.
+
+    `begin` gives a stream (see `streams`), and for each step the generator has the stream do what was done to it.
+    """
+
+    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        stream = begin(args, kwargs)
+        item = await stream.advance("next", None)
+        while item is not END:
+            what, value = "next", None
+            try:
+                value = yield item
+                what = "send" if value is not None else "next"
+            except BaseException as error:  # GeneratorExit too: it may be caught there, as by any generator
+                what, value = "throw", error
+            item = await stream.advance(what, value)
+
+    return generate
 
 
 def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
     """Run it where it belongs: on a worker, or here."""
     if not _DISPATCHES.get():
         return _run_here(routine, args, kwargs)
+    proxy, caller = _proxy_for(routine)
+    run: Coroutine[Any, Any, Any] = proxy.call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
+    return run
+
+
+def open_stream(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same for a generator: what advances it."""
+    if not _DISPATCHES.get():
+        return _Here(routine.fn(*args, **kwargs))
+    proxy, caller = _proxy_for(routine)
+    return proxy.stream(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
+
+
+class _Here:
+    """A generator that runs in this process."""
+
+    def __init__(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._generator = generator
+
+    async def advance(self, what: str, value: Any = None) -> Any:
+        try:
+            if what == "throw":
+                return await self._generator.athrow(value)
+            return await self._generator.asend(value)
+        except StopAsyncIteration:
+            return END
+
+
+def _proxy_for(routine: Routine) -> tuple[Any, str]:
+    """What reaches the workers here, and the id of the task that calls."""
     pool, running = ACTIVE.get(), CALLER.get()
     if pool is not None and pool._state == "closed":
         pool = _outer_of(pool)
@@ -79,9 +143,7 @@ def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if running is None:
             raise _no_pool(routine)
         pool = running.pool
-    caller = "" if running is None else running.id
-    run: Coroutine[Any, Any, Any] = pool._proxy().call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
-    return run
+    return pool._proxy(), "" if running is None else running.id
 
 
 def _no_pool(routine: Routine) -> NoActivePool:
@@ -126,25 +188,46 @@ class Decorator(Protocol):
     """What ``@routine(...)`` is."""
 
     @overload
+    def __call__(  # type: ignore[overload-overlap] # what is no generator is the last
+        self, fn: Callable[P, AsyncGenerator[R, S]], /
+    ) -> Callable[P, AsyncGenerator[R, S]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, fn: Callable[P, AsyncIterator[R]], /
+    ) -> Callable[P, AsyncIterator[R]]: ...
+    @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
 
 
 @overload
+def routine(  # type: ignore[overload-overlap]
+    fn: Callable[P, AsyncGenerator[R, S]], /
+) -> Callable[P, AsyncGenerator[R, S]]: ...
+@overload
+def routine(  # type: ignore[overload-overlap]
+    fn: Callable[P, AsyncIterator[R]], /
+) -> Callable[P, AsyncIterator[R]]: ...
+@overload
 def routine(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
 @overload
 def routine(fn: Callable[P, R], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
 @overload
-def routine(*, timeout: float | None = None, retries: int = 0, thread: bool = False) -> Decorator: ...
-def routine(fn: Any = None, /, *, timeout: float | None = None, retries: int = 0, thread: bool = False) -> Any:
-    """Make a function run on a worker of the active WorkerPool when it is called and awaited.
+def routine(
+    *, timeout: float | None = None, retries: int = 0, thread: bool = False, prefetch: int = 0
+) -> Decorator: ...
+def routine(
+    fn: Any = None, /, *, timeout: float | None = None, retries: int = 0, thread: bool = False, prefetch: int = 0
+) -> Any:
+    """Make a function run on a worker of the active WorkerPool when it is called and awaited, or iterated over.
 
-    `timeout`: seconds one run may take (RoutineTimeout). `retries`: how many times it may be run again after its worker
-    was lost; without it a call runs at most once. `thread`: run it in a thread of the worker, for code that computes
-    and would hold the worker's loop. A plain function always runs in a thread.
+    `timeout`: seconds one run, or one step of a generator, may take (RoutineTimeout). `retries`: how many times it may
+    be run again after its worker was lost; without it a call runs at most once. `thread`: run it in a thread of the
+    worker, for code that computes and would hold the worker's loop; a plain function always runs in a thread.
+    `prefetch`: by how many items a generator may run ahead of its consumer.
     """
-    options = _checked(timeout, retries, thread)
+    options = _checked(timeout, retries, thread, prefetch)
     if fn is None:
         return lambda fn: _made(fn, options)
     return _made(fn, options)
@@ -165,11 +248,11 @@ def _made(fn: Any, options: RoutineOptions) -> Any:
             f"@routine takes a function, got {type(fn).__name__}",
             remedy="Put it above `async def`; its options are keywords: @routine(timeout=5).",
         )
-    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+    if inspect.isgeneratorfunction(fn):
         raise InvalidType(
-            f"@routine cannot take the generator {fn.__qualname__} yet",
-            remedy="Return a list, or call one routine for each part.",
+            f"@routine cannot take the plain generator {fn.__qualname__}", remedy="Make it one of `async def`."
         )
+    _check_generator(fn, options)
     if routine_of(fn) is not None:
         raise InvalidType(f"{fn.__qualname__} is a routine already", remedy="Decorate it once.")
     if inspect.ismethod(fn) or not hasattr(fn, "__code__"):
@@ -177,15 +260,37 @@ def _made(fn: Any, options: RoutineOptions) -> Any:
     return _decorate(fn, options)
 
 
+def _check_generator(fn: Any, options: RoutineOptions) -> None:
+    """Some options are for generators, some are not."""
+    if not inspect.isasyncgenfunction(fn):
+        if options.prefetch:
+            raise InvalidArgument(
+                f"prefetch is for generators, and {getattr(fn, '__qualname__', fn)} is none",
+                remedy="Leave it out, or yield from an `async def`.",
+            )
+    elif options.retries:
+        raise InvalidArgument(
+            f"retries cannot be had for the generator {fn.__qualname__}: what it has yielded cannot be taken back",
+            remedy="Catch WorkerLost, and begin a new one where the old one ended.",
+        )
+    elif options.thread:
+        raise InvalidArgument(
+            f"thread=True cannot be had for the generator {fn.__qualname__}",
+            remedy="Await what computes in it: a routine, or asyncio.to_thread.",
+        )
+
+
 def _as_function(fn: Any) -> Any:
     """For bound methods, partials, builtins and objects with `__call__`: a function that calls it."""
     target = fn if inspect.ismethod(fn) or inspect.isbuiltin(fn) else getattr(fn, "func", fn)
-    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
+    if inspect.isasyncgenfunction(target) or inspect.isasyncgenfunction(type(target).__call__):
+        made: Any = _generator_over(lambda args, kwargs: _Here(fn(*args, **kwargs)))
+    elif inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             return await fn(*args, **kwargs)
 
-        made: Any = call_async
+        made = call_async
     else:
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -197,7 +302,7 @@ def _as_function(fn: Any) -> Any:
     return made
 
 
-def _checked(timeout: Any, retries: Any, thread: Any) -> RoutineOptions:
+def _checked(timeout: Any, retries: Any, thread: Any, prefetch: Any) -> RoutineOptions:
     if timeout is not None:
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise InvalidType(f"timeout must be a number of seconds or None, got {type(timeout).__name__}")
@@ -209,7 +314,11 @@ def _checked(timeout: Any, retries: Any, thread: Any) -> RoutineOptions:
         raise InvalidArgument(f"retries must be >= 0, got {retries}")
     if not isinstance(thread, bool):
         raise InvalidType(f"thread must be True or False, got {thread!r}")
-    return RoutineOptions(None if timeout is None else float(timeout), retries, thread)
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int):
+        raise InvalidType(f"prefetch must be a whole number, got {type(prefetch).__name__}")
+    if not 0 <= prefetch <= MOST_AHEAD:
+        raise InvalidArgument(f"prefetch must be from 0 to {MOST_AHEAD:,}, got {prefetch}")
+    return RoutineOptions(None if timeout is None else float(timeout), retries, thread, prefetch)
 
 
 class _Gate:

@@ -10,18 +10,24 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
+import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from headgate._version import __version__
 from headgate.core.clock import clock
+from headgate.core.threads import on_loop
 from headgate.errors import HeadgateError
+from headgate.workers import memory
+from headgate.workers.exchange import HELD, PULSE, UNREAD, Advance, Begun, Heard, Stepped
 from headgate.workers.execution import Outcome, Running, TaskLoop
 from headgate.workers.functions import Arrived
 from headgate.workers.model import BackpressureContext, WorkerMetadata
+from headgate.workers.parcels import Borrowed, Parcel
 from headgate.workers.routines import CALLER
 from headgate.workers.rpc import EOF, grpc
-from headgate.workers.session import HELD, PULSE, WorkerSession
+from headgate.workers.session import WorkerSession
 from headgate.workers.wire import CONVERSE, STOP
 from headgate.workers.wire.wire_pb2 import StopReply, StopRequest, ToWorker
 
@@ -52,6 +58,7 @@ class Nested:
     def __init__(self, pool: str, tasks: TaskLoop) -> None:
         self.peers: list[tuple[str, str]] = []
         """The workers of the pool, as a client last said."""
+        self.max_payload: int = 0
         self._pool = pool
         self._tasks = tasks
         self._loop = tasks.loop
@@ -66,7 +73,7 @@ class Nested:
             from headgate.workers.balancing import RoundRobinLoadBalancer
             from headgate.workers.proxy import Proxy
 
-            self._made = Proxy(RoundRobinLoadBalancer(), pool=self._pool)
+            self._made = Proxy(RoundRobinLoadBalancer(), pool=self._pool, max_payload=self.max_payload)
         peers = self.peers
         if self._made.seen is not peers:
             self._made.seen = peers
@@ -76,19 +83,45 @@ class Nested:
     async def call(self, routine: Any, args: Any, kwargs: Any, limit: float | None, caller: str) -> Any:
         """`Proxy.call`, from another loop than the proxy's."""
         running = CALLER.get()
-        scope = running.scope
 
         async def call() -> Any:
             self._tasks.unseat(running)  # while it waits, and from then on, others may have its thread's place
-            return await self._current().call(routine, args, kwargs, limit, caller, scope)
+            return await self._current().call(routine, args, kwargs, limit, caller, running)
 
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
+        return await on_loop(self._loop, call)
+
+    def stream(self, routine: Any, args: Any, kwargs: Any, limit: float | None, caller: str) -> Any:
+        """`Proxy.stream`, from another loop than the proxy's."""
+        return Across(self, CALLER.get(), (routine, args, kwargs, limit, caller))
 
     async def close(self) -> None:
         """On the task loop: end its conversations."""
         made, self._made = self._made, None
         if made is not None:
             await made.close("the client left")
+
+
+class Across:
+    """A stream whose consumer is on another loop than its proxy: a routine that runs in a thread."""
+
+    def __init__(self, nested: Nested, running: Running, called: tuple[Any, ...]) -> None:
+        self._nested = nested
+        self._running = running
+        self._called = called
+        self._stream: Any = None
+
+    async def _there(self, method: str, *args: Any) -> Any:
+        async def call() -> Any:
+            self._nested._tasks.unseat(self._running)
+            if self._stream is None:
+                self._stream = self._nested._current().stream(*self._called, self._running)
+            return await getattr(self._stream, method)(*args)
+
+        return await on_loop(self._nested._loop, call)
+
+    async def advance(self, what: Advance, value: Any = None) -> Any:
+        """See `streams.Stream`."""
+        return await self._there("advance", what, value)
 
 
 class Conversation:
@@ -98,16 +131,85 @@ class Conversation:
         self.nested: Nested = nested
         self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
         self.writing: bool = False
+        self.fetching: dict[int, Begun] = {}
+        """Calls whose arguments are being read."""
+        self._lines: dict[int, deque[tuple[Stepped, Callable[[Stepped], None]]]] = {}  # behind one that is being read
         self._context = context
         self._work = asyncio.Event()
+        self._offer: memory.Offer | None = None
+        self._pid = 0
+
+    def greet(self, message: ToWorker, *, stopping: bool) -> bool:
+        """Answer the first message. False: there will be no conversation."""
+        self._offer = memory.Offer()
+        probe = message.hello.probe if message.hello.HasField("probe") else None
+        self._pid = probe.pid if probe is not None else 0
+        offered = self._offer.probe if probe is not None else None
+        return self.session.greet(message, stopping=stopping, probe=offered, shares=memory.can_read(probe))
+
+    def hear(self, message: ToWorker) -> Heard:
+        """The next message: whoever sends one has tried what it was offered."""
+        if self._offer is not None:
+            self._offer.close()
+            self._offer = None
+        return self.session.receive(message)
+
+    def read(self, borrowed: Borrowed, done: Callable[[Parcel | None], None]) -> None:
+        """Read what the client lends."""
+
+        def returned(parcel: Parcel | None, error: BaseException | None) -> None:
+            self.session.has_read(borrowed)
+            self.flush()
+            done(parcel)
+
+        size = sum(length for length, _ in borrowed.segments)
+        memory.aside(size, lambda: memory.read(self._pid, borrowed), returned)
+
+    def is_reading(self, number: int) -> bool:
+        """Is a step of this generator being read?"""
+        return number in self._lines
+
+    def in_order(self, step: Stepped, go_on: Callable[[Stepped], None]) -> None:
+        """Call `go_on` with the step when it was read, and those of its generator before it."""
+        line = self._lines.get(step.number)
+        if line is not None:
+            line.append((step, go_on))
+            return
+        if not isinstance(step.payload, Borrowed):
+            go_on(step)
+            return
+        self._lines[step.number] = deque()
+
+        def done(parcel: Parcel | None) -> None:
+            go_on(step._replace(payload=parcel) if parcel is not None else step._replace(advance="close", payload=b""))
+            line = self._lines.pop(step.number)
+            while line:
+                self.in_order(*line.popleft())
+                if step.number in self._lines:
+                    self._lines[step.number].extend(line)
+                    return
+
+        self.read(step.payload, done)
 
     def flush(self) -> None:
         """There is something to send."""
         self._work.set()
 
+    def end(self) -> list[int]:
+        """The stream is gone: these calls run for nobody."""
+        left = self.session.broken()
+        if self._offer is not None:
+            self._offer.close()
+        for descriptor in self.session.loans.take_released():
+            os.close(descriptor)
+        return left
+
     async def write(self) -> None:
         """Send what there is, for ever. Nothing but the end of the stream cancels this."""
         while True:
+            loans = self.session.loans
+            if loans or loans.released:
+                memory.lend(self.session, self.flush)
             message = self.session.take()
             if message is None:
                 self._work.clear()
@@ -121,9 +223,15 @@ class Conversation:
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
     """The server's side of every call."""
 
-    def __init__(self, uid: str, where: str, backpressure: Callable[[BackpressureContext], Any] | None = None) -> None:
+    def __init__(
+        self,
+        uid: str,
+        where: str,
+        backpressure: Callable[[BackpressureContext], Any] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.uid: str = uid
-        self.tasks: TaskLoop = TaskLoop(where, asyncio.get_running_loop(), self._deliver, backpressure)
+        self.tasks: TaskLoop = TaskLoop(where, asyncio.get_running_loop(), self._deliver, backpressure, loop)
         self.stopped: asyncio.Event = asyncio.Event()
         self.stopping: bool = False
         self._conversations: dict[Conversation, None] = {}
@@ -156,7 +264,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             data = await context.read()
             if data is EOF:
                 return
-            if not session.greet(_parsed(data), stopping=self.stopping):
+            if not conversation.greet(_parsed(data), stopping=self.stopping):
                 reply = session.take()
                 assert reply is not None, "it was refused with a reason"
                 await context.write(reply.SerializeToString())
@@ -175,9 +283,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             pass  # the client went without a word; gRPC would print this
         finally:
             self._conversations.pop(conversation, None)
-            left = session.broken()
+            left = conversation.end()
             if left:
-                self.tasks.cancel_all(conversation, left)
+                self.tasks.abandon(conversation, left)
             self._leave(conversation)
             if writer is not None:
                 writer.cancel()
@@ -185,20 +293,59 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
 
     def _hear(self, conversation: Conversation, message: ToWorker) -> None:
         session = conversation.session
-        begun, cancels = session.receive(message)
+        begun, cancels, steps = conversation.hear(message)
         if message.HasField("peers") and session.peers is not None:
             pool, peers = session.peers
             conversation.nested = self._nested.setdefault(pool, Nested(pool, self.tasks))
             conversation.nested.peers = peers
+            conversation.nested.max_payload = session.max_payload
         if self.stopping and begun:
             for call in begun:
                 session.answer(call.number, "unavailable", b"the worker is stopping")
+                if isinstance(call.arguments, Borrowed):
+                    session.has_read(call.arguments)
             begun = []
             conversation.flush()
+        for call in begun:
+            if isinstance(call.arguments, Borrowed):
+                self._fetch(conversation, call, call.arguments)
+        begun = [call for call in begun if not isinstance(call.arguments, Borrowed)]
+        for step in steps:
+            conversation.in_order(step, lambda step: self.tasks.step(conversation, step))
+        for number in cancels:
+            if conversation.fetching.pop(number, None) is not None:
+                session.answer(number, "cancelled")
+                conversation.flush()
+            elif conversation.is_reading(number):  # a step that it is meant for
+                conversation.in_order(
+                    Stepped(number, "next", 0, b""), lambda step: self._run(conversation, [], [step.number])
+                )
+        cancels = [number for number in cancels if not conversation.is_reading(number)]
         if begun or cancels:
-            self._idle.clear()
-            self.tasks.hand_over(conversation, session.client, begun, cancels)
-            self._watch.begin()
+            self._run(conversation, begun, cancels)
+        if session.stirs:
+            conversation.flush()
+
+    def _run(self, conversation: Conversation, begun: list[Begun], cancels: list[int]) -> None:
+        self._idle.clear()
+        self.tasks.hand_over(conversation, conversation.session.client, begun, cancels)
+        self._watch.begin()
+
+    def _fetch(self, conversation: Conversation, call: Begun, borrowed: Borrowed) -> None:
+        """Read the arguments of a call, and run it then."""
+        conversation.fetching[call.number] = call
+        self._idle.clear()
+
+        def done(parcel: Parcel | None) -> None:
+            if conversation.fetching.pop(call.number, None) is None:
+                return  # it was cancelled
+            if parcel is not None and conversation.session.state == "open":
+                self._run(conversation, [call._replace(arguments=parcel)], [])
+            else:
+                conversation.session.answer(call.number, "not_started", UNREAD)
+                conversation.flush()
+
+        conversation.read(borrowed, done)
 
     def _leave(self, conversation: Conversation) -> None:
         """The last conversation of a pool takes the pool's own ones with it."""
@@ -215,8 +362,14 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             conversation = outcome.session
             if outcome.kind is None:
                 conversation.session.started(outcome.number)
+            elif outcome.kind == "yielded":
+                conversation.session.yielded(
+                    outcome.number, outcome.payload, swallowed=outcome.swallowed, steps=outcome.steps
+                )
             else:
-                conversation.session.answer(outcome.number, outcome.kind, outcome.payload, swallowed=outcome.swallowed)
+                conversation.session.answer(
+                    outcome.number, outcome.kind, outcome.payload, swallowed=outcome.swallowed, steps=outcome.steps
+                )
             if conversation is not touched:
                 touched = conversation
                 conversation.flush()
@@ -279,15 +432,21 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         if self.tasks.busy:
             self.tasks.stop_all()
             self._cut.clear()
-            await self._drained(2.0)
+            await self._drained(2.0, forgetful=False)
         deadline = clock.now() + 2.0
         while any(map(_has_more, self._conversations)) and clock.now() < deadline:  # noqa: ASYNC110 - the last answers
             await asyncio.sleep(0.005)
         self.stopped.set()
 
-    async def _drained(self, timeout: float | None) -> None:
+    def _busy(self, forgetful: bool) -> bool:
+        if not forgetful:
+            return self.tasks.busy
+        fetching = any(conversation.fetching for conversation in self._conversations)
+        return fetching or self.tasks.is_waited_for(clock.now())
+
+    async def _drained(self, timeout: float | None, *, forgetful: bool = True) -> None:
         deadline = None if timeout is None else clock.now() + timeout
-        while self.tasks.busy and not self._cut.is_set():
+        while self._busy(forgetful) and not self._cut.is_set():
             left = 0.05 if deadline is None else min(0.05, deadline - clock.now())
             if left <= 0:
                 return

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.workers.arrivals import loads
+from headgate.workers.loops import new_loop
 from headgate.workers.rpc import grpc
 from headgate.workers.service import SERVER_OPTIONS, Service
 
@@ -20,7 +21,8 @@ async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Calla
     """Bind, tell, serve, stop."""
     uid, address = config["uid"], config["address"]
     try:
-        service = Service(uid, f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook")))
+        where, hook = f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook"))
+        service = Service(uid, where, hook, new_loop(config.get("loop", "")))
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((service,))
         if not server.add_insecure_port(address):

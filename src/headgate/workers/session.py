@@ -5,10 +5,12 @@ transport) or *answered*. That order is the whole promise of at most once: when 
 elsewhere, because no transport ever had them; sent ones are lost, because the worker may have begun them; and an answer
 that comes after the break finds nobody. A new stream is a new session, so nothing of an old one can be mistaken for it.
 
-Two lanes. Small frames go first, all that is ready, up to `MESSAGE` bytes. Arguments and results longer than `INLINE`
-bytes travel as a *transfer*, in chunks, one with each message, taking turns with other transfers: beside a long
-argument a small call waits for one chunk, not for all of them, and however many small ones there are, the long one
-moves. The frame that needs a transfer follows its last chunk, so a call whose chunks are on the way is unsent still.
+Two lanes. Small frames go first, all that is ready, up to `MESSAGE` bytes. Payloads longer than `INLINE` bytes travel
+apart (see `parcels`), and the frame that needs one follows it: beside a long argument a small call waits for one chunk,
+not for all of them, and a call whose argument is on the way is unsent still.
+
+A call of a generator is answered many times: by an item for each step, and last by its end. Its frames keep their order
+though some of them have to wait for a parcel.
 
 Functions are defined once in a session, and named by number from then on. What is defined by value is kept by the
 worker until the client says that it may forget it (`KEPT` bytes, the longest unused goes first).
@@ -17,33 +19,44 @@ worker until the client says that it may forget it (`KEPT` bytes, the longest un
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
-from headgate.errors import RpcError
+from headgate.workers.exchange import (
+    CROWD,
+    KEPT,
+    MESSAGE,
+    NEWEST,
+    OLDEST,
+    OUTBOX,
+    Advance,
+    Answer,
+    Begun,
+    Heard,
+    Kind,
+    Outgoing,
+    Side,
+    Stepped,
+)
 from headgate.workers.model import FunctionForm
-from headgate.workers.wire.wire_pb2 import Call, Hello, Pulse, Refusal, Result, ToClient, ToWorker, Welcome
-
-OLDEST, NEWEST = 1, 1
-"""The protocols this release speaks."""
-
-MESSAGE = 512 * 1024
-INLINE = 256 * 1024
-"""Also the length of a chunk."""
-OUTBOX = 8 * 1024 * 1024
-"""With so much waiting to be sent, a client should ask another worker."""
-KEPT = 64 * 1024 * 1024
-CROWD = 256
-"""So many small calls fill a message well enough."""
-PULSE = 0.5
-"""Seconds between two signs of life of a worker that has calls."""
-HELD = 1.0
-"""Seconds without a turn after which a task loop counts as held."""
-
-Kind = Literal[
-    "returned", "raised", "cancelled", "stopped", "unavailable", "exhausted", "not_started", "lost", "unsent"
-]
-"""How a call ended. The first four ran; of "lost" nobody knows; the others never began."""
+from headgate.workers.parcels import (
+    INLINE,
+    ConversationBroken,
+    Lending,
+    Parcel,
+)
+from headgate.workers.wire.wire_pb2 import (
+    Call,
+    Hello,
+    Probe,
+    Pulse,
+    Refusal,
+    Result,
+    Step,
+    ToClient,
+    ToWorker,
+    Welcome,
+    Yield,
+)
 
 _RESULTS: dict[int, Kind] = {
     Result.RETURNED: "returned",
@@ -58,160 +71,75 @@ _REFUSALS: dict[int, Kind] = {
 }
 _WHYS = {kind: why for why, kind in _REFUSALS.items()}
 _KINDS = {kind: number for number, kind in _RESULTS.items()}
+_STEPS: dict[Advance, Step.Kind] = {"next": Step.NEXT, "send": Step.SEND, "throw": Step.THROW, "close": Step.CLOSE}
+_ADVANCES: dict[int, Advance] = {number: advance for advance, number in _STEPS.items()}
 _FRAME = 24  # about what a small frame takes besides its payload
 
 
-class ConversationBroken(RpcError):
-    """The other side said what it may not say."""
-
-
-class Outgoing:
-    """A call, as the client's end of a session keeps it."""
-
-    __slots__ = ("arguments", "caller", "form", "number", "started", "task", "tell_start", "timeout", "waiter")
-
-    def __init__(
-        self,
-        task: int,
-        form: FunctionForm,
-        arguments: bytes,
-        timeout: float = 0.0,
-        caller: str = "",
-        tell_start: bool = False,
-        waiter: Any = None,
-    ) -> None:
-        self.task: int = task
-        """The number of the task in this process."""
-        self.number: int = 0
-        """Its number in the session; 0 while it is unsent."""
-        self.form: FunctionForm = form
-        self.arguments: bytes = arguments
-        self.timeout: float = timeout
-        self.caller: str = caller
-        self.tell_start: bool = tell_start
-        self.started: bool = False
-        """Did the worker say so? Only calls with `tell_start` are told."""
-        self.waiter: Any = waiter
-        """Whom the shell has to tell; opaque here."""
-
-
-class Answer(NamedTuple):
-    """The one outcome of a call in a session."""
-
-    call: Outgoing
-    kind: Kind
-    payload: bytes = b""
-    """A pickle if it returned or raised; a reason, as text, if it was refused."""
-    swallowed: bool = False
-    """It was cancelled and ended otherwise all the same."""
-
-
-class Begun(NamedTuple):
-    """A call for the worker to run."""
-
-    number: int
-    task: int
-    function: Any
-    arguments: bytes
-    timeout: float
-    caller: str
-    tell_start: bool
-
-
-FrameT = TypeVar("FrameT")
-
-
-class Transfers(Generic[FrameT]):
-    """What travels in chunks: the ones going out, taking turns, and the ones coming in."""
-
-    __slots__ = ("_arriving", "_last", "_leaving")
-
-    def __init__(self) -> None:
-        self._leaving: deque[tuple[int, memoryview, FrameT]] = deque()
-        self._arriving: dict[int, list[bytes]] = {}
-        self._last = 0
-
-    def __len__(self) -> int:
-        return len(self._leaving)
-
-    def __iter__(self) -> Iterator[FrameT]:
-        return (frame for _, _, frame in self._leaving)
-
-    def begin(self, payload: bytes, frame: FrameT) -> int:
-        """Send `payload` in chunks; `frame` is what follows them."""
-        self._last += 1
-        self._leaving.append((self._last, memoryview(payload), frame))
-        return self._last
-
-    def next(self, message: ToWorker | ToClient) -> FrameT | None:
-        """Put one chunk into `message`; returns the frame that may follow, if that was the last of its payload."""
-        transfer, rest, frame = self._leaving.popleft()
-        message.chunks.add(transfer=transfer, data=bytes(rest[:INLINE]))
-        if len(rest) <= INLINE:
-            return frame
-        self._leaving.append((transfer, rest[INLINE:], frame))
-        return None
-
-    def stop(self, frame: FrameT) -> None:
-        """Send no more of what this frame needs."""
-        for entry in self._leaving:
-            if entry[2] is frame:
-                self._leaving.remove(entry)
-                return
-
-    def receive(self, message: ToWorker | ToClient) -> None:
-        """Keep the chunks of `message`."""
-        for chunk in message.chunks:
-            if chunk.abandoned:
-                self._arriving.pop(chunk.transfer, None)
-            else:
-                self._arriving.setdefault(chunk.transfer, []).append(chunk.data)
-
-    def payload(self, transfer: int) -> bytes:
-        """All of what came by this transfer."""
-        try:
-            return b"".join(self._arriving.pop(transfer))
-        except KeyError:
-            raise ConversationBroken(f"a frame names the transfer {transfer}, of which nothing came") from None
-
-
-class ClientSession:
+class ClientSession(Side):
     """The client's end."""
 
-    def __init__(self, epoch: int, client: str, version: str) -> None:
+    def __init__(self, epoch: int, client: str, version: str, max_payload: int = 0) -> None:
+        super().__init__()
         self.epoch: int = epoch
         self.state: Literal["opening", "open", "stopping", "over"] = "opening"
         self.uid: str = ""
+        self.probe: Probe | None = None
+        """What the worker offers to be tried."""
         self.pulse: Pulse | None = None
         """The last sign of life of the worker's task loop."""
         self.outbox: int = 0
-        """Bytes that wait to be sent."""
+        """Bytes that wait to be sent in frames,"""
+        self.apart: int = 0
+        """and those that travel apart."""
         self.sent: dict[int, Outgoing] = {}
         self._client = client
         self._version = version
-        self._ready: dict[Outgoing, int] = {}  # unsent, and to be sent next; with their transfer
-        self._bulky: dict[Outgoing, int] = {}  # unsent, and their arguments are on the way
-        self._transfers: Transfers[Outgoing] = Transfers()
+        self._max_payload = max_payload
+        self._ready: dict[Outgoing, None] = {}  # unsent, and to be sent next
+        self._bulky: dict[Outgoing, None] = {}  # unsent, and their arguments are on the way
+        self._steps: list[Step] = []
+        self._departing: set[int] = set()  # calls with a step whose value is on the way
+        self._late: list[int] = []  # cancels that are to follow such a step
         self._last_number = 0
         self._cancels: list[int] = []
         self._abandoned: list[int] = []
         self._peers: tuple[str, list[tuple[str, str]]] | None = None
+        self._can_read = False
         self._functions: OrderedDict[FunctionForm, int] = OrderedDict()
         self._kept = 0
         self._last_function = 0
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
+    def full(self, bulky: bool) -> bool:
+        """Should the next call go elsewhere? One that travels apart does not hold up those that do not."""
+        return (self.apart if bulky else self.outbox) >= OUTBOX
+
+    def _note(self, call: Outgoing, sign: int) -> None:
+        """It is in the outbox, or was."""
+        self.outbox += sign * _FRAME
+        if isinstance(call.arguments, Parcel):
+            self.apart += sign * len(call.arguments)
+        else:
+            self.outbox += sign * len(call.arguments)
+
     @property
-    def full(self) -> bool:
-        """Should the next call go elsewhere?"""
-        return self.outbox >= OUTBOX
+    def _urgent(self) -> bool:
+        """Is there something to send besides calls and steps?"""
+        return bool(
+            self._transfers
+            or self._cancels
+            or self._abandoned
+            or self._peers is not None
+            or self._can_read
+            or self.owes
+        )
 
     @property
     def can_wait(self) -> bool:
-        """Is there nothing to send but a few small calls, which may wait for others to share a message with?"""
-        urgent = self._transfers or self._cancels or self._abandoned or self._peers is not None
-        return not urgent and len(self._ready) < CROWD and self.outbox < INLINE
+        """Is there nothing to send but a few small frames, which may wait for others to share a message with?"""
+        return not self._urgent and len(self._ready) + len(self._steps) < CROWD and self.outbox < INLINE
 
     @property
     def waiting(self) -> int:
@@ -221,27 +149,67 @@ class ClientSession:
     def submit(self, call: Outgoing) -> None:
         """It is in the outbox now."""
         assert self.state in ("open", "opening"), "nobody calls on a session that is over"
-        size = len(call.arguments)
-        self.outbox += size + _FRAME
-        if size > INLINE:
-            self._bulky[call] = self._transfers.begin(call.arguments, call)
+        arguments = call.arguments
+        self._note(call, 1)
+        if isinstance(arguments, Parcel):
+            self._bulky[call] = None
+            if self.state == "open":
+                self._depart(arguments, call)
         else:
-            self._ready[call] = 0
+            self._ready[call] = None
+
+    def _name(self, frame: Any, lending: Lending[Any]) -> None:
+        if isinstance(frame, Outgoing):
+            frame.lending = lending
+        else:
+            super()._name(frame, lending)
+
+    def _landed(self, frame: Any) -> None:
+        if isinstance(frame, Outgoing):
+            del self._bulky[frame]
+            self._ready[frame] = None
+        else:
+            self._departing.discard(frame.number)
+            self._steps.append(frame)
+            if self._late:
+                self._cancels += [number for number in self._late if number == frame.number]
+                self._late = [number for number in self._late if number != frame.number]
+
+    def step(self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0) -> None:
+        """Have a generator go on. One that has ended does not: its end is on the way, or here."""
+        if self.sent.get(call.number) is not call:
+            return
+        step = Step(number=call.number, kind=_STEPS[advance])
+        if count:
+            step.count = count
+        if isinstance(payload, Parcel):
+            self._departing.add(call.number)
+            self._depart(payload, step)
+        else:
+            step.payload = payload
+            self._steps.append(step)
 
     def cancel(self, call: Outgoing) -> bool:
         """The caller was cancelled. True: it was unsent, and is gone. False: the worker will be told, and answer."""
-        transfer = self._ready.pop(call, None)
-        if transfer is None:
-            transfer = self._bulky.pop(call, None)
-        if transfer is not None:
-            self.outbox -= len(call.arguments) + _FRAME
-            if transfer:
-                self._transfers.stop(call)
-                self._abandoned.append(transfer)
-            return True
-        if self.sent.get(call.number) is call:
-            self._cancels.append(call.number)
-        return False
+        if call in self._ready:
+            del self._ready[call]
+            if call.lending is not None:
+                self.loans.returned((call.lending.number,))
+            elif call.transfer:
+                self._abandoned.append(call.transfer)
+        elif call in self._bulky:
+            del self._bulky[call]
+            if not self.loans.stop(call) and self._transfers.stop(call) is not None:
+                self._abandoned.append(call.transfer)
+        else:
+            if self.sent.get(call.number) is call:
+                if call.number in self._departing:
+                    self._late.append(call.number)  # it is meant for a step that is still on its way
+                else:
+                    self._cancels.append(call.number)
+            return False
+        self._note(call, -1)
+        return True
 
     def abandon(self, call: Outgoing) -> None:
         """Nobody waits for its answer any more: it is dropped when it comes."""
@@ -254,10 +222,18 @@ class ClientSession:
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
-    def hello(self) -> ToWorker:
+    def hello(self, probe: Probe | None = None) -> ToWorker:
         """The first message."""
         return ToWorker(
-            hello=Hello(oldest=OLDEST, newest=NEWEST, epoch=self.epoch, client=self._client, version=self._version)
+            hello=Hello(
+                oldest=OLDEST,
+                newest=NEWEST,
+                epoch=self.epoch,
+                client=self._client,
+                version=self._version,
+                max_payload=self._max_payload,
+                probe=probe,
+            )
         )
 
     def welcomed(self, message: ToClient) -> str | None:
@@ -272,17 +248,31 @@ class ClientSession:
                 f"{OLDEST} to {NEWEST}"
             )
         self.uid = message.welcome.uid
+        self.may_lend(message.welcome.shares)
+        self.probe = message.welcome.probe if message.welcome.HasField("probe") else None
         self.state = "stopping" if message.stopping else "open"
+        for call in self._bulky:
+            assert isinstance(call.arguments, Parcel), "that is why it is there"
+            self._depart(call.arguments, call)
         return None
+
+    def can_read(self) -> None:
+        """Memory that the worker lends can be read here: let it know."""
+        self._can_read = True
 
     def take(self) -> ToWorker | None:
         """The next message, to be handed to the transport now: the calls in it are sent. None: there is nothing."""
         if self.state in ("opening", "over"):
             return None
         ready = self._ready
-        if not (ready or self._transfers or self._cancels or self._abandoned or self._peers is not None):
+        if not (ready or self._steps or self._urgent):
             return None
         message, size = ToWorker(), 0
+        if self._can_read:
+            message.shares = True
+            self._can_read = False
+        if self.owes:
+            self._settle(message)
         if self._peers is not None:
             message.peers.pool, peers = self._peers
             for uid, address in peers:
@@ -293,16 +283,25 @@ class ClientSession:
             for transfer in self._abandoned:
                 message.chunks.add(transfer=transfer, abandoned=True)
             self._abandoned.clear()
+        if self._steps:
+            count = 0
+            while count < len(self._steps) and size < MESSAGE:
+                message.steps.append(self._steps[count])
+                size += len(self._steps[count].payload) + _FRAME
+                count += 1
+            del self._steps[:count]
         if self._cancels:
-            message.cancels.extend(self._cancels)
-            self._cancels.clear()
+            behind = {step.number for step in self._steps}  # those that are to follow a step wait with it
+            message.cancels.extend(number for number in self._cancels if number not in behind)
+            self._cancels = [number for number in self._cancels if number in behind]
         while ready and size < MESSAGE:
             call = next(iter(ready))
-            size += self._write(message, call, ready.pop(call))
+            del ready[call]
+            size += self._write(message, call)
         if self._transfers:
             last = self._transfers.next(message)
             if last is not None:
-                ready[last] = self._bulky.pop(last)
+                self._landed(last)
         if self._kept > KEPT:
             self._forget(message)
         return message
@@ -311,23 +310,32 @@ class ClientSession:
         """What came: the answers to calls somebody waits for."""
         if self.state in ("opening", "over"):
             return []
-        if message.chunks:
-            self._transfers.receive(message)
+        self._hear(message)
         if message.HasField("pulse"):
             self.pulse = message.pulse
         if message.stopping:
             self.state = "stopping"
         # Before anything is taken out: a message that breaks the conversation must leave every call to `broken`.
-        payloads = [self._transfers.payload(one.transfer) if one.transfer else one.payload for one in message.results]
+        items = [self._payload(one, one.payload) for one in message.yields]
+        payloads = [self._payload(one, one.payload) for one in message.results]
         sent = self.sent
         for number in message.started:
             if number in sent:
                 sent[number].started = True
         answers = []
+        for item, payload in zip(message.yields, items, strict=True):
+            call = sent.get(item.number)
+            if call is not None and call.form.generator:
+                answers.append(Answer(call, "yielded", payload, item.swallowed, item.steps))
+            else:
+                self._drop(payload)
         for result, payload in zip(message.results, payloads, strict=True):
             call = sent.pop(result.number, None)
             if call is not None:
-                answers.append(Answer(call, _RESULTS.get(result.kind, "lost"), payload, result.swallowed))
+                kind = _RESULTS.get(result.kind, "lost")
+                answers.append(Answer(call, kind, payload, result.swallowed, result.steps))
+            else:
+                self._drop(payload)
         for refusal in message.refusals:
             call = sent.pop(refusal.number, None)
             if call is not None:
@@ -340,11 +348,12 @@ class ClientSession:
         unsent = [Answer(call, "unsent") for call in (*self._ready, *self._bulky)]
         lost = [Answer(call, "lost") for call in self.sent.values()]
         self._ready, self._bulky, self.sent = {}, {}, {}
-        self._transfers = Transfers()
-        self.outbox = 0
+        self._steps, self._departing, self._late = [], set(), []
+        self._end()
+        self.outbox = self.apart = 0
         return [*unsent, *lost]
 
-    def _write(self, message: ToWorker, call: Outgoing, transfer: int) -> int:
+    def _write(self, message: ToWorker, call: Outgoing) -> int:
         form = call.form
         function = self._functions.get(form)
         defined = 0
@@ -357,19 +366,24 @@ class ClientSession:
         self.sent[number] = call
         frame = message.calls.add(number=number, task=call.task, function=function)
         size = len(call.arguments)
-        if transfer:
-            frame.transfer = transfer
-        else:
+        apart = isinstance(call.arguments, Parcel)
+        if isinstance(call.arguments, bytes):
             frame.arguments = call.arguments
+        elif call.lending is not None:
+            super()._name(frame, call.lending)
+        else:
+            frame.transfer = call.transfer
         if call.timeout:
             frame.timeout = call.timeout
         if call.caller:
             frame.caller = call.caller
         if call.tell_start:
             frame.tell_start = True
-        self.outbox -= size + _FRAME
-        call.arguments = b""
-        return defined + _FRAME + (0 if transfer else size)
+        if call.prefetch:
+            frame.prefetch = call.prefetch
+        self._note(call, -1)
+        call.arguments, call.lending = b"", None
+        return defined + _FRAME + (0 if apart else size)
 
     def _define(self, message: ToWorker, form: FunctionForm) -> int:
         self._last_function += 1
@@ -386,6 +400,7 @@ class ClientSession:
             fresh=form.fresh,
             thread=form.thread,
             file=form.file,
+            generator=form.generator,
         )
         return self._last_function
 
@@ -397,27 +412,35 @@ class ClientSession:
             self._kept -= len(form.value)
 
 
-class WorkerSession:
+class WorkerSession(Side):
     """The worker's end. What a definition becomes is the shell's business: `define` makes it."""
 
     def __init__(self, uid: str, version: str, define: Any) -> None:
+        super().__init__()
         self.client: str = ""
         self.state: Literal["opening", "open", "over"] = "opening"
+        self.max_payload: int = 0
+        """Bytes that one payload may have, as the client said; 0: no limit."""
         self.open: dict[int, Begun] = {}
-        """Calls that were received and not answered."""
+        """Calls that were received and not answered, or generators that have not ended."""
         self.peers: tuple[str, list[tuple[str, str]]] | None = None
         """Whom routines may call, as the client last said: the pool, uids and addresses."""
         self._uid = uid
         self._version = version
         self._define = define
         self._functions: dict[int, Any] = {}
-        self._transfers: Transfers[Result] = Transfers()
         self._reply: ToClient | None = None
-        self._outbox: deque[Result] = deque()
+        self._outbox: deque[Result | Yield] = deque()
+        self._lines: dict[int, deque[tuple[Result | Yield, bytes | Parcel]]] = {}  # frames behind one that waits
         self._highest = 0
 
-    def greet(self, message: ToWorker, *, stopping: bool = False) -> bool:
-        """Read the client's first message; the answer is to be taken. False: there will be no conversation."""
+    def greet(
+        self, message: ToWorker, *, stopping: bool = False, probe: Probe | None = None, shares: bool = False
+    ) -> bool:
+        """Read the client's first message; the answer is to be taken. False: there will be no conversation.
+
+        `probe` is for the client to try; `shares`: the one that it offered could be read.
+        """
         reply = self._message()
         hello = message.hello
         if not message.HasField("hello") or not hello.newest:
@@ -428,29 +451,46 @@ class WorkerSession:
                 f"{hello.newest}, this worker (headgate {self._version}) {OLDEST} to {NEWEST}"
             )
         else:
-            reply.welcome.CopyFrom(Welcome(protocol=min(hello.newest, NEWEST), uid=self._uid, version=self._version))
+            reply.welcome.CopyFrom(
+                Welcome(
+                    protocol=min(hello.newest, NEWEST),
+                    uid=self._uid,
+                    version=self._version,
+                    probe=probe,
+                    shares=shares,
+                )
+            )
             reply.stopping = stopping
-            self.client, self.state = hello.client, "open"
+            self.client, self.state, self.max_payload = hello.client, "open", hello.max_payload
             return True
         reply.refused.reason = reason
         self.state = "over"
         return False
 
-    def receive(self, message: ToWorker) -> tuple[list[Begun], list[int]]:
-        """What came: calls to begin, and numbers of calls to cancel."""
+    def receive(self, message: ToWorker) -> Heard:
+        """What came: calls to begin, numbers of calls to cancel, steps of generators."""
         if self.state != "open":
-            return [], []
+            return Heard([], [], [])
         for definition in message.definitions:
             self._functions[definition.function] = self._define(definition)
-        if message.chunks:
-            self._transfers.receive(message)
+        self._hear(message)
+        if message.shares:
+            self.may_lend(True)
         if message.HasField("peers"):
             self.peers = message.peers.pool, [(peer.uid, peer.address) for peer in message.peers.workers]
         begun = [self._begun(call) for call in message.calls]
+        steps = [stepped for step in message.steps if (stepped := self._stepped(step)) is not None]
         cancels = [number for number in message.cancels if number in self.open]
         for function in message.forgotten:
             self._functions.pop(function, None)
-        return begun, cancels
+        return Heard(begun, cancels, steps)
+
+    def _stepped(self, step: Step) -> Stepped | None:
+        payload = self._payload(step, step.payload)
+        if step.number not in self.open:
+            self._drop(payload)
+            return None
+        return Stepped(step.number, _ADVANCES.get(step.kind, "close"), step.count, payload)
 
     def _begun(self, call: Call) -> Begun:
         if call.number <= self._highest:
@@ -459,8 +499,10 @@ class WorkerSession:
         function = self._functions.get(call.function)
         if function is None:
             raise ConversationBroken(f"call {call.number} names the function {call.function}, which was not defined")
-        payload = self._transfers.payload(call.transfer) if call.transfer else call.arguments
-        begun = Begun(call.number, call.task, function, payload, call.timeout, call.caller, call.tell_start)
+        payload = self._payload(call, call.arguments)
+        begun = Begun(
+            call.number, call.task, function, payload, call.timeout, call.caller, call.tell_start, call.prefetch
+        )
         self.open[call.number] = begun
         return begun
 
@@ -469,21 +511,56 @@ class WorkerSession:
         if self.state == "open" and number in self.open:
             self._message().started.append(number)
 
-    def answer(self, number: int, kind: Kind, payload: bytes = b"", *, swallowed: bool = False) -> bool:
+    def yielded(self, number: int, payload: bytes | Parcel, *, swallowed: bool = False, steps: int = 0) -> bool:
+        """A generator has an item. False: nobody is there to have it."""
+        if self.state != "open" or number not in self.open:
+            return False
+        item = Yield(number=number)
+        if swallowed:
+            item.swallowed = True
+        if steps:
+            item.steps = steps
+        self._post(item, payload)
+        return True
+
+    def answer(
+        self, number: int, kind: Kind, payload: bytes | Parcel = b"", *, swallowed: bool = False, steps: int = 0
+    ) -> bool:
         """It ended. False: it was answered already, or nobody is there to hear it."""
         if self.state != "open" or self.open.pop(number, None) is None:
             return False
         if kind in _WHYS:
-            self._message().refusals.add(number=number, why=_WHYS[kind], reason=payload.decode(errors="replace"))
-        elif len(payload) > INLINE:
-            result = Result(number=number, kind=_KINDS[kind], swallowed=swallowed)  # type: ignore[arg-type]
-            result.transfer = self._transfers.begin(payload, result)
+            reason = bytes(payload.pickle if isinstance(payload, Parcel) else payload)
+            self._message().refusals.add(number=number, why=_WHYS[kind], reason=reason.decode(errors="replace"))
         else:
-            result = Result(number=number, kind=_KINDS[kind], payload=payload)  # type: ignore[arg-type]
+            result = Result(number=number, kind=_KINDS[kind])  # type: ignore[arg-type]
             if swallowed:
                 result.swallowed = True
-            self._outbox.append(result)
+            if steps:
+                result.steps = steps
+            self._post(result, payload)
         return True
+
+    def _post(self, frame: Result | Yield, payload: bytes | Parcel) -> None:
+        """Send it, behind the frames of the same call that wait."""
+        line = self._lines.get(frame.number)
+        if line is not None:
+            line.append((frame, payload))
+        elif isinstance(payload, Parcel):
+            self._lines[frame.number] = deque()
+            self._depart(payload, frame)
+        else:
+            frame.payload = payload
+            self._outbox.append(frame)
+
+    def _landed(self, frame: Any) -> None:
+        self._outbox.append(frame)
+        line = self._lines.pop(frame.number)
+        while line:
+            self._post(*line.popleft())
+            if frame.number in self._lines:
+                self._lines[frame.number].extend(line)
+                return
 
     def beat(self, tick_age: float, number: int = 0, tag: str = "") -> None:
         """Tell how the task loop is."""
@@ -498,23 +575,28 @@ class WorkerSession:
     def take(self) -> ToClient | None:
         """The next message, to be handed to the transport now. None: there is nothing."""
         message, self._reply = self._reply, None
-        if self._outbox or self._transfers:
+        if self._outbox or self._transfers or self.owes:
             message = message or ToClient()
+            if self.owes:
+                self._settle(message)
             size = 0
             while self._outbox and size < MESSAGE:
-                result = self._outbox.popleft()
-                size += len(result.payload) + _FRAME
-                message.results.append(result)
+                frame = self._outbox.popleft()
+                size += len(frame.payload) + _FRAME
+                if isinstance(frame, Result):
+                    message.results.append(frame)
+                else:
+                    message.yields.append(frame)
             if self._transfers:
                 last = self._transfers.next(message)
                 if last is not None:
-                    self._outbox.append(last)
+                    self._landed(last)
         return message
 
     @property
     def has_more(self) -> bool:
-        """Is there something to take?"""
-        return self._reply is not None or bool(self._outbox) or len(self._transfers) > 0
+        """Is there something to take, or on its way to be?"""
+        return self._reply is not None or bool(self._outbox or self._lines) or len(self._transfers) > 0 or self.owes
 
     def broken(self) -> list[int]:
         """The stream is gone: these calls run for nobody."""
@@ -522,7 +604,8 @@ class WorkerSession:
         left = list(self.open)
         self.open = {}
         self._outbox.clear()
-        self._transfers = Transfers()
+        self._lines.clear()
+        self._end()
         self._reply = None
         return left
 

@@ -31,9 +31,10 @@ _PATIENCE = 5.0  # for the keeper to end everything and itself
 _KEEP = "import sys;sys.path.append(sys.argv[3]);import keeper;keeper.main()"
 """Not by its path: what is run as a script is compiled each time."""
 _KEEP_WITH_TEMPLATE = (
-    "import sys;sys.path.append(sys.argv[3]);import keeper;c,*f=keeper.begin_with_template();sys.path[:]=c['path'];"
-    "del sys.modules['keeper'];from headgate.workers.template import main;main(c,*f)"
+    "import sys;sys.path[:]=[sys.argv[3],*(p for p in sys.path if p)];import keeper;c,*f=keeper.begin_with_template();"
+    "sys.path[:]=c['path'];del sys.modules['keeper'];from headgate.workers.template import main;main(c,*f)"
 )
+"""Without the current folder, whose modules are not ours."""
 NEW, PREFIX = "headgate-new-", "headgate-pool-"
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
@@ -52,6 +53,8 @@ class Spawner:
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: str | None = None
         self._backlog = b""
+        self._first: dict[str, Any] = {}  # the program of the template that comes with the keeper
+        self._guard = -1  # as long as it is open, what becomes the keeper may live
         self.forgotten: bool = False
         """Is this a forked child, which has no say here?"""
 
@@ -67,37 +70,53 @@ class Spawner:
             os.close(lock)
             _remove(self._directory)
             raise WorkerStartFailed(f"the keeper of the workers could not be started: {error}") from error
+        guard = -1
         try:
-            fds = (theirs.fileno(), lock)
+            fds: tuple[int, ...] = (theirs.fileno(), lock)
+            if self._several and sys.platform == "linux":
+                guard, self._guard = os.pipe()
+            self._first = self._program()
             self._process = subprocess.Popen(
-                self._command(fds),
-                env=self._environment(),
-                pass_fds=fds,
+                self._command(fds, guard),
+                env=self._first["env"],
+                pass_fds=(*fds, guard) if guard >= 0 else fds,
                 stdin=subprocess.DEVNULL,
+                stdout=None if _is_stream(1) else subprocess.DEVNULL,
+                stderr=None if _is_stream(2) else subprocess.DEVNULL,
                 start_new_session=True,
             )
+            if guard >= 0:
+                _guard(guard, self._process.pid)
         except WorkerStartFailed:
             ours.close()
+            self.let_go()
             _remove(self._directory)
             raise
         except BaseException as error:
             ours.close()
+            self.let_go()
             _remove(self._directory)
             raise WorkerStartFailed(f"the keeper of the workers could not be started: {error}") from error
         finally:
             theirs.close()
             os.close(lock)  # the keeper holds it
+            if guard >= 0:
+                os.close(guard)
         ours.setblocking(False)
         self._ours = ours
         _open.add(self)
 
-    def _command(self, fds: tuple[int, ...]) -> list[str]:
+    def _command(self, fds: tuple[int, ...], guard: int) -> list[str]:
         """The keeper alone; or an interpreter that becomes both the keeper and its first template."""
         arguments = [",".join(map(str, fds)), self.directory, _HERE]
-        if not self._several or sys.platform != "linux":
+        if guard < 0:
             return [sys.executable, "-ISs", "-c", _KEEP, *arguments]
         config = marshal.dumps(self._config()).hex()
-        return [*_interpreter(), "-c", _KEEP_WITH_TEMPLATE, *arguments, _KEEP, config]
+        return [*_interpreter(), "-c", _KEEP_WITH_TEMPLATE, *arguments, _KEEP, config, str(guard)]
+
+    def _program(self) -> dict[str, Any]:
+        """What a worker is, as a program."""
+        return {"argv": [*_interpreter(), "-c", _BOOT], "env": self._environment()}
 
     def _config(self) -> dict[str, Any]:
         """Where its modules are, and its folder: as they are here and now."""
@@ -135,8 +154,9 @@ class Spawner:
     def spawn(self, uid: str, config: dict[str, Any]) -> None:
         """Start a worker. Its environment, path and folder are ours, as they are now."""
         config = {"uid": uid, **self._config(), **config}
-        program = {"argv": [*_interpreter(), "-c", _BOOT], "env": self._environment()}
-        self._tell(do="spawn", worker={"config": config, "program": program, "forks": self._several})
+        program = self._program()
+        worker = {"config": config, "program": program, "forks": self._several, "first": program == self._first}
+        self._tell(do="spawn", worker=worker)
 
     def signal(self, uid: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still lives."""
@@ -216,6 +236,9 @@ class Spawner:
         ours, self._ours = self._ours, None
         if ours is not None:
             ours.close()
+        guard, self._guard = self._guard, -1
+        if guard >= 0:
+            os.close(guard)
         _open.discard(self)
 
     def forget(self) -> None:
@@ -224,6 +247,23 @@ class Spawner:
         self.let_go()
         if self._process is not None:
             self._process.returncode = 0  # not ours to wait for
+
+
+def _guard(fd: int, pid: int) -> None:
+    """Have the kernel kill this process when our end of the pipe closes: until it is the keeper, it is an interpreter
+    that starts, and may take its time (Linux)."""
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _is_stream(fd: int) -> bool:
+    """Is it stdout or stderr still? Where that was closed, the number may be something else's, which no child gets."""
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
 
 
 def _interpreter() -> list[str]:

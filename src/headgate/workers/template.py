@@ -49,7 +49,8 @@ def main(config: dict[str, Any], line: int, requests: int, stderr: int) -> None:
             _make_worker(marshal.loads(request), fds, keeper, line)
         for fd in fds:
             os.close(fd)
-        os.waitpid(between, 0)
+        if os.waitpid(between, 0)[1]:  # it ended before it could say what it made
+            keeper.send(marshal.dumps({"uid": marshal.loads(request)["uid"], "pid": 0}))
 
 
 def _make_worker(config: dict[str, Any], fds: list[int], keeper: socket.socket, line: int) -> None:

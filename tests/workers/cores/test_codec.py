@@ -29,11 +29,14 @@ from headgate.workers.codec import (
     describe,
     dump_arguments,
     dump_exception,
+    dump_sent,
+    dump_thrown,
     dumps,
     load_arguments,
     load_exception,
     loads,
 )
+from headgate.workers.parcels import INLINE, Parcel
 from tests.conftest import SCALE
 
 
@@ -45,13 +48,22 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
+def carried(data: bytes | Parcel) -> bytes | Parcel:
+    """As it arrives: a buffer as bytes, or as a bytearray where it was writable."""
+    if isinstance(data, bytes):
+        assert len(data) <= INLINE, "what is longer travels apart"
+        return data
+    assert isinstance(data.pickle, bytes)
+    buffers = [bytes(part) if part.readonly else bytearray(part) for part in data.segments()[1:]]
+    return Parcel(data.pickle, buffers, data.lifted)
+
+
 def trip(error: BaseException) -> BaseException:
     try:
         data = dump_exception(error, "worker w1, pid 5")
     except (SystemExit, KeyboardInterrupt):
         pytest.fail("what an exception says of itself must not end a program")
-    assert isinstance(data, bytes)
-    return load_exception(data)
+    return load_exception(carried(data))
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -75,9 +87,100 @@ def program(text: str) -> dict[str, Any]:
     "value", [0, -1, 2**200, True, None, 1.5, float("inf"), "", "é\ud800", b"", b"x" * (2 << 20), "y" * (1 << 20)]
 )
 def test_s03_atoms_travel(value: Any) -> None:
-    copy = loads(dumps(value))
+    copy = loads(carried(dumps(value)))
     assert copy == value
     assert type(copy) is type(value)
+
+
+MEG = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("make", "apart"),
+    [
+        (lambda: b"x" * (INLINE - 30), None),
+        (lambda: b"x" * INLINE, 1),
+        (lambda: bytearray(b"x" * MEG), 1),
+        (lambda: "é" * MEG, 0),
+        (lambda: [b"a" * MEG, bytearray(b"b" * MEG), "c" * MEG], 2),
+        (lambda: {"a": (b"a" * MEG, [b"b" * MEG, 1])}, 2),
+        (lambda: [list(range(100_000))], 0),
+        (lambda: [pickle.PickleBuffer(b"x" * 10)], None),
+    ],
+)
+def test_s05_what_is_long_travels_apart(make: Callable[[], Any], apart: int | None) -> None:
+    """Long bytes stay out of the pickle, and come back as what they were."""
+    value = make()
+    data = dumps(value)
+    if apart is None:
+        assert isinstance(data, bytes)
+        return
+    assert isinstance(data, Parcel)
+    assert len(data.buffers) == apart
+    assert len(data) == len(data.pickle) + sum(len(buffer) for buffer in data.buffers)
+    copy = loads(carried(data))
+    assert copy == value
+    assert repr(type(copy)) == repr(type(value))
+    if isinstance(value, list):
+        assert [type(member) for member in copy] == [type(member) for member in value]
+    args = dump_arguments("tag", (value,), {})
+    assert load_arguments(carried(args)) == ((value,), {})
+    assert loads(carried(dump_sent("tag", value))) == value
+
+
+@pytest.mark.parametrize(
+    "value", [b"x" * (INLINE - 1), "é" * (INLINE - 1), 1 << 8 * INLINE], ids=["bytes", "str", "int"]
+)
+def test_s05_an_atom_whose_pickle_is_too_long_for_a_frame_travels_apart(value: Any) -> None:
+    """A pickle is longer than what it holds, and text may be four times as long as it counts."""
+    for data in (dumps(value), dump_arguments("tag", (value,), {}), dump_sent("tag", value)):
+        assert isinstance(data, Parcel) or len(data) <= INLINE
+    assert loads(carried(dumps(value))) == value
+
+
+@pytest.mark.parametrize("size", [10, MEG])
+def test_s05_what_is_shared_stays_shared_however_long_it_is(size: int) -> None:
+    """A routine that is given an object and a part of it changes both in one."""
+    holder = types.SimpleNamespace(part=bytearray(size))
+    copy, part = loads(carried(dumps((holder, holder.part))))
+    assert copy == holder
+    assert copy.part is part
+    parts = [bytearray(size)]
+    outer, ((((inner,),),),) = loads(carried(dumps((parts, ((((parts,),),),)))))
+    assert inner == parts
+    assert inner is outer
+
+
+def test_s05_what_may_be_changed_while_it_travels_is_copied() -> None:
+    value = bytearray(b"x" * MEG)
+    data = dumps([value])
+    value[:5] = b"later"
+    assert loads(carried(data)) == [b"x" * MEG]
+
+
+def test_s05_long_bytes_that_occur_twice_stay_one_object() -> None:
+    long, changing = b"x" * MEG, bytearray(b"y" * MEG)
+    copy = loads(carried(dumps([long, changing, [changing], {"long": long}])))
+    assert copy == [long, changing, [changing], {"long": long}]
+    assert copy[0] is copy[3]["long"]
+    assert copy[1] is copy[2][0]
+
+
+def test_s05_a_container_that_holds_itself_travels_with_long_bytes() -> None:
+    value: list[Any] = [b"x" * MEG]
+    value.append(value)
+    copy = loads(carried(dumps(value)))
+    assert copy[0] == value[0]
+    assert copy[1] is copy
+
+
+def test_s05_long_exceptions_travel_apart() -> None:
+    error = ValueError("x" * MEG)
+    assert isinstance(dump_exception(error, "worker w1, pid 5"), Parcel)
+    assert trip(error).args == error.args
+    thrown = dump_thrown(error)
+    assert isinstance(thrown, Parcel)
+    assert loads(carried(thrown)).args == error.args
 
 
 @given(

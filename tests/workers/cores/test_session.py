@@ -6,8 +6,10 @@ several conversations, beside a naive model (`conversation.py`), with limits so 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,42 +25,71 @@ from hypothesis.stateful import (
 )
 
 from headgate.errors import RpcError
-from headgate.workers import session
+from headgate.workers import parcels, session
+from headgate.workers.exchange import Answer, Heard, Outgoing, Stepped
 from headgate.workers.model import FunctionForm
-from headgate.workers.session import Answer, Begun, ClientSession, ConversationBroken, Outgoing, WorkerSession
+from headgate.workers.parcels import Borrowed, ConversationBroken, Parcel
+from headgate.workers.session import ClientSession, WorkerSession
 from headgate.workers.wire.wire_pb2 import (
+    Buffer,
     Call,
     Chunk,
+    Credit,
     Definition,
     Hello,
+    Layout,
+    Loan,
+    Probe,
     Pulse,
     Refusal,
     Refused,
     Result,
+    Step,
     ToClient,
     ToWorker,
     Welcome,
+    Yield,
 )
 from tests.conftest import SCALE
-from tests.workers.cores.conversation import ENDS, REFUSALS, Pair, Work, World, form_of, noise
+from tests.workers.cores.conversation import (
+    ENDS,
+    REFUSALS,
+    SILENCE,
+    Pair,
+    Shape,
+    SideName,
+    Work,
+    World,
+    cut,
+    form_of,
+    limit,
+    noise,
+    packed,
+    plain,
+    retained,
+)
 
-INLINE, MESSAGE = 100, 400
+INLINE, MESSAGE, WINDOW, GRANT, LOANS = 100, 400, 400, 200, 2
 NAMED = FunctionForm("jobs.add:1", "jobs", "add", b"digest", "cpython-311", file="jobs.py")
+COUNTS = FunctionForm("jobs.count:5", "jobs", "count", generator=True)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can reach with a handful of bytes."""
     limits = {"INLINE": INLINE, "MESSAGE": MESSAGE, "OUTBOX": 1000, "KEPT": 30, "CROWD": 3}
-    for name, value in limits.items():
-        monkeypatch.setattr(session, name, value)
+    limit({**limits, "WINDOW": WINDOW, "GRANT": GRANT, "LOANS": LOANS}, monkeypatch.setattr)
 
 
-def opened() -> tuple[ClientSession, WorkerSession]:
+def opened(*, shares: bool = False) -> tuple[ClientSession, WorkerSession]:
     """Both ends, after the handshake."""
     client, worker = ClientSession(1, "client", "1.0"), WorkerSession("w1", "1.0", form_of)
-    assert worker.greet(carried(client.hello(), ToWorker))
+    assert worker.greet(carried(client.hello(), ToWorker), shares=shares)
     assert client.welcomed(carried(worker.take(), ToClient)) is None
+    if shares:
+        client.can_read()
+        assert worker.receive(carried(client.take(), ToWorker)) == SILENCE
+    assert (client.shares, worker.shares) == (shares, shares)
     return client, worker
 
 
@@ -68,26 +99,44 @@ def carried(message: Any, kind: Any) -> Any:
     return kind.FromString(message.SerializeToString())
 
 
-def told(client: ClientSession, worker: WorkerSession) -> tuple[list[Begun], list[int]]:
-    """All that the client has to say arrives."""
-    begun, cancels = [], []
-    while (message := client.take()) is not None:
-        more, gone = worker.receive(carried(message, ToWorker))
-        begun += more
-        cancels += gone
-    return begun, cancels
+def all_of(take: Callable[[], Any]) -> Iterator[Any]:
+    """Message after message, until there is none."""
+    for _ in range(10_000):
+        message = take()
+        if message is None:
+            return
+        yield message
+    pytest.fail("it has something to say for ever")
+
+
+def told(client: ClientSession, worker: WorkerSession) -> Heard:
+    """All that the client has to say arrives, and the worker makes room for more of it."""
+    everything = Heard([], [], [])
+    for message in all_of(client.take):
+        for some, more in zip(everything, worker.receive(carried(message, ToWorker)), strict=True):
+            some.extend(more)  # type: ignore[arg-type]
+        if worker.owes:
+            assert client.receive(carried(worker.take(), ToClient)) == []
+    return everything
 
 
 def heard(client: ClientSession, worker: WorkerSession) -> list[Answer]:
     """All that the worker has to say arrives."""
     answers = []
-    while (message := worker.take()) is not None:
+    for message in all_of(worker.take):
         answers += client.receive(carried(message, ToClient))
+        if client.owes:
+            assert worker.receive(carried(client.take(), ToWorker)) == SILENCE
     return answers
 
 
-def call(size: int = 10, form: FunctionForm = NAMED, task: int = 1, **more: Any) -> Outgoing:
-    return Outgoing(task, form, noise(task, size), **more)
+def same(answers: Sequence[Answer]) -> list[Any]:
+    """To be compared, whichever way they came."""
+    return [(answer.call, answer.kind, plain(answer.payload), *answer[3:]) for answer in answers]
+
+
+def call(size: Shape = 10, form: FunctionForm = NAMED, task: int = 1, **more: Any) -> Outgoing:
+    return Outgoing(task, form, packed(task, size), **more)
 
 
 def by_value(size: int, name: str = "f", **more: Any) -> FunctionForm:
@@ -115,6 +164,7 @@ def test_s40a_an_unsent_call_stands_in_the_outbox() -> None:
 def test_s40a_calls_may_be_submitted_before_the_stream_is_open() -> None:
     client = ClientSession(1, "client", "1.0")
     one, two = call(), call(2 * session.INLINE)
+    assert isinstance(two.arguments, Parcel)
     client.submit(one)
     client.submit(two)
     assert client.take() is None, "nothing is sent before the welcome"
@@ -144,15 +194,15 @@ def test_s40a_a_call_whose_chunks_are_on_the_way_is_unsent() -> None:
         for _ in range(taken):
             message = client.take()
             assert message is not None
-            assert worker.receive(carried(message, ToWorker)) == ([], [])
+            assert worker.receive(carried(message, ToWorker)) == SILENCE
         assert (one.number, client.sent, client.waiting) == (0, {}, 1)
-        assert client.outbox == 3 * INLINE + session._FRAME, "it counts whole until it is sent"
+        assert (client.outbox, client.apart) == (session._FRAME, 3 * INLINE), "it counts whole until it is sent"
         assert kinds(client.broken()) == [(one, "unsent")]
-        assert one.arguments == noise(1, 3 * INLINE)
+        assert plain(one.arguments) == plain(packed(1, 3 * INLINE))
     client, worker = opened()
     client.submit(call(3 * INLINE))
-    begun, _ = told(client, worker)
-    assert [got.arguments for got in begun] == [noise(1, 3 * INLINE)]
+    begun = told(client, worker).begun
+    assert [plain(got.arguments) for got in begun] == [plain(packed(1, 3 * INLINE))]
     assert [kind for _, kind in kinds(client.broken())] == ["lost"]
 
 
@@ -183,9 +233,13 @@ def test_s40a_every_kind_of_answer_arrives(kind: Any, size: int) -> None:
     client.submit(one)
     client.submit(other)
     told(client, worker)
-    payload = noise(kind, size).hex()[:size].encode()
+    data = noise(kind, size).hex()[:size].encode()
+    payload = data if size <= INLINE else Parcel(data)
     assert worker.answer(one.number, kind, payload)
-    assert heard(client, worker) == [Answer(one, kind, payload)]
+    (answer,) = heard(client, worker)
+    reason = kind in REFUSALS  # which is text, and travels whole
+    assert answer[:2] == (one, kind)
+    assert plain(answer.payload) == (data if reason else plain(payload))
     assert kinds(client.broken()) == [(other, "lost")]
     assert worker.broken() == [other.number], "that one runs for nobody"
 
@@ -223,7 +277,7 @@ def test_s40a_a_message_after_the_break_begins_nothing() -> None:
     client.submit(call())
     message = client.take()
     worker.broken()
-    assert worker.receive(carried(message, ToWorker)) == ([], [])
+    assert worker.receive(carried(message, ToWorker)) == SILENCE
     assert worker.open == {}
 
 
@@ -236,7 +290,7 @@ def test_s40a_a_new_stream_is_a_new_session() -> None:
     client, worker = opened()
     second = call(form=by_value(10), task=2)
     client.submit(second)
-    begun, _ = told(client, worker)
+    begun = told(client, worker).begun
     assert second.number == first.number == 1, "numbers begin anew"
     assert [got.function for got in begun] == [by_value(10)], "and so do definitions"
     old_worker.answer(first.number, "returned", b"of the old one")
@@ -269,7 +323,7 @@ def test_s40a_an_unsent_call_that_is_cancelled_is_gone() -> None:
     one = call()
     client.submit(one)
     assert client.cancel(one)
-    assert (client.outbox, client.waiting, client.take()) == (0, 0, None)
+    assert (client.outbox, client.apart, client.waiting, client.take()) == (0, 0, 0, None)
     assert not client.cancel(one), "once"
     assert client.broken() == []
 
@@ -284,9 +338,9 @@ def test_s40a_a_transfer_that_is_cancelled_is_forgotten_by_both() -> None:
             worker.receive(carried(client.take(), ToWorker))
         client.submit(two)
         assert client.cancel(one)
-        assert client.outbox == 3 * INLINE + session._FRAME
-        begun, _ = told(client, worker)
-        assert [(got.task, got.arguments) for got in begun] == [(2, noise(2, 3 * INLINE))]
+        assert (client.outbox, client.apart) == (session._FRAME, 3 * INLINE)
+        begun = told(client, worker).begun
+        assert [(got.task, plain(got.arguments)) for got in begun] == [(2, plain(packed(2, 3 * INLINE)))]
         assert worker._transfers._arriving == {}
 
 
@@ -298,11 +352,11 @@ def test_s40a_a_sent_call_that_is_cancelled_waits_for_the_worker() -> None:
     for times in (1, 2):
         for _ in range(times):
             assert not client.cancel(one)
-        assert told(client, worker) == ([], [one.number] * times), "told once for each time"
+        assert told(client, worker) == ([], [one.number] * times, []), "told once for each time"
         assert client.waiting == 1
     worker.answer(one.number, "cancelled")
     assert not client.cancel(one)  # crosses the answer
-    assert told(client, worker) == ([], []), "it has ended there"
+    assert told(client, worker) == SILENCE, "it has ended there"
     assert kinds(heard(client, worker)) == [(one, "cancelled")]
 
 
@@ -315,7 +369,7 @@ def test_s40a_the_answer_of_an_abandoned_call_is_dropped(size: int) -> None:
     told(client, worker)
     client.abandon(one)
     assert client.waiting == 0
-    worker.answer(one.number, "returned", noise(0, size))
+    worker.answer(one.number, "returned", packed(0, size))
     assert heard(client, worker) == []
     assert client._transfers._arriving == {}, "nor is it kept"
     assert client.broken() == []
@@ -351,8 +405,8 @@ def test_b52_a_message_ends_when_it_is_long_enough() -> None:
     message = client.take()
     assert message is not None
     assert len(message.calls) == per_message
-    begun, _ = worker.receive(carried(message, ToWorker))
-    begun += told(client, worker)[0]
+    begun, _, _ = worker.receive(carried(message, ToWorker))
+    begun += told(client, worker).begun
     assert [got.task for got in begun] == list(range(1, 10))
     for got in begun:
         worker.answer(got.number, "returned", noise(0, INLINE))
@@ -394,7 +448,7 @@ def test_b52_a_small_answer_waits_for_one_chunk() -> None:
     for task in (1, 2):
         client.submit(call(task=task))
     told(client, worker)
-    worker.answer(1, "returned", noise(0, 10 * INLINE))
+    worker.answer(1, "returned", packed(0, 10 * INLINE))
     message = worker.take()
     assert message is not None
     assert [len(chunk.data) for chunk in message.chunks] == [INLINE]
@@ -413,7 +467,7 @@ def test_b52_transfers_take_turns() -> None:
     client.submit(call(2 * INLINE, task=2))
     client.submit(call(3 * INLINE, task=3))
     turns, done = [], []
-    while (message := client.take()) is not None:
+    for message in all_of(client.take):
         turns += [chunk.transfer for chunk in message.chunks]
         done += [frame.task for frame in message.calls]
     first, second, third = turns[:3]
@@ -427,7 +481,7 @@ def test_b52_the_frame_follows_its_last_chunk() -> None:
     client, worker = opened()
     client.submit(call(2 * INLINE + 1))
     messages = []
-    while (message := client.take()) is not None:
+    for message in all_of(client.take):
         messages.append([*(len(chunk.data) for chunk in message.chunks), *("call" for _ in message.calls)])
     assert messages == [[INLINE], [INLINE], [1], ["call"]]
     assert worker.take() is None
@@ -455,7 +509,10 @@ def test_b52_a_few_small_calls_may_wait_for_others() -> None:
     client.submit(calls[2])
     assert not client.can_wait, "a crowd"
     told(client, worker)
-    client.submit(call(INLINE, task=4))
+    client.submit(call(INLINE - session._FRAME - 1, task=4))
+    assert client.can_wait
+    told(client, worker)
+    client.submit(call(INLINE - session._FRAME, task=4))
     assert not client.can_wait, "bytes enough"
     told(client, worker)
     assert client.can_wait
@@ -471,15 +528,679 @@ def test_b52_a_few_small_calls_may_wait_for_others() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_long_outbox_says_that_it_is_full() -> None:
+@pytest.mark.parametrize(("bulky", "size"), [(False, INLINE), (True, 3 * INLINE)])
+def test_b52_a_long_outbox_says_that_it_is_full(bulky: bool, size: int) -> None:
+    """What travels apart does not hold up what does not, nor the other way round."""
     client, _ = opened()
-    while not client.full:
-        assert client.outbox < session.OUTBOX
-        client.submit(call(3 * INLINE))
-    assert client.outbox >= session.OUTBOX
-    while client.take() is not None:
-        pass
-    assert not client.full
+    while not client.full(bulky):
+        assert (client.apart if bulky else client.outbox) < session.OUTBOX
+        client.submit(call(size))
+    assert (client.apart if bulky else client.outbox) >= session.OUTBOX
+    assert not client.full(not bulky)
+    assert list(all_of(client.take))
+    assert not client.full(bulky)
+    assert (client.outbox, client.apart) == (0, 0)
+
+
+# -- generators -------------------------------------------------------------------------------------------------------
+
+SMALL, LONG = 5, 3 * INLINE
+
+
+class Shells:
+    """The shells of both ends: memory, and all that has come, read and in order."""
+
+    def __init__(self, client: ClientSession, worker: WorkerSession) -> None:
+        self.client, self.worker = client, worker
+        self.memory: dict[int, bytes] = {}
+        self.closed: list[int] = []
+        self.heard = Heard([], [], [])
+        self.answers: list[Any] = []
+        self._last = 100
+
+    def lend(self, side: ClientSession | WorkerSession) -> list[int]:
+        """Write what may be lent. The descriptors."""
+        descriptors = []
+        while (lending := side.loans.begin()) is not None:
+            self._last += 1
+            descriptors.append(self._last)
+            self.memory[self._last] = b"".join(lending.parcel.segments())
+            side.lend(lending, self._last)
+        return descriptors
+
+    def close(self, side: ClientSession | WorkerSession) -> list[int]:
+        """Let go of what came back. The descriptors."""
+        released = list(side.loans.take_released())
+        for descriptor in released:
+            del self.memory[descriptor]
+        self.closed += released
+        return released
+
+    def whole(self, side: ClientSession | WorkerSession, payload: Any) -> Any:
+        """What it holds. What was lent is read, and returned."""
+        if not isinstance(payload, Borrowed):
+            return plain(payload)
+        side.has_read(payload)
+        return cut(self.memory[payload.descriptor], payload)
+
+    def send(self) -> bool:
+        """The client's next message, and what there is to be lent for those that follow."""
+        lent, message = self.lend(self.client), self.client.take()
+        if message is not None:
+            begun, cancels, steps = self.worker.receive(carried(message, ToWorker))
+            self.heard.begun.extend(one._replace(arguments=self.whole(self.worker, one.arguments)) for one in begun)
+            self.heard.steps.extend(one._replace(payload=self.whole(self.worker, one.payload)) for one in steps)
+            self.heard.cancels.extend(cancels)
+        return bool(lent) or message is not None or bool(self.close(self.client))
+
+    def reply(self) -> bool:
+        lent, message = self.lend(self.worker), self.worker.take()
+        if message is not None:
+            for answer in self.client.receive(carried(message, ToClient)):
+                self.answers.append(answer._replace(payload=self.whole(self.client, answer.payload)))
+        return bool(lent) or message is not None or bool(self.close(self.worker))
+
+    def settle(self) -> None:
+        """Until nobody has anything to say."""
+        assert sum(1 for _ in all_of(lambda: self.send() or self.reply() or None)) < 10_000
+        assert self.memory == {}, "all that was lent came back"
+
+
+def generating(*, shares: bool = False) -> tuple[ClientSession, WorkerSession, Outgoing, Shells]:
+    """A generator that runs."""
+    client, worker = opened(shares=shares)
+    one = call(form=COUNTS, prefetch=3)
+    client.submit(one)
+    shells = Shells(client, worker)
+    shells.settle()
+    (begun,) = shells.heard.begun
+    assert begun.function.generator
+    assert begun.prefetch == 3
+    shells.heard.begun.clear()
+    return client, worker, one, shells
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("sizes", list(itertools.product([SMALL, LONG], repeat=4)))
+@pytest.mark.usefixtures("small")
+def test_s05_items_and_the_end_arrive_in_the_order_they_were_made(sizes: tuple[int, ...], shares: bool) -> None:
+    """A small one does not overtake a long one of the same generator, whichever way that travels."""
+    _, worker, one, shells = generating(shares=shares)
+    *items, last = [packed(nth, size) for nth, size in enumerate(sizes)]
+    for nth, item in enumerate(items):
+        assert worker.yielded(one.number, item, swallowed=nth == 1, steps=nth)
+    assert worker.answer(one.number, "raised", last, steps=7)
+    expected = [(one, "yielded", plain(item), nth == 1, nth) for nth, item in enumerate(items)]
+    shells.settle()
+    assert shells.answers == [*expected, (one, "raised", plain(last), False, 7)]
+    assert not worker.has_more
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.usefixtures("small")
+def test_s05_frames_of_another_call_do_not_wait_in_line(shares: bool) -> None:
+    client, worker, one, shells = generating(shares=shares)
+    two = call(form=COUNTS, task=2)
+    client.submit(two)
+    shells.settle()
+    worker.yielded(one.number, packed(1, LONG))
+    worker.yielded(one.number, b"behind it")
+    worker.yielded(two.number, b"beside it")
+    worker.answer(two.number, "returned")
+    message = worker.take()
+    assert message is not None
+    assert [(item.number, item.payload) for item in message.yields] == [(two.number, b"beside it")]
+    assert [result.number for result in message.results] == [two.number]
+    assert worker.has_more, "what waits for a parcel is on its way"
+    assert [kind for _, kind in kinds(client.receive(carried(message, ToClient)))] == ["yielded", "returned"]
+    shells.settle()
+    assert [answer.payload for answer in shells.answers] == [plain(packed(1, LONG)), b"behind it"]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("size", [0, SMALL, INLINE, INLINE + 1, 2 * WINDOW])
+@pytest.mark.usefixtures("small")
+def test_s05_steps_arrive(size: int, shares: bool) -> None:
+    client, _, one, shells = generating(shares=shares)
+    value = packed("value", size)
+    client.step(one, "next", count=2)
+    shells.settle()
+    client.step(one, "send", value)
+    shells.settle()
+    client.step(one, "throw", value)
+    shells.settle()
+    client.step(one, "close")
+    shells.settle()
+    assert shells.heard.steps == [
+        Stepped(one.number, "next", 2, b""),
+        (one.number, "send", 0, plain(value)),
+        (one.number, "throw", 0, plain(value)),
+        Stepped(one.number, "close", 0, b""),
+    ]
+    assert shells.answers == []
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("size", [SMALL, LONG])
+@pytest.mark.usefixtures("small")
+def test_s05_a_cancel_follows_the_step_it_is_meant_for(size: int, shares: bool) -> None:
+    """Else it would be raised where the generator rests, and the step would be one that nobody waits for."""
+    client, _, one, shells = generating(shares=shares)
+    two = call(task=2)
+    client.submit(two)
+    shells.settle()
+    client.step(one, "send", packed(1, size))
+    assert not client.cancel(one)
+    assert not client.cancel(two)
+    assert not client.cancel(one)
+    order: list[str] = []
+    while not shells.heard.steps:
+        assert shells.send() or shells.reply()
+        order += ["step"] * len(shells.heard.steps)
+        order += [f"cancel {number}" for number in shells.heard.cancels]
+        shells.heard.cancels.clear()
+    shells.settle()
+    order += [f"cancel {number}" for number in shells.heard.cancels]
+    assert sorted(order) == ["cancel 1", "cancel 1", "cancel 2", "step"]
+    assert order.index("step") < order.index("cancel 1")
+    if size == LONG and not shares:
+        assert order[0] == "cancel 2", "which waits for nothing"
+    assert not client.cancel(one)
+    shells.heard.cancels.clear()
+    shells.settle()
+    assert shells.heard.cancels == [one.number], "the step has gone"
+
+
+@pytest.mark.usefixtures("small")
+def test_s05_a_cancel_follows_a_step_that_waits_for_the_next_message() -> None:
+    client, worker = opened()
+    shells = Shells(client, worker)
+    calls = [call(form=COUNTS, task=task) for task in range(1, 8)]
+    for one in calls:
+        client.submit(one)
+    shells.settle()
+    for one in calls:
+        client.step(one, "send", noise(0, INLINE))
+    client.cancel(calls[-1])
+    seen: list[int] = []
+    for message in all_of(client.take):
+        _, cancels, steps = worker.receive(carried(message, ToWorker))
+        seen += [step.number for step in steps]
+        assert set(cancels) <= set(seen), "it is meant for a step that has not come"
+
+
+def test_s05_steps_of_a_call_that_is_not_there_say_nothing() -> None:
+    client, worker, one, _ = generating()
+    unsent, elsewhere = call(form=COUNTS, task=2), call(form=COUNTS, task=3)
+    elsewhere.number = one.number
+    for other in (unsent, elsewhere):
+        client.step(other, "next", count=1)
+        client.step(other, "send", Parcel(b"long"))
+    assert client.take() is None
+    worker.answer(one.number, "returned")
+    client.step(one, "next", count=1)  # crosses the end
+    (end,) = heard(client, worker)
+    assert end.kind == "returned"
+    client.step(one, "next", count=1)
+    message = client.take()
+    assert message is not None
+    assert len(message.steps) == 1
+    assert worker.receive(carried(message, ToWorker)) == SILENCE, "it has ended there"
+    assert client.take() is None
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.usefixtures("small")
+def test_s05_what_is_sent_to_a_generator_that_has_ended_is_dropped(shares: bool) -> None:
+    client, worker, one, shells = generating(shares=shares)
+    client.step(one, "send", packed(1, 2 * WINDOW))
+    worker.answer(one.number, "returned")
+    shells.settle()
+    assert shells.heard == SILENCE
+    assert [answer.kind for answer in shells.answers] == ["returned"]
+    assert worker._transfers._arriving == {}
+    assert len(shells.closed) == shares, "lent memory came back unread"
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.usefixtures("small")
+def test_s05_items_of_an_abandoned_generator_are_dropped(shares: bool) -> None:
+    client, worker, one, shells = generating(shares=shares)
+    worker.yielded(one.number, packed(1, 2 * WINDOW))
+    worker.yielded(one.number, b"small")
+    client.step(one, "close")
+    client.abandon(one)
+    shells.settle()
+    worker.answer(one.number, "returned", packed(2, 2 * WINDOW))
+    shells.settle()
+    assert shells.answers == []
+    assert client._transfers._arriving == {}
+    assert len(shells.closed) == 2 * shares, "lent memory came back unread"
+    assert [step.advance for step in shells.heard.steps] == ["close"]
+    assert client.broken() == []
+
+
+def test_s05_only_a_generator_that_is_there_has_items() -> None:
+    client, worker, one, _ = generating()
+    assert not worker.yielded(99, b"of nobody")
+    assert worker.yielded(one.number, b"1")
+    worker.answer(one.number, "returned")
+    assert not worker.yielded(one.number, b"2")
+    assert same(heard(client, worker)) == [(one, "yielded", b"1", False, 0), (one, "returned", b"", False, 0)]
+    other = call(form=COUNTS, task=2)
+    client.submit(other)
+    told(client, worker)
+    assert worker.broken() == [other.number]
+    assert not worker.yielded(other.number, b"for nobody")
+    assert worker.take() is None
+
+
+@pytest.mark.usefixtures("small")
+def test_s05_a_generator_whose_stream_breaks_is_lost_once() -> None:
+    for taken in range(6):
+        client, worker, one, _ = generating()
+        worker.yielded(one.number, b"1")
+        worker.yielded(one.number, packed(2, LONG))
+        worker.answer(one.number, "returned")
+        answers = []
+        for _ in range(taken):
+            if (message := worker.take()) is not None:
+                answers += client.receive(carried(message, ToClient))
+        late = [message for _ in range(5) if (message := worker.take()) is not None]
+        answers += client.broken()
+        for message in late:
+            assert client.receive(carried(message, ToClient)) == []
+        ended = [kind for _, kind in kinds(answers) if kind != "yielded"]
+        assert ended == ["returned" if taken >= 4 else "lost"], "its end comes with the fourth message"
+        assert not retained(client)
+        worker.broken()
+        assert not retained(worker)
+
+
+@pytest.mark.usefixtures("small")
+def test_b52_steps_share_messages_with_calls_and_go_first() -> None:
+    client, worker, one, _ = generating()
+    client.step(one, "next", count=1)
+    assert client.can_wait
+    client.step(one, "send", b"value")
+    client.submit(call(0, task=2))
+    assert not client.can_wait, "a crowd"
+    message = client.take()
+    assert message is not None
+    assert [step.kind for step in message.steps] == [Step.NEXT, Step.SEND]
+    assert [frame.task for frame in message.calls] == [2]
+    assert worker.receive(carried(message, ToWorker)).steps[1].payload == b"value"
+    for _ in range(6):
+        client.step(one, "send", noise(0, INLINE))
+    client.submit(call(0, task=3))
+    per_message = -(-MESSAGE // (INLINE + session._FRAME))
+    sent = []
+    for message in all_of(client.take):
+        sent.append((len(message.steps), len(message.calls)))
+    assert sent == [(per_message, 0), (6 - per_message, 1)], "a message ends when it is long enough"
+
+
+# -- payloads that travel apart ---------------------------------------------------------------------------------------
+
+ROUTES = {"chunks": False, "memory": True}
+ALL_SHAPES: list[Shape] = [
+    *(0, 1, INLINE - 1, INLINE, INLINE + 1, 2 * INLINE, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 7),
+    (1, (0, False)),
+    (1, (0, True), (0, False)),
+    (0, (1, False)),
+    (INLINE, (INLINE, False)),
+    (INLINE + 1, (INLINE + 1, True), (INLINE - 1, False)),
+    (3, (WINDOW, True), (0, True), (WINDOW, False), (0, False)),
+    (3, *((1, nth % 2 == 0) for nth in range(20))),
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", ALL_SHAPES, ids=str)
+@pytest.mark.usefixtures("small")
+def test_s05_a_payload_arrives_equal_whichever_way_it_travels(shape: Shape, route: str) -> None:
+    client, worker = opened(shares=ROUTES[route])
+    shells = Shells(client, worker)
+    one = call(shape, COUNTS)
+    client.submit(one)
+    shells.settle()
+    client.step(one, "send", packed("sent", shape))
+    shells.settle()
+    worker.yielded(one.number, packed("item", shape))
+    worker.answer(one.number, "returned", packed("result", shape))
+    shells.settle()
+    assert [got.arguments for got in shells.heard.begun] == [plain(packed(1, shape))]
+    assert [step.payload for step in shells.heard.steps] == [plain(packed("sent", shape))]
+    assert [answer.payload for answer in shells.answers] == [plain(packed(seed, shape)) for seed in ("item", "result")]
+    assert bool(shells.closed) is (ROUTES[route] and isinstance(packed(0, shape), Parcel))
+
+
+@pytest.mark.usefixtures("small")
+def test_b52_a_transfer_waits_for_room_and_small_frames_do_not() -> None:
+    client, worker = opened()
+    client.submit(call(3 * WINDOW, task=1))
+    messages = list(all_of(client.take))
+    assert sum(len(chunk.data) for message in messages for chunk in message.chunks) == WINDOW
+    assert (client.waiting, client.sent) == (1, {})
+    assert not client.stirs, "nothing can be sent"
+    client.submit(call(SMALL, task=2))
+    message = client.take()
+    assert message is not None
+    assert [frame.task for frame in message.calls] == [2]
+    assert not message.chunks
+    for before in messages:
+        worker.receive(carried(before, ToWorker))
+    assert [got.task for got in worker.receive(carried(message, ToWorker)).begun] == [2]
+    room = worker.take()
+    assert room is not None
+    assert [(credit.transfer, credit.bytes) for credit in room.credits] == [(1, WINDOW)]
+    assert worker.take() is None
+    assert client.receive(carried(room, ToClient)) == []
+    assert client.stirs, "it goes on"
+    assert not client.can_wait
+    assert [got.task for got in told(client, worker).begun] == [1]
+
+
+@pytest.mark.usefixtures("small")
+def test_b52_a_long_answer_waits_for_room_and_small_ones_do_not() -> None:
+    client, worker = opened()
+    one, two = call(task=1), call(task=2)
+    client.submit(one)
+    client.submit(two)
+    told(client, worker)
+    worker.answer(one.number, "returned", packed(0, 3 * WINDOW))
+    sent = [message for _ in range(9) if (message := worker.take()) is not None]
+    assert sum(len(chunk.data) for message in sent for chunk in message.chunks) == WINDOW
+    assert worker.has_more, "the answer is on its way"
+    worker.answer(two.number, "returned", b"small")
+    message = worker.take()
+    assert message is not None
+    assert [result.number for result in message.results] == [two.number]
+    assert not message.chunks
+    for before in sent:
+        assert client.receive(carried(before, ToClient)) == []
+    assert client.owes
+    assert not client.can_wait, "the worker waits for it"
+    assert kinds(client.receive(carried(message, ToClient))) == [(two, "returned")]
+    told(client, worker)
+    assert worker.stirs
+    assert same(heard(client, worker)) == [(one, "returned", plain(packed(0, 3 * WINDOW)), False, 0)]
+
+
+@pytest.mark.usefixtures("small")
+def test_b52_a_transfer_that_waits_for_room_holds_up_no_other() -> None:
+    client, worker = opened()
+    client.submit(call(3 * WINDOW, task=1))
+    assert list(all_of(client.take))
+    client.submit(call(WINDOW, task=2))
+    done = []
+    for message in all_of(client.take):
+        assert {chunk.transfer for chunk in message.chunks} <= {2}
+        done += [frame.task for frame in message.calls]
+    assert done == [2]
+    assert worker.take() is None
+
+
+@pytest.mark.usefixtures("small")
+def test_b52_the_answer_of_an_abandoned_call_has_room_to_come() -> None:
+    """Else it would stand at the worker for as long as the stream lasts."""
+    client, worker = opened()
+    one = call()
+    client.submit(one)
+    told(client, worker)
+    client.abandon(one)
+    worker.answer(one.number, "returned", packed(0, 5 * WINDOW))
+    assert heard(client, worker) == []
+    assert not worker.has_more
+    assert client._transfers._arriving == {}
+
+
+@pytest.mark.usefixtures("small")
+def test_s40a_room_for_a_transfer_that_was_given_up_changes_nothing() -> None:
+    client, worker = opened()
+    one = call(3 * WINDOW)
+    client.submit(one)
+    for message in all_of(client.take):
+        worker.receive(carried(message, ToWorker))
+    assert client.cancel(one)
+    room = worker.take()
+    assert client.receive(carried(room, ToClient)) == []
+    message = client.take()
+    assert message is not None
+    assert [(chunk.transfer, chunk.abandoned) for chunk in message.chunks] == [(1, True)]
+    assert worker.receive(carried(message, ToWorker)) == SILENCE
+    assert (client.take(), worker.take(), worker._transfers._arriving) == (None, None, {})
+
+
+# -- memory that is lent ----------------------------------------------------------------------------------------------
+
+
+def test_s05_both_sides_say_whether_they_can_read_the_others_memory() -> None:
+    client, worker = ClientSession(1, "client", "1.0", max_payload=77), WorkerSession("w1", "1.0", form_of)
+    mine, theirs = Probe(pid=1, descriptor=2, token=b"3"), Probe(pid=4, descriptor=5, token=b"6")
+    hello = carried(client.hello(mine), ToWorker)
+    assert hello.hello.probe == mine
+    assert worker.greet(hello, probe=theirs, shares=True)
+    assert worker.max_payload == 77
+    assert client.welcomed(carried(worker.take(), ToClient)) is None
+    assert (client.probe, client.shares, worker.shares) == (theirs, True, False)
+    assert client.take() is None
+    client.can_read()
+    assert not client.can_wait, "until then the worker sends chunks"
+    message = client.take()
+    assert message is not None
+    assert message.shares
+    assert worker.receive(carried(message, ToWorker)) == SILENCE
+    assert worker.shares
+    assert client.take() is None, "said once"
+    quiet, deaf = ClientSession(1, "client", "1.0"), WorkerSession("w1", "1.0", form_of)
+    assert not quiet.hello().hello.HasField("probe")
+    assert deaf.greet(quiet.hello())
+    assert quiet.welcomed(carried(deaf.take(), ToClient)) is None
+    assert (quiet.probe, quiet.shares, deaf.shares, deaf.max_payload) == (None, False, False, 0)
+
+
+@pytest.mark.usefixtures("small")
+def test_s05_a_call_whose_arguments_are_being_lent_is_unsent() -> None:
+    client, worker = opened(shares=True)
+    one = call((3, (2 * INLINE, True)))
+    client.submit(one)
+    assert client.take() is None, "it waits for memory"
+    assert client.stirs
+    lending = client.loans.begin()
+    assert lending is not None
+    assert client.take() is None, "it is being written"
+    assert (client.waiting, client.sent) == (1, {})
+    assert (client.outbox, client.apart) == (session._FRAME, 2 * INLINE + 3)
+    client.lend(lending, 55)
+    assert (one.number, client.waiting, client.sent) == (0, 1, {})
+    message = client.take()
+    assert message is not None
+    assert not message.chunks
+    (frame,) = message.calls
+    assert (frame.arguments, frame.transfer, frame.loan.number, frame.loan.descriptor) == (b"", 0, 1, 55)
+    assert (client.sent, client.outbox, client.apart, one.arguments) == ({one.number: one}, 0, 0, b"")
+    assert one.lending is None, "nobody needs them any more"
+    (begun,) = worker.receive(carried(message, ToWorker)).begun
+    assert begun.arguments == Borrowed(1, 55, [(3, False), (2 * INLINE, True)])
+    assert not list(client.loans.take_released()), "it is being read"
+    worker.has_read(begun.arguments)
+    assert worker.owes
+    assert client.receive(carried(worker.take(), ToClient)) == []
+    assert client.stirs
+    assert list(client.loans.take_released()) == [55]
+    assert not client.stirs
+    assert kinds(client.broken()) == [(one, "lost")]
+    assert not list(client.loans.take_released())
+
+
+@pytest.mark.usefixtures("small")
+def test_s05_only_so_many_loans_are_open() -> None:
+    client, worker = opened(shares=True)
+    shells = Shells(client, worker)
+    for task in range(1, 6):
+        client.submit(call(LONG, task=task))
+    client.submit(call(SMALL, task=6))
+    assert len(shells.lend(client)) == LOANS
+    begun = told(client, worker).begun
+    assert [got.task for got in begun] == [6, 1, 2], "the others wait, and no small one for them"
+    assert shells.lend(client) == []
+    assert isinstance(begun[1].arguments, Borrowed)
+    worker.has_read(begun[1].arguments)
+    assert client.receive(carried(worker.take(), ToClient)) == []
+    assert len(shells.lend(client)) == 1, "one was returned"
+    assert [got.task for got in told(client, worker).begun] == [3]
+
+
+@pytest.mark.usefixtures("small")
+def test_s05_without_memory_it_goes_in_chunks() -> None:
+    client, worker, one, shells = generating(shares=True)
+    two = call(LONG, task=2)
+    client.submit(two)
+    client.step(one, "send", packed("sent", LONG))
+    worker.yielded(one.number, packed("item", LONG))
+    worker.yielded(one.number, b"behind it")
+    for side in (client, worker):
+        while (lending := side.loans.begin()) is not None:
+            side.not_lent(lending)
+    shells.settle()
+    assert [got.arguments for got in shells.heard.begun] == [plain(packed(2, LONG))]
+    assert [step.payload for step in shells.heard.steps] == [plain(packed("sent", LONG))]
+    assert [answer.payload for answer in shells.answers] == [plain(packed("item", LONG)), b"behind it"]
+    assert shells.closed == []
+
+
+STAGES = [
+    "early",
+    "waits for memory",
+    "is written",
+    "is written, and fails",
+    "lies in memory",
+    "no chunk",
+    "some chunks",
+    "waits for room",
+    "all chunks",
+    "sent",
+]
+
+
+def staged(stage: str) -> tuple[ClientSession, WorkerSession, Outgoing, Shells, Callable[[], object]]:
+    """A call with long arguments that has come so far; and what its shell still has to do."""
+    size = 3 * WINDOW if stage == "waits for room" else LONG
+    one = call(size)
+    later: Callable[[], object] = bool  # nothing
+    if stage == "early":
+        client, worker = ClientSession(1, "client", "1.0"), WorkerSession("w1", "1.0", form_of)
+        client.submit(one)
+        assert worker.greet(client.hello(), shares=True)
+        welcome = worker.take()
+        assert welcome is not None
+        return client, worker, one, Shells(client, worker), partial(client.welcomed, welcome)
+    chunks = {"no chunk": 0, "some chunks": 1, "waits for room": 9, "all chunks": 3, "sent": 9}
+    client, worker = opened(shares=stage not in chunks)
+    shells = Shells(client, worker)
+    client.submit(one)
+    for _ in range(chunks.get(stage, 0)):
+        if (message := client.take()) is not None:
+            worker.receive(carried(message, ToWorker))
+    if stage.startswith("is written") or stage == "lies in memory":
+        lending = client.loans.begin()
+        assert lending is not None
+        shells.memory[55] = b"".join(lending.parcel.segments())
+        if stage == "lies in memory":
+            client.lend(lending, 55)
+        elif stage == "is written":
+            later = partial(client.lend, lending, 55)
+        else:
+            del shells.memory[55]
+            later = partial(client.not_lent, lending)
+    assert (one.number > 0) is (stage == "sent")
+    return client, worker, one, shells, later
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.usefixtures("small")
+def test_s40a_a_call_may_be_cancelled_at_any_stage(stage: str) -> None:
+    client, worker, one, shells, later = staged(stage)
+    assert client.cancel(one) is (stage != "sent")
+    assert not client.cancel(one), "once"
+    later()
+    if stage == "sent":
+        assert told(client, worker).cancels == [1, 1]
+        worker.answer(1, "cancelled")
+        assert kinds(heard(client, worker)) == [(one, "cancelled")]
+    shells.settle()
+    assert (client.outbox, client.apart, client.waiting) == (0, 0, 0)
+    assert (shells.heard, shells.answers) == (SILENCE, [])
+    assert worker._transfers._arriving == {}
+    assert len(shells.closed) == (stage in ("is written", "lies in memory"))
+    assert not retained(client)
+    another = call(LONG, task=2)
+    client.submit(another)
+    shells.settle()
+    assert [got.task for got in shells.heard.begun] == [2], "and the next one goes its way"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.usefixtures("small")
+def test_s40a_a_stream_may_break_at_any_stage(stage: str) -> None:
+    client, worker, one, shells, later = staged(stage)
+    (answer,) = client.broken()
+    assert (answer.call, answer.kind) == (one, "lost" if stage == "sent" else "unsent")
+    if stage != "sent":
+        assert plain(one.arguments) == plain(packed(1, len(one.arguments))), "it can be sent elsewhere as it is"
+    if stage != "early":
+        later()
+    shells.close(client)
+    assert len(shells.closed) == (stage in ("is written", "lies in memory"))
+    assert shells.memory == {}
+    assert client.loans.begin() is None
+    assert not retained(client)
+    assert client.take() is None
+    worker.broken()
+    assert not retained(worker)
+
+
+@pytest.mark.parametrize("stage", ["waits for memory", "is written", "lies in memory", "sent", "returned"])
+@pytest.mark.usefixtures("small")
+def test_s40a_what_a_worker_lends_is_released_when_the_stream_breaks(stage: str) -> None:
+    client, worker, one, shells = generating(shares=True)
+    worker.yielded(one.number, packed(1, LONG))
+    worker.yielded(one.number, b"behind it")
+    lending = None
+    if stage == "is written":
+        lending = worker.loans.begin()
+    elif stage != "waits for memory":
+        shells.lend(worker)
+        if stage != "lies in memory":
+            (answer, _) = client.receive(carried(worker.take(), ToClient))
+        if stage == "returned":
+            shells.whole(client, answer.payload)
+            told(client, worker)
+    assert worker.broken() == [one.number]
+    if lending is not None:
+        shells.memory[55] = b""
+        worker.lend(lending, 55)
+    shells.close(worker)
+    assert shells.memory == {}
+    assert len(shells.closed) == (stage != "waits for memory")
+    assert not retained(worker)
+    assert not worker.has_more
+    assert worker.take() is None
+
+
+def test_s40a_what_was_read_after_the_break_is_told_to_nobody() -> None:
+    """A thread may still be reading when the stream ends."""
+    client, worker = opened(shares=True)
+    for side in (client, worker):
+        side.has_read(Borrowed(1, 55, [(3, False)]))
+        assert side.owes
+        side.broken()
+        assert not side.owes
+        assert side.take() is None
+        side.has_read(Borrowed(2, 56, [(3, False)]))
+        assert side.take() is None
+    assert not worker.has_more
 
 
 # -- functions --------------------------------------------------------------------------------------------------------
@@ -493,7 +1214,7 @@ def test_b52_a_function_is_defined_once() -> None:
         client.submit(call(form=form, task=task))
         message = client.take()
         defined.append([form_of(one) for one in message.definitions])  # type: ignore[union-attr]
-        begun, _ = worker.receive(carried(message, ToWorker))
+        begun, _, _ = worker.receive(carried(message, ToWorker))
         assert [got.function for got in begun] == [form]
     assert defined == [[NAMED], [value], [], [], [NAMED._replace(thread=True)]]
 
@@ -509,7 +1230,7 @@ def test_b52_the_longest_unused_value_is_forgotten_and_defined_again() -> None:
             client.submit(call(form=forms[name], task=ord(name[0])))
         message = client.take()
         assert message is not None
-        begun, _ = worker.receive(carried(message, ToWorker))
+        begun, _, _ = worker.receive(carried(message, ToWorker))
         assert [got.function for got in begun] == [forms[name] for name in names]
         for got in begun:
             worker.answer(got.number, "returned")
@@ -539,7 +1260,7 @@ def test_b52_a_function_longer_than_all_that_is_kept_is_kept_alone() -> None:
         client.submit(call(form=form, task=task))
         message = client.take()
         assert message is not None
-        begun, _ = worker.receive(carried(message, ToWorker))
+        begun, _, _ = worker.receive(carried(message, ToWorker))
         assert [got.function for got in begun] == [form]
         told_of.append((len(message.definitions), len(message.forgotten)))
         assert len(worker._functions) == 1
@@ -556,7 +1277,7 @@ def test_b52_started_pulse_peers_and_stopping_travel() -> None:
     client.submit(two)
     client.introduce("pool", [("w2", "unix:b")])
     client.introduce("pool", [("w1", "unix:a")])
-    begun, _ = told(client, worker)
+    begun = told(client, worker).begun
     assert [(got.timeout, got.caller, got.tell_start) for got in begun] == [(0.0, "", True), (1.5, "client/1", False)]
     assert worker.peers == ("pool", [("w1", "unix:a")]), "what was said last"
     worker.started(one.number)
@@ -665,10 +1386,8 @@ def test_s45_a_first_message_without_hello_is_refused(message: ToWorker) -> None
     assert "hello" in reply.refused.reason
     assert not reply.HasField("welcome")
     assert (worker.state, worker.open, worker.take()) == ("over", {}, None)
-    assert worker.receive(ToWorker(definitions=[Definition(function=1)], calls=[Call(number=1, function=1)])) == (
-        [],
-        [],
-    )
+    early = ToWorker(definitions=[Definition(function=1)], calls=[Call(number=1, function=1)])
+    assert worker.receive(early) == SILENCE
 
 
 @pytest.mark.parametrize(
@@ -717,7 +1436,7 @@ def test_s45_nothing_is_heard_before_the_welcome() -> None:
 def test_s45_nothing_is_begun_before_the_hello() -> None:
     worker = WorkerSession("w1", "1.0", form_of)
     early = ToWorker(definitions=[Definition(function=1)], calls=[Call(number=1, function=1)], cancels=[1])
-    assert worker.receive(early) == ([], [])
+    assert worker.receive(early) == SILENCE
     assert (worker.open, worker.take(), worker.state) == ({}, None, "opening")
     assert worker.greet(ClientSession(1, "client", "1.0").hello())
     with pytest.raises(ConversationBroken, match="not defined"):
@@ -729,7 +1448,7 @@ def test_s45_a_second_hello_and_a_second_welcome_change_nothing() -> None:
     one = call()
     client.submit(one)
     told(client, worker)
-    assert worker.receive(ToWorker(hello=Hello(oldest=9, newest=9, client="other"))) == ([], [])
+    assert worker.receive(ToWorker(hello=Hello(oldest=9, newest=9, client="other"))) == SILENCE
     assert (worker.state, worker.client, list(worker.open)) == ("open", "client", [one.number])
     assert client.receive(ToClient(welcome=Welcome(protocol=9, uid="w9"))) == []
     assert client.receive(ToClient(refused=Refused(reason="no"))) == []
@@ -750,12 +1469,19 @@ DEFINED = Definition(function=1, tag="jobs.add:1")
         (ToWorker(calls=[Call(number=6, function=1), Call(number=6, function=1)]), "call 6 .* sent before"),
         (ToWorker(calls=[Call(number=6, function=2)]), "function 2, which was not defined"),
         (ToWorker(calls=[Call(number=6)]), "function 0, which was not defined"),
-        (ToWorker(calls=[Call(number=6, function=1, transfer=3)]), "transfer 3, of which nothing came"),
+        (ToWorker(calls=[Call(number=6, function=1, transfer=3)]), "transfer 3, of which not all has come"),
         (
             ToWorker(chunks=[Chunk(transfer=8, abandoned=True)], calls=[Call(number=6, function=1, transfer=8)]),
-            "transfer 8, of which nothing came",
+            "transfer 8, of which not all has come",
         ),
         (ToWorker(calls=[Call(number=6, function=1), Call(number=7, function=2)]), "function 2"),
+        (ToWorker(calls=[Call(number=6, function=1, transfer=8)]), "transfer 8, of which not all has come"),
+        (ToWorker(steps=[Step(number=5, transfer=8)]), "transfer 8, of which not all has come"),
+        (ToWorker(steps=[Step(number=99, transfer=3)]), "transfer 3, of which not all has come"),
+        (ToWorker(chunks=[Chunk(transfer=3, data=b"x")]), "transfer 3, of which no layout came"),
+        (ToWorker(chunks=[Chunk(transfer=8, data=b"beyond")]), "beyond what was announced"),
+        (ToWorker(chunks=[Chunk(transfer=8, data=b"whole"), Chunk(transfer=8, data=b"x")]), "beyond"),
+        (ToWorker(chunks=[Chunk(transfer=3, data=b"x", layout=Layout())]), "beyond"),
     ],
 )
 def test_s40a_a_worker_ends_a_conversation_it_cannot_follow(message: ToWorker, said: str) -> None:
@@ -764,7 +1490,7 @@ def test_s40a_a_worker_ends_a_conversation_it_cannot_follow(message: ToWorker, s
         ToWorker(
             definitions=[DEFINED],
             calls=[Call(number=5, function=1)],
-            chunks=[Chunk(transfer=8, data=b"begun")],
+            chunks=[Chunk(transfer=8, data=b"begun", layout=Layout(pickle=10))],
         )
     )
     with pytest.raises(ConversationBroken, match=said) as caught:
@@ -772,13 +1498,15 @@ def test_s40a_a_worker_ends_a_conversation_it_cannot_follow(message: ToWorker, s
     assert isinstance(caught.value, RpcError)
     assert caught.value.remedy
     assert 5 in worker.broken(), "what runs is to be cancelled, and nothing of this message was begun"
-    assert worker.receive(message) == ([], [])
+    assert worker.receive(message) == SILENCE
     assert worker.broken() == []
 
 
 def test_s40a_a_forgotten_function_may_not_be_called() -> None:
     worker = opened()[1]
-    begun, _ = worker.receive(ToWorker(definitions=[DEFINED], calls=[Call(number=1, function=1)], forgotten=[1, 1, 77]))
+    begun, _, _ = worker.receive(
+        ToWorker(definitions=[DEFINED], calls=[Call(number=1, function=1)], forgotten=[1, 1, 77])
+    )
     assert [got.function.tag for got in begun] == ["jobs.add:1"], "the message that forgets it may use it"
     with pytest.raises(ConversationBroken, match="not defined"):
         worker.receive(ToWorker(calls=[Call(number=2, function=1)]))
@@ -787,7 +1515,7 @@ def test_s40a_a_forgotten_function_may_not_be_called() -> None:
 def test_s40a_cancels_of_unknown_calls_are_ignored() -> None:
     worker = opened()[1]
     worker.receive(ToWorker(definitions=[DEFINED], calls=[Call(number=1, function=1)]))
-    assert worker.receive(ToWorker(cancels=[0, 1, 2, 1, 2**64 - 1])) == ([], [1, 1])
+    assert worker.receive(ToWorker(cancels=[0, 1, 2, 1, 2**64 - 1])) == ([], [1, 1], [])
 
 
 def answering() -> tuple[ClientSession, WorkerSession, list[Outgoing]]:
@@ -801,9 +1529,85 @@ def answering() -> tuple[ClientSession, WorkerSession, list[Outgoing]]:
 
 def test_s40a_an_answer_whose_transfer_nobody_sent_breaks_the_conversation() -> None:
     client, _, calls = answering()
-    with pytest.raises(ConversationBroken, match="transfer 4, of which nothing came"):
+    with pytest.raises(ConversationBroken, match="transfer 4, of which not all has come"):
         client.receive(ToClient(results=[Result(number=2, transfer=4)]))
     assert kinds(client.broken()) == [(one, "lost") for one in calls]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ToClient(yields=[Yield(number=2, transfer=4)]),
+        ToClient(yields=[Yield(number=99, transfer=4)]),
+        ToClient(results=[Result(number=1, transfer=8)]),
+        ToClient(chunks=[Chunk(transfer=3, data=b"x")]),
+        ToClient(chunks=[Chunk(transfer=8, data=b"beyond")]),
+        ToClient(chunks=[Chunk(transfer=8, data=b"12345"), Chunk(transfer=8)]),
+        ToClient(chunks=[Chunk(transfer=8, abandoned=True), Chunk(transfer=8, data=b"x")]),
+    ],
+    ids=str,
+)
+def test_s40a_a_client_ends_a_conversation_it_cannot_follow(message: ToClient) -> None:
+    client, _, calls = answering()
+    client.receive(ToClient(chunks=[Chunk(transfer=8, data=b"begun", layout=Layout(pickle=10))]))
+    message.results.add(number=calls[0].number, payload=b"fine")
+    with pytest.raises(ConversationBroken):
+        client.receive(message)
+    assert kinds(client.broken()) == [(one, "lost") for one in calls], "no call is left without an answer"
+    assert not retained(client)
+
+
+def test_s40a_room_and_returns_of_nobody_are_ignored() -> None:
+    client, worker, _ = answering()
+    assert client.receive(ToClient(credits=[Credit(transfer=5, bytes=7)], returned=[0, 4, 4])) == []
+    assert worker.receive(ToWorker(credits=[Credit(transfer=5, bytes=7)], returned=[0, 4, 4])) == SILENCE
+    assert (client.stirs, worker.stirs) == (False, False)
+    assert worker.receive(ToWorker(steps=[Step(number=99), Step(number=98, loan=Loan(number=4))])) == SILENCE
+    reply = worker.take()
+    assert reply is not None
+    assert list(reply.returned) == [4], "what a step of nobody was lent goes back"
+    strange = ToClient(yields=[Yield(number=97, loan=Loan(number=6))], results=[Result(number=98, loan=Loan(number=7))])
+    assert client.receive(strange) == []
+    message = client.take()
+    assert message is not None
+    assert list(message.returned) == [6, 7]
+
+
+@pytest.mark.usefixtures("small")
+def test_s40a_a_loan_that_is_returned_twice_or_too_early_is_released_once() -> None:
+    client, _ = opened(shares=True)
+    one, two = call(LONG, task=1), call(LONG, task=2)
+    client.submit(one)
+    client.submit(two)
+    shells = Shells(client, WorkerSession("w1", "1.0", form_of))
+    lent = shells.lend(client)
+    client.receive(ToClient(returned=[1, 1]))
+    client.receive(ToClient(returned=[1]))
+    assert client.cancel(one)
+    assert client.cancel(two)
+    assert list(client.loans.take_released()) == lent
+    client.broken()
+    assert list(client.loans.take_released()) == []
+
+
+def test_s40a_an_item_of_a_call_that_is_no_generator_is_no_answer() -> None:
+    """Its caller waits for one answer, and would take the item for it."""
+    client, _, calls = answering()
+    try:
+        answers = client.receive(ToClient(yields=[Yield(number=calls[0].number, payload=b"item")]))
+    except ConversationBroken:
+        answers = []
+    assert answers == []
+
+
+def test_s45_an_unknown_step_ends_a_generator() -> None:
+    """A newer client may know more kinds. It was asked for something, and would wait for ever for an answer."""
+    client, worker = opened()
+    one = call(form=COUNTS)
+    client.submit(one)
+    told(client, worker)
+    step = Step.FromString(Step(number=one.number).SerializeToString() + b"\x10\x09")
+    assert worker.receive(carried(ToWorker(steps=[step]), ToWorker)).steps == [Stepped(one.number, "close", 0, b"")]
 
 
 def test_s40a_a_message_that_breaks_the_conversation_costs_no_call_its_outcome() -> None:
@@ -854,33 +1658,55 @@ def test_s45_unknown_kinds_of_answers_are_taken_for_the_safe_ones() -> None:
 def test_s45_what_a_newer_side_adds_is_ignored() -> None:
     client, worker, calls = answering()
     added = b"\x92\x03\x03new"  # field 50, a string
-    assert worker.receive(ToWorker.FromString(ToWorker(cancels=[1]).SerializeToString() + added)) == ([], [1])
+    assert worker.receive(ToWorker.FromString(ToWorker(cancels=[1]).SerializeToString() + added)) == ([], [1], [])
     result = ToClient(results=[Result(number=calls[0].number)]).SerializeToString()
     assert kinds(client.receive(ToClient.FromString(result + added))) == [(calls[0], "returned")]
 
 
 numbers = st.integers(0, 6)
 payloads = st.binary(max_size=3)
-chunks = st.lists(st.builds(Chunk, transfer=numbers, data=payloads, abandoned=st.booleans()), max_size=2)
+lengths = st.integers(0, 4)
+layouts = st.builds(
+    Layout, pickle=lengths, buffers=st.lists(st.builds(Buffer, length=lengths, writable=st.booleans()), max_size=2)
+)
+chunks = st.lists(
+    st.builds(Chunk, transfer=numbers, data=payloads, abandoned=st.booleans(), layout=st.none() | layouts), max_size=3
+)
+loans = st.none() | st.builds(Loan, number=numbers, descriptor=numbers, layout=layouts)
+apart: dict[str, Any] = {"transfer": st.just(0) | numbers, "loan": loans}
+both: dict[str, Any] = {
+    "chunks": chunks,
+    "credits": st.lists(st.builds(Credit, transfer=numbers, bytes=st.integers(0, 2**64 - 1)), max_size=2),
+    "returned": st.lists(numbers, max_size=3),
+}
 to_worker = st.builds(
     ToWorker,
     definitions=st.lists(st.builds(Definition, function=numbers, value=payloads), max_size=2),
-    chunks=chunks,
-    calls=st.lists(st.builds(Call, number=numbers, function=numbers, transfer=st.just(0) | numbers), max_size=3),
+    calls=st.lists(st.builds(Call, number=numbers, function=numbers, **apart), max_size=3),
+    steps=st.lists(st.builds(Step, number=numbers, kind=st.integers(0, 4), **apart), max_size=3),
     cancels=st.lists(numbers, max_size=2),
     forgotten=st.lists(numbers, max_size=2),
+    shares=st.booleans(),
+    **both,
 )
 to_client = st.builds(
     ToClient,
     started=st.lists(numbers, max_size=2),
-    chunks=chunks,
-    results=st.lists(
-        st.builds(Result, number=numbers, transfer=st.just(0) | numbers, kind=st.integers(0, 4)), max_size=3
-    ),
+    results=st.lists(st.builds(Result, number=numbers, kind=st.integers(0, 4), **apart), max_size=3),
+    yields=st.lists(st.builds(Yield, number=numbers, **apart), max_size=3),
     refusals=st.lists(st.builds(Refusal, number=numbers, why=st.integers(0, 4)), max_size=2),
     stopping=st.booleans(),
+    **both,
 )
-fuzz = settings(max_examples=int(50 + 700 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
+fuzz = settings(max_examples=int(30 + 700 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
+
+
+def borrowed_in(payloads: Sequence[Any]) -> list[int]:
+    return [payload.number for payload in payloads if isinstance(payload, Borrowed)]
+
+
+def lent_by(frames: Sequence[Any]) -> list[int]:
+    return [frame.loan.number for frame in frames if frame.HasField("loan") and not frame.transfer]
 
 
 @fuzz
@@ -890,17 +1716,22 @@ def test_s40a_whatever_a_client_says_no_number_is_begun_twice(messages: list[ToW
     begun: list[int] = []
     try:
         for message in messages:
-            calls, cancels = worker.receive(message)
+            calls, cancels, steps = worker.receive(message)
             begun += [got.number for got in calls]
             assert set(cancels) <= set(begun)
+            assert {step.number for step in steps} <= set(begun), "steps of nobody are ignored"
             assert list(worker.open) == begun
+            taken = borrowed_in([*(got.arguments for got in calls), *(step.payload for step in steps)])
+            assert sorted(taken + worker._returns) == sorted(lent_by([*message.calls, *message.steps]))
+            worker._returns.clear()
     except ConversationBroken:
         pass
     assert begun == sorted(set(begun))
     assert worker.broken()[: len(begun)] == begun
     for message in messages:
-        assert worker.receive(message) == ([], [])
+        assert worker.receive(message) == SILENCE
     assert worker.take() is None
+    assert not retained(worker)
 
 
 @fuzz
@@ -910,23 +1741,59 @@ def test_s40a_whatever_a_worker_says_each_call_ends_once(messages: list[ToClient
     answers: list[Answer] = []
     try:
         for message in messages:
-            answers += client.receive(message)
+            more = client.receive(message)
+            answers += [answer for answer in more if answer.kind != "yielded"]
             assert client.waiting == 3 - len(answers)
+            taken = borrowed_in([answer.payload for answer in more])
+            assert sorted(taken + client._returns) == sorted(lent_by([*message.results, *message.yields]))
+            client._returns.clear()
     except ConversationBroken:
         pass
     answers += client.broken()
     assert sorted(answer.call.task for answer in answers) == [one.task for one in calls]
     for message in messages:
         assert client.receive(message) == [], "garbage after the break"
+    assert not retained(client)
+
+
+@fuzz
+@given(messages=st.lists(to_client, max_size=4), written=st.integers(0, 4), sent=st.booleans())
+@pytest.mark.usefixtures("small")
+def test_s40a_whatever_a_worker_says_each_descriptor_is_released_once(
+    messages: list[ToClient], written: int, sent: bool
+) -> None:
+    """Calls whose arguments wait for memory, are being written, are written, were sent, and others in chunks."""
+    client, _ = opened(shares=True)
+    calls = [call(2 * INLINE, task=task) for task in range(1, 5)]
+    for one in calls:
+        client.submit(one)
+    lendings = [lending for _ in calls if (lending := client.loans.begin()) is not None]
+    for descriptor, lending in enumerate(lendings[:written], 100):
+        client.lend(lending, descriptor)
+    if sent:
+        client.take()
+    answers: list[Answer] = []
+    try:
+        for message in messages:
+            answers += [answer for answer in client.receive(message) if answer.kind != "yielded"]
+            assert len(client.loans._lent) + len(client.loans._writing) <= LOANS
+    except ConversationBroken:
+        pass
+    answers += client.broken()
+    assert sorted(answer.call.task for answer in answers) == [1, 2, 3, 4]
+    for descriptor, lending in enumerate(lendings[written:], 100 + written):
+        client.lend(lending, descriptor)
+    assert sorted(client.loans.take_released()) == [100 + nth for nth in range(len(lendings))]
+    assert list(client.loans.take_released()) == []
 
 
 # -- any interleaving -------------------------------------------------------------------------------------------------
 
 LIMITS: list[dict[str, int]] = [
-    {"INLINE": 60, "MESSAGE": 150, "OUTBOX": 400, "KEPT": 30, "CROWD": 3},
-    {"INLINE": 4, "MESSAGE": 100, "OUTBOX": 300, "KEPT": 24, "CROWD": 2},
-    {"INLINE": 8, "MESSAGE": 1, "OUTBOX": 100, "KEPT": 1, "CROWD": 2},
-    {"INLINE": 30, "MESSAGE": 31, "OUTBOX": 200, "KEPT": 1000, "CROWD": 4},
+    {"INLINE": 60, "MESSAGE": 150, "OUTBOX": 400, "KEPT": 30, "CROWD": 3, "WINDOW": 240, "GRANT": 60, "LOANS": 2},
+    {"INLINE": 4, "MESSAGE": 100, "OUTBOX": 300, "KEPT": 24, "CROWD": 2, "WINDOW": 10, "GRANT": 10, "LOANS": 1},
+    {"INLINE": 8, "MESSAGE": 1, "OUTBOX": 100, "KEPT": 1, "CROWD": 2, "WINDOW": 8, "GRANT": 8, "LOANS": 3},
+    {"INLINE": 30, "MESSAGE": 31, "OUTBOX": 200, "KEPT": 1000, "CROWD": 4, "WINDOW": 100, "GRANT": 45, "LOANS": 16},
 ]
 FORMS = [
     NAMED,
@@ -938,27 +1805,42 @@ FORMS = [
     by_value(14, "fourteen"),
     by_value(12, "twelve"),
     by_value(40, "forty"),
+    *[COUNTS] * 6,
+    by_value(10, "ten", generator=True),
+    by_value(11, "eleven", generator=True),
 ]
-SIZES: list[Callable[[int], int]] = [
-    lambda inline: 0,
-    lambda inline: 1,
-    lambda inline: inline,
-    lambda inline: inline,
-    lambda inline: inline + 1,
-    lambda inline: 2 * inline,
-    lambda inline: 3 * inline + 1,
+SHAPES: list[Callable[[int, int], Shape]] = [
+    lambda inline, window: 0,
+    lambda inline, window: 1,
+    lambda inline, window: inline,
+    lambda inline, window: inline,
+    lambda inline, window: inline + 1,
+    lambda inline, window: 2 * inline,
+    lambda inline, window: 3 * inline + 1,
+    lambda inline, window: window,
+    lambda inline, window: window + 1,
+    lambda inline, window: 2 * window + 3,
+    lambda inline, window: (1, (0, False)),
+    lambda inline, window: (3, (inline, False), (inline + 1, True), (0, True), (2, False)),
+    lambda inline, window: (inline + 1, (window, True), (0, False), (0, False), (1, True)),
 ]
 CHOICES: dict[str, Sequence[Any]] = {
     "limits": LIMITS,
     "manner": ["fine", "fine", "fine", "fine", "stopping", "refusing"],
+    "worker_reads": [False, True],
+    "client_reads": [False, True],
     "at": range(4),
     "nth": range(12),
     "form": FORMS,
-    "size": SIZES,
+    "shape": SHAPES,
     "several": [1, 1, 2, 5],
     "retries": [0, 0, 0, 1, 2],
     "moves": [0, 0, 1],
     "kind": [*ENDS, *ENDS, *REFUSALS],
+    "advance": ["next", "next", "send", "send", "throw", "close"],
+    "times": [0, 1, 1, 3],
+    "side": ["client", "worker"],
+    "fails": [False, False, False, True],
     "swallowed": [False, False, True],
     "really": [False, False, False, True],
     "kept": [0, 0, 1, 3],
@@ -990,33 +1872,42 @@ class Conversations(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(**drawn(["limits"]))
-    def begin(self, limits: dict[str, int]) -> None:
-        for name, value in limits.items():
-            setattr(session, name, value)  # whoever runs this puts them back
+    @initialize(**drawn(["limits", "worker_reads", "client_reads"]))
+    def begin(self, limits: dict[str, int], worker_reads: bool, client_reads: bool) -> None:
+        limit(limits)  # whoever runs this puts them back
         self.world = World()
-        self.world.connect()
+        self.world.connect("fine", worker_reads, client_reads)
         self.chance = random.Random(0)
 
     def _pair(self, at: int, fits: Callable[[Pair], object] = lambda pair: True) -> Pair | None:
         pairs = [pair for pair in self.world.pairs if fits(pair)]
         return pairs[at % len(pairs)] if pairs else None
 
-    def _work(self, nth: int) -> Work | None:
-        works = [work for work in self.world.works if not work.outcomes]
+    def _work(self, nth: int, fits: Callable[[Work], object] = lambda work: True) -> Work | None:
+        works = [work for work in self.world.works if not work.outcomes and fits(work)]
         return works[nth % len(works)] if works else None
 
-    @command("manner", when=lambda self: len(self.world.pairs) < 4)
-    def connect(self, manner: Any) -> None:
-        self.world.connect(manner)
+    def _shape(self, shape: Callable[[int, int], Shape]) -> Shape:
+        return shape(parcels.INLINE, parcels.WINDOW)
 
-    @command("at", "form", "size", "retries", "moves", "several")
-    def submit(self, at: int, form: FunctionForm, size: Any, retries: int, moves: int, several: int) -> None:
+    @command("manner", "worker_reads", "client_reads", when=lambda self: len(self.world.pairs) < 4)
+    def connect(self, manner: Any, worker_reads: bool, client_reads: bool) -> None:
+        self.world.connect(manner, worker_reads, client_reads)
+
+    @command("at", "form", "shape", "retries", "moves", "several")
+    def submit(self, at: int, form: FunctionForm, shape: Any, retries: int, moves: int, several: int) -> None:
         pair = self._pair(at, lambda pair: pair.takes_calls)
         for _ in range(several):
-            work = self.world.make(form, size(session.INLINE), retries, moves)
+            work = self.world.make(form, self._shape(shape), retries, moves)
             if pair is not None:
                 self.world.place(work, pair)
+
+    @command("nth", "advance", "shape", "times", "several")
+    def step(self, nth: int, advance: Any, shape: Any, times: int, several: int) -> None:
+        work = self._work(nth, lambda work: work.form.generator)
+        for _ in range(several if work is not None else 0):
+            assert work is not None
+            self.world.step(work, advance, self._shape(shape), times)
 
     @command("at", "nth", when=lambda self: self.world.homeless)
     def place(self, at: int, nth: int) -> None:
@@ -1030,6 +1921,21 @@ class Conversations(RuleBasedStateMachine):
         if really and work is not None:
             self.world.cancel(work)
 
+    @command("at", "nth", "really")
+    def cancel_unsent(self, at: int, nth: int, really: bool) -> None:
+        pair = self._pair(at, lambda pair: pair.out.works())
+        if really and pair is not None:
+            works = pair.out.works()
+            self.world.cancel(works[nth % len(works)])
+
+    @command("at", "nth")
+    def cancel_nearly_sent(self, at: int, nth: int) -> None:
+        """One whose arguments are being lent, or lie there, or have gone in chunks."""
+        pair = self._pair(at, lambda pair: pair.out.nearly())
+        if pair is not None:
+            works = pair.out.nearly()
+            self.world.cancel(works[nth % len(works)])
+
     @command("nth", "really")
     def abandon(self, nth: int, really: bool) -> None:
         work = self._work(nth)
@@ -1038,7 +1944,7 @@ class Conversations(RuleBasedStateMachine):
 
     @command("at", "peers")
     def introduce(self, at: int, peers: Any) -> None:
-        pair = self._pair(at, lambda pair: not pair.client_over)
+        pair = self._pair(at, lambda pair: not pair.out.over)
         if pair is not None:
             self.world.introduce(pair, peers)
 
@@ -1055,12 +1961,27 @@ class Conversations(RuleBasedStateMachine):
             if (pair := self._pair(at, lambda pair: pair.to_worker)) is not None:
                 self.world.worker_hears(pair)
 
-    @command("at", "nth", "kind", "size", "swallowed")
-    def worker_answers(self, at: int, nth: int, kind: str, size: Any, swallowed: bool) -> None:
+    @command("at", "nth", "shape", "swallowed", "several")
+    def worker_yields(self, at: int, nth: int, shape: Any, swallowed: bool, several: int) -> None:
+        pair = self._pair(at, lambda pair: pair.open)
+        if pair is not None:
+            generators = [number for number, work in pair.open.items() if work.form.generator]
+            for _ in range(several if generators else 0):
+                self.world.worker_yields(pair, generators[nth % len(generators)], self._shape(shape), swallowed)
+
+    @command("at", "nth", "shape")
+    def worker_yields_again(self, at: int, nth: int, shape: Any) -> None:
+        """One that has ended, or was never there."""
+        pair = self._pair(at)
+        if pair is not None and nth not in pair.open:
+            self.world.worker_yields(pair, nth, self._shape(shape), False)
+
+    @command("at", "nth", "kind", "shape", "swallowed")
+    def worker_answers(self, at: int, nth: int, kind: str, shape: Any, swallowed: bool) -> None:
         pair = self._pair(at, lambda pair: pair.open)
         if pair is not None:
             number = list(pair.open)[nth % len(pair.open)]
-            self.world.worker_answers(pair, number, kind, size(session.INLINE), swallowed)
+            self.world.worker_answers(pair, number, kind, self._shape(shape), swallowed)
 
     @command("at", "kind")
     def worker_answers_all(self, at: int, kind: str) -> None:
@@ -1104,16 +2025,45 @@ class Conversations(RuleBasedStateMachine):
             if (pair := self._pair(at, lambda pair: pair.to_client)) is not None:
                 self.world.client_hears(pair)
 
+    @command("at", "side", "several")
+    def lend(self, at: int, side: SideName, several: int) -> None:
+        """A shell begins to write what is to be lent."""
+        pair = self._pair(at, lambda pair: pair.side(side).waiting)
+        for _ in range(several if pair is not None else 0):
+            assert pair is not None
+            self.world.lend(pair, side)
+
+    @command("at", "side", "nth", "fails", "several")
+    def written(self, at: int, side: SideName, nth: int, fails: bool, several: int) -> None:
+        """It has done so, in any order, before or after the break."""
+        for _ in range(several):
+            pair = self._pair(at, lambda pair: pair.side(side).writing or pair.side(side).late)
+            if pair is not None:
+                self.world.written(pair, side, nth, fails)
+
+    @command("at", "side", "nth", "several")
+    def read(self, at: int, side: SideName, nth: int, several: int) -> None:
+        for _ in range(several):
+            if (pair := self._pair(at, lambda pair: pair.side(side).reads)) is not None:
+                self.world.read(pair, side, nth)
+
+    @command("at", "side")
+    def close(self, at: int, side: SideName) -> None:
+        if (pair := self._pair(at)) is not None:
+            self.world.close(pair, side)
+
     @command("at")
     def all_arrives(self, at: int) -> None:
         """A stream on which nothing waits."""
         pair = self._pair(at)
         if pair is None:
             return
+        self.world.shell(pair, "client")
         while self.world.client_takes(pair):
             pass
         while pair.to_worker:
             self.world.worker_hears(pair)
+        self.world.shell(pair, "worker")
         while self.world.worker_takes(pair):
             pass
         while pair.to_client:
@@ -1121,13 +2071,13 @@ class Conversations(RuleBasedStateMachine):
 
     @command("at", "kept", "kept_back", "really")
     def client_breaks(self, at: int, kept: int, kept_back: int, really: bool) -> None:
-        if really and (pair := self._pair(at, lambda pair: not pair.client_over)) is not None:
+        if really and (pair := self._pair(at, lambda pair: not pair.out.over)) is not None:
             self.world.client_breaks(pair)
             self.world.lose(pair, kept, kept_back)
 
     @command("at", "kept", "kept_back", "really")
     def worker_breaks(self, at: int, kept: int, kept_back: int, really: bool) -> None:
-        if really and (pair := self._pair(at, lambda pair: not pair.worker_over)) is not None:
+        if really and (pair := self._pair(at, lambda pair: not pair.back.over)) is not None:
             self.world.worker_breaks(pair)
             self.world.lose(pair, kept, kept_back)
 
@@ -1139,10 +2089,22 @@ class Conversations(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.world.finish(lambda: self.chance.choice(CHOICES["kind"]))
+            self.world.finish(self.chance.choice)
 
 
-MOVES = {"submit": 3, "client_takes": 6, "worker_hears": 6, "worker_answers": 6, "worker_takes": 6, "client_hears": 6}
+MOVES = {
+    "submit": 3,
+    "step": 3,
+    "client_takes": 6,
+    "worker_hears": 6,
+    "worker_yields": 3,
+    "worker_answers": 6,
+    "worker_takes": 6,
+    "client_hears": 6,
+    "lend": 3,
+    "written": 4,
+    "read": 4,
+}
 
 
 @pytest.mark.usefixtures("small")
@@ -1161,7 +2123,7 @@ def test_s40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
     )
 
 
-@pytest.fixture(params=range(int(10 + 300 * SCALE)))
+@pytest.fixture(params=range(int(300 * SCALE)))
 def chance(request: pytest.FixtureRequest) -> Iterator[random.Random]:
     return random.Random(request.param)
 
@@ -1170,11 +2132,38 @@ def chance(request: pytest.FixtureRequest) -> Iterator[random.Random]:
 def test_s40a_a_long_walk(chance: random.Random) -> None:
     """The same steps by plain chance: nothing is shrunk, and a second goes ten times as far."""
     machine = Conversations()
-    machine.begin(chance.choice(LIMITS))
+    machine.begin(chance.choice(LIMITS), chance.random() < 0.5, chance.random() < 0.5)
     machine.chance = chance
     weights = [MOVES.get(name) or chance.choice((0, 1, 1, 3)) for name, _, _ in COMMANDS]
-    for name, names, when in chance.choices(COMMANDS, weights, k=600):
+    for name, names, when in chance.choices(COMMANDS, weights, k=500):
         if when(machine):
             getattr(machine, name)(**{one: chance.choice(CHOICES[one]) for one in names})
             machine.everything_adds_up()
     machine.teardown()
+
+
+UNBROKEN = [one for one in COMMANDS if not one[0].endswith("_breaks")]
+
+
+@pytest.mark.parametrize("seed", range(int(2 + 20 * SCALE)))
+@pytest.mark.usefixtures("small")
+def test_s40a_a_break_at_any_moment(seed: int) -> None:
+    """The same walk again and again, cut off after one more step each time, by either end or by both."""
+    length = 120
+    for cut_off in range(seed % 4, length, 4):
+        chance = random.Random(seed)
+        machine = Conversations()
+        machine.begin(LIMITS[seed % len(LIMITS)], True, True)
+        machine.chance = chance
+        weights = [MOVES.get(name, 1) for name, _, _ in UNBROKEN]
+        for name, names, when in chance.choices(UNBROKEN, weights, k=length)[:cut_off]:
+            if when(machine):
+                getattr(machine, name)(**{one: chance.choice(CHOICES[one]) for one in names})
+        machine.everything_adds_up()
+        for nth, pair in enumerate(machine.world.pairs):
+            ends = [machine.world.client_breaks, machine.world.worker_breaks]
+            for end in (ends[:1], ends[1:], ends, ends[::-1])[(cut_off + nth) % 4]:
+                if not (pair.out if end == ends[0] else pair.back).over:
+                    end(pair)
+                    machine.everything_adds_up()
+        machine.teardown()

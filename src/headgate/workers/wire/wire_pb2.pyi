@@ -8,7 +8,7 @@ from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Un
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers")
+    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers", "steps", "credits", "returned", "shares")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,10 @@ class ToWorker(_message.Message):
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     definitions: _containers.RepeatedCompositeFieldContainer[Definition]
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
@@ -23,24 +27,42 @@ class ToWorker(_message.Message):
     cancels: _containers.RepeatedScalarFieldContainer[int]
     forgotten: _containers.RepeatedScalarFieldContainer[int]
     peers: Peers
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    credits: _containers.RepeatedCompositeFieldContainer[Credit]
+    returned: _containers.RepeatedScalarFieldContainer[int]
+    shares: bool
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., shares: bool = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("oldest", "newest", "epoch", "client", "version")
+    __slots__ = ("oldest", "newest", "epoch", "client", "version", "max_payload", "probe")
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     oldest: int
     newest: int
     epoch: int
     client: str
     version: str
-    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ..., epoch: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    max_payload: int
+    probe: Probe
+    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ..., epoch: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ..., max_payload: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("pid", "descriptor", "token")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    descriptor: int
+    token: bytes
+    def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Definition(_message.Message):
-    __slots__ = ("function", "tag", "module", "qualname", "digest", "python", "value", "fresh", "thread", "file")
+    __slots__ = ("function", "tag", "module", "qualname", "digest", "python", "value", "fresh", "thread", "file", "generator")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +73,7 @@ class Definition(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     THREAD_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_FIELD_NUMBER: _ClassVar[int]
     function: int
     tag: str
     module: str
@@ -61,10 +84,11 @@ class Definition(_message.Message):
     fresh: bool
     thread: bool
     file: str
-    def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ...) -> None: ...
+    generator: bool
+    def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task")
+    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "loan", "prefetch")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +97,8 @@ class Call(_message.Message):
     CALLER_FIELD_NUMBER: _ClassVar[int]
     TELL_START_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    LOAN_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     number: int
     function: int
     arguments: bytes
@@ -81,7 +107,35 @@ class Call(_message.Message):
     caller: str
     tell_start: bool
     task: int
-    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ...) -> None: ...
+    loan: Loan
+    prefetch: int
+    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("number", "kind", "count", "payload", "transfer", "loan")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NEXT: _ClassVar[Step.Kind]
+        SEND: _ClassVar[Step.Kind]
+        THROW: _ClassVar[Step.Kind]
+        CLOSE: _ClassVar[Step.Kind]
+    NEXT: Step.Kind
+    SEND: Step.Kind
+    THROW: Step.Kind
+    CLOSE: Step.Kind
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    LOAN_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: Step.Kind
+    count: int
+    payload: bytes
+    transfer: int
+    loan: Loan
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Step.Kind, str]] = ..., count: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class Peers(_message.Message):
     __slots__ = ("workers", "pool")
@@ -99,18 +153,56 @@ class Peer(_message.Message):
     address: str
     def __init__(self, uid: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
+class Layout(_message.Message):
+    __slots__ = ("pickle", "buffers", "lifted")
+    PICKLE_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    LIFTED_FIELD_NUMBER: _ClassVar[int]
+    pickle: int
+    buffers: _containers.RepeatedCompositeFieldContainer[Buffer]
+    lifted: int
+    def __init__(self, pickle: _Optional[int] = ..., buffers: _Optional[_Iterable[_Union[Buffer, _Mapping[str, _Any]]]] = ..., lifted: _Optional[int] = ...) -> None: ...
+
+class Buffer(_message.Message):
+    __slots__ = ("length", "writable")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    writable: bool
+    def __init__(self, length: _Optional[int] = ..., writable: bool = ...) -> None: ...
+
 class Chunk(_message.Message):
-    __slots__ = ("transfer", "data", "abandoned")
+    __slots__ = ("transfer", "data", "abandoned", "layout")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     transfer: int
     data: bytes
     abandoned: bool
-    def __init__(self, transfer: _Optional[int] = ..., data: _Optional[bytes] = ..., abandoned: bool = ...) -> None: ...
+    layout: Layout
+    def __init__(self, transfer: _Optional[int] = ..., data: _Optional[bytes] = ..., abandoned: bool = ..., layout: _Optional[_Union[Layout, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("transfer", "bytes")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    bytes: int
+    def __init__(self, transfer: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Loan(_message.Message):
+    __slots__ = ("number", "descriptor", "layout")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    descriptor: int
+    layout: Layout
+    def __init__(self, number: _Optional[int] = ..., descriptor: _Optional[int] = ..., layout: _Optional[_Union[Layout, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refused", "started", "chunks", "results", "refusals", "pulse", "stopping")
+    __slots__ = ("welcome", "refused", "started", "chunks", "results", "refusals", "pulse", "stopping", "yields", "credits", "returned")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +211,9 @@ class ToClient(_message.Message):
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    YIELDS_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     started: _containers.RepeatedScalarFieldContainer[int]
@@ -127,17 +222,24 @@ class ToClient(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     pulse: Pulse
     stopping: bool
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, _Any]]] = ..., refused: _Optional[_Union[Refused, _Mapping[str, _Any]]] = ..., started: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping[str, _Any]]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping[str, _Any]]]] = ..., pulse: _Optional[_Union[Pulse, _Mapping[str, _Any]]] = ..., stopping: bool = ...) -> None: ...
+    yields: _containers.RepeatedCompositeFieldContainer[Yield]
+    credits: _containers.RepeatedCompositeFieldContainer[Credit]
+    returned: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, _Any]]] = ..., refused: _Optional[_Union[Refused, _Mapping[str, _Any]]] = ..., started: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping[str, _Any]]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping[str, _Any]]]] = ..., pulse: _Optional[_Union[Pulse, _Mapping[str, _Any]]] = ..., stopping: bool = ..., yields: _Optional[_Iterable[_Union[Yield, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "uid", "version")
+    __slots__ = ("protocol", "uid", "version", "probe", "shares")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     uid: str
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., uid: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    probe: Probe
+    shares: bool
+    def __init__(self, protocol: _Optional[int] = ..., uid: _Optional[str] = ..., version: _Optional[str] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ..., shares: bool = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason",)
@@ -146,7 +248,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("number", "kind", "payload", "transfer", "swallowed")
+    __slots__ = ("number", "kind", "payload", "transfer", "swallowed", "loan", "steps")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RETURNED: _ClassVar[Result.Kind]
@@ -162,12 +264,32 @@ class Result(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     SWALLOWED_FIELD_NUMBER: _ClassVar[int]
+    LOAN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: Result.Kind
     payload: bytes
     transfer: int
     swallowed: bool
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Result.Kind, str]] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., swallowed: bool = ...) -> None: ...
+    loan: Loan
+    steps: int
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Result.Kind, str]] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., swallowed: bool = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class Yield(_message.Message):
+    __slots__ = ("number", "payload", "transfer", "loan", "swallowed", "steps")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    LOAN_FIELD_NUMBER: _ClassVar[int]
+    SWALLOWED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    payload: bytes
+    transfer: int
+    loan: Loan
+    swallowed: bool
+    steps: int
+    def __init__(self, number: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., swallowed: bool = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("number", "why", "reason")

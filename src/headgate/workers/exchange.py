@@ -1,0 +1,224 @@
+"""What both ends of a conversation share: its nouns, its limits, and payloads that travel apart. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from headgate.workers.model import FunctionForm
+from headgate.workers.parcels import Borrowed, Lending, Loans, Parcel, Payload, Transfers, segments_of
+from headgate.workers.wire.wire_pb2 import ToClient, ToWorker
+
+OLDEST, NEWEST = 1, 1
+"""The protocols this release speaks."""
+
+MESSAGE = 512 * 1024
+OUTBOX = 8 * 1024 * 1024
+"""With so much waiting to be sent, a client should ask another worker."""
+KEPT = 64 * 1024 * 1024
+CROWD = 256
+"""So many small calls fill a message well enough."""
+CONFIRMATION = 5.0
+"""Seconds a cancelled caller waits for the worker to confirm that the routine has ended."""
+UNREAD = b"its arguments are in memory that cannot be read"
+"""Why a call was refused that is to be sent again, in chunks."""
+PULSE = 0.5
+"""Seconds between two signs of life of a worker that has calls."""
+HELD = 1.0
+"""Seconds without a turn after which a task loop counts as held."""
+
+Kind = Literal[
+    "yielded", "returned", "raised", "cancelled", "stopped", "unavailable", "exhausted", "not_started", "lost", "unsent"
+]
+"""How a call ended, but for "yielded": a generator goes on. The next four ran; of "lost" nobody knows; the others never
+began."""
+Advance = Literal["next", "send", "throw", "close"]
+"""What a generator is to do."""
+
+
+class Outgoing:
+    """A call, as the client's end of a session keeps it."""
+
+    __slots__ = (
+        "arguments",
+        "backlog",
+        "caller",
+        "form",
+        "lending",
+        "number",
+        "prefetch",
+        "started",
+        "task",
+        "tell_start",
+        "timeout",
+        "transfer",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        task: int,
+        form: FunctionForm,
+        arguments: bytes | Parcel,
+        timeout: float = 0.0,
+        caller: str = "",
+        tell_start: bool = False,
+        waiter: Any = None,
+        prefetch: int = 0,
+    ) -> None:
+        self.task: int = task
+        """The number of the task in this process."""
+        self.number: int = 0
+        """Its number in the session; 0 while it is unsent."""
+        self.form: FunctionForm = form
+        self.arguments: bytes | Parcel = arguments
+        self.transfer: int = 0
+        """The transfer by which they travel, if they travel apart;"""
+        self.lending: Lending[Any] | None = None
+        """or the memory in which they are lent."""
+        self.timeout: float = timeout
+        self.caller: str = caller
+        self.tell_start: bool = tell_start
+        self.started: bool = False
+        """Did the worker say so? Only calls with `tell_start` are told."""
+        self.waiter: Any = waiter
+        """Whom the shell has to tell; opaque here."""
+        self.prefetch: int = prefetch
+        self.backlog: Any = None
+        """Of a generator: answers that nobody has taken yet; the shell's, opaque here."""
+
+
+class Answer(NamedTuple):
+    """The one outcome of a call in a session."""
+
+    call: Outgoing
+    kind: Kind
+    payload: Payload = b""
+    """A pickle if it returned or raised; a reason, as text, if it was refused."""
+    swallowed: bool = False
+    """It was cancelled and ended otherwise all the same."""
+    steps: int = 0
+    """Of a generator: how many steps other than "next" it had taken."""
+
+
+class Begun(NamedTuple):
+    """A call for the worker to run."""
+
+    number: int
+    task: int
+    function: Any
+    arguments: Payload
+    timeout: float
+    caller: str
+    tell_start: bool
+    prefetch: int = 0
+
+
+class Stepped(NamedTuple):
+    """What a generator is to do now."""
+
+    number: int
+    advance: Advance
+    times: int
+    payload: Payload
+
+
+class Heard(NamedTuple):
+    """What came to a worker."""
+
+    begun: list[Begun]
+    cancels: list[int]
+    steps: list[Stepped]
+
+
+class Side:
+    """What both ends have: payloads that travel apart."""
+
+    def __init__(self) -> None:
+        self.shares: bool = False
+        """May it lend memory to the other side?"""
+        self.over: bool = False
+        """Is there nobody any more to tell anything?"""
+        self.loans: Loans[Any] = Loans()
+        self._transfers: Transfers[Any] = Transfers()
+        self._returns: list[int] = []
+
+    def may_lend(self, may: bool) -> None:
+        """The other side can, or cannot, read memory of this one."""
+        self.shares = may
+
+    def _depart(self, parcel: Parcel, frame: Any) -> None:
+        """Send it apart; `_landed(frame)` follows."""
+        if self.shares:
+            self.loans.ask(parcel, frame)
+        else:
+            frame.transfer = self._transfers.begin(parcel, frame)
+
+    def _landed(self, frame: Any) -> None:
+        raise NotImplementedError
+
+    def lend(self, lending: Lending[Any], descriptor: int) -> None:
+        """It was written into this memory."""
+        frame = self.loans.written(lending, descriptor)
+        if frame is not None:
+            self._name(frame, lending)
+            self._landed(frame)
+
+    def _name(self, frame: Any, lending: Lending[Any]) -> None:
+        """Write down in the frame where its payload lies."""
+        frame.loan.number, frame.loan.descriptor = lending.number, lending.descriptor
+        lending.parcel.describe(frame.loan.layout)
+
+    def not_lent(self, lending: Lending[Any]) -> None:
+        """There is no memory for it: it goes in chunks."""
+        frame = self.loans.failed(lending)
+        if frame is not None:
+            frame.transfer = self._transfers.begin(lending.parcel, frame)
+
+    def has_read(self, borrowed: Borrowed) -> None:
+        """What the other side lent was read."""
+        if not self.over:
+            self._returns.append(borrowed.number)
+
+    def _payload(self, frame: Any, inline: bytes) -> Payload:
+        """What a frame that came speaks of."""
+        if frame.transfer:
+            return self._transfers.parcel(frame.transfer)
+        if frame.HasField("loan"):
+            layout = frame.loan.layout
+            return Borrowed(frame.loan.number, frame.loan.descriptor, segments_of(layout), layout.lifted)
+        return inline
+
+    def _drop(self, payload: Payload) -> None:
+        """Nobody needs it."""
+        if isinstance(payload, Borrowed):
+            self.has_read(payload)
+
+    def _hear(self, message: ToWorker | ToClient) -> None:
+        if message.chunks or message.credits:
+            self._transfers.receive(message)
+        if message.returned:
+            self.loans.returned(message.returned)
+
+    @property
+    def stirs(self) -> bool:
+        """Did what came set something going, or free something?"""
+        return bool(self.owes or self._transfers or self.loans or self.loans.released)
+
+    @property
+    def owes(self) -> bool:
+        """Is there something to tell the other side about what it sent?"""
+        return bool(self._returns or self._transfers.grants)
+
+    def _settle(self, message: ToWorker | ToClient) -> None:
+        """Tell what was read, and that there is room."""
+        if self._returns:
+            message.returned.extend(self._returns)
+            self._returns.clear()
+        if self._transfers.grants:
+            self._transfers.grant(message)
+
+    def _end(self) -> None:
+        self.over = True
+        self.loans.end()
+        self._transfers = Transfers()
+        self._returns.clear()

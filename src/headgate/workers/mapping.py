@@ -1,0 +1,146 @@
+"""`headgate.map`: a routine over many items, in constant memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from headgate.errors import InvalidArgument, InvalidType
+from headgate.workers.functions import routine_of
+from headgate.workers.routines import Routine
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WINDOW = 128
+"""Items that are out at the same time unless something else is said: enough to fill the messages to several workers."""
+
+
+def map(  # noqa: A001 - it is headgate.map
+    routine: Callable[[T], Awaitable[R]],
+    items: Iterable[T] | AsyncIterable[T],
+    /,
+    *,
+    window: int | None = None,
+    ordered: bool = True,
+    return_exceptions: bool = False,
+) -> AsyncIterator[R]:
+    """``async for result in headgate.map(routine, items)``: call a routine with every item of an (async) iterable.
+
+    At most `window` items are called and not yet handed out, so it runs in constant memory. Results come in the order
+    of the items, or with ordered=False as they are done. With return_exceptions=True a failure is handed out like a
+    result; otherwise the first one cancels what is outstanding and is raised.
+    """
+    routine_for(routine, "map()")
+    if not isinstance(items, (AsyncIterable, Iterable)):
+        raise InvalidType(
+            f"items must be an iterable, async or not, got {type(items).__name__}", remedy="Pass a list or a generator."
+        )
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise InvalidArgument(f"window must be >= 1 or None, got {window!r}")
+    return _Map(routine, window or WINDOW, ordered).results(items, return_exceptions)
+
+
+def routine_for(fn: Any, what: str) -> Routine:
+    """The routine that was given, if it has one result; InvalidType says why not."""
+    found = routine_of(getattr(fn, "__func__", fn))
+    if found is None:
+        raise InvalidType(
+            f"{what} takes a routine, got {getattr(fn, '__qualname__', None) or type(fn).__name__}",
+            remedy="Decorate the function with @headgate.routine.",
+        )
+    if found.traveller.generator:
+        raise InvalidType(
+            f"{what} takes a routine with one result, and {found.tag} is a generator",
+            remedy="Call it and iterate over it, or return a list.",
+        )
+    routine: Routine = found
+    return routine
+
+
+class _Map:
+    """Feeds, and hands out."""
+
+    def __init__(self, routine: Callable[[Any], Any], window: int, ordered: bool) -> None:
+        self._routine = routine
+        self._window = window
+        self._ordered = ordered
+        self._out: dict[asyncio.Future[Any], None] = {}  # called and not handed out, in the order of the items
+        self._done: deque[asyncio.Future[Any]] = deque()  # those of them that are done, in that order
+        self._fed = False
+        self._failure: BaseException | None = None
+        self._took_one: asyncio.Future[None] | None = None
+        self._got_one: asyncio.Future[None] | None = None
+
+    async def results(self, items: Any, return_exceptions: bool) -> AsyncGenerator[Any, None]:
+        """Feed and hand out until both are done."""
+        feeder = asyncio.ensure_future(self._feed(items))
+        try:
+            while (call := await self._next()) is not None:
+                error = None if call.cancelled() else call.exception()
+                if call.cancelled() or (error is not None and not (return_exceptions and isinstance(error, Exception))):
+                    call.result()
+                yield error if error is not None else call.result()
+                del call, error  # not while the next one is waited for
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            feeder.cancel()
+            for call in self._out:
+                call.cancel()
+            await asyncio.gather(feeder, *self._out, return_exceptions=True)
+
+    async def _feed(self, items: Any) -> None:
+        try:
+            if isinstance(items, AsyncIterable):
+                async for item in items:
+                    await self._call(item)
+            else:
+                for item in items:
+                    await self._call(item)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._fed = True
+            _set(self._got_one)
+
+    async def _call(self, item: Any) -> None:
+        while len(self._out) >= self._window:
+            self._took_one = asyncio.get_running_loop().create_future()
+            await self._took_one
+        call = asyncio.ensure_future(self._routine(item))
+        self._out[call] = None
+        call.add_done_callback(self._ended)
+        if len(self._out) == 1:
+            _set(self._got_one)
+
+    def _ended(self, call: asyncio.Future[Any]) -> None:
+        if not self._ordered:
+            self._done.append(call)
+        _set(self._got_one)
+
+    async def _next(self) -> asyncio.Future[Any] | None:
+        """The next one that is done; None when there is none any more."""
+        while (call := self._ready()) is None:
+            if self._fed and not self._out:
+                return None
+            self._got_one = asyncio.get_running_loop().create_future()
+            await self._got_one
+        del self._out[call]
+        _set(self._took_one)
+        return call
+
+    def _ready(self) -> asyncio.Future[Any] | None:
+        if not self._ordered:
+            return self._done.popleft() if self._done else None
+        first = next(iter(self._out), None)
+        return first if first is not None and first.done() else None
+
+
+def _set(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

@@ -1,0 +1,175 @@
+"""Memory that one process lends to another of the same machine: files without a name, read through ``/proc`` (Linux).
+
+Nothing is left behind, whoever is killed: such a file is gone with the last descriptor that holds it. It is written and
+read in threads when it is long, because neither an event loop nor a routine beside it should wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from headgate.workers.exchange import Side
+from headgate.workers.parcels import Borrowed, Lending, Parcel
+from headgate.workers.wire.wire_pb2 import Probe
+
+AT_ONCE = 1024 * 1024
+"""So much is copied without a thread: it takes less than to start one."""
+SWITCH = "HEADGATE_SHARED_MEMORY"
+"""An environment variable: 0 switches it off."""
+_IOV = 1 << 30  # what one system call is asked to move
+
+
+def available() -> bool:
+    """Can this process lend memory?"""
+    return hasattr(os, "memfd_create") and os.environ.get(SWITCH, "") != "0"
+
+
+class Offer:
+    """A probe of this process, for others to try."""
+
+    def __init__(self) -> None:
+        self.probe: Probe | None = None
+        self._descriptor = -1
+        if available():
+            token = os.urandom(16)
+            try:
+                self._descriptor = os.memfd_create("headgate-probe")
+                os.write(self._descriptor, token)
+            except OSError:
+                self.close()
+            else:
+                self.probe = Probe(pid=os.getpid(), descriptor=self._descriptor, token=token)
+
+    def close(self) -> None:
+        """It was tried, or nobody will."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def can_read(probe: Probe | None) -> bool:
+    """Is whoever made this probe a process whose memory we can read?"""
+    if probe is None or not probe.token or not available():
+        return False
+    try:
+        descriptor = _open(probe.pid, probe.descriptor, len(probe.token))
+    except OSError:
+        return False
+    try:
+        return os.read(descriptor, len(probe.token)) == probe.token
+    finally:
+        os.close(descriptor)
+
+
+def _open(pid: int, number: int, length: int) -> int:
+    """A descriptor of what that process calls so, if it is a file of this length: anything else could be waited for."""
+    descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_size != length:
+        os.close(descriptor)
+        raise OSError(f"descriptor {number} of process {pid} does not hold what it should")
+    return descriptor
+
+
+def write(parcel: Parcel) -> int:
+    """Put it into memory; the descriptor. OSError: there is none."""
+    descriptor = os.memfd_create("headgate-loan")
+    try:
+        for segment in parcel.segments():
+            while len(segment):
+                segment = segment[os.write(descriptor, segment[:_IOV]) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read(pid: int, borrowed: Borrowed) -> Parcel:
+    """Copy it out of the memory of that process. OSError: the process is gone."""
+    parts: list[bytes | bytearray] = []
+    descriptor = _open(pid, borrowed.descriptor, sum(length for length, _ in borrowed.segments))
+    try:
+        for length, writable in borrowed.segments:
+            parts.append(_read_writable(descriptor, length) if writable else _read(descriptor, length))
+    finally:
+        os.close(descriptor)
+    pickle, *buffers = parts
+    return Parcel(bytes(pickle), buffers, borrowed.lifted)
+
+
+def _read(descriptor: int, length: int) -> bytes:
+    data = os.read(descriptor, min(length, _IOV))
+    if len(data) == length:
+        return data
+    return bytes(_read_writable(descriptor, length, data))
+
+
+def _read_writable(descriptor: int, length: int, begun: bytes = b"") -> bytearray:
+    data = bytearray(length)
+    view, at = memoryview(data), len(begun)
+    view[:at] = begun
+    while at < length:
+        got = os.readv(descriptor, [view[at : at + _IOV]])
+        if not got:
+            raise OSError("memory of another process ended too early")
+        at += got
+    return data
+
+
+def aside(size: int, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    """Call `fn`, in a thread if there is much to copy, and then `done` with what it returned or raised, here."""
+    if size <= AT_ONCE:
+        _call(fn, done)
+        return
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        _call(fn, lambda *outcome: _on(loop, done, *outcome))
+
+    try:
+        threading.Thread(target=run, name="headgate copy", daemon=True).start()
+    except (RuntimeError, MemoryError):  # there can be no more of them
+        _call(fn, done)
+
+
+def _call(fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    try:
+        result = fn()
+    except Exception as error:
+        done(None, error)
+    else:
+        done(result, None)
+
+
+def _on(loop: asyncio.AbstractEventLoop, done: Callable[[Any, BaseException | None], None], *outcome: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(done, *outcome)
+    except RuntimeError:  # it is closed: nobody waits any more, and the process may go on
+        if isinstance(outcome[0], int):
+            os.close(outcome[0])
+
+
+def lend(side: Side, flush: Callable[[], None]) -> None:
+    """Write what this end of a conversation wants to lend, and let go of what came back."""
+    for descriptor in side.loans.take_released():
+        os.close(descriptor)
+    while (lending := side.loans.begin()) is not None:
+        _lend(side, lending, flush)
+
+
+def _lend(side: Side, lending: Lending[Any], flush: Callable[[], None]) -> None:
+    def done(descriptor: int | None, error: BaseException | None) -> None:
+        if descriptor is None:
+            side.not_lent(lending)
+        else:
+            side.lend(lending, descriptor)
+        for released in side.loans.take_released():
+            os.close(released)
+        flush()
+
+    aside(len(lending.parcel), lambda: write(lending.parcel), done)

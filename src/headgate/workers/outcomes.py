@@ -1,0 +1,109 @@
+"""How a call went, for people: the errors its caller gets, and the events others see."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING
+
+from headgate.core.clock import clock
+from headgate.errors import PoolClosed, RemoteError, WorkerLost
+from headgate.workers.events import TASKS, TaskDispatched, TaskFinished
+from headgate.workers.model import TaskException
+
+if TYPE_CHECKING:
+    from headgate.workers.connection import Connection
+    from headgate.workers.exchange import Outgoing
+    from headgate.workers.routines import Routine
+
+INSIDE = "Call it inside the `async with` block of its pool, and await it there."
+_client = ""  # what the ids of this process's tasks begin with
+
+
+def client_id() -> str:
+    """Made when first needed, once for each process."""
+    global _client
+    if not _client:
+        _client = clock.token()[:12]
+    return _client
+
+
+def task_id(call: Outgoing) -> str:
+    """The id of the task that it is."""
+    return f"{client_id()}/{call.task}"
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def tell_dispatched(routine: Routine, call: Outgoing, connection: Connection) -> None:
+    """A worker is given a call."""
+    if TASKS.listeners:
+        TASKS.emit(TaskDispatched(at=clock.wall(), task=task_id(call), tag=routine.tag, uid=connection.metadata.uid))
+
+
+def tell_ended(
+    routine: Routine, call: Outgoing, connection: Connection, outcome: str, exception: TaskException | None = None
+) -> None:
+    """A call has its outcome."""
+    if TASKS.listeners:
+        TASKS.emit(
+            TaskFinished(
+                at=clock.wall(),
+                task=task_id(call),
+                tag=routine.tag,
+                uid=connection.metadata.uid,
+                outcome=outcome,
+                exception=exception,
+            )
+        )
+
+
+def described(error: BaseException) -> TaskException:
+    """An exception of ours, for events."""
+    return TaskException(type(error).__qualname__, str(error))
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def not_finished(routine: Routine, why: str) -> PoolClosed:
+    """Its pool was closed before it ended."""
+    return PoolClosed(f"{routine.tag} was not finished when its pool was closed ({why})", remedy=INSIDE)
+
+
+def lost(routine: Routine, call: Outgoing, connection: Connection, *, stopped: bool) -> WorkerLost:
+    """Its worker is gone."""
+    task, uid, pid = task_id(call), connection.metadata.uid, connection.metadata.pid
+    what = "was stopped" if stopped else "was lost"
+    why = "it did not wait for the task to end" if stopped else connection.reason
+    retries = routine.options.retries
+    return WorkerLost(
+        f"worker {uid} (pid {pid}) {what} while it had task {task} ({routine.tag}): {why}. "
+        "The task may have run, in part or whole",
+        task=task,
+        worker=uid,
+        remedy=f"All its attempts (retries={retries}) were lost so: see what ends the workers." if retries else None,
+    )
+
+
+def unreadable(routine: Routine, error: BaseException) -> RemoteError:
+    """What it returned or yielded cannot be read here."""
+    how = "yielded" if routine.traveller.generator else "returned"
+    return RemoteError(
+        f"what {routine.tag} {how} cannot be read here: {type(error).__name__}: {error}",
+        remedy="Its class must be importable here, and what it pickles must unpickle.",
+    )
+
+
+def fresh(error: BaseException) -> BaseException:
+    """A copy to raise: one that is raised again and again drags all its tracebacks along."""
+    again = copy(error)
+    for note in getattr(error, "__notes__", ()):
+        again.add_note(note)
+    again.__cause__ = error.__cause__
+    return again
+
+
+def listed(reasons: dict[str, str]) -> str:
+    """Workers and why each of them did not take a call."""
+    return "; ".join(f"{uid}: {reason}" for uid, reason in reasons.items())

@@ -1,0 +1,404 @@
+"""What broke streams, sizes and templates once: each of these was a hang, a leak, lost items or wrong data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import RoutineTimeout, WorkerPool, routine
+from headgate.testing import no_leaks
+from tests.workers import jobs
+from tests.workers.support import Shared, in_flight, lines, pids, run, script, until
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="as it is on Linux")
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+@routine
+async def child() -> int:
+    return 1
+
+
+@routine
+async def parent() -> Any:
+    kid = asyncio.create_task(child())
+    yield "started"
+    yield await kid
+
+
+def test_f08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Shared) -> None:
+    async def main() -> None:
+        streams = [parent() for _ in range(2100)]
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        async with asyncio.timeout(15):
+            assert await asyncio.gather(*(child() for _ in range(10))) == [1] * 10
+            assert sum(await asyncio.gather(*(anext(stream) for stream in streams))) == 2100
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+
+    shared(main, 60)
+
+
+# -- prefetch ---------------------------------------------------------------------------------------------------------
+
+
+@routine(prefetch=100)
+async def blocks() -> Any:
+    number = 0
+    while True:
+        try:
+            yield number, bytes(2**20)
+            number += 1
+        except LookupError:
+            number = 1000
+
+
+def test_b10_after_a_throw_it_runs_ahead_as_before(shared: Shared) -> None:
+    async def main() -> None:
+        async with aclosing(blocks()) as stream:
+            assert (await anext(stream))[0] == 0
+            await asyncio.sleep(0.2)
+            async with asyncio.timeout(10):
+                assert (await stream.athrow(LookupError()))[0] == 1000
+                assert [(await anext(stream))[0] for _ in range(30)] == list(range(1001, 1031))
+
+    shared(main)
+
+
+@routine(prefetch=4)
+async def falls_silent(path: str) -> Any:
+    try:
+        yield 1
+        await asyncio.sleep(3600)
+    finally:
+        jobs.note(path, "closed")
+
+
+@pytest.mark.parametrize("how", ["aclose", "drop", "refused"])
+def test_b10_one_that_awaits_ahead_of_its_consumer_is_closed_at_once(shared: Shared, log: str, how: str) -> None:
+    async def main() -> None:
+        stream = falls_silent(log)
+        assert await anext(stream) == 1
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            if how == "aclose":
+                await stream.aclose()
+            elif how == "refused":
+                with pytest.raises(ValueError, match="prefetch"):
+                    await stream.asend(3)
+            del stream
+            await until(lambda: Path(log).exists() and in_flight(shared.pool) == 0)
+
+    shared(main)
+
+
+# -- cancelling -------------------------------------------------------------------------------------------------------
+
+
+@routine
+async def survives() -> Any:
+    number = 0
+    while True:
+        try:
+            await asyncio.sleep(0.002)
+        except asyncio.CancelledError:
+            pass
+        try:
+            yield number
+        except asyncio.CancelledError:
+            pass
+        number += 1
+
+
+def test_s05_a_generator_that_goes_on_after_cancellations_loses_no_item(shared: Shared, scale: float) -> None:
+    async def main() -> None:
+        stream = survives()
+        seen = [await anext(stream)]
+        for turn in range(int(20 + 200 * scale)):
+            step = asyncio.create_task(anext(stream))
+            await asyncio.sleep(turn % 7 * 0.001)
+            step.cancel()
+            seen.append(await step)
+        assert seen == list(range(len(seen)))
+        await stream.aclose()
+
+    shared(main, 60)
+
+
+@routine
+async def hears() -> Any:
+    got: list[Any] = []
+    while True:
+        try:
+            value = yield list(got)
+            got.append(None if value is None else len(value))
+            if value is not None:
+                await asyncio.sleep(3)
+        except asyncio.CancelledError:
+            got.append("cancelled")
+
+
+@pytest.mark.parametrize("size", [10, 300_000, 20_000_000])
+def test_s05_a_cancellation_does_not_overtake_the_value_it_follows(shared: Shared, size: int) -> None:
+    async def main() -> None:
+        stream = hears()
+        await anext(stream)
+        step = asyncio.create_task(stream.asend(bytes(size)))
+        await asyncio.sleep(0)
+        step.cancel()
+        assert await step in ([size, "cancelled"], ["cancelled"])
+        await stream.aclose()
+
+    shared(main)
+
+
+@routine
+async def goes_on_too_long(path: str) -> Any:
+    try:
+        yield 0
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(5.3)
+        yield 1
+    finally:
+        jobs.note(path, "closed")
+
+
+def test_s06_one_that_was_given_up_is_closed_when_it_yields(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        stream = goes_on_too_long(log)
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await anext(stream)
+        await until(lambda: Path(log).exists())
+
+    shared(main)
+
+
+@routine(timeout=0.2)
+async def disobeys() -> Any:
+    yield 0
+    for _ in range(40):
+        try:
+            await asyncio.sleep(0.2)
+        except asyncio.CancelledError:
+            pass
+    yield 1
+
+
+def test_f08_a_later_step_that_disobeys_its_timeout_is_not_waited_for(shared: Shared) -> None:
+    async def main() -> None:
+        stream = disobeys()
+        await anext(stream)
+        with pytest.raises(RoutineTimeout):
+            await anext(stream)
+
+    shared(main)
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+@routine
+async def counts(path: str) -> Any:
+    try:
+        for number in range(10):
+            yield number
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.sleep(0.1)
+        jobs.note(path, "closed")
+
+
+@routine(thread=True)
+async def reads_in_a_thread(path: str) -> list[Any]:
+    async with aclosing(counts(path)) as stream:
+        async for _ in stream:
+            break
+    stream = counts(path)
+    found: list[Any] = [await anext(stream) for _ in range(10)]
+    try:
+        async with asyncio.timeout(0.1):
+            await anext(stream)
+    except TimeoutError:
+        found.append(len(lines(path)))
+    return found
+
+
+def test_s05_in_a_thread_streams_end_as_anywhere(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        assert await reads_in_a_thread(log) == [*range(10), 2], "the `finally` was waited for, both times"
+
+    shared(main)
+
+
+# -- whoever goes away ------------------------------------------------------------------------------------------------
+
+
+def test_s31_a_worker_that_is_told_to_stop_forgets_a_generator_that_rests(log: str) -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as pool:
+            stream = counts(log)
+            await anext(stream)
+            [before] = pids(pool)
+            os.kill(before, signal.SIGTERM)
+            async with asyncio.timeout(20):
+                assert await jobs.pid() != before
+            assert lines(log)
+            await stream.aclose()
+
+    run(main)
+
+
+def test_s51_a_loop_that_is_closed_without_a_word_ends_its_generators_with_the_pool(log: str) -> None:
+    held: list[Any] = []
+
+    def elsewhere() -> None:
+        loop = asyncio.new_event_loop()
+        held.append(counts(log))
+        loop.run_until_complete(anext(held[0]))
+        loop.close()
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1):
+            await asyncio.to_thread(elsewhere)
+        assert lines(log)
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await anext(held.pop())
+
+    run(main)
+
+
+def test_b10_a_broadcast_leaves_out_a_worker_that_stops_and_gives_exceptions_that_were_returned() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            found = await pool.broadcast(gives_an_error)
+            assert [type(one) for one in found.values()] == [ValueError, ValueError]
+            busy = asyncio.create_task(jobs.slow(1))
+            await until(lambda: any(view.in_flight for view in pool.workers()))
+            [stopping] = [view for view in pool.workers() if view.in_flight]
+            os.kill(stopping.pid, signal.SIGTERM)
+            await until(lambda: any(view.state == "stopping" for view in pool.workers()))
+            assert stopping.uid not in await pool.broadcast(jobs.pid)
+            assert await busy == "done"
+
+    run(main)
+
+
+@routine
+async def gives_an_error() -> Exception:
+    return ValueError("a value")
+
+
+# -- size -------------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    """It has one attribute."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+@routine
+async def same(value: Any, holder: Holder, cyclic: list[Any]) -> tuple[bool, bool, int]:
+    return holder.held is value, cyclic[1] is cyclic, sum(value[:10])
+
+
+@pytest.mark.parametrize("size", [1000, 300_000])
+def test_f42_what_is_one_object_stays_one_however_long(shared: Shared, size: int) -> None:
+    async def main() -> None:
+        value = bytearray(size)
+        cyclic: list[Any] = [bytes(size)]
+        cyclic.append(cyclic)
+        call = asyncio.create_task(same(value, Holder(value), cyclic))
+        await asyncio.sleep(0)
+        value[:] = b"\1" * size  # too late: arguments are copies
+        assert await call == (True, True, 0)
+
+    shared(main)
+
+
+def test_f42_a_small_call_does_not_wait_for_a_long_argument(shared: Shared) -> None:
+    async def main() -> None:
+        ends: list[str] = []
+        long = asyncio.create_task(jobs.echo(bytes(200_000_000)))
+        long.add_done_callback(lambda _: ends.append("long"))
+        await asyncio.sleep(0)
+        for _ in range(4):
+            await jobs.add(1, 2)
+        ends.append("small")
+        await long
+        assert ends == ["small", "long"]
+
+    shared(main, 60)
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import asyncio, os
+    from headgate import WorkerPool
+    from tests.workers import jobs
+    async def main():
+        async with WorkerPool(spawn=2, quorum_timeout=20):
+            print(await jobs.add(1, 2), flush=True)
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+@linux
+@pytest.mark.parametrize("name", ["keeper.py", "select.py", "template.py", "memory.py"])
+def test_f33_modules_of_the_current_folder_are_not_taken_for_ours(tmp_path: Path, name: str) -> None:
+    """One named keeper.py that opens a pool would start itself for ever."""
+    (tmp_path / name).write_text("open('imported', 'a').write('x')\nraise SystemExit('not ours')\n")
+    (tmp_path / "sub").mkdir()
+    done = script(textwrap.dedent(PROGRAM), tmp_path / "sub", PYTHONPATH=os.getcwd())
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+@linux
+def test_f33_with_stderr_closed_a_pool_opens(tmp_path: Path) -> None:
+    code = "import os\nos.close(2)\n" + textwrap.dedent(PROGRAM)
+    done = script(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "3\n")
+
+
+@linux
+def test_f33_signals_that_the_client_blocks_are_not_blocked_in_workers(tmp_path: Path) -> None:
+    block = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD, signal.SIGINT])\n"
+    began = time.monotonic()
+    done = script(block + textwrap.dedent(PROGRAM), tmp_path)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert time.monotonic() - began < 15
+
+
+@linux
+def test_b26_a_template_that_is_stopped_is_given_up() -> None:
+    from tests.workers.test_template import template_of
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as pool:
+            template = template_of(pool)
+            assert template is not None
+            os.kill(template, signal.SIGSTOP)
+            os.kill(pids(pool)[0], signal.SIGKILL)
+            async with asyncio.timeout(20):
+                assert await jobs.add(1, 2) == 3
+
+    with no_leaks(grace=3):
+        run(main)
