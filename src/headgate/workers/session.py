@@ -102,7 +102,8 @@ class ClientSession(Side):
         self._departing: set[int] = set()  # calls with a step whose value is on the way
         self._late: list[int] = []  # cancels that are to follow such a step
         self._last_number = 0
-        self._cancels: list[int] = []
+        self._cancels: list[tuple[int, int]] = []  # with how many steps are to be sent before, of all there ever were
+        self._steps_sent = 0
         self._abandoned: list[int] = []
         self._peers: tuple[str, list[tuple[str, str]]] | None = None
         self._can_read = False
@@ -172,7 +173,7 @@ class ClientSession(Side):
             self._departing.discard(frame.number)
             self._steps.append(frame)
             if self._late:
-                self._cancels += [number for number in self._late if number == frame.number]
+                self._cancels += [self._behind(number) for number in self._late if number == frame.number]
                 self._late = [number for number in self._late if number != frame.number]
 
     def step(self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0) -> None:
@@ -206,10 +207,15 @@ class ClientSession(Side):
                 if call.number in self._departing:
                     self._late.append(call.number)  # it is meant for a step that is still on its way
                 else:
-                    self._cancels.append(call.number)
+                    self._cancels.append(self._behind(call.number))
             return False
         self._note(call, -1)
         return True
+
+    def _behind(self, number: int) -> tuple[int, int]:
+        """A cancel follows the steps of its call that wait to be sent."""
+        places = [place for place, step in enumerate(self._steps, 1) if step.number == number]
+        return number, self._steps_sent + places[-1] if places else 0
 
     def abandon(self, call: Outgoing) -> None:
         """Nobody waits for its answer any more: it is dropped when it comes."""
@@ -290,10 +296,10 @@ class ClientSession(Side):
                 size += len(self._steps[count].payload) + _FRAME
                 count += 1
             del self._steps[:count]
+            self._steps_sent += count
         if self._cancels:
-            behind = {step.number for step in self._steps}  # those that are to follow a step wait with it
-            message.cancels.extend(number for number in self._cancels if number not in behind)
-            self._cancels = [number for number in self._cancels if number in behind]
+            message.cancels.extend(number for number, behind in self._cancels if behind <= self._steps_sent)
+            self._cancels = [(number, behind) for number, behind in self._cancels if behind > self._steps_sent]
         while ready and size < MESSAGE:
             call = next(iter(ready))
             del ready[call]

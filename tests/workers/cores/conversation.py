@@ -228,7 +228,7 @@ class End:
     parts: dict[int, Part] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
     late: list[Written] = field(default_factory=list)  # being written when the stream broke
-    cancels: list[int] = field(default_factory=list)
+    cancels: list[tuple[int, Any]] = field(default_factory=list)  # with the step that each of them is to follow
     held: list[int] = field(default_factory=list)  # cancels of steps that are on the way
     reads: list[Reading] = field(default_factory=list)
     highest: int = 0
@@ -259,7 +259,7 @@ class End:
             for frame in self.lines.pop(key.number):
                 self.add(frame)
         elif isinstance(key, Ask):
-            self.cancels += [number for number in self.held if number == key.number]
+            self.cancels += [(number, key) for number in self.held if number == key.number]
             self.held = [number for number in self.held if number != key.number]
 
     def stepping(self, number: int) -> bool:
@@ -272,7 +272,11 @@ class End:
         return [*keys, *(written.key for written in self.writing)]
 
     def cancel(self, number: int) -> None:
-        (self.held if self.stepping(number) else self.cancels).append(number)
+        if self.stepping(number):
+            self.held.append(number)
+        else:
+            steps = [step for step in self.first if step.number == number]
+            self.cancels.append((number, steps[-1] if steps else None))
 
     def remove(self, key: Any) -> list[int | None] | None:
         """Forget it. None: it is not here. Else the transfers that the other end has to forget."""
@@ -588,8 +592,9 @@ class World:
         peers, pair.peers = pair.peers, None
         assert message.HasField("peers") is (peers is not None)
         assert peers_of(message) == (peers or ("", []))
-        assert list(message.cancels) == pair.out.cancels
-        pair.out.cancels = []
+        later = [id(step) for step in [*pair.out.first][len(message.steps) :]]
+        assert list(message.cancels) == [number for number, step in pair.out.cancels if id(step) not in later]
+        pair.out.cancels = [(number, step) for number, step in pair.out.cancels if id(step) in later]
         abandoned = {chunk.transfer for chunk in message.chunks if chunk.abandoned}
         assert abandoned >= {transfer for transfer in pair.notices if transfer is not None}
         on_the_way = {long.transfer for long in [*pair.out.bulk, *pair.out.parked]}
