@@ -406,7 +406,9 @@ class TaskLoop:
             limit = running.session.session.max_payload
             if limit and len(payload) > limit:
                 what = f"the routine raised {type(error).__qualname__}, which takes {len(payload):,} bytes"
-                payload = dump_exception(RemoteError(f"{what}, and max_payload is {limit:,}"), self._where)
+                remedy = "Raise one that holds less, or open the pool with a higher `max_payload`."
+                too_long = RemoteError(f"{what}, and max_payload is {limit:,}", remedy=remedy)
+                payload = dump_exception(too_long, self._where)
         self._end(running, kind, payload)
 
     def _dump(self, running: Running, result: Any) -> bytes | Parcel:

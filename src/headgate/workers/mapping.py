@@ -67,7 +67,8 @@ class _Map:
         self._routine = routine
         self._window = window
         self._ordered = ordered
-        self._out: dict[asyncio.Future[Any], None] = {}  # called and not handed out, in the order of the items
+        self._out: dict[asyncio.Future[Any], int] = {}  # called and not handed out, in the order of the items
+        self._called = 0
         self._done: deque[asyncio.Future[Any]] = deque()  # those of them that are done, in that order
         self._fed = False
         self._failure: BaseException | None = None
@@ -113,7 +114,8 @@ class _Map:
             self._took_one = asyncio.get_running_loop().create_future()
             await self._took_one
         call = asyncio.ensure_future(self._routine(item))
-        self._out[call] = None
+        self._out[call] = self._called
+        self._called += 1
         call.add_done_callback(self._ended)
         if len(self._out) == 1:
             _set(self._got_one)
@@ -130,7 +132,10 @@ class _Map:
                 return None
             self._got_one = asyncio.get_running_loop().create_future()
             await self._got_one
-        del self._out[call]
+        index = self._out.pop(call)
+        error = None if call.cancelled() else call.exception()
+        if error is not None:
+            error.add_note(f"This was item {index} of headgate.map (the first is 0).")
         _set(self._took_one)
         return call
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headgate.workers.exchange import Outgoing
     from headgate.workers.routines import Routine
 
-INSIDE = "Call it inside the `async with` block of its pool, and await it there."
+INSIDE = "Call it inside the `async with` block of its pool, and have its results there."
 _client = ""  # what the ids of this process's tasks begin with
 
 

@@ -306,7 +306,7 @@ class WorkerPool:
         for uid, task in zip(uids, tasks, strict=True):
             error = None if task.cancelled() else task.exception()
             if error is not None:
-                error.add_note(f"This was worker {uid}, one of {len(uids)} that the routine was broadcast to.")
+                error.add_note(f"It was broadcast to {len(uids)} workers; this was {uid}.")
                 raise error
         return {uid: task.result() for uid, task in zip(uids, tasks, strict=True)}
 
@@ -345,7 +345,8 @@ class WorkerPool:
 
     def _require_open(self) -> None:
         if self._state != "open":
-            raise PoolClosed(f"the pool is {'closed' if self._state == 'closed' else 'not entered'}")
+            state = "not entered" if self._state in ("new", "starting") else "closed"
+            raise PoolClosed(f"the pool is {state}", remedy="Use it inside its `async with` block.")
 
     # -- processes ----------------------------------------------------------------------------------------------------
 

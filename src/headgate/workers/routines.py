@@ -148,7 +148,8 @@ def _proxy_for(routine: Routine) -> tuple[Any, str]:
 
 def _no_pool(routine: Routine) -> NoActivePool:
     name = routine.tag.rpartition(".")[2].partition(":")[0]
-    lines = f"Open one:\n\n    async with headgate.WorkerPool():\n        result = await {name}(...)\n"
+    use = f"async for item in {name}(...): ..." if routine.traveller.generator else f"result = await {name}(...)"
+    lines = f"Open one:\n\n    async with headgate.WorkerPool():\n        {use}\n"
     message = f"{routine.tag} was called and no WorkerPool is open around the call"
     if not OPEN:
         return NoActivePool(message, remedy=lines)

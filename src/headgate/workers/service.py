@@ -511,7 +511,7 @@ class Watch:
             what = f"{held.begun.function.tag} (task {held.id})"
         _log.warning(
             "%s holds the loop of worker %s for %.1f s; it answers, and takes no new calls until the loop is free. "
-            "Await in it, or use @routine(thread=True).\n%s",
+            "Await in it: what computes or blocks belongs into a routine with a plain `def`.\n%s",
             what,
             self._service.uid,
             age,

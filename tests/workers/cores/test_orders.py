@@ -157,6 +157,20 @@ def test_s05_a_step_needs_no_room(prefetch: int) -> None:
     assert orders.next() == ("send", 5)
 
 
+@pytest.mark.parametrize("step", [sends(1), throws(ValueError())], ids=lambda step: step.advance)
+def test_s05_after_a_step_it_goes_ahead_as_at_first(step: Stepped) -> None:
+    """What was made before is of no use to its consumer, and takes no room."""
+    orders = Orders(4, {})
+    orders.made(AHEAD // 2)
+    assert given(orders, made=AHEAD // 2) == 1
+    orders.put(step)
+    assert orders.next() is not None
+    orders.made(1)
+    assert given(orders, made=1) == 4
+    orders.put(asks(5))
+    assert given(orders, made=AHEAD // 2) == 2
+
+
 @pytest.mark.parametrize("value", [None, 0, "text", b"x" * 600_000, [bytearray(b"y" * 600_000)]], ids=type)
 def test_s05_what_is_sent_arrives(value: Any) -> None:
     orders = Orders(0, {})

@@ -705,8 +705,11 @@ def test_s05_a_cancel_follows_the_step_it_is_meant_for(size: int, shares: bool) 
     assert order.index("step") < order.index("cancel 1")
     if size == LONG and not shares:
         assert order[0] == "cancel 2", "which waits for nothing"
-    assert not client.cancel(one)
     shells.heard.cancels.clear()
+    client.step(one, "send", packed(2, size))
+    shells.settle()
+    assert shells.heard.cancels == [], "each is told once"
+    assert not client.cancel(one)
     shells.settle()
     assert shells.heard.cancels == [one.number], "the step has gone"
 
