@@ -242,7 +242,10 @@ def below(pid: int) -> set[int]:
     while todo:
         one = todo.pop()
         for thread in os.listdir(f"/proc/{one}/task"):
-            children = {int(child) for child in Path(f"/proc/{one}/task/{thread}/children").read_text().split()}
+            try:
+                children = {int(child) for child in Path(f"/proc/{one}/task/{thread}/children").read_text().split()}
+            except FileNotFoundError:  # it has just ended
+                continue
             todo += children - found
             found |= children
     return found
@@ -371,8 +374,9 @@ def test_f34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
             await compute_a_little()
             heard.append(time.monotonic())
 
+        began = time.monotonic()
         await asyncio.gather(*(one() for _ in range(300)))
-        assert heard[-1] - heard[0] > 0.5, "answers came while others ran"
+        assert heard[-1] - heard[0] > (heard[-1] - began) / 4, "answers came while others ran"
         assert {view.state for view in shared.pool.workers()} == {"ready"}
 
     shared(main)

@@ -255,6 +255,7 @@ def test_s31_a_worker_that_is_told_to_stop_forgets_a_generator_that_rests(log: s
             [before] = pids(pool)
             os.kill(before, signal.SIGTERM)
             async with asyncio.timeout(20):
+                await until(lambda: before not in pids(pool), 15)
                 assert await jobs.pid() != before
             assert lines(log)
             await stream.aclose()
