@@ -302,7 +302,8 @@ class TaskLoop:
             except IndexError:
                 break
             self.running[running.session, running.begun.number] = running
-            self.count(running)
+            running.executes = True
+            self._executing += 1
             if running.begun.function.generator:
                 running.orders = Orders(running.begun.prefetch, running.scope)
             body = self._drive(running)
@@ -412,10 +413,10 @@ class TaskLoop:
         self._end(running, kind, payload)
 
     def _dump(self, running: Running, result: Any) -> bytes | Parcel:
-        what = f"what {running.begun.function.tag} {'returned' if running.orders is None else 'yielded'}"
         try:
             payload = dumps(result)
         except BaseException as error:
+            what = f"what {running.begun.function.tag} {'returned' if running.orders is None else 'yielded'}"
             remedy = "Return something that can be copied to another process."
             if inspect.iscoroutine(result):
                 result.close()
@@ -426,6 +427,7 @@ class TaskLoop:
             ) from error
         limit = running.session.session.max_payload
         if limit and len(payload) > limit:
+            what = f"what {running.begun.function.tag} {'returned' if running.orders is None else 'yielded'}"
             raise RemoteError(
                 f"{what} takes {len(payload):,} bytes, and max_payload is {limit:,}",
                 remedy="Yield it in parts from a generator, or open the pool with a higher `max_payload`.",

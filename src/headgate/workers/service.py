@@ -306,10 +306,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                     session.has_read(call.arguments)
             begun = []
             conversation.flush()
-        for call in begun:
-            if isinstance(call.arguments, Borrowed):
+        lent = [call for call in begun if call.arguments.__class__ is Borrowed]
+        if lent:
+            begun = [call for call in begun if call.arguments.__class__ is not Borrowed]
+            for call in lent:
+                assert isinstance(call.arguments, Borrowed), "that is why"
                 self._fetch(conversation, call, call.arguments)
-        begun = [call for call in begun if not isinstance(call.arguments, Borrowed)]
         for step in steps:
             conversation.in_order(step, lambda step: self.tasks.step(conversation, step))
         for number in cancels:

@@ -35,6 +35,8 @@ _KEEP_WITH_TEMPLATE = (
     "sys.path[:]=c['path'];del sys.modules['keeper'];from headgate.workers.template import main;main(c,*f)"
 )
 """Without the current folder, whose modules are not ours."""
+_DEFAULTS = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
+"""What importing gRPC will set here (see `rpc`): the environment of workers is the same before and after that."""
 NEW, PREFIX = "headgate-new-", "headgate-pool-"
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
@@ -130,10 +132,8 @@ class Spawner:
         return {"path": [entry or folder for entry in sys.path], "cwd": folder}
 
     def _environment(self) -> dict[str, str]:
-        mark = os.path.basename(self.directory)
-        return {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"} | {
-            "HEADGATE_POOL": mark
-        }
+        ours = {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"}
+        return {**_DEFAULTS, **ours, "HEADGATE_POOL": os.path.basename(self.directory)}
 
     @property
     def directory(self) -> str:
