@@ -38,13 +38,14 @@ async def surroundings(name: str) -> tuple[str | None, str, int, int]:
 def test_f33_workers_are_children_of_the_keeper_and_lead_sessions_of_their_own() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=3) as pool:
+            await all_ready(pool, 3)
             assert {parent_of(pid) for pid in pids(pool)} == {keeper_of(pool)}
             template = template_of(pool)
             assert template is not None
             assert not set(pids(pool)) & {template}
             found = await asyncio.gather(*(surroundings("PATH") for _ in range(9)))
             assert {sid for _, _, sid, _ in found} == set(pids(pool))
-        assert not alive(template)
+        await until(lambda: not alive(template))
 
     with no_leaks(grace=3):
         run(main)

@@ -120,11 +120,12 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
     """The arguments of a call; InvalidType names the one that cannot travel."""
     if not kwargs:
         for value in args:
-            if value.__class__ not in _ATOMS:
+            kind = value.__class__
+            if kind not in _ATOMS or (kind is bytes and len(value) >= INLINE):
                 break
         else:
-            data = pickle.dumps((args, kwargs), 5) if not _long(args) else b""
-            if data and len(data) <= INLINE:
+            data = pickle.dumps((args, kwargs), 5)
+            if len(data) <= INLINE:
                 return data
     try:
         return dumps((args, kwargs))
@@ -140,10 +141,6 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
                     remedy="Pass something that can be copied to another process, or make it in the routine.",
                 ) from cause
         raise InvalidType(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
-
-
-def _long(args: tuple[Any, ...]) -> bool:
-    return any(value.__class__ is bytes and len(value) >= INLINE for value in args)
 
 
 def _names(fn: Any) -> Iterator[str]:

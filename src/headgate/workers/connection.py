@@ -204,7 +204,7 @@ class Connection:
         stream, session = self._stream, self.session
         try:
             while True:
-                if session.loans or session.loans.released:
+                if session.loans.waiting or session.loans.released:
                     memory.lend(session, self._rouse)
                 message = None if self._pace is not None and session.can_wait else session.take()
                 if message is None:
@@ -273,12 +273,15 @@ class Connection:
         if idle is not None and not idle.done():
             idle.set_result(None)
 
-    def full(self, bulky: bool) -> bool:
-        """Is its outbox so long that the next call should go elsewhere?"""
-        if self.session.full(bulky):
+    def can_take(self, bulky: bool) -> bool:
+        """May the next call go here? Not when the worker stops, nor when the outbox is long."""
+        session = self.session
+        if session.state in ("stopping", "over"):
+            return False
+        if session.full(bulky):
             self._was_full = True
-            return True
-        return False
+            return False
+        return True
 
     # -- lost or blocked ----------------------------------------------------------------------------------------------
 

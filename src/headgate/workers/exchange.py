@@ -181,6 +181,8 @@ class Side:
 
     def _payload(self, frame: Any, inline: bytes) -> Payload:
         """What a frame that came speaks of."""
+        if inline:
+            return inline
         if frame.transfer:
             return self._transfers.parcel(frame.transfer)
         if frame.HasField("loan"):
@@ -202,7 +204,10 @@ class Side:
     @property
     def stirs(self) -> bool:
         """Did what came set something going, or free something?"""
-        return bool(self.owes or self._transfers or self.loans or self.loans.released)
+        transfers, loans = self._transfers, self.loans
+        return bool(
+            self._returns or transfers.grants or transfers.leaving or loans.waiting or loans.writing or loans.released
+        )
 
     @property
     def owes(self) -> bool:

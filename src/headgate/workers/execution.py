@@ -53,49 +53,33 @@ _log = logging.getLogger("headgate.workers")
 class Running:
     """A call that was handed over."""
 
-    __slots__ = (
-        "admitted",
-        "begun",
-        "cancels",
-        "client",
-        "executes",
-        "gone",
-        "orders",
-        "paused",
-        "scope",
-        "seated",
-        "session",
-        "stopped",
-        "task",
-        "tasks",
-        "waits",
-    )
+    # What most calls never change is kept by the class: thousands of them are made in a second.
+    task: asyncio.Task[None] | None = None
+    cancels: int = 0
+    seated: bool = False
+    """Does it take one of the threads?"""
+    admitted: bool = False
+    """Has it passed the backpressure hook?"""
+    stopped: bool = False
+    """Was it cancelled because the worker stops?"""
+    gone: bool = False
+    """Is there nobody any more who waits for it?"""
+    executes: bool = False
+    """Is it one of those that execute?"""
+    paused: float | None = None
+    """Of a generator between two steps: since when."""
+    waits: int = 0
+    """Routines it called and waits for."""
+    orders: Orders | None = None
+    """Of a generator: what it is to do."""
 
     def __init__(self, tasks: TaskLoop, session: Any, client: str, begun: Begun) -> None:
         self.tasks: TaskLoop = tasks
         self.session: Any = session
         self.client: str = client
         self.begun: Begun = begun
-        self.task: asyncio.Task[None] | None = None
         self.scope: Scope = {}
         """The classes it sees that travel by value: its own copies."""
-        self.cancels: int = 0
-        self.seated: bool = False
-        """Does it take one of the threads?"""
-        self.admitted: bool = False
-        """Has it passed the backpressure hook?"""
-        self.stopped: bool = False
-        """Was it cancelled because the worker stops?"""
-        self.gone: bool = False
-        """Is there nobody any more who waits for it?"""
-        self.executes: bool = False
-        """Is it one of those that execute?"""
-        self.paused: float | None = None
-        """Of a generator between two steps: since when."""
-        self.waits: int = 0
-        """Routines it called and waits for."""
-        self.orders: Orders | None = None
-        """Of a generator: what it is to do."""
 
     @property
     def id(self) -> str:
@@ -123,23 +107,10 @@ class Running:
         return Task(self.id, begun.caller or None, begun.function.tag, begun.timeout or None)
 
 
-class Outcome:
-    """An end on its way to the server's loop."""
-
-    __slots__ = ("kind", "number", "payload", "session", "steps", "swallowed")
-
-    def __init__(
-        self, session: Any, number: int, kind: Kind | None, payload: bytes | Parcel, swallowed: bool = False
-    ) -> None:
-        self.session: Any = session
-        self.number: int = number
-        self.kind: Kind | None = kind
-        """None: it has not ended, it has begun, and its caller wants to know."""
-        self.payload: bytes | Parcel = payload
-        self.swallowed: bool = swallowed
-        """It was cancelled, and ended otherwise."""
-        self.steps: int = 0
-        """Of a generator: how many steps other than "next" it had taken."""
+Outcome = tuple[Any, int, Kind | None, bytes | Parcel, bool, int]
+"""On its way to the server's loop: the conversation; the number of the call; how it ended (None: it has not, it has
+begun, and its caller wants to know); with what; whether it was cancelled, and ended otherwise; and of a generator, how
+many steps other than "next" it had taken."""
 
 
 class TaskLoop:
@@ -328,7 +299,7 @@ class TaskLoop:
             if (session, number) in self.running:
                 self._cancel(session, number)
             elif self._withdraw(session, number):
-                self._send(Outcome(session, number, "cancelled", b""))
+                self._send((session, number, "cancelled", b"", False, 0))
         while self._abandoned:
             session, number = self._abandoned.popleft()
             running = self.running.get((session, number))
@@ -375,7 +346,7 @@ class TaskLoop:
                 await self._threads_free.acquire()
                 running.seated = True
             if begun.tell_start:
-                self._send(Outcome(running.session, begun.number, None, b""))
+                self._send((running.session, begun.number, None, b"", False, 0))
             fn = begun.function.load(running.scope)
             assert isinstance(begun.arguments, (bytes, Parcel)), "they were read"
             try:
@@ -468,16 +439,16 @@ class TaskLoop:
         running.cancels = 0
         while running.task is not None and running.task.cancelling():
             running.task.uncancel()
-        outcome = Outcome(running.session, running.begun.number, "yielded", payload, swallowed)
-        if running.orders is not None:
-            outcome.steps = running.orders.steps
-        self._send(outcome)
+        steps = running.orders.steps if running.orders is not None else 0
+        self._send((running.session, running.begun.number, "yielded", payload, swallowed, steps))
 
     async def _rest(self, running: Running, orders: Orders, order: Order | None) -> Order:
         """Between two steps: until there is an order. A cancellation that comes now is raised in the generator, as it
         would be in one that is local; if nobody waits for it any more, or the worker stops, it is closed."""
         running.paused = clock.now()
         self.count(running)
+        if not (self._executing or self._incoming):
+            self._flush()
         try:
             if order is not None:
                 await asyncio.sleep(0)
@@ -554,8 +525,15 @@ class TaskLoop:
         if executes == running.executes:
             return
         running.executes = executes
-        self._executing += 1 if executes else -1
-        if not executes and self._incoming and not self._awake:
+        if executes:
+            self._executing += 1
+        else:
+            self._free()
+
+    def _free(self) -> None:
+        """One fewer executes: another may."""
+        self._executing -= 1
+        if self._incoming and not self._awake:
             self._awake = True
             self.loop.call_soon(self._drain)
 
@@ -568,13 +546,18 @@ class TaskLoop:
     def _end(self, running: Running, kind: Kind, payload: bytes | Parcel) -> None:
         self.running.pop((running.session, running.begun.number), None)
         self._admitted -= running.admitted
-        self.count(running)
-        self.unseat(running)
+        if running.executes:
+            running.executes = False
+            self._free()
+        if running.seated:
+            self.unseat(running)
         swallowed = running.cancels > 0 and kind != "cancelled"
-        outcome = Outcome(running.session, running.begun.number, kind, payload, swallowed)
-        if running.orders is not None:
-            outcome.steps = running.orders.steps
-        self._send(outcome)
+        steps = running.orders.steps if running.orders is not None else 0
+        outcome = running.session, running.begun.number, kind, payload, swallowed, steps
+        if self._executing or self._incoming or self._outcomes:
+            self._send(outcome)
+        else:
+            self._hand_back([outcome])  # nothing is under way that it could share a message with
 
     def _send(self, outcome: Outcome) -> None:
         if not self._outcomes:
@@ -587,6 +570,10 @@ class TaskLoop:
             self.loop.call_soon(self._flush)  # more is being begun, and its outcomes may share the message
             return
         outcomes, self._outcomes = self._outcomes, []
+        if outcomes:
+            self._hand_back(outcomes)
+
+    def _hand_back(self, outcomes: list[Outcome]) -> None:
         try:
             self._server.call_soon_threadsafe(self._deliver, outcomes)
         except RuntimeError:  # the server is gone: so is whoever waited

@@ -7,6 +7,8 @@ read in threads when it is long, because neither an event loop nor a routine bes
 from __future__ import annotations
 
 import asyncio
+import io
+import mmap
 import os
 import stat
 import threading
@@ -21,7 +23,10 @@ AT_ONCE = 1024 * 1024
 """So much is copied without a thread: it takes less than to start one."""
 SWITCH = "HEADGATE_SHARED_MEMORY"
 """An environment variable: 0 switches it off."""
+PIECEWISE = 8 * 1024 * 1024
+"""From this length on, what was read is given back while the rest is: else it would be there three times."""
 _IOV = 1 << 30  # what one system call is asked to move
+_PIECE = 1 << 20
 
 
 def available() -> bool:
@@ -66,9 +71,9 @@ def can_read(probe: Probe | None) -> bool:
         os.close(descriptor)
 
 
-def _open(pid: int, number: int, length: int) -> int:
+def _open(pid: int, number: int, length: int, how: int = os.O_RDONLY) -> int:
     """A descriptor of what that process calls so, if it is a file of this length: anything else could be waited for."""
-    descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = os.open(f"/proc/{pid}/fd/{number}", how | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_size != length:
         os.close(descriptor)
@@ -90,35 +95,56 @@ def write(parcel: Parcel) -> int:
 
 
 def read(pid: int, borrowed: Borrowed) -> Parcel:
-    """Copy it out of the memory of that process. OSError: the process is gone."""
-    parts: list[bytes | bytearray] = []
-    descriptor = _open(pid, borrowed.descriptor, sum(length for length, _ in borrowed.segments))
+    """Move it out of the memory of that process. OSError: the process is gone."""
+    size = sum(length for length, _ in borrowed.segments)
+    descriptor = _open(pid, borrowed.descriptor, size, os.O_RDWR)
     try:
-        for length, writable in borrowed.segments:
-            parts.append(_read_writable(descriptor, length) if writable else _read(descriptor, length))
+        removal = _Removal(descriptor, size) if size >= PIECEWISE else None
+        pickle, *buffers = [_read(descriptor, length, writable, removal) for length, writable in borrowed.segments]
+        if removal is not None:
+            removal.close()
     finally:
         os.close(descriptor)
-    pickle, *buffers = parts
     return Parcel(bytes(pickle), buffers, borrowed.lifted)
 
 
-def _read(descriptor: int, length: int) -> bytes:
-    data = os.read(descriptor, min(length, _IOV))
-    if len(data) == length:
-        return data
-    return bytes(_read_writable(descriptor, length, data))
-
-
-def _read_writable(descriptor: int, length: int, begun: bytes = b"") -> bytearray:
-    data = bytearray(length)
-    view, at = memoryview(data), len(begun)
-    view[:at] = begun
-    while at < length:
-        got = os.readv(descriptor, [view[at : at + _IOV]])
-        if not got:
+def _read(descriptor: int, length: int, writable: bool, removal: _Removal | None) -> bytes | bytearray:
+    sink: Any = bytearray() if writable else io.BytesIO()  # which gives away what it holds without a copy
+    left = length
+    while left:
+        data = os.read(descriptor, min(left, _IOV if removal is None else _PIECE))
+        if not data:
             raise OSError("memory of another process ended too early")
-        at += got
-    return data
+        if len(data) == length and not writable:
+            return data
+        if writable:
+            sink += data
+        else:
+            sink.write(data)
+        left -= len(data)
+        if removal is not None:
+            removal.read(len(data))
+    whole: bytes | bytearray = sink if writable else sink.getvalue()
+    return whole
+
+
+class _Removal:
+    """Gives back what was read, page by page: it is nowhere twice for longer than a piece takes."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._pages = mmap.mmap(descriptor, size)
+        self._read = 0
+        self._removed = 0
+
+    def read(self, length: int) -> None:
+        self._read += length
+        done = self._read - self._read % mmap.PAGESIZE - self._removed
+        if done > 0:
+            self._pages.madvise(mmap.MADV_REMOVE, self._removed, done)
+            self._removed += done
+
+    def close(self) -> None:
+        self._pages.close()
 
 
 def aside(size: int, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:

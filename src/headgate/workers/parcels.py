@@ -147,10 +147,10 @@ class _Arriving:
 class Transfers(Generic[FrameT]):
     """What travels in chunks: the ones going out, taking turns, and the ones coming in."""
 
-    __slots__ = ("_arriving", "_last", "_leaving", "_parked", "grants")
+    __slots__ = ("_arriving", "_last", "_parked", "grants", "leaving")
 
     def __init__(self) -> None:
-        self._leaving: deque[_Leaving[FrameT]] = deque()
+        self.leaving: deque[_Leaving[FrameT]] = deque()
         self._parked: dict[int, _Leaving[FrameT]] = {}  # those whose credit is used up
         self._arriving: dict[int, _Arriving] = {}
         self._last = 0
@@ -159,17 +159,17 @@ class Transfers(Generic[FrameT]):
 
     def __len__(self) -> int:
         """How many can go on now."""
-        return len(self._leaving)
+        return len(self.leaving)
 
     def begin(self, parcel: Parcel, frame: FrameT) -> int:
         """Send it in chunks; `frame` is what follows them."""
         self._last += 1
-        self._leaving.append(_Leaving(self._last, parcel, frame))
+        self.leaving.append(_Leaving(self._last, parcel, frame))
         return self._last
 
     def next(self, message: ToWorker | ToClient) -> FrameT | None:
         """Put one chunk into `message`; returns the frame that may follow, if that was the last of its parcel."""
-        one = self._leaving.popleft()
+        one = self.leaving.popleft()
         segment = one.rest.popleft()
         chunk = message.chunks.add(transfer=one.number, data=bytes(segment[:INLINE]))
         if one.parcel is not None:
@@ -181,18 +181,18 @@ class Transfers(Generic[FrameT]):
         if not one.rest:
             return one.frame
         if one.credit > 0:
-            self._leaving.append(one)
+            self.leaving.append(one)
         else:
             self._parked[one.number] = one
         return None
 
     def stop(self, frame: FrameT) -> int | None:
         """Send no more of what this frame needs. Its number, if there was such a transfer."""
-        for one in (*self._leaving, *self._parked.values()):
+        for one in (*self.leaving, *self._parked.values()):
             if one.frame is frame:
                 self._parked.pop(one.number, None)
-                if one in self._leaving:
-                    self._leaving.remove(one)
+                if one in self.leaving:
+                    self.leaving.remove(one)
                 return one.number
         return None
 
@@ -217,9 +217,9 @@ class Transfers(Generic[FrameT]):
             if parked is not None:
                 parked.credit += credit.bytes
                 if parked.credit > 0:
-                    self._leaving.append(self._parked.pop(credit.transfer))
+                    self.leaving.append(self._parked.pop(credit.transfer))
             else:
-                for one in self._leaving:
+                for one in self.leaving:
                     if one.number == credit.transfer:
                         one.credit += credit.bytes
 
@@ -255,36 +255,36 @@ class Lending(Generic[FrameT]):
 class Loans(Generic[FrameT]):
     """What is lent to the other side. To make memory and to write into it is the shell's business."""
 
-    __slots__ = ("_last", "_lent", "_waiting", "_writing", "released")
+    __slots__ = ("_last", "_lent", "released", "waiting", "writing")
 
     def __init__(self) -> None:
-        self._waiting: deque[Lending[FrameT]] = deque()
-        self._writing: list[Lending[FrameT]] = []
+        self.waiting: deque[Lending[FrameT]] = deque()
+        self.writing: list[Lending[FrameT]] = []
         self._lent: dict[int, int] = {}
         self._last = 0
         self.released: list[int] = []
         """Descriptors that the shell is to close."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._writing)
+        return len(self.waiting) + len(self.writing)
 
     def ask(self, parcel: Parcel, frame: FrameT) -> None:
         """Have it lent; `frame` is what will name it."""
-        self._waiting.append(Lending(parcel, frame))
+        self.waiting.append(Lending(parcel, frame))
 
     def begin(self) -> Lending[FrameT] | None:
         """The next one to be written, if there may be one more."""
-        if not self._waiting or len(self._writing) + len(self._lent) >= LOANS:
+        if not self.waiting or len(self.writing) + len(self._lent) >= LOANS:
             return None
-        lending = self._waiting.popleft()
-        self._writing.append(lending)
+        lending = self.waiting.popleft()
+        self.writing.append(lending)
         return lending
 
     def written(self, lending: Lending[FrameT], descriptor: int) -> FrameT | None:
         """It is in memory: the frame that may go now. None: nobody needs it any more."""
-        known = lending in self._writing
+        known = lending in self.writing
         if known:
-            self._writing.remove(lending)
+            self.writing.remove(lending)
         frame = lending.frame if known else None
         if frame is None:
             self.released.append(descriptor)
@@ -296,18 +296,18 @@ class Loans(Generic[FrameT]):
 
     def failed(self, lending: Lending[FrameT]) -> FrameT | None:
         """It could not be written: the frame that has to travel otherwise."""
-        if lending not in self._writing:
+        if lending not in self.writing:
             return None
-        self._writing.remove(lending)
+        self.writing.remove(lending)
         return lending.frame
 
     def stop(self, frame: FrameT) -> bool:
         """This frame needs nothing any more."""
-        for lending in self._waiting:
+        for lending in self.waiting:
             if lending.frame is frame:
-                self._waiting.remove(lending)
+                self.waiting.remove(lending)
                 return True
-        for lending in self._writing:
+        for lending in self.writing:
             if lending.frame is frame:
                 lending.frame = None
                 return True
@@ -322,8 +322,8 @@ class Loans(Generic[FrameT]):
 
     def end(self) -> None:
         """There is nobody to lend to."""
-        self._waiting.clear()
-        self._writing.clear()
+        self.waiting.clear()
+        self.writing.clear()
         self.released += self._lent.values()
         self._lent.clear()
 

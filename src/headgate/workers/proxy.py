@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -237,7 +237,7 @@ class Proxy:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    async def call(
+    def call(
         self,
         routine: Routine,
         args: tuple[Any, ...],
@@ -246,19 +246,23 @@ class Proxy:
         caller: str,
         running: Any = None,
         to: str = "",
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Run it on a worker, or on the one whose uid is `to`; returns or raises what it does there. On a worker
         `running` is the call that makes it."""
         running = running or CALLER.get()
-        scope = None if running is None else running.scope
-        flight, call, answer = await self.place(routine, args, kwargs, limit, caller, running, to=to)
+        return self.place(routine, args, kwargs, limit, caller, running, self._finished, to=to)
+
+    def _finished(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer, running: Any) -> Any:
+        """It ran: return or raise what it did."""
         connection: Connection = flight.seat.resource.value
+        scope = None if running is None else running.scope
         self._roster.served(flight)
-        if answer.kind != "returned":
+        if self._custom is not None:
             self._report(connection, "accepted")
+        if answer.kind != "returned":
             self.raise_answer(routine, call, connection, answer, scope)
-        tell_ended(routine, call, connection, "returned")
-        self._report(connection, "accepted")
+        if TASKS.listeners:
+            tell_ended(routine, call, connection, "returned")
         try:
             return loads(answer.payload, scope)
         except BaseException as error:
@@ -271,13 +275,16 @@ class Proxy:
         kwargs: dict[str, Any],
         limit: float | None,
         caller: str,
-        running: Any = None,
+        running: Any,
+        done: Callable[[Routine, Flight, Outgoing, Answer, Any], Any],
         backlog: Any = None,
         to: str = "",
-    ) -> tuple[Flight, Outgoing, Answer]:
-        """Have a worker take it, and wait for its first answer: it returned, raised, was cancelled, or yielded."""
+    ) -> Any:
+        """Have a worker take it, and wait for its first answer: it returned, raised, was cancelled, or yielded. Gives
+        what `done` makes of that: one coroutine, not two, is what most calls are made of."""
         arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
-        self.check_size(routine, arguments)
+        if 0 < self._max_payload < len(arguments):
+            self.check_size(routine, arguments)
         bulky = isinstance(arguments, Parcel)
         form = routine.traveller.form(routine.decorated)
         number = next(_tasks)
@@ -307,7 +314,8 @@ class Proxy:
                     options.prefetch,
                 )
                 call.backlog = backlog
-                tell_dispatched(routine, call, connection)
+                if TASKS.listeners:
+                    tell_dispatched(routine, call, connection)
                 self._calls[call] = None
                 try:
                     try:
@@ -330,7 +338,7 @@ class Proxy:
                     self._calls.pop(call, None)
                 kind = answer.kind
                 if kind in _RAN:
-                    return flight, call, answer
+                    return done(routine, flight, call, answer, running)
                 self._refused(flight, connection, answer, tried)
                 if self._closed:
                     self._raise_closed(routine, call, connection)
@@ -410,7 +418,7 @@ class Proxy:
         if self._custom is not None:
             return self._custom_choice(self._custom, routine, number, avoid, bulky)
         flight = self._roster.next(clock.now(), avoid)
-        while flight is not None and self._cannot_take(flight.seat.resource.value, bulky):
+        while flight is not None and not flight.seat.resource.value.can_take(bulky):
             self._roster.ended(flight)
             avoid = {*avoid, flight.seat.resource.resource_id}
             flight = self._roster.next(clock.now(), avoid)
@@ -432,9 +440,6 @@ class Proxy:
         while not all(uid in self._roster for uid in uids) and clock.now() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
-    def _cannot_take(self, connection: Connection, bulky: bool) -> bool:
-        return connection.session.state in ("stopping", "over") or connection.full(bulky)
-
     def _report(self, connection: Connection, report: Report) -> None:
         if self._custom is None:
             return
@@ -449,7 +454,7 @@ class Proxy:
         task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
         for view in _checked_order(balancer, task, self.views()):
             connection = self._roster.get(view.uid)
-            if view.uid not in avoid and connection is not None and not self._cannot_take(connection, bulky):
+            if view.uid not in avoid and connection is not None and connection.can_take(bulky):
                 return self._roster.take(view.uid, clock.now())
         return None
 

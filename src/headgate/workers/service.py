@@ -208,7 +208,7 @@ class Conversation:
         """Send what there is, for ever. Nothing but the end of the stream cancels this."""
         while True:
             loans = self.session.loans
-            if loans or loans.released:
+            if loans.waiting or loans.released:
                 memory.lend(self.session, self.flush)
             message = self.session.take()
             if message is None:
@@ -314,19 +314,24 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 self._fetch(conversation, call, call.arguments)
         for step in steps:
             conversation.in_order(step, lambda step: self.tasks.step(conversation, step))
-        for number in cancels:
+        if cancels:
+            cancels = self._cancel(conversation, cancels)
+        if begun or cancels:
+            self._run(conversation, begun, cancels)
+        if session.stirs:
+            conversation.flush()
+
+    def _cancel(self, conversation: Conversation, numbers: list[int]) -> list[int]:
+        """Cancel what has not been read; the rest is for the task loop."""
+        for number in numbers:
             if conversation.fetching.pop(number, None) is not None:
-                session.answer(number, "cancelled")
+                conversation.session.answer(number, "cancelled")
                 conversation.flush()
             elif conversation.is_reading(number):  # a step that it is meant for
                 conversation.in_order(
                     Stepped(number, "next", 0, b""), lambda step: self._run(conversation, [], [step.number])
                 )
-        cancels = [number for number in cancels if not conversation.is_reading(number)]
-        if begun or cancels:
-            self._run(conversation, begun, cancels)
-        if session.stirs:
-            conversation.flush()
+        return [number for number in numbers if not conversation.is_reading(number)]
 
     def _run(self, conversation: Conversation, begun: list[Begun], cancels: list[int]) -> None:
         self._idle.clear()
@@ -360,18 +365,13 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """A burst of ends, from the task loop."""
         touched = None
-        for outcome in outcomes:
-            conversation = outcome.session
-            if outcome.kind is None:
-                conversation.session.started(outcome.number)
-            elif outcome.kind == "yielded":
-                conversation.session.yielded(
-                    outcome.number, outcome.payload, swallowed=outcome.swallowed, steps=outcome.steps
-                )
+        for conversation, number, kind, payload, swallowed, steps in outcomes:
+            if kind is None:
+                conversation.session.started(number)
+            elif kind == "yielded":
+                conversation.session.yielded(number, payload, swallowed=swallowed, steps=steps)
             else:
-                conversation.session.answer(
-                    outcome.number, outcome.kind, outcome.payload, swallowed=outcome.swallowed, steps=outcome.steps
-                )
+                conversation.session.answer(number, kind, payload, swallowed=swallowed, steps=steps)
             if conversation is not touched:
                 touched = conversation
                 conversation.flush()

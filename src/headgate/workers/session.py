@@ -117,24 +117,18 @@ class ClientSession(Side):
         """Should the next call go elsewhere? One that travels apart does not hold up those that do not."""
         return (self.apart if bulky else self.outbox) >= OUTBOX
 
-    def _note(self, call: Outgoing, sign: int) -> None:
-        """It is in the outbox, or was."""
-        self.outbox += sign * _FRAME
-        if isinstance(call.arguments, Parcel):
-            self.apart += sign * len(call.arguments)
-        else:
-            self.outbox += sign * len(call.arguments)
-
     @property
     def _urgent(self) -> bool:
         """Is there something to send besides calls and steps?"""
+        transfers = self._transfers
         return bool(
-            self._transfers
+            transfers.leaving
+            or transfers.grants
+            or self._returns
             or self._cancels
             or self._abandoned
             or self._peers is not None
             or self._can_read
-            or self.owes
         )
 
     @property
@@ -151,12 +145,14 @@ class ClientSession(Side):
         """It is in the outbox now."""
         assert self.state in ("open", "opening"), "nobody calls on a session that is over"
         arguments = call.arguments
-        self._note(call, 1)
         if isinstance(arguments, Parcel):
+            self.outbox += _FRAME
+            self.apart += len(arguments)
             self._bulky[call] = None
             if self.state == "open":
                 self._depart(arguments, call)
         else:
+            self.outbox += _FRAME + len(arguments)
             self._ready[call] = None
 
     def _name(self, frame: Any, lending: Lending[Any]) -> None:
@@ -209,8 +205,16 @@ class ClientSession(Side):
                 else:
                     self._cancels.append(self._behind(call.number))
             return False
-        self._note(call, -1)
+        self._left(call)
         return True
+
+    def _left(self, call: Outgoing) -> None:
+        """It is not in the outbox any more."""
+        if isinstance(call.arguments, Parcel):
+            self.outbox -= _FRAME
+            self.apart -= len(call.arguments)
+        else:
+            self.outbox -= _FRAME + len(call.arguments)
 
     def _behind(self, number: int) -> tuple[int, int]:
         """A cancel follows the steps of its call that wait to be sent."""
@@ -274,10 +278,11 @@ class ClientSession(Side):
         if not (ready or self._steps or self._urgent):
             return None
         message, size = ToWorker(), 0
+        transfers = self._transfers
         if self._can_read:
             message.shares = True
             self._can_read = False
-        if self.owes:
+        if self._returns or transfers.grants:
             self._settle(message)
         if self._peers is not None:
             message.peers.pool, peers = self._peers
@@ -304,8 +309,8 @@ class ClientSession(Side):
             call = next(iter(ready))
             del ready[call]
             size += self._write(message, call)
-        if self._transfers:
-            last = self._transfers.next(message)
+        if transfers.leaving:
+            last = transfers.next(message)
             if last is not None:
                 self._landed(last)
         if self._kept > KEPT:
@@ -370,15 +375,19 @@ class ClientSession(Side):
             self._functions.move_to_end(form)
         self._last_number = call.number = number = self._last_number + 1
         self.sent[number] = call
-        frame = message.calls.add(number=number, task=call.task, function=function)
-        size = len(call.arguments)
-        apart = isinstance(call.arguments, Parcel)
-        if isinstance(call.arguments, bytes):
-            frame.arguments = call.arguments
-        elif call.lending is not None:
-            super()._name(frame, call.lending)
+        arguments = call.arguments
+        size = _FRAME
+        if isinstance(arguments, bytes):
+            frame = message.calls.add(number=number, task=call.task, function=function, arguments=arguments)
+            size += len(arguments)
         else:
-            frame.transfer = call.transfer
+            frame = message.calls.add(number=number, task=call.task, function=function)
+            self.apart -= len(arguments)
+            if call.lending is not None:
+                super()._name(frame, call.lending)
+                call.lending = None
+            else:
+                frame.transfer = call.transfer
         if call.timeout:
             frame.timeout = call.timeout
         if call.caller:
@@ -387,9 +396,9 @@ class ClientSession(Side):
             frame.tell_start = True
         if call.prefetch:
             frame.prefetch = call.prefetch
-        self._note(call, -1)
-        call.arguments, call.lending = b"", None
-        return defined + _FRAME + (0 if apart else size)
+        self.outbox -= size
+        call.arguments = b""
+        return defined + size
 
     def _define(self, message: ToWorker, form: FunctionForm) -> int:
         self._last_function += 1
@@ -436,6 +445,7 @@ class WorkerSession(Side):
         self._define = define
         self._functions: dict[int, Any] = {}
         self._reply: ToClient | None = None
+        self._size = 0  # about what it takes
         self._outbox: deque[Result | Yield] = deque()
         self._lines: dict[int, deque[tuple[Result | Yield, bytes | Parcel]]] = {}  # frames behind one that waits
         self._highest = 0
@@ -521,12 +531,16 @@ class WorkerSession(Side):
         """A generator has an item. False: nobody is there to have it."""
         if self.state != "open" or number not in self.open:
             return False
-        item = Yield(number=number)
+        yields = self._message().yields if self._has_room(payload) else None
+        if yields is not None:
+            item = yields.add(number=number, payload=payload)
+        else:
+            item = Yield(number=number)
+            self._post(item, payload)
         if swallowed:
             item.swallowed = True
         if steps:
             item.steps = steps
-        self._post(item, payload)
         return True
 
     def answer(
@@ -539,12 +553,23 @@ class WorkerSession(Side):
             reason = bytes(payload.pickle if isinstance(payload, Parcel) else payload)
             self._message().refusals.add(number=number, why=_WHYS[kind], reason=reason.decode(errors="replace"))
         else:
-            result = Result(number=number, kind=_KINDS[kind])  # type: ignore[arg-type]
+            results = self._message().results if self._has_room(payload) else None
+            if results is not None:
+                result = results.add(number=number, kind=_KINDS[kind], payload=payload)
+            else:
+                result = Result(number=number, kind=_KINDS[kind])  # type: ignore[arg-type]
+                self._post(result, payload)
             if swallowed:
                 result.swallowed = True
             if steps:
                 result.steps = steps
-            self._post(result, payload)
+        return True
+
+    def _has_room(self, payload: bytes | Parcel) -> bool:
+        """May a frame with this payload be written into the next message at once, for nothing is to go before it?"""
+        if self._lines or self._outbox or self._size >= MESSAGE or payload.__class__ is not bytes:
+            return False
+        self._size += len(payload) + _FRAME
         return True
 
     def _post(self, frame: Result | Yield, payload: bytes | Parcel) -> None:
@@ -581,11 +606,12 @@ class WorkerSession(Side):
     def take(self) -> ToClient | None:
         """The next message, to be handed to the transport now. None: there is nothing."""
         message, self._reply = self._reply, None
-        if self._outbox or self._transfers or self.owes:
+        size, self._size = self._size, 0
+        transfers = self._transfers
+        if self._outbox or transfers.leaving or transfers.grants or self._returns:
             message = message or ToClient()
             if self.owes:
                 self._settle(message)
-            size = 0
             while self._outbox and size < MESSAGE:
                 frame = self._outbox.popleft()
                 size += len(frame.payload) + _FRAME
@@ -593,8 +619,8 @@ class WorkerSession(Side):
                     message.results.append(frame)
                 else:
                     message.yields.append(frame)
-            if self._transfers:
-                last = self._transfers.next(message)
+            if transfers.leaving:
+                last = transfers.next(message)
                 if last is not None:
                     self._landed(last)
         return message

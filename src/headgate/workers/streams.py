@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from headgate.workers.proxy import Proxy
     from headgate.workers.routines import Routine
 
+    Placed = tuple[Flight, Outgoing, Answer]
+
 
 class Stream:
     """A generator that runs on a worker, or will from its first step."""
@@ -82,12 +84,13 @@ class Stream:
             proxy, (args, kwargs, limit, caller, running) = self._proxy, self._called
             self._called = ((), {}, None, "", None)
             try:
-                self._flight, self._call, answer = await proxy.place(
-                    self._routine, args, kwargs, limit, caller, running, self._backlog
+                placed: Placed = await proxy.place(
+                    self._routine, args, kwargs, limit, caller, running, _placed, self._backlog
                 )
             except BaseException:
                 self._over = True
                 raise
+            self._flight, self._call, answer = placed
             self._call.waiter = None
         else:
             answer = await self._step(self._call, what, value)
@@ -219,3 +222,7 @@ class Stream:
         self._over = True
         if self._flight is not None and self._call is not None:
             self._proxy.ended(self._routine, self._flight, self._call, self._connection, error)
+
+
+def _placed(_: Routine, flight: Flight, call: Outgoing, answer: Answer, __: Any) -> Placed:
+    return flight, call, answer

@@ -495,7 +495,7 @@ def test_s05_after_the_end_nothing_is_lent() -> None:
     assert loans.written(writing, 8) is None
     assert loans.failed(writing) is None
     assert list(loans.take_released()) == [7, 8]
-    assert (loans._lent, list(loans._waiting), loans._writing) == ({}, [], [])
+    assert (loans._lent, list(loans.waiting), loans.writing) == ({}, [], [])
 
 
 @pytest.mark.parametrize("seed", range(int(5 + 100 * SCALE)))

@@ -1779,7 +1779,7 @@ def test_s40a_whatever_a_worker_says_each_descriptor_is_released_once(
     try:
         for message in messages:
             answers += [answer for answer in client.receive(message) if answer.kind != "yielded"]
-            assert len(client.loans._lent) + len(client.loans._writing) <= LOANS
+            assert len(client.loans._lent) + len(client.loans.writing) <= LOANS
     except ConversationBroken:
         pass
     answers += client.broken()
