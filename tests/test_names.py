@@ -48,6 +48,16 @@ ERRORS = {
     "WorkerLost",
     "WorkerStartFailed",
 }
+CONTEXT = {
+    "Context",
+    "ContextDecodeWarning",
+    "ContextVar",
+    "Token",
+    "copy_context",
+    "create_task",
+    "current_context",
+    "install_task_factory",
+}
 TASKS = {
     "Backpressure",
     "QueueStrategy",
@@ -93,7 +103,7 @@ WORKERS = {
 
 
 def test_the_names_at_the_root_are_exactly_these() -> None:
-    assert set(headgate.__all__) == ERRORS | RESOURCES | TASKS | WORKERS | {"subscribe", "__version__"}
+    assert set(headgate.__all__) == ERRORS | RESOURCES | TASKS | CONTEXT | WORKERS | {"subscribe", "__version__"}
     assert all(hasattr(headgate, name) for name in headgate.__all__)
     assert set(headgate.__all__) <= set(dir(headgate))
 

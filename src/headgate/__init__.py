@@ -48,6 +48,16 @@ from headgate.observe import logging as _logging
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
+    from headgate.context import (
+        Context,
+        ContextDecodeWarning,
+        ContextVar,
+        Token,
+        copy_context,
+        create_task,
+        current_context,
+        install_task_factory,
+    )
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
     from headgate.tasks import (
         Backpressure,
@@ -93,6 +103,9 @@ __all__ = [
     "Backpressure",
     "BackpressureContext",
     "BackpressureLike",
+    "Context",
+    "ContextDecodeWarning",
+    "ContextVar",
     "ContextVarCollision",
     "CooldownResource",
     "DisableResource",
@@ -136,6 +149,7 @@ __all__ = [
     "TaskPool",
     "TaskRejected",
     "TaskStale",
+    "Token",
     "TransientRpcError",
     "UnknownResource",
     "WaitCycle",
@@ -145,12 +159,16 @@ __all__ = [
     "WorkerStartFailed",
     "__version__",
     "backpressure_queue",
+    "copy_context",
+    "create_task",
+    "current_context",
     "current_task",
     "do_dispatch",
     "fail_fast",
     "fair_round_robin",
     "fair_share",
     "fifo",
+    "install_task_factory",
     "lifo",
     "map",
     "pipeline_scope",
@@ -167,6 +185,16 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "headgate.context": (
+        "Context",
+        "ContextDecodeWarning",
+        "ContextVar",
+        "Token",
+        "copy_context",
+        "create_task",
+        "current_context",
+        "install_task_factory",
+    ),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
     "headgate.tasks": (
         "Backpressure",

@@ -254,6 +254,22 @@ got p3
 got p4
 stopped: page 5 is gone
 """,
+    "context_tenant": """\
+door of unknown
+key of acme, lock of acme: spent 11 on 2 workers
+nut of bolt, screw of bolt: spent 12 on 2 workers
+spent here: 4
+page 1 of acme - spent so far: 5
+page 2 of acme - spent so far: 6
+page 3 of bolt - spent so far: 7
+door of unknown
+""",
+    "context_strict": """\
+lenient: 42 and no trace
+recorded: 42 and the value of the context variable '__main__:trace' cannot be read: LookupError: no such span here
+strict: the value of the context variable '__main__:trace' cannot be read: LookupError: no such span here
+strict on the worker: the value of the context variable '__main__:trace' cannot be read: LookupError: no such span here
+""",
 }
 
 

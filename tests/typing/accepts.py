@@ -180,3 +180,28 @@ async def call() -> None:
     ):
         with headgate.do_dispatch(False), headgate.RuntimeContext(dispatch_timeout=1.5):
             assert_type(headgate.current_task(), headgate.Task | None)
+
+
+tenant: headgate.ContextVar[str] = headgate.ContextVar("tenant", default="unknown")
+depth = headgate.ContextVar("depth", default=0, namespace="app")
+bare: headgate.ContextVar[bytes] = headgate.ContextVar("bare")
+
+
+async def ambient() -> None:
+    assert_type(tenant.get(), str)
+    assert_type(depth, headgate.ContextVar[int])
+    assert_type(bare.get(None), bytes | None)
+    token = tenant.set("acme")
+    assert_type(token, headgate.Token[str])
+    assert_type(token.var, headgate.ContextVar[str])
+    tenant.reset(token)
+    context = headgate.copy_context()
+    assert_type(context.run(len, "abc"), int)
+    assert_type(context.id, str)
+    task = headgate.create_task(add(1), name="one", context=context)
+    assert_type(await task, int)
+    headgate.install_task_factory(asyncio.get_running_loop())
+    category: type[Warning] = headgate.ContextDecodeWarning
+    assert issubclass(category, Warning)
+    for var in headgate.current_context():
+        assert_type(var.key, str)

@@ -63,3 +63,9 @@ async def call() -> None:
     await add(1)  # type: ignore[call-arg]
     await add(1, "two")  # type: ignore[arg-type]
     add(1, 2) + 3  # type: ignore[operator]
+
+
+tenant: headgate.ContextVar[str] = headgate.ContextVar("tenant", default="unknown")
+number: int = tenant.get()  # type: ignore[assignment]
+tenant.set(3)  # type: ignore[arg-type]
+headgate.ContextVar(3)  # type: ignore[call-overload]

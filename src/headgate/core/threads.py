@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from types import FrameType
 from typing import Any
 
@@ -22,7 +23,9 @@ def call_in_thread(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         raise RuntimeError("the function raised StopIteration") from stop
 
 
-async def on_loop(there: asyncio.AbstractEventLoop, fn: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+async def on_loop(
+    there: asyncio.AbstractEventLoop, fn: Callable[[], Coroutine[Any, Any, Any]], context: Context | None = None
+) -> Any:
     """Await a coroutine on another loop, as if it were on this one: cancelled, it is waited for until it has ended.
 
     (Not `run_coroutine_threadsafe`: its future is done as soon as it is cancelled, and SystemExit would end that loop.)
@@ -41,7 +44,7 @@ async def on_loop(there: asyncio.AbstractEventLoop, fn: Callable[[], Coroutine[A
         except RuntimeError:  # it is closed, and so nobody waits
             pass
 
-    there.call_soon_threadsafe(lambda: tasks.append(there.create_task(run())))
+    there.call_soon_threadsafe(lambda: tasks.append(there.create_task(run(), context=context)))
     while not done.done():
         try:
             await asyncio.wait((done,))

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
+from headgate.errors import InvalidType
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
 from headgate.resources.seats import ANY, Flight, Seat
 from headgate.resources.strategies import Picker, Strategy, round_robin
-from headgate.workers.model import Report, WorkerView
+from headgate.workers.model import Report, Task, WorkerView
 
 COOLDOWNS = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Seconds a worker rests after its first transient failure in a row, its second, and so on."""
@@ -225,3 +226,16 @@ def strategy_of(balancer: object) -> Strategy | None:
         if issubclass(kind, shipped) and (kind.order, kind.report) == (shipped.order, shipped.report):
             return shipped.strategy
     return None
+
+
+def checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerView]) -> Iterator[WorkerView]:
+    """The workers that a balancer of the user's names, in its order; InvalidType if it names something else."""
+    order = balancer.order(task, views)
+    try:
+        workers = iter(order)
+    except TypeError:
+        raise InvalidType(f"order() of {balancer!r} gave {order!r}, which is no list of workers") from None
+    for view in workers:
+        if not isinstance(view, WorkerView):
+            raise InvalidType(f"order() of {balancer!r} gave {view!r}, which is none of the workers it was shown")
+        yield view

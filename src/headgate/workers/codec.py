@@ -23,6 +23,7 @@ from itertools import chain, count
 from types import TracebackType
 from typing import Any, cast
 
+from headgate.context.variables import bare
 from headgate.errors import InvalidType, RemoteError
 from headgate.workers.arrivals import Scope, loads
 from headgate.workers.functions import modules_by_value, take_mains_by_value
@@ -105,7 +106,8 @@ class _Lifted:
 
             pickler = Naming
         file = io.BytesIO()
-        pickler(file, 5, buffer_callback=keep).dump(value)
+        with bare:
+            pickler(file, 5, buffer_callback=keep).dump(value)
         return file.getvalue()
 
 
@@ -114,6 +116,21 @@ def _cloudpickle() -> Any:
     import cloudpickle
 
     return cloudpickle
+
+
+def dump_whole(value: object) -> bytes:
+    """The same in one piece, however long it is."""
+    with bare:
+        data = b""
+        if not modules_by_value():
+            try:
+                data = pickle.dumps(value, 5)
+            except Exception:
+                pass  # cloudpickle may do it, or says why not
+        if not data or b"_main__" in data:
+            take_mains_by_value()
+            data = bytes(_cloudpickle().dumps(value, 5))
+    return data
 
 
 def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes | Parcel:
@@ -335,7 +352,8 @@ def _dumped(error: BaseException) -> bytes:
 
 def _pickled(value: object) -> bytes:
     buffer = io.BytesIO()
-    _pickler()(buffer, 5).dump(value)
+    with bare:
+        _pickler()(buffer, 5).dump(value)
     return buffer.getvalue()
 
 

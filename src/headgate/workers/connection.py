@@ -109,9 +109,11 @@ class Connection:
             self._heard = clock.now()
             self._watch()
 
-    def step(self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0) -> None:
+    def step(
+        self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0, context: bytes = b""
+    ) -> None:
         """Have a generator go on. Its waiter gets the Answer."""
-        self.session.step(call, advance, payload, count)
+        self.session.step(call, advance, payload, count, context)
         self._rouse()
 
     def cancel(self, call: Outgoing) -> bool:

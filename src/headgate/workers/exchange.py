@@ -42,6 +42,8 @@ class Outgoing:
         "arguments",
         "backlog",
         "caller",
+        "context",
+        "exchange",
         "form",
         "lending",
         "number",
@@ -64,6 +66,7 @@ class Outgoing:
         tell_start: bool = False,
         waiter: Any = None,
         prefetch: int = 0,
+        context: bytes = b"",
     ) -> None:
         self.task: int = task
         """The number of the task in this process."""
@@ -83,6 +86,10 @@ class Outgoing:
         self.waiter: Any = waiter
         """Whom the shell has to tell; opaque here."""
         self.prefetch: int = prefetch
+        self.context: bytes = context
+        """What is set in the caller's Context; opaque here, as in all that follows."""
+        self.exchange: Any = None
+        """Of a generator: what its worker knows of that; the shell's."""
         self.backlog: Any = None
         """Of a generator: answers that nobody has taken yet; the shell's, opaque here."""
 
@@ -98,6 +105,7 @@ class Answer(NamedTuple):
     """It was cancelled and ended otherwise all the same."""
     steps: int = 0
     """Of a generator: how many steps other than "next" it had taken."""
+    context: bytes = b""
 
 
 class Begun(NamedTuple):
@@ -111,6 +119,7 @@ class Begun(NamedTuple):
     caller: str
     tell_start: bool
     prefetch: int = 0
+    context: bytes = b""
 
 
 class Stepped(NamedTuple):
@@ -120,6 +129,7 @@ class Stepped(NamedTuple):
     advance: Advance
     times: int
     payload: Payload
+    context: bytes = b""
 
 
 class Heard(NamedTuple):

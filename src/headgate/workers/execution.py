@@ -21,10 +21,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from headgate.context.travel import Elsewhere, Exchange
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
 from headgate.core.threads import call_in_thread, current_frames
 from headgate.errors import RemoteError, RoutineTimeout
+from headgate.workers import carriage
 from headgate.workers.arrivals import Scope
 from headgate.workers.codec import dump_exception, dumps, load_arguments
 from headgate.workers.exchange import Begun, Kind, Stepped
@@ -72,6 +74,8 @@ class Running:
     """Routines it called and waits for."""
     orders: Orders | None = None
     """Of a generator: what it is to do."""
+    exchange: Exchange | None = None
+    """What its caller knows of the values that are set in its Context."""
 
     def __init__(self, tasks: TaskLoop, session: Any, client: str, begun: Begun) -> None:
         self.tasks: TaskLoop = tasks
@@ -107,10 +111,10 @@ class Running:
         return Task(self.id, begun.caller or None, begun.function.tag, begun.timeout or None)
 
 
-Outcome = tuple[Any, int, Kind | None, bytes | Parcel, bool, int]
+Outcome = tuple[Any, int, Kind | None, bytes | Parcel, bool, int, bytes]
 """On its way to the server's loop: the conversation; the number of the call; how it ended (None: it has not, it has
-begun, and its caller wants to know); with what; whether it was cancelled, and ended otherwise; and of a generator, how
-many steps other than "next" it had taken."""
+begun, and its caller wants to know); with what; whether it was cancelled, and ended otherwise; of a generator, how many
+steps other than "next" it had taken; and what has changed in its Context."""
 
 
 class TaskLoop:
@@ -137,6 +141,7 @@ class TaskLoop:
         self._steps: deque[tuple[Any, Stepped]] = deque()
         self._abandoned: deque[tuple[Any, int]] = deque()
         self._executing = 0
+        self._clean = contextvars.copy_context()  # where calls begin: nothing of one may be seen by the next
         self._awake = False
         self._slice = FIRST  # how many calls to begin in one turn
         self._began = 0
@@ -232,7 +237,7 @@ class TaskLoop:
     def _wake(self) -> None:
         if not self._awake:
             self._awake = True
-            self.loop.call_soon_threadsafe(self._drain)
+            self.loop.call_soon_threadsafe(self._drain, context=self._clean)
 
     # -- called on its own thread -------------------------------------------------------------------------------------
 
@@ -289,7 +294,7 @@ class TaskLoop:
             self._cancel_asked()
         if incoming and self._executing < EXECUTING:
             self._awake = True
-            loop.call_soon(self._drain)
+            loop.call_soon(self._drain, context=self._clean)
         else:
             self._began = 0  # what comes next may be quite another thing
 
@@ -299,7 +304,7 @@ class TaskLoop:
             if (session, number) in self.running:
                 self._cancel(session, number)
             elif self._withdraw(session, number):
-                self._send((session, number, "cancelled", b"", False, 0))
+                self._send((session, number, "cancelled", b"", False, 0, b""))
         while self._abandoned:
             session, number = self._abandoned.popleft()
             running = self.running.get((session, number))
@@ -339,6 +344,8 @@ class TaskLoop:
         try:
             await primed()
             CALLER.set(running)
+            if begun.context:
+                carriage.arrived(running, begun.context)
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)
                 return
@@ -346,7 +353,7 @@ class TaskLoop:
                 await self._threads_free.acquire()
                 running.seated = True
             if begun.tell_start:
-                self._send((running.session, begun.number, None, b"", False, 0))
+                self._send((running.session, begun.number, None, b"", False, 0, b""))
             fn = begun.function.load(running.scope)
             assert isinstance(begun.arguments, (bytes, Parcel)), "they were read"
             try:
@@ -361,7 +368,7 @@ class TaskLoop:
                 ) from error
             if running.orders is not None:
                 await self._pull(running, running.orders, fn(*args, **kwargs))
-                self._end(running, "returned", b"")
+                self._end(running, "returned", b"", carriage.ended(running))
                 return
             if begun.timeout:
                 result = await self._within(begun, self._call(running, fn, args, kwargs))
@@ -381,7 +388,7 @@ class TaskLoop:
                 remedy = "Raise one that holds less, or open the pool with a higher `max_payload`."
                 too_long = RemoteError(f"{what}, and max_payload is {limit:,}", remedy=remedy)
                 payload = dump_exception(too_long, self._where)
-        self._end(running, kind, payload)
+        self._end(running, kind, payload, b"" if carriage.nothing() else carriage.ended(running))
 
     def _dump(self, running: Running, result: Any) -> bytes | Parcel:
         try:
@@ -413,6 +420,8 @@ class TaskLoop:
         since = clock.now()
         try:
             while order is not None:
+                while orders.contexts:
+                    carriage.arrived(running, orders.contexts.pop(0))
                 step = advance(generator, order)
                 try:
                     item = await (self._within(running.begun, step) if running.begun.timeout else step)
@@ -440,7 +449,8 @@ class TaskLoop:
         while running.task is not None and running.task.cancelling():
             running.task.uncancel()
         steps = running.orders.steps if running.orders is not None else 0
-        self._send((running.session, running.begun.number, "yielded", payload, swallowed, steps))
+        context = carriage.changed(running)
+        self._send((running.session, running.begun.number, "yielded", payload, swallowed, steps, context))
 
     async def _rest(self, running: Running, orders: Orders, order: Order | None) -> Order:
         """Between two steps: until there is an order. A cancellation that comes now is raised in the generator, as it
@@ -484,8 +494,8 @@ class TaskLoop:
             return await fn(*args, **kwargs)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1000, thread_name_prefix="headgate routine")
-        aside = _Aside(fn, args, kwargs)
-        future = self.loop.run_in_executor(self._threads, contextvars.copy_context().run, aside)
+        aside, elsewhere = _Aside(fn, args, kwargs), Elsewhere()
+        future = self.loop.run_in_executor(self._threads, elsewhere.context.run, aside)
         stopped: asyncio.CancelledError | None = None
         while not future.done():  # a thread cannot be interrupted, so neither can this wait
             try:
@@ -493,6 +503,7 @@ class TaskLoop:
             except asyncio.CancelledError as error:
                 stopped = error
                 aside.cancel()
+        elsewhere.bring_back()
         if stopped is not None and aside.loop is None and not future.cancelled():
             future.exception()
             raise stopped
@@ -535,7 +546,7 @@ class TaskLoop:
         self._executing -= 1
         if self._incoming and not self._awake:
             self._awake = True
-            self.loop.call_soon(self._drain)
+            self.loop.call_soon(self._drain, context=self._clean)
 
     def unseat(self, running: Running) -> None:
         """It needs no thread to itself any more: it has ended, or waits for others."""
@@ -543,8 +554,9 @@ class TaskLoop:
             running.seated = False
             self._threads_free.release()
 
-    def _end(self, running: Running, kind: Kind, payload: bytes | Parcel) -> None:
+    def _end(self, running: Running, kind: Kind, payload: bytes | Parcel, context: bytes = b"") -> None:
         self.running.pop((running.session, running.begun.number), None)
+        running.task = None  # its Context holds this, and it holds its Context
         self._admitted -= running.admitted
         if running.executes:
             running.executes = False
@@ -553,7 +565,7 @@ class TaskLoop:
             self.unseat(running)
         swallowed = running.cancels > 0 and kind != "cancelled"
         steps = running.orders.steps if running.orders is not None else 0
-        outcome = running.session, running.begun.number, kind, payload, swallowed, steps
+        outcome = running.session, running.begun.number, kind, payload, swallowed, steps, context
         if self._executing or self._incoming or self._outcomes:
             self._send(outcome)
         else:
@@ -597,7 +609,11 @@ class _Aside:
             return result
         with asyncio.Runner() as runner:
             self.loop = runner.get_loop()
-            return runner.run(self._follow(result))
+            elsewhere = Elsewhere()
+            try:
+                return runner.run(self._follow(result), context=elsewhere.context)
+            finally:
+                elsewhere.bring_back()
 
     async def _follow(self, coroutine: Any) -> Any:
         self._task = asyncio.current_task()

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from headgate.context.variables import ContextVar, bare
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, RemoteError
 from headgate.workers.arrivals import Scope, loads
@@ -109,7 +110,8 @@ class Traveller:
         seen = _settled(fn)
         began = clock.now()
         try:
-            value = bytes(cloudpickle.dumps(fn, 5))
+            with bare:
+                value = bytes(cloudpickle.dumps(fn, 5))
         except Exception as error:
             raise InvalidType(
                 f"{self.tag} cannot be pickled with what it refers to: {type(error).__name__}: {error}",
@@ -279,6 +281,8 @@ def _further(value: Any) -> list[Any] | None:
     if isinstance(value, (FunctionType, type)) and _by_name(value):
         return []
     if kind.__name__ == "builtin_function_or_method" and isinstance(getattr(value, "__self__", None), ModuleType):
+        return []
+    if kind is ContextVar:  # one for each key in a process: its values are not part of it
         return []
     if not isinstance(value, FunctionType):
         return None

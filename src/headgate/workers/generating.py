@@ -26,7 +26,7 @@ Order = tuple[Advance, Any]
 class Orders:
     """What its consumer asked for, and has not got."""
 
-    __slots__ = ("_ahead", "_asked", "_bytes", "_credit", "_scope", "_sizes", "_wake", "steps")
+    __slots__ = ("_ahead", "_asked", "_bytes", "_credit", "_scope", "_sizes", "_wake", "contexts", "steps")
 
     def __init__(self, prefetch: int, scope: Scope) -> None:
         self._ahead = prefetch
@@ -36,11 +36,15 @@ class Orders:
         self._sizes: deque[int] = deque()  # of items that were made and not asked for
         self._bytes = 0
         self._wake: asyncio.Future[None] | None = None
+        self.contexts: list[bytes] = []
+        """What was set in its consumer's Context since it was last advanced."""
         self.steps: int = 0
         """How many other than "next" were taken."""
 
     def put(self, step: Stepped) -> None:
         """Its consumer asks for this."""
+        if step.context:
+            self.contexts.append(step.context)
         if step.advance == "next":
             self._credit += max(1, step.times)
             for _ in range(min(step.times, len(self._sizes))):

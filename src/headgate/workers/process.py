@@ -51,6 +51,20 @@ def prepare() -> None:
     """The settings of the interpreter."""
     sys.setswitchinterval(0.001)  # the server's thread gets its turn beside a computing routine
     sys.argv = [""]
+    options = os.environ.get("HEADGATE_PYTHONWARNINGS", "")
+    if options:
+        filter_warnings(options)
+
+
+def filter_warnings(options: str) -> None:
+    """What PYTHONWARNINGS says of warnings of ours."""
+    import warnings
+
+    for option in options.split(","):
+        try:
+            warnings._setoption(option.strip())  # type: ignore[attr-defined] # as Python itself does
+        except Exception as error:
+            sys.stderr.write(f"Invalid -W option ignored: {error}\n")
 
 
 def restore_stderr(real: int) -> None:

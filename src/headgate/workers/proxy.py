@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,14 +20,14 @@ from headgate.core.clock import clock
 from headgate.errors import (
     DispatchTimeout,
     InvalidArgument,
-    InvalidType,
     NoWorkersAvailable,
     PoolClosed,
     RoutineTimeout,
 )
 from headgate.resources.seats import Flight
+from headgate.workers import carriage
 from headgate.workers.arrivals import Scope, loads
-from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, strategy_of
+from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
 from headgate.workers.codec import dump_arguments, load_exception
 from headgate.workers.connection import Connection, Happening
 from headgate.workers.events import TASKS, WORKERS, WorkerBlocked, WorkerUnblocked
@@ -83,7 +83,7 @@ class Proxy:
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
         self._pool = pool
-        self._max_payload = max_payload
+        self.max_payload: int = max_payload
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Connection] = set()  # blocked: no new calls
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
@@ -115,7 +115,7 @@ class Proxy:
             return
         self._evicted.pop(metadata.uid, None)
         self._roster.admit(
-            metadata.uid, Connection(metadata, next(_epochs), client_id(), self._happened, self._max_payload)
+            metadata.uid, Connection(metadata, next(_epochs), client_id(), self._happened, self.max_payload)
         )
         self._introduce()
         self._wake()
@@ -257,16 +257,20 @@ class Proxy:
         connection: Connection = flight.seat.resource.value
         scope = None if running is None else running.scope
         self._roster.served(flight)
+        failures = carriage.came_back(call, answer, running) if answer.context else ()
         if self._custom is not None:
             self._report(connection, "accepted")
         if answer.kind != "returned":
-            self.raise_answer(routine, call, connection, answer, scope)
+            self.raise_answer(routine, call, connection, answer, scope, failures)
         if TASKS.listeners:
             tell_ended(routine, call, connection, "returned")
         try:
-            return loads(answer.payload, scope)
+            result = loads(answer.payload, scope)
         except BaseException as error:
             raise unreadable(routine, error) from error
+        if failures:
+            carriage.tell(failures)
+        return result
 
     async def place(
         self,
@@ -278,14 +282,18 @@ class Proxy:
         running: Any,
         done: Callable[[Routine, Flight, Outgoing, Answer, Any], Any],
         backlog: Any = None,
+        exchange: Any = None,
         to: str = "",
     ) -> Any:
         """Have a worker take it, and wait for its first answer: it returned, raised, was cancelled, or yielded. Gives
         what `done` makes of that: one coroutine, not two, is what most calls are made of."""
         arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
-        if 0 < self._max_payload < len(arguments):
+        if 0 < self.max_payload < len(arguments):
             self.check_size(routine, arguments)
         bulky = isinstance(arguments, Parcel)
+        context = b""
+        if exchange is not None or not carriage.nothing():
+            context = carriage.sent(routine.tag, self.max_payload, exchange)
         form = routine.traveller.form(routine.decorated)
         number = next(_tasks)
         options = routine.options
@@ -312,8 +320,9 @@ class Proxy:
                     limit is not None or timeout > 0,
                     waiter,
                     options.prefetch,
+                    context,
                 )
-                call.backlog = backlog
+                call.backlog, call.exchange = backlog, exchange
                 if TASKS.listeners:
                     tell_dispatched(routine, call, connection)
                 self._calls[call] = None
@@ -365,9 +374,9 @@ class Proxy:
 
     def check_size(self, routine: Routine, payload: bytes | Parcel) -> None:
         """InvalidArgument: it is too long to be sent."""
-        if self._max_payload and len(payload) > self._max_payload:
+        if self.max_payload and len(payload) > self.max_payload:
             raise InvalidArgument(
-                f"what is sent to {routine.tag} takes {len(payload):,} bytes, and max_payload is {self._max_payload:,}",
+                f"what is sent to {routine.tag} takes {len(payload):,} bytes, and max_payload is {self.max_payload:,}",
                 remedy="Send it in parts, or open the pool with a higher `max_payload`.",
             )
 
@@ -452,7 +461,7 @@ class Proxy:
         self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any, bulky: bool
     ) -> Flight | None:
         task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
-        for view in _checked_order(balancer, task, self.views()):
+        for view in checked_order(balancer, task, self.views()):
             connection = self._roster.get(view.uid)
             if view.uid not in avoid and connection is not None and connection.can_take(bulky):
                 return self._roster.take(view.uid, clock.now())
@@ -552,6 +561,7 @@ class Proxy:
                         call.backlog.extendleft(reversed(rest))
                     return first
                 if answer.kind != "yielded":
+                    carriage.came_back_late(call, [*before, answer], CALLER.get())
                     answer = None  # it may be long, and an exception keeps its frames for a while
                     before.clear()
                     raise error
@@ -597,7 +607,13 @@ class Proxy:
             self._report(connection, "transient")
 
     def raise_answer(
-        self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer, scope: Scope | None
+        self,
+        routine: Routine,
+        call: Outgoing,
+        connection: Connection,
+        answer: Answer,
+        scope: Scope | None,
+        failures: Sequence[str] = (),
     ) -> NoReturn:
         """The routine ended so: raise it here."""
         error: BaseException
@@ -611,6 +627,8 @@ class Proxy:
             notes = getattr(error, "__notes__", None)
             text = notes[-1] if isinstance(notes, list) and notes else ""
             tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, str(text)))
+        if failures:
+            carriage.tell(failures, error)
         context = error.__context__
         try:
             raise error
@@ -670,15 +688,3 @@ class Proxy:
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
         self._wake()
-
-
-def _checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerView]) -> Iterator[WorkerView]:
-    order = balancer.order(task, views)
-    try:
-        workers = iter(order)
-    except TypeError:
-        raise InvalidType(f"order() of {balancer!r} gave {order!r}, which is no list of workers") from None
-    for view in workers:
-        if not isinstance(view, WorkerView):
-            raise InvalidType(f"order() of {balancer!r} gave {view!r}, which is none of the workers it was shown")
-        yield view

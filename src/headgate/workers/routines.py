@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
-from contextvars import ContextVar, Token, copy_context
+from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
@@ -174,14 +174,17 @@ async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, A
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
+    from headgate.context.travel import Elsewhere
+
     thread = ThreadPoolExecutor(1, thread_name_prefix="headgate routine")
+    elsewhere = Elsewhere()
     try:
-        context = copy_context()
         result = await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: context.run(call_in_thread, routine.fn, args, kwargs)
+            thread, lambda: elsewhere.context.run(call_in_thread, routine.fn, args, kwargs)
         )
     finally:
         thread.shutdown(wait=False)
+        elsewhere.bring_back()
     return await result if inspect.isawaitable(result) else result
 
 

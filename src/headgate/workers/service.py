@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from headgate._version import __version__
+from headgate.context.travel import Elsewhere
 from headgate.core.clock import clock
 from headgate.core.threads import on_loop
 from headgate.errors import HeadgateError
@@ -83,12 +84,16 @@ class Nested:
     async def call(self, routine: Any, args: Any, kwargs: Any, limit: float | None, caller: str) -> Any:
         """`Proxy.call`, from another loop than the proxy's."""
         running = CALLER.get()
+        elsewhere = Elsewhere()
 
         async def call() -> Any:
             self._tasks.unseat(running)  # while it waits, and from then on, others may have its thread's place
             return await self._current().call(routine, args, kwargs, limit, caller, running)
 
-        return await on_loop(self._loop, call)
+        try:
+            return await on_loop(self._loop, call, elsewhere.context)
+        finally:
+            elsewhere.bring_back()
 
     def stream(self, routine: Any, args: Any, kwargs: Any, limit: float | None, caller: str) -> Any:
         """`Proxy.stream`, from another loop than the proxy's."""
@@ -117,7 +122,11 @@ class Across:
                 self._stream = self._nested._current().stream(*self._called, self._running)
             return await getattr(self._stream, method)(*args)
 
-        return await on_loop(self._nested._loop, call)
+        elsewhere = Elsewhere()
+        try:
+            return await on_loop(self._nested._loop, call, elsewhere.context)
+        finally:
+            elsewhere.bring_back()
 
     async def advance(self, what: Advance, value: Any = None) -> Any:
         """See `streams.Stream`."""
@@ -365,13 +374,13 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """A burst of ends, from the task loop."""
         touched = None
-        for conversation, number, kind, payload, swallowed, steps in outcomes:
+        for conversation, number, kind, payload, swallowed, steps, context in outcomes:
             if kind is None:
                 conversation.session.started(number)
             elif kind == "yielded":
-                conversation.session.yielded(number, payload, swallowed=swallowed, steps=steps)
+                conversation.session.yielded(number, payload, swallowed=swallowed, steps=steps, context=context)
             else:
-                conversation.session.answer(number, kind, payload, swallowed=swallowed, steps=steps)
+                conversation.session.answer(number, kind, payload, swallowed=swallowed, steps=steps, context=context)
             if conversation is not touched:
                 touched = conversation
                 conversation.flush()

@@ -172,13 +172,17 @@ class ClientSession(Side):
                 self._cancels += [self._behind(number) for number in self._late if number == frame.number]
                 self._late = [number for number in self._late if number != frame.number]
 
-    def step(self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0) -> None:
+    def step(
+        self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0, context: bytes = b""
+    ) -> None:
         """Have a generator go on. One that has ended does not: its end is on the way, or here."""
         if self.sent.get(call.number) is not call:
             return
         step = Step(number=call.number, kind=_STEPS[advance])
         if count:
             step.count = count
+        if context:
+            step.context = context
         if isinstance(payload, Parcel):
             self._departing.add(call.number)
             self._depart(payload, step)
@@ -298,7 +302,7 @@ class ClientSession(Side):
             count = 0
             while count < len(self._steps) and size < MESSAGE:
                 message.steps.append(self._steps[count])
-                size += len(self._steps[count].payload) + _FRAME
+                size += len(self._steps[count].payload) + len(self._steps[count].context) + _FRAME
                 count += 1
             del self._steps[:count]
             self._steps_sent += count
@@ -337,14 +341,14 @@ class ClientSession(Side):
         for item, payload in zip(message.yields, items, strict=True):
             call = sent.get(item.number)
             if call is not None and call.form.generator:
-                answers.append(Answer(call, "yielded", payload, item.swallowed, item.steps))
+                answers.append(Answer(call, "yielded", payload, item.swallowed, item.steps, item.context))
             else:
                 self._drop(payload)
         for result, payload in zip(message.results, payloads, strict=True):
             call = sent.pop(result.number, None)
             if call is not None:
                 kind = _RESULTS.get(result.kind, "lost")
-                answers.append(Answer(call, kind, payload, result.swallowed, result.steps))
+                answers.append(Answer(call, kind, payload, result.swallowed, result.steps, result.context))
             else:
                 self._drop(payload)
         for refusal in message.refusals:
@@ -396,6 +400,9 @@ class ClientSession(Side):
             frame.tell_start = True
         if call.prefetch:
             frame.prefetch = call.prefetch
+        if call.context:
+            frame.context = call.context
+            defined += len(call.context)
         self.outbox -= size
         call.arguments = b""
         return defined + size
@@ -506,7 +513,7 @@ class WorkerSession(Side):
         if step.number not in self.open:
             self._drop(payload)
             return None
-        return Stepped(step.number, _ADVANCES.get(step.kind, "close"), step.count, payload)
+        return Stepped(step.number, _ADVANCES.get(step.kind, "close"), step.count, payload, step.context)
 
     def _begun(self, call: Call) -> Begun:
         if call.number <= self._highest:
@@ -517,7 +524,15 @@ class WorkerSession(Side):
             raise ConversationBroken(f"call {call.number} names the function {call.function}, which was not defined")
         payload = self._payload(call, call.arguments)
         begun = Begun(
-            call.number, call.task, function, payload, call.timeout, call.caller, call.tell_start, call.prefetch
+            call.number,
+            call.task,
+            function,
+            payload,
+            call.timeout,
+            call.caller,
+            call.tell_start,
+            call.prefetch,
+            call.context,
         )
         self.open[call.number] = begun
         return begun
@@ -527,11 +542,13 @@ class WorkerSession(Side):
         if self.state == "open" and number in self.open:
             self._message().started.append(number)
 
-    def yielded(self, number: int, payload: bytes | Parcel, *, swallowed: bool = False, steps: int = 0) -> bool:
+    def yielded(
+        self, number: int, payload: bytes | Parcel, *, swallowed: bool = False, steps: int = 0, context: bytes = b""
+    ) -> bool:
         """A generator has an item. False: nobody is there to have it."""
         if self.state != "open" or number not in self.open:
             return False
-        yields = self._message().yields if self._has_room(payload) else None
+        yields = self._message().yields if self._has_room(payload, context) else None
         if yields is not None:
             item = yields.add(number=number, payload=payload)
         else:
@@ -541,10 +558,19 @@ class WorkerSession(Side):
             item.swallowed = True
         if steps:
             item.steps = steps
+        if context:
+            item.context = context
         return True
 
     def answer(
-        self, number: int, kind: Kind, payload: bytes | Parcel = b"", *, swallowed: bool = False, steps: int = 0
+        self,
+        number: int,
+        kind: Kind,
+        payload: bytes | Parcel = b"",
+        *,
+        swallowed: bool = False,
+        steps: int = 0,
+        context: bytes = b"",
     ) -> bool:
         """It ended. False: it was answered already, or nobody is there to hear it."""
         if self.state != "open" or self.open.pop(number, None) is None:
@@ -553,7 +579,7 @@ class WorkerSession(Side):
             reason = bytes(payload.pickle if isinstance(payload, Parcel) else payload)
             self._message().refusals.add(number=number, why=_WHYS[kind], reason=reason.decode(errors="replace"))
         else:
-            results = self._message().results if self._has_room(payload) else None
+            results = self._message().results if self._has_room(payload, context) else None
             if results is not None:
                 result = results.add(number=number, kind=_KINDS[kind], payload=payload)
             else:
@@ -563,13 +589,15 @@ class WorkerSession(Side):
                 result.swallowed = True
             if steps:
                 result.steps = steps
+            if context:
+                result.context = context
         return True
 
-    def _has_room(self, payload: bytes | Parcel) -> bool:
+    def _has_room(self, payload: bytes | Parcel, context: bytes) -> bool:
         """May a frame with this payload be written into the next message at once, for nothing is to go before it?"""
         if self._lines or self._outbox or self._size >= MESSAGE or payload.__class__ is not bytes:
             return False
-        self._size += len(payload) + _FRAME
+        self._size += len(payload) + len(context) + _FRAME
         return True
 
     def _post(self, frame: Result | Yield, payload: bytes | Parcel) -> None:
@@ -614,7 +642,7 @@ class WorkerSession(Side):
                 self._settle(message)
             while self._outbox and size < MESSAGE:
                 frame = self._outbox.popleft()
-                size += len(frame.payload) + _FRAME
+                size += len(frame.payload) + len(frame.context) + _FRAME
                 if isinstance(frame, Result):
                     message.results.append(frame)
                 else:

@@ -37,6 +37,8 @@ _KEEP_WITH_TEMPLATE = (
 """Without the current folder, whose modules are not ours."""
 _DEFAULTS = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
 """What importing gRPC will set here (see `rpc`): the environment of workers is the same before and after that."""
+WARNINGS = "HEADGATE_PYTHONWARNINGS"
+"""What PYTHONWARNINGS and -W say here of warnings of ours, for workers to read themselves."""
 NEW, PREFIX = "headgate-new-", "headgate-pool-"
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
@@ -133,6 +135,11 @@ class Spawner:
 
     def _environment(self) -> dict[str, str]:
         ours = {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"}
+        options = ours.get("PYTHONWARNINGS", "").split(",")
+        about_us = dict.fromkeys(option for option in (*sys.warnoptions, *options) if "headgate." in option)
+        if about_us:  # Python reads them before it can import us, and would complain on stderr
+            ours[WARNINGS] = ",".join(about_us)
+            ours["PYTHONWARNINGS"] = ",".join(option for option in options if option not in about_us)
         return {**_DEFAULTS, **ours, "HEADGATE_POOL": os.path.basename(self.directory)}
 
     @property
@@ -268,7 +275,8 @@ def _is_stream(fd: int) -> bool:
 
 def _interpreter() -> list[str]:
     """Ours, with its flags."""
-    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *(flag for flag in flags if not (flag.startswith("-W") and "headgate." in flag))]
 
 
 def _after_fork() -> None:

@@ -10,7 +10,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from headgate.context.travel import Exchange
 from headgate.errors import InvalidArgument, PoolClosed, RoutineTimeout, WorkerLost
+from headgate.workers import carriage
 from headgate.workers.arrivals import loads
 from headgate.workers.codec import dump_sent, dump_thrown
 from headgate.workers.exchange import CONFIRMATION, Advance, Answer, Outgoing
@@ -51,6 +53,7 @@ class Stream:
         self._sent = 0  # steps other than "next"
         self._taken = 0  # items that the worker was not told to replace
         self._over = False
+        self._exchange = Exchange("consumer")
 
     @property
     def _connection(self) -> Connection:
@@ -85,7 +88,7 @@ class Stream:
             self._called = ((), {}, None, "", None)
             try:
                 placed: Placed = await proxy.place(
-                    self._routine, args, kwargs, limit, caller, running, _placed, self._backlog
+                    self._routine, args, kwargs, limit, caller, running, _placed, self._backlog, self._exchange
                 )
             except BaseException:
                 self._over = True
@@ -117,12 +120,15 @@ class Stream:
             self._proxy.check_size(self._routine, payload)
             self._sent += 1
             self._taken = 0
-            self._connection.step(call, what, payload)
+            ends = isinstance(value, (GeneratorExit, asyncio.CancelledError))
+            self._connection.step(call, what, payload, context=self._context(lenient=ends))
         answer = await self._answer(call)
         while answer.kind == "yielded" and answer.steps < self._sent:
+            carriage.came_back(call, answer, self._running)
             answer = await self._answer(call)  # fetched in advance, before the step that was taken where the worker is
         ahead = answer.kind in ("returned", "raised", "cancelled") and answer.steps < self._sent
         if (what == "throw" and ahead) or (what == "close" and (ahead or answer.kind in ("returned", "cancelled"))):
+            carriage.came_back(call, answer, self._running)
             self._read_end(call, answer)  # it had ended before, ahead of its consumer: nobody is there to catch it
             raise value
         return answer
@@ -137,7 +143,10 @@ class Stream:
 
     def _grant(self, call: Outgoing) -> None:
         taken, self._taken = self._taken, 0
-        self._connection.step(call, "next", count=taken)
+        self._connection.step(call, "next", count=taken, context=self._context())
+
+    def _context(self, *, lenient: bool = False) -> bytes:
+        return carriage.sent(self._routine.tag, self._proxy.max_payload, self._exchange, lenient=lenient)
 
     async def _answer(self, call: Outgoing) -> Answer:
         """Wait for what comes next."""
@@ -188,17 +197,23 @@ class Stream:
         """What this answer means for the consumer."""
         proxy, routine = self._proxy, self._routine
         scope = None if self._running is None else self._running.scope
+        failures = carriage.came_back(call, answer, self._running)
         if answer.kind == "yielded":
             try:
-                return loads(answer.payload, scope)
+                item = loads(answer.payload, scope)
             except BaseException as error:
                 raise unreadable(routine, error) from error
+            if failures:
+                carriage.tell(failures)
+            return item
         flight = self._read_end(call, answer)
         if answer.kind not in ("returned", "raised", "cancelled"):
             proxy.raise_gone(routine, flight, call, answer)
         if answer.kind == "returned":
+            if failures:
+                carriage.tell(failures)
             return END
-        return proxy.raise_answer(routine, call, self._connection, answer, scope)
+        return proxy.raise_answer(routine, call, self._connection, answer, scope, failures)
 
     def _read_end(self, call: Outgoing, answer: Answer) -> Flight:
         self._over = True

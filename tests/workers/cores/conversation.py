@@ -57,6 +57,11 @@ def peers_of(message: ToWorker) -> Peers:
     return message.peers.pool, [(peer.uid, peer.address) for peer in message.peers.workers]
 
 
+def on_the_wire(frame: Any) -> set[str]:
+    """The fields of a frame that take any room."""
+    return {field.name for field, _ in frame.ListFields()}
+
+
 def noise(seed: object, size: int) -> bytes:
     """Bytes in which no part is like another."""
     return random.Random(repr(seed)).randbytes(size)
@@ -125,10 +130,13 @@ def retained(end: ClientSession | WorkerSession) -> list[Any]:
 class Work:
     """A call of a routine, from its first attempt to its one outcome."""
 
-    def __init__(self, task: int, form: FunctionForm, payload: Packed, retries: int, moves: int) -> None:
+    def __init__(
+        self, task: int, form: FunctionForm, payload: Packed, retries: int, moves: int, context: bytes = b""
+    ) -> None:
         self.task = task
         self.form = form
         self.payload = payload
+        self.context = context
         self.retries = retries  # how often it may run again after it was lost
         self.moves = moves  # how often it tries another worker after a refusal
         self.pair: Pair | None = None  # who has it now
@@ -142,8 +150,17 @@ class Work:
     def attempt(self) -> Outgoing:
         terms = random.Random(self.task)
         timeout, caller = terms.choice((0.0, 2.5)), terms.choice(("", "client/7"))
-        prefetch = terms.choice((0, 0, 3))
-        return Outgoing(self.task, self.form, self.payload, timeout, caller, terms.random() < 0.5, prefetch=prefetch)
+        prefetch, tell_start = terms.choice((0, 0, 3)), terms.random() < 0.5
+        return Outgoing(
+            self.task,
+            self.form,
+            self.payload,
+            timeout,
+            caller,
+            tell_start,
+            prefetch=prefetch,
+            context=self.context,
+        )
 
     def __repr__(self) -> str:
         return f"<work {self.task}, {len(self.payload)} bytes>"
@@ -157,6 +174,7 @@ class Ask:
     advance: Advance
     times: int
     payload: Packed
+    context: bytes
 
 
 @dataclass(eq=False)
@@ -168,6 +186,7 @@ class Frame:
     payload: Packed
     swallowed: bool
     steps: int
+    context: bytes
 
 
 class Long:
@@ -321,7 +340,7 @@ class End:
                 assert size < session.MESSAGE, "a message ends when it is long enough"
                 key = queue.pop(0)
                 inline = len(key.payload) if isinstance(key.payload, bytes) else 0
-                size += inline + session._FRAME + defined.get(key, 0)
+                size += inline + len(key.context) + session._FRAME + defined.get(key, 0)
                 left.append(key)
             assert not queue or size >= session.MESSAGE, "small frames never wait for a transfer"
         data = [chunk for chunk in chunks if not chunk.abandoned]
@@ -347,7 +366,9 @@ class End:
         return left
 
     def said(self, key: Any, frame: Any, inline: bytes) -> None:
-        """Does the frame say where the payload of `key` is?"""
+        """Does the frame say where the payload of `key` is? And what it has of a context, which travels with it."""
+        assert frame.context == key.context
+        assert ("context" in on_the_wire(frame)) is bool(key.context), "who sets nothing pays nothing"
         how, number, descriptor = self.ways.pop(key, ("inline", 0, 0))
         assert (frame.transfer, frame.HasField("loan")) == (number if how == "transfer" else 0, how == "loan")
         assert inline == (plain(key.payload) if how == "inline" else b"")
@@ -395,8 +416,9 @@ class End:
         for part in self.parts.values():
             part.told = part.taken
 
-    def arrived(self, frame: Any, key: Any, payload: Any, lender: End) -> None:
+    def arrived(self, frame: Any, key: Any, payload: Any, context: bytes, lender: End) -> None:
         """What came with this frame is what `key` was given, whichever way it travelled."""
+        assert context == key.context
         self.parts.pop(frame.transfer, None)
         if frame.HasField("loan"):
             assert isinstance(payload, Borrowed)
@@ -511,6 +533,7 @@ class World:
         self.memory: dict[int, bytes] = {}  # what is lent, by descriptor
         self._epoch = 0
         self._tasks = 0
+        self._contexts = 0
         self._descriptor = 100
 
     # -- the client ---------------------------------------------------------------------------------------------------
@@ -521,9 +544,14 @@ class World:
         self.pairs.append(pair)
         return pair
 
-    def make(self, form: FunctionForm, shape: Shape, retries: int = 0, moves: int = 0) -> Work:
+    def _context(self, size: int) -> bytes:
+        """One that is like no other."""
+        self._contexts += 1
+        return noise(("context", self._contexts), size)
+
+    def make(self, form: FunctionForm, shape: Shape, retries: int = 0, moves: int = 0, context: int = 0) -> Work:
         self._tasks += 1
-        work = Work(self._tasks, form, packed(self._tasks, shape), retries, moves)
+        work = Work(self._tasks, form, packed(self._tasks, shape), retries, moves, self._context(context))
         self.works.append(work)
         self.homeless.append(work)
         return work
@@ -537,15 +565,16 @@ class World:
         else:
             pair.out.early.append(work)
 
-    def step(self, work: Work, advance: Advance, shape: Shape, times: int) -> None:
+    def step(self, work: Work, advance: Advance, shape: Shape, times: int, context: int = 0) -> None:
         """Have a generator go on, if it is there."""
         pair, call = work.pair, work.call
         if pair is None or call is None or pair.out.stepping(call.number):
             return  # one long step at a time
         payload: Packed = packed((work.task, advance, times), shape) if advance in ("send", "throw") else b""
-        pair.client.step(call, advance, payload, times)
+        ask = Ask(call.number, advance, times, payload, self._context(context))
+        pair.client.step(call, advance, payload, times, context=ask.context)
         if call.number in pair.sent:
-            pair.out.add(Ask(call.number, advance, times, payload))
+            pair.out.add(ask)
 
     def cancel(self, work: Work) -> None:
         if work.pair is None:
@@ -700,7 +729,7 @@ class World:
             answer = left.popleft()
             assert answer.call is work.call
             assert (answer.kind, answer.swallowed, answer.steps) == (said.kind, said.swallowed, said.steps)
-            end.arrived(frame, said, answer.payload, pair.back)
+            end.arrived(frame, said, answer.payload, answer.context, pair.back)
             pair.got.setdefault(frame.number, []).append(said)
             got, made = pair.got[frame.number], pair.made[frame.number]
             assert got == made[: len(got)], "in the order in which they were made"
@@ -710,7 +739,7 @@ class World:
         for work, number in refused:
             if work is not None:
                 answer = left.popleft()
-                assert answer[1:] == (*pair.refused[number], False, 0)
+                assert answer[1:] == (*pair.refused[number], False, 0, b""), "it never began: nothing is to come back"
                 self._settle(work, answer)
         assert not left
 
@@ -729,9 +758,11 @@ class World:
         )
         assert not retained(pair.client)
         for answer in answers:
+            assert answer[2:] == Answer(answer.call, answer.kind)[2:], "nothing came with it"
             if answer.kind == "unsent":
                 assert answer.call.number == 0
                 assert answer.call.arguments is work_of[answer.call].payload, "it can be sent elsewhere as it is"
+                assert answer.call.context == work_of[answer.call].context
             self._settle(work_of[answer.call], answer)
         assert pair.client.broken() == [], "nothing ends twice"
 
@@ -785,9 +816,9 @@ class World:
             work = pair.numbered[frame.number]
             assert call.task == work.task
             assert call.function == work.form, "the worker knows the function it is to call"
-            end.arrived(frame, work, call.arguments, pair.out)
+            end.arrived(frame, work, call.arguments, call.context, pair.out)
             like = work.attempt()
-            assert call[-4:] == (like.timeout, like.caller, like.tell_start, like.prefetch)
+            assert call[-5:-1] == (like.timeout, like.caller, like.tell_start, like.prefetch)
             pair.open[frame.number] = work
             pair.made[frame.number] = []
             work.received += 1
@@ -799,40 +830,50 @@ class World:
                 continue
             step = left.popleft()
             assert step[:3] == (ask.number, ask.advance, ask.times)
-            end.arrived(frame, ask, step.payload, pair.out)
+            end.arrived(frame, ask, step.payload, step.context, pair.out)
             pair.taken[ask.number] = pair.taken.get(ask.number, 0) + (ask.advance != "next")
         assert not left
         assert cancels == [number for number in message.cancels if number in pair.open]
         if message.HasField("peers"):
             pair.last_peers = peers_of(message)
 
-    def worker_yields(self, pair: Pair, number: int, shape: Shape, swallowed: bool) -> None:
+    def worker_yields(self, pair: Pair, number: int, shape: Shape, swallowed: bool, context: int = 0) -> None:
         """A generator has an item, or one that has ended is said to have one more."""
         nth = len(pair.made.get(number, ()))
-        frame = Frame(number, "yielded", packed((number, nth), shape), swallowed, pair.taken.get(number, 0))
-        said = pair.worker.yielded(number, frame.payload, swallowed=swallowed, steps=frame.steps)
+        payload, steps = packed((number, nth), shape), pair.taken.get(number, 0)
+        frame = Frame(number, "yielded", payload, swallowed, steps, self._context(context))
+        said = pair.worker.yielded(number, payload, swallowed=swallowed, steps=steps, context=frame.context)
         assert said is (number in pair.open)
         if said:
             pair.made[number].append(frame)
             pair.back.add(frame)
 
-    def worker_answers(self, pair: Pair, number: int, kind: str, shape: Shape, swallowed: bool) -> None:
+    def worker_answers(
+        self, pair: Pair, number: int, kind: str, shape: Shape, swallowed: bool, context: int = 0
+    ) -> None:
         """A call ended, or is said to have ended once more."""
         if kind in REFUSALS and pair.made.get(number):
             kind = "raised"  # it has begun
         steps = pair.taken.get(number, 0) if kind in ENDS else 0
-        frame = Frame(number, kind, packed((number, kind), shape), swallowed and kind in ENDS, steps)
+        payload: Packed = packed((number, kind), shape)
+        frame = Frame(number, kind, payload, swallowed and kind in ENDS, steps, self._context(context))
         if kind in REFUSALS:
             reason = noise((number, kind), shape if isinstance(shape, int) else shape[0]).hex().encode()
-            frame.payload = Parcel(reason) if isinstance(frame.payload, Parcel) else reason[: len(frame.payload)]
+            frame.payload = payload = Parcel(reason) if isinstance(payload, Parcel) else reason[: len(payload)]
         work = pair.open.pop(number, None)
-        said = pair.worker.answer(number, kind, frame.payload, swallowed=frame.swallowed, steps=frame.steps)  # type: ignore[arg-type]
+        said = pair.worker.answer(
+            number,
+            kind,  # type: ignore[arg-type]
+            payload,
+            swallowed=frame.swallowed,
+            steps=steps,
+            context=frame.context,
+        )
         assert said is (work is not None)
         if work is None:
             return
         if kind in REFUSALS:
             work.refused += 1
-            payload = frame.payload
             pair.refused[number] = (kind, payload.pickle if isinstance(payload, Parcel) else payload)
             pair.refusals.append(number)
         else:
@@ -1021,6 +1062,7 @@ class World:
             assert work.call is not None
             assert work.call.number == 0
             assert work.call.arguments is work.payload
+            assert work.call.context == work.context, "each attempt takes it along"
         for number, work in pair.sent.items():
             assert work.call is not None
             assert work.call.started is (number in pair.told_start)
@@ -1066,7 +1108,8 @@ class World:
                     self.worker_hears(pair)
                     moved = True
                 for number in list(pair.open):
-                    self.worker_answers(pair, number, choose((*ENDS, *REFUSALS)), 3 * parcels.INLINE, False)
+                    kind, context = choose((*ENDS, *REFUSALS)), choose((0, 5))
+                    self.worker_answers(pair, number, kind, 3 * parcels.INLINE, False, context)
                 moved |= self.shell(pair, "worker")
                 moved |= self.worker_takes(pair)
                 while pair.to_client:

@@ -1,4 +1,4 @@
-"""S05: what a generator on a worker is to do next: its consumer's steps, and how far it may run ahead."""
+"""S05, S81: what a generator on a worker is to do next: its consumer's steps, and how far it may run ahead."""
 
 from __future__ import annotations
 
@@ -201,6 +201,66 @@ def test_s05_nothing_is_read_to_close_it() -> None:
     assert orders.next() == ("close", None)
 
 
+# -- context ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_s81_contexts_are_kept_in_the_order_of_their_steps(prefetch: int) -> None:
+    """They are all set before the generator goes on, so those of steps that were overtaken too."""
+    orders = Orders(prefetch, {})
+    assert orders.contexts == []
+    steps = [asks(2), sends(1), asks(0), throws(ValueError()), sends(2), CLOSE, asks()]
+    for nth, step in enumerate(steps):
+        orders.put(step._replace(context=b"%d" % nth))
+    assert orders.contexts == [b"%d" % nth for nth in range(len(steps))]
+
+
+@pytest.mark.parametrize("step", [asks(), sends(1), throws(ValueError()), CLOSE], ids=lambda step: step.advance)
+def test_s81_a_step_without_context_leaves_nothing_to_be_set(step: Stepped) -> None:
+    orders = Orders(0, {})
+    orders.put(step)
+    assert orders.contexts == []
+    orders.put(step._replace(context=b"set"))
+    orders.put(step)
+    assert orders.contexts == [b"set"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_s81_contexts_stay_until_they_are_taken(prefetch: int) -> None:
+    """Nothing else drops them: not what is made, nor a step that ends what was asked for, nor one that is no pickle."""
+    orders = Orders(prefetch, {})
+    orders.put(asks(2)._replace(context=b"1"))
+    orders.made(10 * AHEAD)
+    assert (orders.next() is None) is bool(prefetch)
+    orders.put(throws(ValueError())._replace(context=b"2"))
+    orders.put(Stepped(1, "send", 0, b"no pickle", b"3"))
+    assert orders.next() is not None
+    with pytest.raises(RemoteError):
+        orders.next()
+    given(orders)
+    assert orders.contexts == [b"1", b"2", b"3"]
+    orders.contexts.clear()
+    given(orders)
+    orders.put(asks())
+    assert orders.next() == NEXT
+    assert orders.contexts == [], "once"
+
+
+def test_s81_a_context_wakes_nobody_twice_and_is_there_when_it_wakes() -> None:
+    async def main() -> None:
+        orders = Orders(0, {})
+        waiting = asyncio.ensure_future(orders.wait())
+        await asyncio.sleep(0)
+        orders.put(asks()._replace(context=b"1"))
+        orders.put(asks()._replace(context=b"2"))
+        async with asyncio.timeout(5):
+            await waiting
+        assert orders.contexts == [b"1", b"2"]
+        assert given(orders) == 2
+
+    asyncio.run(main())
+
+
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +315,8 @@ class Consumer:
         self.waits = True
         self.sent = 0
         self.taken = 0
+        self.told: list[bytes] = []  # contexts that it sent
+        self.set: list[bytes] = []  # and those that were set before the generator was last advanced
         self._make()
         self._item()  # the answer to the call
 
@@ -273,8 +335,18 @@ class Consumer:
             self.orders.put(self.transit.popleft())
         order = self.orders.next()
         if order is not None:
+            self.set += self.orders.contexts
+            self.orders.contexts.clear()
+            assert self.set == self.told[: len(self.set)], "each of them once, in order"
             self._make()
         return order is not None or heard
+
+    def _ask(self, step: Stepped) -> None:
+        """With what has been set since the last time, if anything was."""
+        if self.chance.random() < 0.5:
+            step = step._replace(context=b"%d" % len(self.told))
+            self.told.append(step.context)
+        self.transit.append(step)
 
     def _item(self) -> int:
         self.waits = True
@@ -287,16 +359,18 @@ class Consumer:
         self.taken += 1
         if self.taken * 2 > self.prefetch or self.taken >= len(self.items):
             taken, self.taken = self.taken, 0
-            self.transit.append(asks(taken))
+            self._ask(asks(taken))
         self._item()
+        assert self.prefetch or self.set == self.told, "what it set before is set there when the item is made"
 
     def throw(self) -> None:
         """It catches that, and goes on. What was fetched before the step is of no use."""
         self.sent += 1
         self.taken = 0
-        self.transit.append(throws(ValueError()))
+        self._ask(throws(ValueError()))
         while self._item() < self.sent:
             pass
+        assert self.set == self.told, "what it set before the step was set there when it was taken"
 
 
 SIZES = [[1], [1, 30], [30, 50], [90, 110], [300]]

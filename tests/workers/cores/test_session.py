@@ -1,4 +1,4 @@
-"""S40a, B52, S45: the conversation of a client with a worker, without a loop and without a transport.
+"""S40a, B52, S45, S81: the conversation of a client with a worker, without a loop and without a transport.
 
 First what the head of `session.py` says, state by state; then what the other side may not say; last random walks of
 several conversations, beside a naive model (`conversation.py`), with limits so small that all of them are met.
@@ -64,6 +64,7 @@ from tests.workers.cores.conversation import (
     form_of,
     limit,
     noise,
+    on_the_wire,
     packed,
     plain,
     retained,
@@ -72,6 +73,7 @@ from tests.workers.cores.conversation import (
 INLINE, MESSAGE, WINDOW, GRANT, LOANS = 100, 400, 400, 200, 2
 NAMED = FunctionForm("jobs.add:1", "jobs", "add", b"digest", "cpython-311", file="jobs.py")
 COUNTS = FunctionForm("jobs.count:5", "jobs", "count", generator=True)
+CONTEXT = noise("context", 40)
 
 
 @pytest.fixture
@@ -547,6 +549,12 @@ def test_b52_a_long_outbox_says_that_it_is_full(bulky: bool, size: int) -> None:
 SMALL, LONG = 5, 3 * INLINE
 
 
+def frames_of(message: ToWorker | ToClient) -> list[Any]:
+    """Those that may have a payload and a context."""
+    frames = (value for field, value in message.ListFields() if field.name in ("calls", "steps", "yields", "results"))
+    return [frame for some in frames for frame in some]
+
+
 class Shells:
     """The shells of both ends: memory, and all that has come, read and in order."""
 
@@ -556,6 +564,7 @@ class Shells:
         self.closed: list[int] = []
         self.heard = Heard([], [], [])
         self.answers: list[Any] = []
+        self.frames: list[Any] = []  # as they were on the wire
         self._last = 100
 
     def lend(self, side: ClientSession | WorkerSession) -> list[int]:
@@ -587,6 +596,7 @@ class Shells:
         """The client's next message, and what there is to be lent for those that follow."""
         lent, message = self.lend(self.client), self.client.take()
         if message is not None:
+            self.frames += frames_of(message)
             begun, cancels, steps = self.worker.receive(carried(message, ToWorker))
             self.heard.begun.extend(one._replace(arguments=self.whole(self.worker, one.arguments)) for one in begun)
             self.heard.steps.extend(one._replace(payload=self.whole(self.worker, one.payload)) for one in steps)
@@ -596,6 +606,7 @@ class Shells:
     def reply(self) -> bool:
         lent, message = self.lend(self.worker), self.worker.take()
         if message is not None:
+            self.frames += frames_of(message)
             for answer in self.client.receive(carried(message, ToClient)):
                 self.answers.append(answer._replace(payload=self.whole(self.client, answer.payload)))
         return bool(lent) or message is not None or bool(self.close(self.worker))
@@ -630,9 +641,9 @@ def test_s05_items_and_the_end_arrive_in_the_order_they_were_made(sizes: tuple[i
     for nth, item in enumerate(items):
         assert worker.yielded(one.number, item, swallowed=nth == 1, steps=nth)
     assert worker.answer(one.number, "raised", last, steps=7)
-    expected = [(one, "yielded", plain(item), nth == 1, nth) for nth, item in enumerate(items)]
+    expected = [(one, "yielded", plain(item), nth == 1, nth, b"") for nth, item in enumerate(items)]
     shells.settle()
-    assert shells.answers == [*expected, (one, "raised", plain(last), False, 7)]
+    assert shells.answers == [*expected, (one, "raised", plain(last), False, 7, b"")]
     assert not worker.has_more
 
 
@@ -673,8 +684,8 @@ def test_s05_steps_arrive(size: int, shares: bool) -> None:
     shells.settle()
     assert shells.heard.steps == [
         Stepped(one.number, "next", 2, b""),
-        (one.number, "send", 0, plain(value)),
-        (one.number, "throw", 0, plain(value)),
+        (one.number, "send", 0, plain(value), b""),
+        (one.number, "throw", 0, plain(value), b""),
         Stepped(one.number, "close", 0, b""),
     ]
     assert shells.answers == []
@@ -789,7 +800,7 @@ def test_s05_only_a_generator_that_is_there_has_items() -> None:
     assert worker.yielded(one.number, b"1")
     worker.answer(one.number, "returned")
     assert not worker.yielded(one.number, b"2")
-    assert same(heard(client, worker)) == [(one, "yielded", b"1", False, 0), (one, "returned", b"", False, 0)]
+    assert same(heard(client, worker)) == [Answer(one, "yielded", b"1"), Answer(one, "returned")]
     other = call(form=COUNTS, task=2)
     client.submit(other)
     told(client, worker)
@@ -927,7 +938,7 @@ def test_b52_a_long_answer_waits_for_room_and_small_ones_do_not() -> None:
     assert kinds(client.receive(carried(message, ToClient))) == [(two, "returned")]
     told(client, worker)
     assert worker.stirs
-    assert same(heard(client, worker)) == [(one, "returned", plain(packed(0, 3 * WINDOW)), False, 0)]
+    assert same(heard(client, worker)) == [(one, "returned", plain(packed(0, 3 * WINDOW)), False, 0, b"")]
 
 
 @pytest.mark.usefixtures("small")
@@ -1090,7 +1101,7 @@ STAGES = [
 def staged(stage: str) -> tuple[ClientSession, WorkerSession, Outgoing, Shells, Callable[[], object]]:
     """A call with long arguments that has come so far; and what its shell still has to do."""
     size = 3 * WINDOW if stage == "waits for room" else LONG
-    one = call(size)
+    one = call(size, context=CONTEXT)
     later: Callable[[], object] = bool  # nothing
     if stage == "early":
         client, worker = ClientSession(1, "client", "1.0"), WorkerSession("w1", "1.0", form_of)
@@ -1204,6 +1215,315 @@ def test_s40a_what_was_read_after_the_break_is_told_to_nobody() -> None:
         side.has_read(Borrowed(2, 56, [(3, False)]))
         assert side.take() is None
     assert not worker.has_more
+
+
+# -- context ----------------------------------------------------------------------------------------------------------
+
+
+def in_order(shells: Shells, one: Outgoing) -> list[tuple[str, Any, bytes]]:
+    """What came of a call."""
+    return [(answer.kind, answer.payload, answer.context) for answer in shells.answers if answer.call is one]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("size", [0, SMALL, INLINE, INLINE + 1, 2 * WINDOW])
+@pytest.mark.parametrize(
+    "context", [b"", b"\0", noise("one", 40), noise("longer than a message", 3 * MESSAGE)], ids=len
+)
+@pytest.mark.usefixtures("small")
+def test_s81_a_context_arrives_with_its_frame(context: bytes, size: int, shares: bool) -> None:
+    client, worker = opened(shares=shares)
+    shells = Shells(client, worker)
+    one = call(size, COUNTS, context=context)
+    client.submit(one)
+    shells.settle()
+    assert [(got.arguments, got.context) for got in shells.heard.begun] == [(plain(packed(1, size)), context)]
+    for nth, advance in enumerate(["next", "send", "throw", "close"]):
+        payload = packed(advance, size) if advance in ("send", "throw") else b""
+        client.step(one, advance, payload, nth, context=context[nth:])  # type: ignore[arg-type]
+        shells.settle()
+        assert shells.heard.steps.pop() == (one.number, advance, nth, plain(payload), context[nth:])
+        assert worker.yielded(one.number, packed(nth, size), context=context[: nth + 1])
+        shells.settle()
+        assert shells.answers.pop() == (one, "yielded", plain(packed(nth, size)), False, 0, context[: nth + 1])
+    assert worker.answer(one.number, "raised", packed("end", size), context=context)
+    shells.settle()
+    assert shells.answers == [(one, "raised", plain(packed("end", size)), False, 0, context)]
+    assert shells.heard.steps == [], "each of them once"
+
+
+@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_s81_every_end_brings_its_context(kind: Any, swallowed: bool) -> None:
+    client, worker = opened()
+    one = call()
+    client.submit(one)
+    told(client, worker)
+    assert worker.answer(one.number, kind, b"result", swallowed=swallowed, context=CONTEXT)
+    assert not worker.answer(one.number, kind, b"again", context=b"again")
+    assert heard(client, worker) == [Answer(one, kind, b"result", swallowed, 0, CONTEXT)]
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_s81_what_was_refused_never_began_and_sends_no_context_back(kind: Any) -> None:
+    client, worker = opened()
+    one = call(context=CONTEXT)
+    client.submit(one)
+    told(client, worker)
+    assert worker.answer(one.number, kind, b"why", context=b"of nobody")
+    assert heard(client, worker) == [Answer(one, kind, b"why")]
+    assert one.context == CONTEXT, "it is to be sent elsewhere"
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("size", [SMALL, LONG])
+@pytest.mark.usefixtures("small")
+def test_s81_nothing_is_on_the_wire_where_nothing_is_set(size: int, shares: bool) -> None:
+    """Not even beside one that sets something."""
+    client, worker = opened(shares=shares)
+    shells = Shells(client, worker)
+    contexts = {1: b"", 2: CONTEXT, 3: b""}
+    calls = [call(size, COUNTS, task, context=context) for task, context in contexts.items()]
+    for one in calls:
+        client.submit(one)
+    shells.settle()
+    for one in calls:
+        client.step(one, "send", packed("sent", size), context=one.context)
+        worker.yielded(one.number, packed("item", size), context=one.context)
+        worker.answer(one.number, "returned", packed("end", size), context=one.context)
+    shells.settle()
+    assert len(shells.frames) == 4 * len(calls)
+    context_of = {one.number: one.context for one in calls}
+    for frame in shells.frames:
+        context = context_of[frame.number]
+        assert frame.context == context
+        assert ("context" in on_the_wire(frame)) is bool(context)
+        bare = carried(frame, frame.__class__)
+        bare.ClearField("context")
+        assert frame.ByteSize() - bare.ByteSize() == (len(context) + 2 if context else 0)
+
+
+PATTERNS = [(b"a", b"b", b"", b"c"), (b"", b"", b"b", b""), (b"", b"a", b"b", b"c"), (b"a", b"", b"", b"")]
+
+
+@pytest.mark.parametrize("route", ["chunks", "memory", "no memory"])
+@pytest.mark.parametrize("sizes", list(itertools.product([SMALL, LONG], repeat=4)))
+@pytest.mark.usefixtures("small")
+def test_s81_contexts_wait_in_line_with_their_frames(sizes: tuple[int, ...], route: str) -> None:
+    """None goes ahead with another frame, whichever of them travel apart."""
+    for contexts in PATTERNS:
+        _, worker, one, shells = generating(shares=route != "chunks")
+        *items, end = zip((packed(nth, size) for nth, size in enumerate(sizes)), contexts, strict=True)
+        for item, context in items:
+            assert worker.yielded(one.number, item, context=context)
+        assert worker.answer(one.number, "returned", end[0], context=end[1])
+        while route == "no memory" and (lending := worker.loans.begin()) is not None:
+            worker.not_lent(lending)
+        shells.settle()
+        expected = [("yielded", plain(item), context) for item, context in items]
+        assert in_order(shells, one) == [*expected, ("returned", plain(end[0]), end[1])]
+        assert not worker.has_more
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.usefixtures("small")
+def test_s81_a_context_does_not_go_before_a_payload_that_travels_apart(shares: bool) -> None:
+    client, worker, one, shells = generating(shares=shares)
+    two = call(LONG, COUNTS, 2, context=b"call")
+    client.submit(two)
+    client.step(one, "send", packed("sent", LONG), context=b"step")
+    worker.yielded(one.number, packed("item", LONG), context=b"item")
+    worker.yielded(one.number, b"behind it", context=b"behind it")
+    for side, other in ((client, worker), (worker, client)):
+        for _ in range(3):  # chunks only; or nothing at all, for it waits for memory
+            message: Any = side.take()
+            assert (message is None) is shares
+            if message is not None:
+                assert message.chunks
+                assert frames_of(message) == []
+                assert other.receive(message) in ([], SILENCE)
+    shells.settle()
+    assert [(got.task, got.context) for got in shells.heard.begun] == [(2, b"call")]
+    assert [(step.advance, step.context) for step in shells.heard.steps] == [("send", b"step")]
+    assert [context for _, _, context in in_order(shells, one)] == [b"item", b"behind it"]
+
+
+@pytest.mark.parametrize("seed", range(int(10 + 100 * SCALE)))
+@pytest.mark.usefixtures("small")
+def test_s81_contexts_keep_the_order_of_their_call(seed: int) -> None:
+    """Several generators at once: steps, items and ends of all lengths, while messages come and go."""
+    chance = random.Random(seed)
+    client, worker = opened(shares=chance.random() < 0.5)
+    shells = Shells(client, worker)
+    count = itertools.count()
+    some = lambda: noise(("context", next(count)), chance.choice((0, 0, 3, 20, MESSAGE)))  # noqa: E731 - short
+    calls = [call(chance.choice((SMALL, LONG)), COUNTS, task, context=some()) for task in range(1, 5)]
+    for one in calls:
+        client.submit(one)
+    shells.settle()
+    assert {got.task: got.context for got in shells.heard.begun} == {one.task: one.context for one in calls}
+    steps: dict[Outgoing, list[Any]] = {one: [] for one in calls}
+    said: dict[Outgoing, list[Any]] = {one: [] for one in calls}
+    for _ in range(60):
+        one, size, context = chance.choice(calls), chance.choice((0, SMALL, INLINE, LONG, 2 * WINDOW)), some()
+        match chance.choice(("step", "yield", "yield", "send", "reply")):
+            case "step" if one.number not in client._departing:  # its consumer waits for that one
+                payload = packed(("step", next(count)), size)
+                client.step(one, "send", payload, context=context)
+                steps[one].append((plain(payload), context))
+            case "yield":
+                payload = packed(("item", next(count)), size)
+                assert worker.yielded(one.number, payload, context=context)
+                said[one].append(("yielded", plain(payload), context))
+            case "send":
+                shells.send()
+            case "reply":
+                shells.reply()
+    shells.settle()
+    for one in chance.sample(calls, len(calls)):
+        payload, context = packed(("end", one.task), chance.choice((0, LONG))), some()
+        assert worker.answer(one.number, "returned", payload, context=context)
+        said[one].append(("returned", plain(payload), context))
+    shells.settle()
+    for one in calls:
+        assert [(step.payload, step.context) for step in shells.heard.steps if step.number == one.number] == steps[one]
+        assert in_order(shells, one) == said[one]
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "refused"])
+@pytest.mark.usefixtures("small")
+def test_s81_a_call_that_is_sent_again_takes_its_context_along(stage: str) -> None:
+    """Whatever became of it where it was first: unsent, lost, or refused."""
+    client, worker, one, shells, later = staged("sent" if stage == "refused" else stage)
+    if stage == "refused":
+        worker.answer(one.number, "unavailable", context=b"of nobody")
+        (answer,) = heard(client, worker)
+        client.broken()
+    else:
+        (answer,) = client.broken()
+    assert (answer.call, answer.context, one.context) == (one, b"", CONTEXT)
+    if stage != "early":
+        later()
+    shells.close(client)
+    client, worker = opened()
+    shells = Shells(client, worker)
+    client.submit(Outgoing(one.task, NAMED, packed(1, LONG), context=one.context))
+    shells.settle()
+    assert [(got.arguments, got.context) for got in shells.heard.begun] == [(plain(packed(1, LONG)), CONTEXT)]
+    assert [frame.context for frame in shells.frames] == [CONTEXT], "once"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.usefixtures("small")
+def test_s81_the_context_of_a_call_that_is_gone_goes_with_no_other(stage: str) -> None:
+    client, worker, one, shells, later = staged(stage)
+    client.cancel(one)
+    later()
+    for task, context in ((2, b""), (3, b"its own")):
+        client.submit(call(task=task, context=context))
+    shells.settle()
+    assert [(got.task, got.context) for got in shells.heard.begun] == [(2, b""), (3, b"its own")]
+    if stage == "sent":
+        worker.answer(one.number, "cancelled", context=b"what it had set")
+        shells.settle()
+        assert in_order(shells, one) == [("cancelled", b"", b"what it had set")]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("size", [SMALL, LONG])
+@pytest.mark.usefixtures("small")
+def test_s81_a_cancel_costs_no_context(size: int, shares: bool) -> None:
+    """What the step brought was set before it, and what the routine sets meanwhile comes back."""
+    client, worker, one, shells = generating(shares=shares)
+    client.step(one, "send", packed("sent", size), context=b"step")
+    assert not client.cancel(one)
+    worker.yielded(one.number, packed("item", size), context=b"before")
+    shells.settle()
+    assert not client.cancel(one)
+    shells.settle()
+    assert [step.context for step in shells.heard.steps] == [b"step"]
+    worker.yielded(one.number, packed("late", size), swallowed=True, context=b"")
+    worker.answer(one.number, "cancelled", context=b"after")
+    client.cancel(one)  # crosses that
+    shells.settle()
+    assert [(kind, context) for kind, _, context in in_order(shells, one)] == [
+        ("yielded", b"before"),
+        ("yielded", b""),
+        ("cancelled", b"after"),
+    ]
+    assert len(shells.heard.steps) == 1
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.usefixtures("small")
+def test_s81_a_context_for_nobody_is_given_to_nobody(shares: bool) -> None:
+    client, worker, one, shells = generating(shares=shares)
+    two = call(form=COUNTS, task=2)
+    client.submit(two)
+    shells.settle()
+    for number in (one.number, two.number):
+        worker.yielded(number, packed(number, LONG), context=b"item of %d" % number)
+        worker.yielded(number, b"", context=b"more of %d" % number)
+    client.step(one, "close", context=b"step")
+    client.abandon(one)
+    client.step(one, "close", context=b"too late")
+    worker.answer(one.number, "returned", context=b"end")
+    assert not worker.yielded(one.number, b"", context=b"too late")
+    shells.settle()
+    assert [(answer.call, answer.context) for answer in shells.answers] == [(two, b"item of 2"), (two, b"more of 2")]
+    assert shells.heard.steps == [], "it has ended there"
+    client.step(two, "next", context=b"on its way")
+    worker.yielded(two.number, b"", context=b"on its way")
+    forth, back = client.take(), worker.take()
+    assert [answer[1:] for answer in client.broken()] == [("lost", b"", False, 0, b"")]
+    assert worker.broken() == [two.number]
+    assert client.receive(carried(back, ToClient)) == []
+    assert worker.receive(carried(forth, ToWorker)) == SILENCE
+    assert not retained(client)
+    assert not retained(worker)
+
+
+def says(client: ClientSession, worker: WorkerSession, what: str, size: int, context: bytes) -> Callable[[], Any]:
+    """Have one end say something ten times; who is to speak then."""
+    take: Callable[[], Any] = client.take if what in ("calls", "steps") else worker.take
+    if what == "calls":
+        for task in range(1, 11):
+            client.submit(call(size, task=task, context=context))
+        return take
+    calls = [call(0, COUNTS, task) for task in range(1, 11)]
+    for one in calls:
+        client.submit(one)
+    told(client, worker)
+    if what == "behind a parcel":
+        worker.yielded(calls[0].number, packed(0, 2 * INLINE))
+    for one in calls:
+        payload = packed(one.task, size)
+        if what == "steps":
+            client.step(one, "send", payload, context=context)
+        elif what == "results":
+            worker.answer(one.number, "returned", payload, context=context)
+        else:
+            worker.yielded(calls[0].number, payload, context=context)
+    return take
+
+
+@pytest.mark.parametrize("what", ["calls", "steps", "yields", "results", "behind a parcel"])
+@pytest.mark.parametrize("length", [INLINE, MESSAGE // 2, MESSAGE, 2 * MESSAGE])
+@pytest.mark.usefixtures("small")
+def test_s81_contexts_count_to_the_length_of_a_message(what: str, length: int) -> None:
+    """A message ends when it is long enough, whatever makes it long."""
+    take = says(*opened(), what, SMALL, noise(what, length))
+    counts = []
+    for message in all_of(take):
+        frames = [frame for frame in frames_of(message) if frame.context]
+        counts.append(len(frames))
+        for frame in frames:
+            assert frame.context == noise(what, length)
+        assert sum(len(frame.context) for frame in frames[:-1]) < MESSAGE, "but for the frame that makes it so"
+    assert sum(counts) == 10
+    per_message = -(-MESSAGE // (length + SMALL + session._FRAME))
+    assert max(counts) == per_message
+    assert len([count for count in counts if count]) == -(-10 // per_message)
 
 
 # -- functions --------------------------------------------------------------------------------------------------------
@@ -1676,7 +1996,7 @@ chunks = st.lists(
     st.builds(Chunk, transfer=numbers, data=payloads, abandoned=st.booleans(), layout=st.none() | layouts), max_size=3
 )
 loans = st.none() | st.builds(Loan, number=numbers, descriptor=numbers, layout=layouts)
-apart: dict[str, Any] = {"transfer": st.just(0) | numbers, "loan": loans}
+apart: dict[str, Any] = {"transfer": st.just(0) | numbers, "loan": loans, "context": payloads}
 both: dict[str, Any] = {
     "chunks": chunks,
     "credits": st.lists(st.builds(Credit, transfer=numbers, bytes=st.integers(0, 2**64 - 1)), max_size=2),
@@ -1722,7 +2042,9 @@ def test_s40a_whatever_a_client_says_no_number_is_begun_twice(messages: list[ToW
             calls, cancels, steps = worker.receive(message)
             begun += [got.number for got in calls]
             assert set(cancels) <= set(begun)
-            assert {step.number for step in steps} <= set(begun), "steps of nobody are ignored"
+            known = [(step.number, step.context) for step in message.steps if step.number in begun]
+            assert [(step.number, step.context) for step in steps] == known, "steps of nobody are ignored"
+            assert [got.context for got in calls] == [one.context for one in message.calls]
             assert list(worker.open) == begun
             taken = borrowed_in([*(got.arguments for got in calls), *(step.payload for step in steps)])
             assert sorted(taken + worker._returns) == sorted(lent_by([*message.calls, *message.steps]))
@@ -1747,6 +2069,9 @@ def test_s40a_whatever_a_worker_says_each_call_ends_once(messages: list[ToClient
             more = client.receive(message)
             answers += [answer for answer in more if answer.kind != "yielded"]
             assert client.waiting == 3 - len(answers)
+            firsts = {one.number: one.context for one in reversed(message.results)}
+            for answer in more:
+                assert answer.context == (b"" if answer.kind in REFUSALS else firsts[answer.call.number])
             taken = borrowed_in([answer.payload for answer in more])
             assert sorted(taken + client._returns) == sorted(lent_by([*message.results, *message.yields]))
             client._returns.clear()
@@ -1836,6 +2161,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "nth": range(12),
     "form": FORMS,
     "shape": SHAPES,
+    "context": [0, 0, 0, 3, 20, 200],
     "several": [1, 1, 2, 5],
     "retries": [0, 0, 0, 1, 2],
     "moves": [0, 0, 1],
@@ -1897,20 +2223,22 @@ class Conversations(RuleBasedStateMachine):
     def connect(self, manner: Any, worker_reads: bool, client_reads: bool) -> None:
         self.world.connect(manner, worker_reads, client_reads)
 
-    @command("at", "form", "shape", "retries", "moves", "several")
-    def submit(self, at: int, form: FunctionForm, shape: Any, retries: int, moves: int, several: int) -> None:
+    @command("at", "form", "shape", "retries", "moves", "context", "several")
+    def submit(
+        self, at: int, form: FunctionForm, shape: Any, retries: int, moves: int, context: int, several: int
+    ) -> None:
         pair = self._pair(at, lambda pair: pair.takes_calls)
         for _ in range(several):
-            work = self.world.make(form, self._shape(shape), retries, moves)
+            work = self.world.make(form, self._shape(shape), retries, moves, context)
             if pair is not None:
                 self.world.place(work, pair)
 
-    @command("nth", "advance", "shape", "times", "several")
-    def step(self, nth: int, advance: Any, shape: Any, times: int, several: int) -> None:
+    @command("nth", "advance", "shape", "times", "context", "several")
+    def step(self, nth: int, advance: Any, shape: Any, times: int, context: int, several: int) -> None:
         work = self._work(nth, lambda work: work.form.generator)
         for _ in range(several if work is not None else 0):
             assert work is not None
-            self.world.step(work, advance, self._shape(shape), times)
+            self.world.step(work, advance, self._shape(shape), times, context)
 
     @command("at", "nth", when=lambda self: self.world.homeless)
     def place(self, at: int, nth: int) -> None:
@@ -1964,41 +2292,42 @@ class Conversations(RuleBasedStateMachine):
             if (pair := self._pair(at, lambda pair: pair.to_worker)) is not None:
                 self.world.worker_hears(pair)
 
-    @command("at", "nth", "shape", "swallowed", "several")
-    def worker_yields(self, at: int, nth: int, shape: Any, swallowed: bool, several: int) -> None:
+    @command("at", "nth", "shape", "swallowed", "context", "several")
+    def worker_yields(self, at: int, nth: int, shape: Any, swallowed: bool, context: int, several: int) -> None:
         pair = self._pair(at, lambda pair: pair.open)
         if pair is not None:
             generators = [number for number, work in pair.open.items() if work.form.generator]
             for _ in range(several if generators else 0):
-                self.world.worker_yields(pair, generators[nth % len(generators)], self._shape(shape), swallowed)
+                number = generators[nth % len(generators)]
+                self.world.worker_yields(pair, number, self._shape(shape), swallowed, context)
 
-    @command("at", "nth", "shape")
-    def worker_yields_again(self, at: int, nth: int, shape: Any) -> None:
+    @command("at", "nth", "shape", "context")
+    def worker_yields_again(self, at: int, nth: int, shape: Any, context: int) -> None:
         """One that has ended, or was never there."""
         pair = self._pair(at)
         if pair is not None and nth not in pair.open:
-            self.world.worker_yields(pair, nth, self._shape(shape), False)
+            self.world.worker_yields(pair, nth, self._shape(shape), False, context)
 
-    @command("at", "nth", "kind", "shape", "swallowed")
-    def worker_answers(self, at: int, nth: int, kind: str, shape: Any, swallowed: bool) -> None:
+    @command("at", "nth", "kind", "shape", "swallowed", "context")
+    def worker_answers(self, at: int, nth: int, kind: str, shape: Any, swallowed: bool, context: int) -> None:
         pair = self._pair(at, lambda pair: pair.open)
         if pair is not None:
             number = list(pair.open)[nth % len(pair.open)]
-            self.world.worker_answers(pair, number, kind, self._shape(shape), swallowed)
+            self.world.worker_answers(pair, number, kind, self._shape(shape), swallowed, context)
 
-    @command("at", "kind")
-    def worker_answers_all(self, at: int, kind: str) -> None:
+    @command("at", "kind", "context")
+    def worker_answers_all(self, at: int, kind: str, context: int) -> None:
         pair = self._pair(at, lambda pair: pair.open)
         for number in list(pair.open) if pair is not None else ():
             assert pair is not None
-            self.world.worker_answers(pair, number, kind, 3, False)
+            self.world.worker_answers(pair, number, kind, 3, False, context)
 
-    @command("at", "nth", "kind")
-    def worker_answers_again(self, at: int, nth: int, kind: str) -> None:
+    @command("at", "nth", "kind", "context")
+    def worker_answers_again(self, at: int, nth: int, kind: str, context: int) -> None:
         """One that has ended, or was never there."""
         pair = self._pair(at)
         if pair is not None and nth not in pair.open:
-            self.world.worker_answers(pair, nth, kind, 3, False)
+            self.world.worker_answers(pair, nth, kind, 3, False, context)
 
     @command("at", "nth")
     def worker_starts(self, at: int, nth: int) -> None:

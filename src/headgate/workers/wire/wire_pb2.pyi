@@ -88,7 +88,7 @@ class Definition(_message.Message):
     def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "loan", "prefetch")
+    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class Call(_message.Message):
     CALLER_FIELD_NUMBER: _ClassVar[int]
     TELL_START_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LOAN_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     number: int
@@ -107,12 +108,13 @@ class Call(_message.Message):
     caller: str
     tell_start: bool
     task: int
+    context: bytes
     loan: Loan
     prefetch: int
-    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("number", "kind", "count", "payload", "transfer", "loan")
+    __slots__ = ("number", "kind", "count", "payload", "transfer", "loan", "context")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NEXT: _ClassVar[Step.Kind]
@@ -129,13 +131,15 @@ class Step(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     LOAN_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: Step.Kind
     count: int
     payload: bytes
     transfer: int
     loan: Loan
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Step.Kind, str]] = ..., count: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ...) -> None: ...
+    context: bytes
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Step.Kind, str]] = ..., count: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., context: _Optional[bytes] = ...) -> None: ...
 
 class Peers(_message.Message):
     __slots__ = ("workers", "pool")
@@ -248,7 +252,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("number", "kind", "payload", "transfer", "swallowed", "loan", "steps")
+    __slots__ = ("number", "kind", "payload", "transfer", "swallowed", "context", "loan", "steps")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RETURNED: _ClassVar[Result.Kind]
@@ -264,6 +268,7 @@ class Result(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     SWALLOWED_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LOAN_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     number: int
@@ -271,25 +276,28 @@ class Result(_message.Message):
     payload: bytes
     transfer: int
     swallowed: bool
+    context: bytes
     loan: Loan
     steps: int
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Result.Kind, str]] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., swallowed: bool = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Result.Kind, str]] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., swallowed: bool = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Yield(_message.Message):
-    __slots__ = ("number", "payload", "transfer", "loan", "swallowed", "steps")
+    __slots__ = ("number", "payload", "transfer", "loan", "swallowed", "context", "steps")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     LOAN_FIELD_NUMBER: _ClassVar[int]
     SWALLOWED_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     number: int
     payload: bytes
     transfer: int
     loan: Loan
     swallowed: bool
+    context: bytes
     steps: int
-    def __init__(self, number: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., swallowed: bool = ..., steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., swallowed: bool = ..., context: _Optional[bytes] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("number", "why", "reason")

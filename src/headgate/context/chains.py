@@ -1,0 +1,162 @@
+"""Where the values of context variables live, and which Context this is.
+
+All of them stand in one stdlib context variable, `VALUES`, as a mapping that is never changed: so tasks, callbacks,
+timers and threads see what Python's own rules let them see, to take a snapshot costs nothing, and if two are the same
+object nothing has changed.
+
+A *chain* is one Context as all processes see it that a call goes through. Python does not tell which Context is the
+current one, but it knows: a token can be reset only where it was made. So a chain keeps a token of its Context, and who
+finds a chain in a Context that was copied (a task, a callback) can tell that it is not the original.
+
+A Context knows its chain weakly: it lives as long as a token of ours, a call or somebody who asked for it needs it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from headgate.core.clock import clock
+
+if TYPE_CHECKING:
+    from headgate.context.contexts import Context
+    from headgate.context.travel import Exchange
+    from headgate.context.variables import ContextVar, Token
+
+ABSENT: Any = object()
+"""Not a value."""
+
+
+class Values(dict["ContextVar[Any]", Any]):
+    """The variables that are set, with their values. Not changed once it stands in `VALUES`."""
+
+    __slots__ = ("__weakref__", "encoded")
+
+    encoded: bytes
+    """What it looks like on the wire, if that was asked for and it is short and simple."""
+
+
+NONE = Values()
+"""Nothing is set."""
+VALUES: contextvars.ContextVar[Values] = contextvars.ContextVar("headgate.context.values", default=NONE)
+CHAIN: contextvars.ContextVar[Chain | weakref.ref[Chain] | None] = contextvars.ContextVar(
+    "headgate.context.chain", default=None
+)
+
+_MARK: contextvars.ContextVar[None] = contextvars.ContextVar("headgate.context.mark")
+
+
+class Identity:
+    """What the Contexts of a chain have in common, in one process."""
+
+    __slots__ = ("_id", "_listeners", "_spent")
+
+    def __init__(self, id: str = "") -> None:
+        self._id = id
+        self._spent: weakref.WeakSet[Token[Any]] | None = None
+        self._listeners: weakref.WeakSet[Exchange] | None = None
+
+    @property
+    def id(self) -> str:
+        """Made when somebody asks."""
+        if not self._id:
+            self._id = clock.token()[:16]
+        return self._id
+
+    @property
+    def known(self) -> str:
+        """The id if somebody has asked; else empty."""
+        return self._id
+
+    def call(self, id: str) -> None:
+        """Another process was asked first."""
+        self._id = id
+
+    def is_same(self, other: Identity) -> bool:
+        """The same chain, perhaps by way of other processes?"""
+        return self is other or bool(self._id and self._id == other._id)
+
+    @property
+    def spent(self) -> list[str]:
+        """Tokens that have travelled, were used, and are still in somebody's hands here."""
+        return [] if self._spent is None else [token._number for token in self._spent]
+
+    def listen(self, exchange: Exchange) -> None:
+        """On its other side there may be copies of tokens: it is to be told of those that are used."""
+        if self._listeners is None:
+            self._listeners = weakref.WeakSet()
+        self._listeners.add(exchange)
+
+    def spend(self, number: str, token: Token[Any] | None, source: Exchange | None = None) -> None:
+        """A token that has travelled was used: here, or as `source` has just said."""
+        if token is not None:
+            if self._spent is None:
+                self._spent = weakref.WeakSet()
+            self._spent.add(token)
+        for listener in self._listeners or ():
+            if listener is not source:
+                listener.untold.append(number)
+
+
+class Chain:
+    """A Context that has an identity."""
+
+    __slots__ = ("__weakref__", "_origin", "_proof", "context", "identity")
+
+    def __init__(self, identity: Identity, origin: Chain | None = None) -> None:
+        self._origin = origin
+        self.identity: Identity = identity
+        """Whose Context it is now: a generator on a worker runs in that of whoever asks for its next item."""
+        self.context: weakref.ref[Context] | None = None
+        """Who asked for it as an object."""
+        self._proof: contextvars.Token[None] | None = _MARK.set(None)
+
+    def is_here(self) -> bool:
+        """Is its Context the current one?"""
+        if self._proof is None:
+            return False
+        try:
+            _MARK.reset(self._proof)
+        except (ValueError, RuntimeError):
+            return False
+        self._proof = _MARK.set(None)
+        return True
+
+    def keep(self) -> Chain:
+        """Somebody knows its id: it must not be forgotten while there is its Context. To be called there."""
+        if CHAIN.get() is not self:
+            CHAIN.set(self)
+        return self
+
+    def keep_if_here(self) -> None:
+        """The same from wherever that is."""
+        chain: Chain | None = self
+        while chain is not None and not chain.is_here():
+            chain = chain._origin
+        if chain is not None:
+            chain.keep()
+
+    def end(self) -> None:
+        """Nothing will run in its Context any more: let go of that, for it may hold this too."""
+        self._proof = None
+
+
+def present() -> Chain | None:
+    """The chain of this Context, if it has one."""
+    chain = CHAIN.get()
+    if isinstance(chain, weakref.ref):
+        chain = chain()
+    return chain if chain is not None and chain.is_here() else None
+
+
+def bind(origin: Chain | None = None) -> Chain:
+    """Make this Context the beginning of a chain; or part of one, which lives as long."""
+    chain = Chain(Identity() if origin is None else origin.identity, origin)
+    CHAIN.set(weakref.ref(chain))
+    return chain
+
+
+def here() -> Chain:
+    """The chain of this Context."""
+    return present() or bind()

@@ -1,0 +1,198 @@
+"""`Context` as an object: a copy to run code in, and tasks that run in one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, ParamSpec, TypeVar, cast, final
+
+from headgate.context.chains import NONE, VALUES, Chain, Values, here
+from headgate.context.variables import ContextVar
+from headgate.errors import InvalidType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@final
+class Context(Mapping[ContextVar[Any], Any]):
+    """The variables that are set in a Context, and a way to run code in it. Made by `copy_context`."""
+
+    __slots__ = ("__weakref__", "_chain", "_context", "_seen", "_task")
+
+    def __init__(self) -> None:
+        raise InvalidType("a Context is made by copy_context()", remedy="Call headgate.copy_context().")
+
+    _context: contextvars.Context | None  # None: it is one that somebody else made, and is in
+    _chain: Chain
+    _seen: Values
+    _task: Callable[[], Any] | None
+
+    @property
+    def id(self) -> str:
+        """The same in every process that a call in this Context goes through."""
+        return self._chain.identity.id
+
+    def run(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function in it."""
+        if self._context is None:
+            raise RuntimeError(f"cannot enter context: {self!r} is already entered")
+        return self._context.run(fn, *args, **kwargs)
+
+    def copy(self) -> Context:
+        """A copy, with an id of its own."""
+        if self._context is not None:
+            return _made(self._context.copy())
+        if self._chain.is_here():
+            return copy_context()
+        context = contextvars.Context()
+        context.run(VALUES.set, self._seen)
+        return _made(context)
+
+    def _values(self) -> Values:
+        if self._context is not None:
+            return self._context.get(VALUES, NONE)
+        if self._chain.is_here():
+            self._seen = VALUES.get()
+        return self._seen
+
+    def __getitem__(self, var: ContextVar[Any]) -> Any:
+        if not isinstance(var, ContextVar):
+            raise InvalidType(f"a ContextVar key was expected, got {var!r}")
+        return self._values()[var]
+
+    def __contains__(self, var: object) -> bool:
+        if not isinstance(var, ContextVar):
+            raise InvalidType(f"a ContextVar key was expected, got {var!r}")
+        return var in self._values()
+
+    def __iter__(self) -> Iterator[ContextVar[Any]]:
+        return iter(self._values())
+
+    def __len__(self) -> int:
+        return len(self._values())
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<headgate.Context {self.id} with {len(self)} values>"
+
+    def _take(self) -> contextvars.Context:
+        """What a new task is to run in; RuntimeError: another one does."""
+        with _lock:
+            task = None if self._task is None else self._task()
+            if self._context is None or (task is not None and not task.done()):
+                raise RuntimeError(f"{self!r} has a task already: one at a time may run in a Context")
+            self._task = _taken
+        return self._context
+
+    def _give(self, task: asyncio.Task[Any] | None) -> None:
+        """This is the task; None: there is none after all."""
+        self._task = None if task is None else weakref.ref(task)
+
+
+class _Taken:
+    """A task that is just being made."""
+
+    def done(self) -> bool:
+        return False
+
+
+_lock = threading.Lock()
+_being_made = _Taken()
+
+
+def _taken() -> Any:
+    return _being_made
+
+
+def _made(context: contextvars.Context | None, chain: Chain | None = None) -> Context:
+    made = cast(Any, object.__new__(Context))
+    made._context, made._task, made._seen = context, None, NONE
+    made._chain = chain or cast(contextvars.Context, context).run(_kept)
+    made._chain.context = weakref.ref(made)
+    return cast(Context, made)
+
+
+def _kept() -> Chain:
+    return here().keep()
+
+
+def copy_context() -> Context:
+    """A copy of the current Context, with an id of its own."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        install_task_factory(loop)  # so that it can be given to this loop's own `create_task`
+    return _made(contextvars.copy_context())
+
+
+def current_context() -> Context:
+    """The Context of the code that asks."""
+    chain = _kept()
+    found = None if chain.context is None else chain.context()
+    return found if found is not None else _made(None, chain)
+
+
+def create_task(
+    coro: Coroutine[Any, Any, R], *, name: str | None = None, context: Context | contextvars.Context | None = None
+) -> asyncio.Task[R]:
+    """`asyncio.create_task`, in a Context of ours too."""
+    if context is not None and not isinstance(context, (Context, contextvars.Context)):
+        raise InvalidType(f"context must be a Context, got {type(context).__name__}")
+    loop = asyncio.get_running_loop()
+    if not isinstance(context, Context):
+        return loop.create_task(coro, name=name, context=context)
+    task: asyncio.Task[R] = _in(context, coro, lambda inner: loop.create_task(coro, name=name, context=inner))
+    return task
+
+
+def _in(context: Context, coro: Any, make: Callable[[contextvars.Context], Any]) -> Any:
+    """Make a task that runs in a Context of ours."""
+    try:
+        inner = context._take()
+    except RuntimeError:
+        if asyncio.iscoroutine(coro):
+            coro.close()
+        raise
+    task = None
+    try:
+        task = make(inner)
+    finally:
+        context._give(task)
+    return task
+
+
+class _Factory:
+    """Makes tasks as the loop did before, and takes a Context of ours where it would take one of Python's."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        context = options.get("context")
+        make = self._before or _task
+        if not isinstance(context, Context):
+            return make(loop, coro, **options)
+        return _in(context, coro, lambda inner: make(loop, coro, **(options | {"context": inner})))
+
+
+def _task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+    return asyncio.Task(coro, loop=loop, **options)
+
+
+def install_task_factory(loop: asyncio.AbstractEventLoop | None = None) -> None:
+    """Let `create_task(..., context=ctx)` of this loop take a Context of ours. A factory that it has works on."""
+    loop = loop or asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    if not isinstance(before, _Factory):
+        loop.set_task_factory(cast(Any, _Factory(before)))

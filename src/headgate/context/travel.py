@@ -1,0 +1,311 @@
+"""How values travel with a call: what is set goes out, what has changed comes back, at each step of a generator both.
+
+A frame is a few bytes in a message of its own kind of bytes: nothing at all when there is nothing to say. Each value is
+pickled by itself, so one that cannot be read costs nothing but itself; plain ones (numbers, text) go together, and are
+written down once for all calls that find the same values set.
+
+What cannot be read is dropped and told by a `ContextDecodeWarning`: a routine's outcome is never lost because of it,
+unless a filter of the `warnings` module makes that an error.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import pickle
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from headgate.context.chains import ABSENT, CHAIN, NONE, VALUES, Chain, Identity, Values, bind, here, present
+from headgate.context.variables import ATOMS, travelled, variable
+from headgate.errors import InvalidType
+
+_CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
+
+Dump = Callable[[Any], bytes]
+Load = Callable[[bytes], Any]
+Role = Literal["caller", "consumer", "worker"]
+"""Whose side it is; a consumer's generator runs in the Context of whoever asks for its next item."""
+
+_PLAIN, _FULL, _LOOSE = b"\x01", b"\x02", b"\x03"
+_FEW, _DEEP = 32, 3  # containers of so many members, and so deep, are looked into
+_SHORT = 4096  # frames up to this length are remembered
+
+# What is set in the Contexts of calls, as it came.
+_seen: weakref.WeakValueDictionary[bytes, Values] = weakref.WeakValueDictionary()
+
+
+class ContextDecodeWarning(Warning):
+    """The value of a context variable could not be carried from one process to another, and was dropped."""
+
+
+class Frame(NamedTuple):
+    """What one side tells the other."""
+
+    plain: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    """Values that anybody can read,"""
+    pickled: dict[str, bytes] = {}  # noqa: RUF012
+    """and those that have to be tried."""
+    unset: tuple[str, ...] = ()
+    chain: str = ""
+    """The id of the Context, if it has one,"""
+    before: str = ""
+    """and of the one the last frame spoke of, if it was another."""
+    spent: tuple[str, ...] = ()
+    """Tokens that were used."""
+    failed: tuple[str, ...] = ()
+    """What could not be written down, as text."""
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def outgoing(dump: Dump = pickle.dumps) -> bytes:
+    """What is set here, for a call; empty if nothing is. InvalidType names a variable whose value cannot travel."""
+    values = VALUES.get()
+    if CHAIN.get() is None:
+        if not values:
+            return b""
+        plain = _plain(values)
+        if plain:
+            return plain
+    return Exchange("caller").send(dump)
+
+
+def _plain(values: Values) -> bytes:
+    """All of them, if all are plain; else empty."""
+    try:
+        return values.encoded
+    except AttributeError:
+        pass
+    kinds = {_PLAIN if value.__class__ in ATOMS else _kind(value, _DEEP) for value in values.values()}
+    if _FULL in kinds:
+        return b""
+    kind = _LOOSE if _LOOSE in kinds else _PLAIN
+    encoded = kind + pickle.dumps({var._key: value for var, value in values.items()}, 5)
+    if kind == _PLAIN and len(encoded) <= _SHORT:
+        values.encoded = encoded
+    return encoded
+
+
+def _kind(value: Any, deep: int) -> bytes:
+    """Plain: it cannot change. Loose: it can. Full: nobody knows what it is, and it travels by itself."""
+    kind = value.__class__
+    if kind in ATOMS:
+        return _PLAIN
+    if kind not in _CONTAINERS or deep < 0 or len(value) > _FEW:
+        return _FULL
+    members = {_kind(member, deep - 1) for member in value}
+    if kind is dict:
+        members |= {_kind(member, deep - 1) for member in value.values()}
+    if _FULL in members:
+        return _FULL
+    return _PLAIN if kind in (tuple, frozenset) and _LOOSE not in members else _LOOSE
+
+
+class Exchange:
+    """One side of a call: what the other side knows of the values here."""
+
+    __slots__ = ("__weakref__", "_chains", "_identity", "_known", "_role", "_told", "untold")
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._known = NONE
+        self._identity: Identity | None = None
+        self._chains: list[Chain] = []  # not to be forgotten before the call has ended
+        self._told = ""  # the chain's id, as the other side has it
+        self.untold: list[str] = []
+        """Tokens that were used, of which the other side may have copies."""
+
+    def send(self, dump: Dump, *, lenient: bool = False, tag: str = "") -> bytes:
+        """What has changed since the last time; empty if nothing has. `lenient`: what cannot be written down is told,
+        by both sides, and not raised; `tag` is of the routine that set it."""
+        values, chain = VALUES.get(), here() if self._role == "consumer" else present()
+        spent: list[str] = []
+        name = before = ""
+        if chain is not None:
+            self._hold(chain)
+            if self._role == "consumer" and self._identity is not chain.identity:
+                if self._identity is not None:
+                    before = self._identity.id
+                    chain.identity.id  # noqa: B018 - it needs one now
+                self._identity = chain.identity
+            name = chain.identity.known
+            if name:
+                chain.keep()
+            spent = [] if self._told else chain.identity.spent
+            chain.identity.listen(self)
+        if values is self._known and name == self._told and not self.untold and not spent:
+            return b""
+        if self._known is NONE and not (name or spent or self.untold):
+            plain = _plain(values)
+            if plain:
+                self._known = values
+                return plain
+        failed: list[str] = []
+        simple: dict[str, Any] = {}
+        pickled: dict[str, bytes] = {}
+        for var, value in values.items():
+            if self._known.get(var, ABSENT) is value:
+                continue
+            if value.__class__ in ATOMS or _kind(value, _DEEP) != _FULL:
+                simple[var._key] = value
+                continue
+            try:
+                pickled[var.key] = dump(value)
+            except BaseException as error:
+                text = (
+                    f"the context variable {var.key!r}, a {type(value).__qualname__}, cannot be pickled: {_said(error)}"
+                )
+                if not lenient:
+                    if not isinstance(error, Exception):
+                        raise
+                    raise InvalidType(
+                        text, remedy="Set something that can be copied to another process, or reset it before the call."
+                    ) from error
+                failed.append(text)
+        unset = tuple(var.key for var in self._known if var not in values)
+        frame = Frame(simple, pickled, unset, name, before, (*spent, *self.untold), tuple(failed))
+        self._known, self._told, self.untold = values, name, []
+        if failed:
+            warn_and_go_on(failed, tag)
+        return _FULL + pickle.dumps(tuple(frame), 5)
+
+    def receive(self, data: bytes, load: Load) -> list[str]:
+        """Take over what the other side says; what of it could not be read."""
+        if not data:
+            return []
+        first = self._known is NONE
+        seen = _seen.get(data) if first else None
+        if seen is not None and not VALUES.get():
+            VALUES.set(seen)
+            self._known = seen
+            return []
+        try:
+            frame = _read(data)
+        except Exception as error:
+            return [f"the context of a call cannot be read: {_said(error)}"]
+        failures = list(frame.failed)
+        values = {variable(key): value for key, value in frame.plain.items()}
+        for key, pickled in frame.pickled.items():
+            try:
+                values[variable(key)] = load(pickled)
+            except (Exception, SystemExit) as error:
+                failures.append(f"the value of the context variable {key!r} cannot be read: {_said(error)}")
+        unset = [variable(key) for key in frame.unset]
+        now, self._known = VALUES.get(), _changed(self._known, values, unset)
+        if values or unset:
+            VALUES.set(self._known if first and not now else _changed(now, values, unset))
+        if frame.chain or frame.spent:
+            self._take_over(frame)
+        if values and first and data[:1] == _PLAIN and len(data) <= _SHORT:
+            self._known.encoded = data
+            _seen[data] = self._known
+        return failures
+
+    def _hold(self, chain: Chain) -> None:
+        if chain not in self._chains:
+            self._chains.append(chain)
+
+    def _take_over(self, frame: Frame) -> None:
+        """Its chain is ours, and what was used there is used."""
+        chain = here()
+        self._hold(chain)
+        if frame.chain:
+            self._told = frame.chain
+            chain.keep()
+            if self._role == "worker" or not chain.identity.known:
+                chain.identity.call(frame.before or frame.chain)
+            if frame.before and self._role == "worker":
+                chain.identity = Identity(frame.chain)
+        identity = chain.identity
+        identity.listen(self)
+        for number in frame.spent:
+            token = travelled(number)
+            if token is not None:
+                token._spent()
+            identity.spend(number, token, self)
+
+
+def received(data: bytes, load: Load) -> list[str]:
+    """The same for one who awaits a call: what came back with its outcome."""
+    return Exchange("caller").receive(data, load)
+
+
+def _changed(values: Values, new: dict[Any, Any], unset: Iterable[Any]) -> Values:
+    changed = Values(values)
+    changed.update(new)
+    for var in unset:
+        changed.pop(var, None)
+    return changed or NONE
+
+
+def _read(data: bytes) -> Frame:
+    kind, rest = data[:1], data[1:]
+    if kind in (_PLAIN, _LOOSE):
+        return Frame(dict(pickle.loads(rest)))
+    if kind != _FULL:
+        raise ValueError("it is of a kind that is not known here")
+    frame = Frame(*pickle.loads(rest))
+    return frame._replace(plain=dict(frame.plain), pickled=dict(frame.pickled))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # it runs code of users
+        return type(error).__name__
+
+
+# -- what could not be carried ----------------------------------------------------------------------------------------
+
+
+def warn(failures: Iterable[str], tag: str = "") -> None:
+    """Tell of it, as coming from the code that waits, or from the routine with this tag. A filter may make that an
+    exception."""
+    for text in failures:
+        if tag:
+            name, _, line = tag.rpartition(":")
+            warnings.warn_explicit(ContextDecodeWarning(text), None, name, int(line) if line.isdigit() else 0)
+        else:
+            warnings.warn(ContextDecodeWarning(text), stacklevel=_depth())
+
+
+def warn_and_go_on(failures: Iterable[str], tag: str = "") -> None:
+    """The same where there is something that matters more, whatever a filter says."""
+    for text in failures:
+        try:
+            warn([text], tag)
+        except ContextDecodeWarning:  # whoever gets the outcome is told too
+            pass
+
+
+def _depth() -> int:
+    """How many frames are ours: the next one is the user's. For `stacklevel`."""
+    package = __name__.partition(".")[0]
+    frame, depth = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+# -- threads and other loops ------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """A copy of this Context that counts as this one, for code that runs in another thread while this waits."""
+
+    def __init__(self) -> None:
+        self._here = here()
+        self.context: contextvars.Context = contextvars.copy_context()
+        self._there = self.context.run(bind, self._here)
+        self._before = VALUES.get()
+
+    def bring_back(self) -> None:
+        """It has ended: what it set is set here."""
+        values = self.context.get(VALUES, NONE)
+        if values is not self._before:
+            VALUES.set(values)
+        self._there.end()

@@ -1,0 +1,351 @@
+"""`ContextVar` and `Token`: the stdlib's, with names that are the same in every process.
+
+A variable is known by its key. What comes from elsewhere for a key that nobody has declared here waits in a *stub*,
+which lives as long as somebody holds it or a Context has a value for it; the declaration, when it comes, finds the stub
+and makes it a variable in its place.
+
+Both can be pickled. A variable lands on the one object of its key in the process; a token on the one it was copied
+from, as long as that is in somebody's hands, and a token that was used is used wherever it has travelled.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import pickle
+import sys
+import threading
+import types
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, final, overload
+
+from headgate.context.chains import ABSENT, NONE, VALUES, Chain, Identity, Values, here, present
+from headgate.core.clock import clock
+from headgate.errors import ContextVarCollision, InvalidArgument, InvalidType
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+MISSING: Any = contextvars.Token.MISSING
+ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
+"""Of these and of containers of these anybody can read a pickle."""
+
+_UNKNOWN: Any = object()
+
+_known: dict[str, weakref.ref[ContextVar[Any]]] = {}
+_travelled: weakref.WeakValueDictionary[str, Token[Any]] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def known(key: str) -> ContextVar[Any] | None:
+    """The variable, or the stub, with this key."""
+    ref = _known.get(key)
+    return None if ref is None else ref()
+
+
+def travelled(number: str) -> Token[Any] | None:
+    """The token here that has this number in every process."""
+    return _travelled.get(number)
+
+
+@final
+class ContextVar(Generic[T]):
+    """A value for the code of one Context that goes along where routines go, and comes back changed.
+
+    `namespace` is part of its name everywhere; without it, the top-level package of the module that declares it.
+    """
+
+    __slots__ = ("__weakref__", "_default", "_key", "_module", "_place", "_portable")
+
+    _key: str
+    _default: Any
+    _module: str
+    _place: str  # where it was declared; empty: it is a stub
+    _portable: bool | None
+
+    @overload
+    def __new__(cls, name: str, *, namespace: str | None = None) -> ContextVar[T]: ...
+    @overload
+    def __new__(cls, name: str, *, default: T, namespace: str | None = None) -> ContextVar[T]: ...
+    def __new__(cls, name: str, *, default: Any = ABSENT, namespace: str | None = None) -> ContextVar[T]:
+        if not isinstance(name, str):
+            raise InvalidType(f"the name of a context variable must be a str, got {type(name).__name__}")
+        if not name:
+            raise InvalidArgument("the name of a context variable must not be empty")
+        if namespace is not None and not isinstance(namespace, str):
+            raise InvalidType(f"namespace must be a str, got {type(namespace).__name__}")
+        frame = sys._getframe(1)
+        module = frame.f_globals.get("__name__") or "__main__"
+        namespace = module.partition(".")[0] if namespace is None else namespace
+        if not namespace or ":" in namespace:
+            raise InvalidArgument(f"namespace must be a name without colons, got {namespace!r}")
+        key, place = f"{namespace}:{name}", f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        with _lock:
+            found = known(key)
+            if found is None:
+                found = _make(key)
+            elif found._place:
+                if module == found._module == "__main__" and _is_same(default, found._default):
+                    return found  # a cell of a notebook that is run again
+                raise ContextVarCollision(
+                    f"the context variable {key!r} is declared at {place}, and was before at {found._place}"
+                )
+            found._default, found._module, found._place = default, module, place
+            found._portable = None
+        return found
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(types.GenericAlias)
+
+    @property
+    def key(self) -> str:
+        """Its name in every process: ``namespace:name``."""
+        return self._key
+
+    @property
+    def name(self) -> str:
+        """Its name as it was declared."""
+        return self._key.partition(":")[2]
+
+    @property
+    def namespace(self) -> str:
+        """What else its name consists of."""
+        return self._key.partition(":")[0]
+
+    @overload
+    def get(self) -> T: ...
+    @overload
+    def get(self, default: T, /) -> T: ...
+    @overload
+    def get(self, default: D, /) -> D | T: ...
+    def get(self, default: Any = ABSENT, /) -> Any:  # type: ignore[misc] # mypy does not see the default
+        """Its value in this Context; else `default`, else its own default, else LookupError."""
+        value: Any = VALUES.get().get(self, ABSENT)
+        if value is ABSENT:
+            value = self._default if default is ABSENT else default
+            if value is ABSENT:
+                raise LookupError(self)
+        return value
+
+    def set(self, value: T) -> Token[T]:
+        """Give it a value in this Context. The token takes that back."""
+        values, chain = VALUES.get(), here()
+        token: Token[T] = _token(self, values.get(self, ABSENT), chain.identity, chain)
+        values = Values(values)
+        values[self] = value
+        VALUES.set(values)
+        return token
+
+    def reset(self, token: Token[T]) -> None:
+        """Give it back the value it had before the `set` that made this token."""
+        if not isinstance(token, Token):
+            raise InvalidType(f"expected an instance of Token, got {token!r}")
+        token._use(self)
+        values = Values(VALUES.get())
+        if token._old is ABSENT:
+            values.pop(self, None)
+        else:
+            values[self] = token._old
+        VALUES.set(values or NONE)
+
+    @property
+    def is_declared(self) -> bool:
+        """False: it is a stub."""
+        return bool(self._place)
+
+    def __repr__(self) -> str:
+        default = "" if self._default is ABSENT else f" default={self._default!r}"
+        return f"<headgate.ContextVar {self.key!r}{default} at {id(self):#x}>"
+
+    def __reduce__(self) -> Any:
+        value = ABSENT if bare.depth else VALUES.get().get(self, ABSENT)
+        default = () if self._default is ABSENT or not self._is_portable() else (self._default,)
+        state = None if value is ABSENT else (value,)  # which may hold the variable itself
+        return _arrived, (self._key, default), state, None, None, _set_where_unset
+
+    def __copy__(self) -> ContextVar[T]:
+        return self
+
+    def __deepcopy__(self, _: Any) -> ContextVar[T]:
+        return self
+
+    def _is_portable(self) -> bool:
+        """Can its default be sent?"""
+        if self._portable is None:
+            self._portable = self._default.__class__ in ATOMS or _can_be_pickled(self._default)
+        return self._portable
+
+
+def _make(key: str) -> ContextVar[Any]:
+    """A stub, known from now on. With the lock held."""
+    made = cast(Any, object.__new__(ContextVar))
+    made._key, made._default, made._module, made._place, made._portable = key, ABSENT, "", "", None
+    _known[key] = weakref.ref(made, lambda gone: _forget(key, gone))
+    return cast(ContextVar[Any], made)
+
+
+def _forget(key: str, gone: weakref.ref[Any]) -> None:
+    if _known.get(key) is gone:  # and not one that was declared since
+        _known.pop(key, None)
+
+
+def variable(key: str) -> ContextVar[Any]:
+    """The one with this key, or a stub."""
+    ref = _known.get(key)
+    found = None if ref is None else ref()
+    if found is None:
+        with _lock:
+            found = known(key) or _make(key)
+    return found
+
+
+def _arrived(key: str, default: tuple[Any, ...]) -> ContextVar[Any]:
+    """Unpickled."""
+    found = variable(key)
+    if default and not found._place and found._default is ABSENT:
+        found._default, found._portable = default[0], None
+    return found
+
+
+def _set_where_unset(found: ContextVar[Any], state: tuple[Any, ...]) -> None:
+    """Unpickled with a value. What is set here stays."""
+    values = VALUES.get()
+    if found not in values:
+        values = Values(values)
+        values[found] = state[0]
+        VALUES.set(values)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # it runs code of users
+        return False
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        pickle.dumps(value, 5)
+    except Exception:
+        return False
+    return True
+
+
+class _Bare(threading.local):
+    """In a dispatch the values travel in a place of their own: what is pickled there holds variables without them.
+
+    A function that was pickled once for many calls must not take a value of the first one along.
+    """
+
+    depth: int = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+bare: _Bare = _Bare()
+
+
+@final
+class Token(Generic[T]):
+    """What `ContextVar.set` gives, and `ContextVar.reset` takes, once."""
+
+    __slots__ = ("__weakref__", "_chain", "_identity", "_number", "_old", "_used", "_var")
+
+    MISSING: ClassVar[Any] = MISSING
+    """The old value of a variable that had none."""
+
+    _var: ContextVar[T]
+    _old: Any
+    _used: bool
+    _identity: Identity  # of the Context it was made in
+    _chain: Chain | None  # which must not be forgotten before this is used; None: it was made in another process
+    _number: str  # the same in every process; empty: it has not travelled
+
+    def __init__(self) -> None:
+        raise RuntimeError("tokens are made by ContextVar.set() and by nothing else")
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(types.GenericAlias)
+
+    @property
+    def var(self) -> ContextVar[T]:
+        """The variable that was set."""
+        return self._var
+
+    @property
+    def old_value(self) -> Any:
+        """What it was before; `Token.MISSING` if it was not set."""
+        return MISSING if self._old is ABSENT else self._old
+
+    def _use(self, var: ContextVar[Any]) -> None:
+        if self._used:
+            raise RuntimeError(f"{self!r} has already been used once")
+        if self._var is not var:
+            raise ValueError(f"{self!r} was created by a different ContextVar")
+        chain = present()
+        if chain is None or not chain.identity.is_same(self._identity):
+            raise ValueError(f"{self!r} was created in a different Context")
+        self._spent()
+        if self._number:
+            chain.identity.spend(self._number, self)
+
+    def _spent(self) -> None:
+        self._used, self._chain = True, None
+
+    def __repr__(self) -> str:
+        return f"<headgate.Token{' used' if self._used else ''} var={self._var!r} at {id(self):#x}>"
+
+    def __reduce__(self) -> Any:
+        if not self._number:
+            self._number = clock.token()[:16]
+            _travelled[self._number] = self
+        if self._chain is not None:
+            self._chain.keep_if_here()
+        old = () if self._old is ABSENT else (self._old,)
+        about = self._number, self._var._key, self._identity.id, self._used
+        return _token_arrived, about, (self._var, old), None, None, _remember  # what it was may hold the token
+
+    def __copy__(self) -> Token[T]:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Token[T]:
+        return self
+
+
+def _token(var: ContextVar[T], old: Any, identity: Identity, chain: Chain | None = None) -> Token[T]:
+    token = cast(Any, object.__new__(Token))
+    token._var, token._old, token._identity, token._chain, token._used, token._number = (
+        var,
+        old,
+        identity,
+        chain,
+        False,
+        "",
+    )
+    return cast("Token[T]", token)
+
+
+def _token_arrived(number: str, key: str, chain: str, used: bool) -> Token[Any]:
+    token = _travelled.get(number)
+    if token is None:
+        token = _token(variable(key), _UNKNOWN, Identity(chain))
+        token._number = number
+        _travelled[number] = token
+    if used:
+        token._spent()
+    return token
+
+
+def _remember(token: Token[Any], state: tuple[Any, tuple[Any, ...]]) -> None:
+    """Unpickled: what its variable was before."""
+    _, old = state
+    if token._old is _UNKNOWN:
+        token._old = old[0] if old else ABSENT
+
+
+__all__ = ["ContextVar", "Token", "bare", "known", "variable"]
