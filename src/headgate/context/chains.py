@@ -39,6 +39,8 @@ class Values(dict["ContextVar[Any]", Any]):
 
 NONE = Values()
 """Nothing is set."""
+SEEN: dict[bytes, Values] = {}
+"""Frames that came lately, and what they mean: the next call with the same values need not read them again."""
 VALUES: contextvars.ContextVar[Values] = contextvars.ContextVar("headgate.context.values", default=NONE)
 CHAIN: contextvars.ContextVar[Chain | weakref.ref[Chain] | None] = contextvars.ContextVar(
     "headgate.context.chain", default=None

@@ -14,11 +14,10 @@ import contextvars
 import pickle
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
-from headgate.context.chains import ABSENT, CHAIN, NONE, VALUES, Chain, Identity, Values, bind, here, present
+from headgate.context.chains import ABSENT, CHAIN, NONE, SEEN, VALUES, Chain, Identity, Values, bind, here, present
 from headgate.context.variables import ATOMS, travelled, variable
 from headgate.errors import InvalidType
 
@@ -29,12 +28,10 @@ Load = Callable[[bytes], Any]
 Role = Literal["caller", "consumer", "worker"]
 """Whose side it is; a consumer's generator runs in the Context of whoever asks for its next item."""
 
-_PLAIN, _FULL, _LOOSE = b"\x01", b"\x02", b"\x03"
+_PLAIN, _LOOSE, _FULL = b"\x01", b"\x02", b"\x03"
 _FEW, _DEEP = 32, 3  # containers of so many members, and so deep, are looked into
-_SHORT = 4096  # frames up to this length are remembered
-
-# What is set in the Contexts of calls, as it came.
-_seen: weakref.WeakValueDictionary[bytes, Values] = weakref.WeakValueDictionary()
+_SHORT = 4096  # frames up to this length are remembered,
+_MANY = 64  # and so many of them
 
 
 class ContextDecodeWarning(Warning):
@@ -80,11 +77,15 @@ def _plain(values: Values) -> bytes:
         return values.encoded
     except AttributeError:
         pass
-    kinds = {_PLAIN if value.__class__ in ATOMS else _kind(value, _DEEP) for value in values.values()}
-    if _FULL in kinds:
-        return b""
-    kind = _LOOSE if _LOOSE in kinds else _PLAIN
-    encoded = kind + pickle.dumps({var._key: value for var, value in values.items()}, 5)
+    kind, plain = _PLAIN, {}
+    for var, value in values.items():
+        if value.__class__ not in ATOMS:
+            this = _kind(value, _DEEP)
+            if this == _FULL:
+                return b""
+            kind = max(kind, this)
+        plain[var._key] = value
+    encoded = kind + pickle.dumps(plain, 5)
     if kind == _PLAIN and len(encoded) <= _SHORT:
         values.encoded = encoded
     return encoded
@@ -97,12 +98,14 @@ def _kind(value: Any, deep: int) -> bytes:
         return _PLAIN
     if kind not in _CONTAINERS or deep < 0 or len(value) > _FEW:
         return _FULL
-    members = {_kind(member, deep - 1) for member in value}
-    if kind is dict:
-        members |= {_kind(member, deep - 1) for member in value.values()}
-    if _FULL in members:
-        return _FULL
-    return _PLAIN if kind in (tuple, frozenset) and _LOOSE not in members else _LOOSE
+    found = _PLAIN if kind is tuple or kind is frozenset else _LOOSE
+    for member in (*value, *value.values()) if kind is dict else value:
+        if member.__class__ not in ATOMS:
+            this = _kind(member, deep - 1)
+            if this == _FULL:
+                return _FULL
+            found = max(found, this)
+    return found
 
 
 class Exchange:
@@ -177,13 +180,16 @@ class Exchange:
         """Take over what the other side says; what of it could not be read."""
         if not data:
             return []
-        first = self._known is NONE
-        seen = _seen.get(data) if first else None
-        if seen is not None and not VALUES.get():
-            VALUES.set(seen)
-            self._known = seen
+        first = self._known is NONE and VALUES.get() is NONE
+        if first and data in SEEN:
+            self._known = SEEN[data]
+            VALUES.set(self._known)
             return []
         try:
+            if first and data[:1] != _FULL:
+                self._known = _plainly(data)
+                VALUES.set(self._known)
+                return []
             frame = _read(data)
         except Exception as error:
             return [f"the context of a call cannot be read: {_said(error)}"]
@@ -195,14 +201,12 @@ class Exchange:
             except (Exception, SystemExit) as error:
                 failures.append(f"the value of the context variable {key!r} cannot be read: {_said(error)}")
         unset = [variable(key) for key in frame.unset]
-        now, self._known = VALUES.get(), _changed(self._known, values, unset)
+        before, self._known = self._known, _changed(self._known, values, unset)
         if values or unset:
-            VALUES.set(self._known if first and not now else _changed(now, values, unset))
+            now = VALUES.get()
+            VALUES.set(self._known if now is before else _changed(now, values, unset))
         if frame.chain or frame.spent:
             self._take_over(frame)
-        if values and first and data[:1] == _PLAIN and len(data) <= _SHORT:
-            self._known.encoded = data
-            _seen[data] = self._known
         return failures
 
     def _hold(self, chain: Chain) -> None:
@@ -240,6 +244,21 @@ def _changed(values: Values, new: dict[Any, Any], unset: Iterable[Any]) -> Value
     for var in unset:
         changed.pop(var, None)
     return changed or NONE
+
+
+def _plainly(data: bytes) -> Values:
+    """What a frame of plain values says to one who had none."""
+    values, sure = Values(), len(data) <= _SHORT
+    for key, value in pickle.loads(memoryview(data)[1:]).items():
+        var = variable(key)
+        values[var] = value
+        sure = sure and bool(var._place)
+    if data[:1] == _PLAIN and sure:
+        values.encoded = data
+        if len(SEEN) >= _MANY:
+            SEEN.clear()
+        SEEN[data] = values
+    return values or NONE
 
 
 def _read(data: bytes) -> Frame:

@@ -18,7 +18,7 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, final, overload
 
-from headgate.context.chains import ABSENT, NONE, VALUES, Chain, Identity, Values, here, present
+from headgate.context.chains import ABSENT, NONE, SEEN, VALUES, Chain, Identity, Values, here, present
 from headgate.core.clock import clock
 from headgate.errors import ContextVarCollision, InvalidArgument, InvalidType
 
@@ -79,6 +79,7 @@ class ContextVar(Generic[T]):
         if not namespace or ":" in namespace:
             raise InvalidArgument(f"namespace must be a name without colons, got {namespace!r}")
         key, place = f"{namespace}:{name}", f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        SEEN.clear()  # which holds variables that nobody else may hold
         with _lock:
             found = known(key)
             if found is None:
