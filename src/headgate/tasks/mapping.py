@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sized
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
-from headgate.errors import InvalidArgument, InvalidType
+from headgate.core.feeding import Bell, Feeder, check_items
+from headgate.errors import InvalidArgument
 from headgate.tasks.functions import check_function
 from headgate.tasks.options import check_names
 from headgate.tasks.progress import Progress, progress_of
@@ -35,12 +36,7 @@ def run_map(
 ) -> AsyncIterator[Any]:
     """Check what can be checked now, and return the results-to-be."""
     check_function(fn)
-    if not isinstance(items, (AsyncIterable, Iterable)):
-        raise InvalidType(
-            f"items must be an iterable, async or not, got {type(items).__name__}", remedy="Pass a list or a generator."
-        )
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        raise InvalidArgument(f"window must be >= 1 or None, got {window!r}")
+    check_items(items, window)
     check_names(options, pool._strategy, "map()", ("ordered", "window", "return_exceptions", "progress"))
     if "idempotency_key" in options:
         raise InvalidArgument(
@@ -65,14 +61,13 @@ class _Ordered:
         self._options = options
         self._progress = progress
         self._out: deque[TaskHandle[Any]] = deque()  # submitted and not handed out
-        self._fed = False
-        self._failure: BaseException | None = None
-        self._fed_one: asyncio.Future[None] | None = None
-        self._took_one: asyncio.Future[None] | None = None
+        self._fed_one = Bell()
+        self._took_one = Bell()
+        self._feeder = Feeder(self._fed_one)
 
     async def results(self, items: Any, return_exceptions: bool) -> AsyncGenerator[Any, None]:
         """Feed and hand out until both are done."""
-        feeder = asyncio.ensure_future(self._feed(items))
+        feeder = asyncio.ensure_future(self._feeder.feed(items, self._submit))
         try:
             with self._progress:
                 while (handle := await self._next()) is not None:
@@ -84,36 +79,19 @@ class _Ordered:
                             raise
                         result = error
                     yield result
-            if self._failure is not None:
-                raise self._failure
+            if self._feeder.failure is not None:
+                raise self._feeder.failure
         finally:
             feeder.cancel()
             for handle in list(self._outstanding()):
                 handle.cancel()
             await asyncio.wait((feeder,))
 
-    async def _feed(self, items: Any) -> None:
-        try:
-            if isinstance(items, AsyncIterable):
-                async for item in items:
-                    await self._submit(item)
-            else:
-                for item in items:
-                    await self._submit(item)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._fed = True
-            _set(self._fed_one)
-
     async def _submit(self, item: Any) -> None:
         while self._is_full():
-            self._took_one = asyncio.get_running_loop().create_future()
-            await self._took_one
+            await self._took_one.heard()
         self._joined(await self._pool.submit(self._fn, item, **self._options))
-        _set(self._fed_one)
+        self._fed_one.ring()
 
     def _is_full(self) -> bool:
         return len(self._out) >= self._window
@@ -127,15 +105,14 @@ class _Ordered:
     async def _next(self) -> TaskHandle[Any] | None:
         """The next one that is done; None when there is none any more."""
         while not self._out:
-            if self._fed:
+            if self._feeder.over:
                 return None
-            self._fed_one = asyncio.get_running_loop().create_future()
-            await self._fed_one
+            await self._fed_one.heard()
         handle = self._out[0]
         if not handle.finished:
             await wait_for((handle,))
         del self._out[0]
-        _set(self._took_one)
+        self._took_one.ring()
         return handle
 
 
@@ -163,19 +140,13 @@ class _Unordered(_Ordered):
     def _ended(self, handle: Any) -> None:
         del self._running[handle]
         self._done.append(handle)
-        _set(self._fed_one)
+        self._fed_one.ring()
 
     async def _next(self) -> TaskHandle[Any] | None:
         while not self._done:
-            if self._fed and not self._running:
+            if self._feeder.over and not self._running:
                 return None
-            self._fed_one = asyncio.get_running_loop().create_future()
-            await lend_while(list(self._running), self._fed_one)
+            await lend_while(list(self._running), self._fed_one.heard())
         handle = self._done.popleft()
-        _set(self._took_one)
+        self._took_one.ring()
         return handle
-
-
-def _set(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)

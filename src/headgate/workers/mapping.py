@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from headgate.errors import InvalidArgument, InvalidType
+from headgate.core.feeding import Bell, Feeder, check_items
+from headgate.errors import InvalidType
 from headgate.workers.functions import routine_of
 from headgate.workers.routines import Routine
 
@@ -34,12 +35,7 @@ def map(  # noqa: A001 - it is headgate.map
     result; otherwise the first one cancels what is outstanding and is raised.
     """
     routine_for(routine, "map()")
-    if not isinstance(items, (AsyncIterable, Iterable)):
-        raise InvalidType(
-            f"items must be an iterable, async or not, got {type(items).__name__}", remedy="Pass a list or a generator."
-        )
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        raise InvalidArgument(f"window must be >= 1 or None, got {window!r}")
+    check_items(items, window)
     return _Map(routine, window or WINDOW, ordered).results(items, return_exceptions)
 
 
@@ -70,14 +66,13 @@ class _Map:
         self._out: dict[asyncio.Future[Any], int] = {}  # called and not handed out, in the order of the items
         self._called = 0
         self._done: deque[asyncio.Future[Any]] = deque()  # those of them that are done, in that order
-        self._fed = False
-        self._failure: BaseException | None = None
-        self._took_one: asyncio.Future[None] | None = None
-        self._got_one: asyncio.Future[None] | None = None
+        self._took_one = Bell()
+        self._got_one = Bell()
+        self._feeder = Feeder(self._got_one)
 
     async def results(self, items: Any, return_exceptions: bool) -> AsyncGenerator[Any, None]:
         """Feed and hand out until both are done."""
-        feeder = asyncio.ensure_future(self._feed(items))
+        feeder = asyncio.ensure_future(self._feeder.feed(items, self._call))
         try:
             while (call := await self._next()) is not None:
                 error = None if call.cancelled() else call.exception()
@@ -85,58 +80,40 @@ class _Map:
                     call.result()
                 yield error if error is not None else call.result()
                 del call, error  # not while the next one is waited for
-            if self._failure is not None:
-                raise self._failure
+            if self._feeder.failure is not None:
+                raise self._feeder.failure
         finally:
             feeder.cancel()
             for call in self._out:
                 call.cancel()
             await asyncio.gather(feeder, *self._out, return_exceptions=True)
 
-    async def _feed(self, items: Any) -> None:
-        try:
-            if isinstance(items, AsyncIterable):
-                async for item in items:
-                    await self._call(item)
-            else:
-                for item in items:
-                    await self._call(item)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._fed = True
-            _set(self._got_one)
-
     async def _call(self, item: Any) -> None:
         while len(self._out) >= self._window:
-            self._took_one = asyncio.get_running_loop().create_future()
-            await self._took_one
+            await self._took_one.heard()
         call = asyncio.ensure_future(self._routine(item))
         self._out[call] = self._called
         self._called += 1
         call.add_done_callback(self._ended)
         if len(self._out) == 1:
-            _set(self._got_one)
+            self._got_one.ring()
 
     def _ended(self, call: asyncio.Future[Any]) -> None:
         if not self._ordered:
             self._done.append(call)
-        _set(self._got_one)
+        self._got_one.ring()
 
     async def _next(self) -> asyncio.Future[Any] | None:
         """The next one that is done; None when there is none any more."""
         while (call := self._ready()) is None:
-            if self._fed and not self._out:
+            if self._feeder.over and not self._out:
                 return None
-            self._got_one = asyncio.get_running_loop().create_future()
-            await self._got_one
+            await self._got_one.heard()
         index = self._out.pop(call)
         error = None if call.cancelled() else call.exception()
         if error is not None:
             error.add_note(f"This was item {index} of headgate.map (the first is 0).")
-        _set(self._took_one)
+        self._took_one.ring()
         return call
 
     def _ready(self) -> asyncio.Future[Any] | None:
@@ -144,8 +121,3 @@ class _Map:
             return self._done.popleft() if self._done else None
         first = next(iter(self._out), None)
         return first if first is not None and first.done() else None
-
-
-def _set(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)

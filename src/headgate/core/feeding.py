@@ -1,0 +1,66 @@
+"""Items for something that takes them as long as it has room: what both kinds of `map` begin with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from typing import Any
+
+from headgate.errors import InvalidArgument, InvalidType
+
+
+def check_items(items: Any, window: Any) -> None:
+    """InvalidType or InvalidArgument: nothing can be fed from these."""
+    if not isinstance(items, (AsyncIterable, Iterable)):
+        raise InvalidType(
+            f"items must be an iterable, async or not, got {type(items).__name__}", remedy="Pass a list or a generator."
+        )
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise InvalidArgument(f"window must be >= 1 or None, got {window!r}")
+
+
+class Bell:
+    """One waits, others ring."""
+
+    __slots__ = ("_heard",)
+
+    def __init__(self) -> None:
+        self._heard: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Whoever waits may look again."""
+        if self._heard is not None and not self._heard.done():
+            self._heard.set_result(None)
+
+    def heard(self) -> asyncio.Future[None]:
+        """Done at the next ring."""
+        self._heard = asyncio.get_running_loop().create_future()
+        return self._heard
+
+
+class Feeder:
+    """Gives items away, one after the other."""
+
+    def __init__(self, bell: Bell) -> None:
+        self.over: bool = False
+        """There are no more."""
+        self.failure: BaseException | None = None
+        """What ended them too early."""
+        self._bell = bell
+
+    async def feed(self, items: Any, give: Callable[[Any], Awaitable[None]]) -> None:
+        """Until there are no more; then it rings."""
+        try:
+            if isinstance(items, AsyncIterable):
+                async for item in items:
+                    await give(item)
+            else:
+                for item in items:
+                    await give(item)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.over = True
+            self._bell.ring()
