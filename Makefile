@@ -13,8 +13,8 @@ typed := src $(wildcard tests/typing)
 
 # How much of the long tests to run: a tenth while working, all of it in `soak`.
 HEADGATE_SCALE ?= 0.1
-# Tests wait for processes, signals and timers more than they compute: three processes keep two cores busy.
-JOBS ?= 3
+# Tests wait for processes, signals and timers more than they compute: four processes keep two cores busy.
+JOBS ?= 4
 
 .PHONY: help demo test check soak bench bench-quick lint types arrows wire format clean package-venv dev-venv bench-venv
 
@@ -39,12 +39,14 @@ bench: bench-venv ## measure beside the peers, in one run for each room
 	$(py) benchmarks/tasks.py
 	$(py) benchmarks/dispatch.py
 	$(py) benchmarks/streams.py
+	$(py) benchmarks/context.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/resources.py --quick
 	$(py) benchmarks/tasks.py --quick
 	$(py) benchmarks/dispatch.py --quick
 	$(py) benchmarks/streams.py --quick
+	$(py) benchmarks/context.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import compileall
+import gc
 import importlib
 import os
 import shutil
@@ -20,7 +22,26 @@ from tests.workers.support import Shared, run
 
 
 @pytest.fixture(scope="session", autouse=True)
-def what_grpc_opens_once() -> None:
+def compiled() -> None:
+    """Have what workers import compiled once, and not by each of them.
+
+    Hundreds of interpreters are started here. Where PYTHONDONTWRITEBYTECODE is set, none of them keeps what it
+    compiled, and each needs up to a tenth of a second more for modules that were edited.
+    """
+    compileall.compile_dir(Path(headgate.__file__).parent, quiet=2)
+    for path in (*Path(__file__).parent.glob("*jobs.py"), Path(__file__).with_name("support.py")):
+        compileall.compile_file(path, quiet=2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def collected_once() -> None:
+    """The modules of all tests are not to be looked at again by each of the thousands of `gc.collect()` to come."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_grpc_opens_once(compiled: None) -> None:
     """gRPC keeps what it opened first until the process ends: not a leak of the test that happens to come first."""
 
     async def main() -> None:
@@ -30,9 +51,13 @@ def what_grpc_opens_once() -> None:
     run(main)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared() -> Iterator[Shared]:
-    """Two workers, connected and warm."""
+    """Two workers, connected and warm, for all tests of this process.
+
+    They must be the same two afterwards, and idle: who kills, stops or resizes has a pool of its own (`test_failures`
+    puts one in the place of this one).
+    """
     shared = Shared(spawn=2, lazy=False)
     shared.open()
 

@@ -19,7 +19,7 @@ import pytest
 import headgate
 from headgate import PoolClosed, WorkerPool, WorkerStartFailed, routine
 from headgate.workers.spawning import NEW, PREFIX
-from tests.workers import jobs
+from tests.workers import attack_jobs, jobs
 from tests.workers.support import PATIENCE, ROOT, Shared, alive, run, until
 
 
@@ -172,7 +172,8 @@ def test_s24_a_worker_that_stops_is_waited_for_to_be_replaced() -> None:
     run(main)
 
 
-def test_s22_a_pool_that_cannot_connect_in_time_is_not_left_open() -> None:
+def test_s22_a_pool_that_cannot_connect_in_time_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
     stopped: list[int] = []
 
     def stop(event: Any) -> None:
@@ -199,21 +200,6 @@ def test_s22_a_pool_that_cannot_connect_in_time_is_not_left_open() -> None:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-@routine
-async def leave_a_daemon() -> int:
-    """Double-forked, in a session of its own, without the environment of its worker."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.write(write, str(os.getpid()).encode())
-            os.execve("/bin/sleep", ["sleep", "60"], {})
-        os._exit(0)
-    os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once
-    return int(os.read(read, 20))
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a subreaper")
 def test_f33_a_daemon_ends_with_its_own_worker_and_not_with_another() -> None:
     async def main() -> None:
@@ -223,7 +209,7 @@ def test_f33_a_daemon_ends_with_its_own_worker_and_not_with_another() -> None:
                 daemons[await jobs.pid()] = 0
             for _ in daemons:
                 before = {view.pid for view in pool.workers()}
-                daemon = await leave_a_daemon()
+                daemon = await attack_jobs.leave_a_daemon()
                 owner = next(pid for pid in before if daemon in below(pid))
                 daemons[owner] = daemon
             assert all(daemons.values())
@@ -356,14 +342,6 @@ def test_s03_a_class_of_the_program_is_never_written_over(tmp_path: Path) -> Non
     assert ran.stdout.splitlines() == ["True 2 True", "99", "True 7", "[1, 2]", "None None"]
 
 
-@routine(timeout=1)
-async def compute_a_little() -> float:
-    end = time.perf_counter() + 0.01
-    while time.perf_counter() < end:
-        pass
-    return time.time()
-
-
 def test_f34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
     """None is told that it ran too long, and the first is answered before the last has begun."""
 
@@ -371,11 +349,11 @@ def test_f34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
         heard: list[float] = []
 
         async def one() -> None:
-            await compute_a_little()
+            await attack_jobs.compute_a_little()
             heard.append(time.monotonic())
 
         began = time.monotonic()
-        await asyncio.gather(*(one() for _ in range(300)))
+        await asyncio.gather(*(one() for _ in range(150)))
         assert heard[-1] - heard[0] > (heard[-1] - began) / 4, "answers came while others ran"
         assert {view.state for view in shared.pool.workers()} == {"ready"}
 
@@ -433,24 +411,10 @@ def test_s04_a_function_run_here_may_raise_stop_iteration() -> None:
     run(main)
 
 
-class Held:
-    @routine
-    async def __private(self) -> int:
-        return os.getpid()
-
-    @property
-    @routine
-    async def value(self) -> int:
-        return os.getpid()
-
-    async def ask(self) -> tuple[int, int]:
-        return await self.__private(), await self.value
-
-
 def test_s03_private_methods_and_properties_travel_by_name(shared: Shared) -> None:
     async def main() -> None:
-        assert os.getpid() not in await Held().ask()
-        form = Held._Held__private.__headgate_routine__.traveller._form  # type: ignore[attr-defined]
+        assert os.getpid() not in await attack_jobs.Held().ask()
+        form = attack_jobs.Held._Held__private.__headgate_routine__.traveller._form  # type: ignore[attr-defined]
         assert form.module and not form.value  # noqa: PT018
 
     shared(main)
@@ -579,29 +543,19 @@ def test_f33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyP
     run(main)
 
 
-@routine(timeout=2)
-def hash_a_little() -> int:
-    return sum(number * number for number in range(100_000))
-
-
 def test_f08_a_timeout_counts_from_the_beginning_of_a_run_in_a_thread(shared: Shared) -> None:
     """So many plain functions at once that the last begin long after they were called."""
 
     async def main() -> None:
-        found = await asyncio.gather(*(hash_a_little() for _ in range(700)), return_exceptions=True)
+        found = await asyncio.gather(*(attack_jobs.hash_a_little() for _ in range(1200)), return_exceptions=True)
         assert {type(one) for one in found} == {int}
 
     shared(main, 60)
 
 
-@routine(thread=True)
-async def deep(depth: int) -> int:
-    return 0 if depth == 0 else 1 + await deep(depth - 1)
-
-
 def test_f08_routines_in_threads_that_wait_for_others_leave_their_place(shared: Shared) -> None:
     async def main() -> None:
-        assert await asyncio.gather(*(deep(8) for _ in range(12))) == [8] * 12  # more than there are places
+        assert await asyncio.gather(*(attack_jobs.deep(8) for _ in range(12))) == [8] * 12  # more than there are places
 
     shared(main, 60)
 

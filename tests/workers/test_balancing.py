@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -24,7 +22,7 @@ from headgate import (
     WorkerPool,
 )
 from headgate.testing import capture_events
-from tests.workers import jobs
+from tests.workers import attack_jobs, jobs
 from tests.workers.support import Shared, in_flight, lines, pids, run, states, times, until
 
 pytestmark = pytest.mark.integration
@@ -182,7 +180,7 @@ def test_s23_a_balancer_that_misbehaves_fails_the_call_and_nothing_else(
     async def main() -> None:
         balancer.choose = order
         try:
-            with headgate.RuntimeContext(dispatch_timeout=1), pytest.raises((HeadgateError, LookupError)) as caught:
+            with headgate.RuntimeContext(dispatch_timeout=0.3), pytest.raises((HeadgateError, LookupError)) as caught:
                 await jobs.noted_pid(log, 1)
         finally:
             balancer.choose = list
@@ -207,16 +205,9 @@ def pool_with(hook: Any, **options: Any) -> WorkerPool:
     return WorkerPool(worker=worker, **options)
 
 
-def refuses_when_busy(context: headgate.BackpressureContext) -> bool:
-    return context.active_task_count >= 1
-
-
-async def refuses_when_busy_async(context: headgate.BackpressureContext) -> bool:
-    await asyncio.sleep(0.001)
-    return context.active_task_count >= 1
-
-
-@pytest.mark.parametrize("hook", [refuses_when_busy, refuses_when_busy_async], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "hook", [attack_jobs.refuses_when_busy, attack_jobs.refuses_when_busy_async], ids=["sync", "async"]
+)
 def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) -> None:
     async def main() -> None:
         async with pool_with(hook, spawn=2) as pool:
@@ -244,20 +235,12 @@ def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) ->
     run(main)
 
 
-def refuses_while(flag: str, context: headgate.BackpressureContext) -> bool:
-    """Only the worker whose pid is written there."""
-    try:
-        return Path(flag).read_text() == str(os.getpid())
-    except FileNotFoundError:
-        return False
-
-
 def test_s32_a_worker_that_refuses_all_is_passed_over_and_comes_back(log: str, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     balancer = Own(list)
 
     async def main() -> None:
-        async with pool_with(partial(refuses_while, str(flag)), spawn=2, loadbalancer=balancer) as pool:
+        async with pool_with(partial(attack_jobs.refuses_while, str(flag)), spawn=2, loadbalancer=balancer) as pool:
             [first, second] = [await jobs.pid(), *(set(pids(pool)) - {await jobs.pid()})]
             flag.write_text(str(first))
             assert [await jobs.noted_pid(log, n) for n in range(5)] == [second] * 5
@@ -271,18 +254,9 @@ def test_s32_a_worker_that_refuses_all_is_passed_over_and_comes_back(log: str, t
     run(main)
 
 
-class Oddly:
-    """Looks at the task it is asked about."""
-
-    def __call__(self, context: headgate.BackpressureContext) -> bool:
-        if "raises" in context.task.tag or "exits" in context.task.tag:
-            raise LookupError("planted in the hook")
-        return "echo" in context.task.tag
-
-
 def test_s32_a_hook_sees_the_task_and_one_that_raises_refuses_that_task_only() -> None:
     async def main() -> None:
-        async with pool_with(Oddly(), spawn=2) as pool:
+        async with pool_with(attack_jobs.Oddly(), spawn=2) as pool:
             before = states(pool)
             with pytest.raises(NoWorkersAvailable):
                 await jobs.echo(1)
@@ -296,15 +270,11 @@ def test_s32_a_hook_sees_the_task_and_one_that_raises_refuses_that_task_only() -
     run(main)
 
 
-def refuses_by_chance(context: headgate.BackpressureContext) -> bool:
-    return random.random() < 0.5
-
-
 def test_s40a_a_refused_call_runs_once_or_not_at_all(log: str, scale: float) -> None:
     count = max(200, int(2000 * scale))
 
     async def main() -> None:
-        async with pool_with(refuses_by_chance, spawn=2) as pool:
+        async with pool_with(attack_jobs.refuses_by_chance, spawn=2) as pool:
             calls = [jobs.once(log, n, 0) for n in range(count)]
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
             ran = times(log)

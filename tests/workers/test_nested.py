@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,37 @@ PLACES = 1000
 """How many routines a worker executes at a time."""
 
 
+def opened(workers: int) -> Iterator[Shared]:
+    shared = Shared(spawn=workers, lazy=False, shutdown_timeout=1)
+    shared.open()
+
+    async def warm() -> None:
+        for _ in range(4 * workers):
+            await jobs.leaves(workers)
+
+    shared(warm)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Shared]:
+    """One worker: all that a routine calls is run by the worker that it stands on."""
+    yield from opened(1)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Shared]:
+    yield from opened(4)
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def several(request: pytest.FixtureRequest) -> Shared:
+    """One worker, and four."""
+    found: Shared = request.getfixturevalue("single" if request.param == 1 else "four")
+    return found
+
+
 def go(path: str) -> None:
     """Let those go on that wait for it."""
     Path(f"{path}.go").touch()
@@ -29,17 +61,15 @@ def go(path: str) -> None:
 # -- fib --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_f08_fib_of_twenty_finishes(workers: int) -> None:
+def test_f08_fib_of_twenty_finishes(several: Shared) -> None:
     """About 22,000 calls, most of which wait for others at some time."""
 
     async def main() -> None:
-        async with WorkerPool(spawn=workers) as pool:
-            assert await jobs.fib(20) == 6765
-            assert in_flight(pool) == 0
-            assert await jobs.add(1, 2) == 3
+        assert await jobs.fib(20) == 6765
+        assert in_flight(several.pool) == 0
+        assert await jobs.add(1, 2) == 3
 
-    run(main, patience=90)
+    several(main, patience=90)
 
 
 def test_f08_several_fibs_at_once(shared: Shared) -> None:
@@ -81,18 +111,16 @@ def test_s02_the_recursive_fib_runs_as_written(tmp_path: Path, workers: int) -> 
 # -- depth ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_f08_calls_two_hundred_deep(workers: int) -> None:
+def test_f08_calls_two_hundred_deep(several: Shared) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=workers) as pool:
-            assert await size_jobs.deep(200) == 200
-            found = await size_jobs.deep_pids(200)
-            assert len(found) == 201
-            assert set(found) == set(pids(pool)), "they went round"
-            assert await asyncio.gather(*(size_jobs.deep(200) for _ in range(2))) == [200] * 2
-            assert in_flight(pool) == 0
+        assert await size_jobs.deep(200) == 200
+        found = await size_jobs.deep_pids(200)
+        assert len(found) == 201
+        assert set(found) == set(pids(several.pool)), "they went round"
+        assert await asyncio.gather(*(size_jobs.deep(200) for _ in range(2))) == [200] * 2
+        assert in_flight(several.pool) == 0
 
-    run(main, patience=60)
+    several(main, patience=60)
 
 
 def test_f08_routines_in_threads_call_each_other_deep(shared: Shared) -> None:
@@ -193,89 +221,83 @@ def test_f08_threads_are_callers_too(shared: Shared) -> None:
 # -- how many at a time -----------------------------------------------------------------------------------------------
 
 
-def test_f08_a_worker_executes_a_thousand_at_a_time(log: str) -> None:
+def test_f08_a_worker_executes_a_thousand_at_a_time(single: Shared, log: str) -> None:
     """What is above has to wait, and is forgotten by nobody."""
 
     async def main() -> None:
-        async with WorkerPool(spawn=1, shutdown_timeout=1):
-            calls = [asyncio.create_task(size_jobs.holds(log, number)) for number in range(PLACES + 300)]
-            await until(lambda: len(lines(log)) >= PLACES, 20)
-            await asyncio.sleep(0.2)  # time enough for one too many
-            assert len(lines(log)) == PLACES
-            go(log)
-            assert max(await asyncio.gather(*calls)) == PLACES
-            assert len(set(lines(log))) == PLACES + 300
+        calls = [asyncio.create_task(size_jobs.holds(log, number)) for number in range(PLACES + 300)]
+        await until(lambda: len(lines(log)) >= PLACES, 20)
+        await asyncio.sleep(0.2)  # time enough for one too many
+        assert len(lines(log)) == PLACES
+        go(log)
+        assert max(await asyncio.gather(*calls)) == PLACES
+        assert len(set(lines(log))) == PLACES + 300
 
-    run(main, patience=60)
+    single(main, patience=60)
 
 
-def test_f08_who_waits_for_a_place_can_be_cancelled(log: str) -> None:
+def test_f08_who_waits_for_a_place_can_be_cancelled(single: Shared, log: str) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=1, shutdown_timeout=1) as pool:
-            calls = [asyncio.create_task(size_jobs.holds(log, number)) for number in range(PLACES)]
-            await until(lambda: len(lines(log)) == PLACES, 20)
-            more = [asyncio.create_task(size_jobs.holds(log, PLACES + number)) for number in range(20)]
-            await asyncio.sleep(0.1)
-            for call in more[:10]:
-                call.cancel()
-            await asyncio.wait(more[:10])
-            assert all(call.cancelled() for call in more[:10])
-            go(log)
-            assert len(await asyncio.gather(*calls, *more[10:])) == PLACES + 10
-            assert len(set(lines(log))) == PLACES + 10, "the cancelled ones did not begin"
-            assert in_flight(pool) == 0
+        calls = [asyncio.create_task(size_jobs.holds(log, number)) for number in range(PLACES)]
+        await until(lambda: len(lines(log)) == PLACES, 20)
+        more = [asyncio.create_task(size_jobs.holds(log, PLACES + number)) for number in range(20)]
+        await asyncio.sleep(0.1)
+        for call in more[:10]:
+            call.cancel()
+        await asyncio.wait(more[:10])
+        assert all(call.cancelled() for call in more[:10])
+        go(log)
+        assert len(await asyncio.gather(*calls, *more[10:])) == PLACES + 10
+        assert len(set(lines(log))) == PLACES + 10, "the cancelled ones did not begin"
+        assert in_flight(single.pool) == 0
 
-    run(main, patience=60)
+    single(main, patience=60)
 
 
-def test_f08_who_waits_for_others_is_not_counted() -> None:
+def test_f08_who_waits_for_others_is_not_counted(single: Shared) -> None:
     """1,300 calls stand on one worker, all but thirteen of which wait for the next; these end when all are there."""
 
     async def main() -> None:
-        async with WorkerPool(spawn=1, shutdown_timeout=1) as pool:
-            chains = [size_jobs.stands(99, 1300) for _ in range(13)]
-            assert await asyncio.gather(*chains) == [100] * 13
-            assert in_flight(pool) == 0
+        chains = [size_jobs.stands(99, 1300) for _ in range(13)]
+        assert await asyncio.gather(*chains) == [100] * 13
+        assert in_flight(single.pool) == 0
 
-    run(main, patience=60)
+    single(main, patience=60)
 
 
-def test_f08_a_full_worker_whose_routines_all_begin_to_call_goes_on(log: str) -> None:
+def test_f08_a_full_worker_whose_routines_all_begin_to_call_goes_on(single: Shared, log: str) -> None:
     """Every place is taken by one that then needs another call on the same worker."""
 
     async def main() -> None:
-        async with WorkerPool(spawn=1, shutdown_timeout=1) as pool:
-            calls = [asyncio.create_task(size_jobs.holds_and_calls(log, number)) for number in range(PLACES + 200)]
-            await until(lambda: len(lines(log)) >= PLACES, 20)
-            go(log)
-            found = await asyncio.gather(*calls)
-            assert [total for _, total in found] == list(range(1, PLACES + 201))
-            assert in_flight(pool) == 0
+        calls = [asyncio.create_task(size_jobs.holds_and_calls(log, number)) for number in range(PLACES + 200)]
+        await until(lambda: len(lines(log)) >= PLACES, 20)
+        go(log)
+        found = await asyncio.gather(*calls)
+        assert [total for _, total in found] == list(range(1, PLACES + 201))
+        assert in_flight(single.pool) == 0
 
-    run(main, patience=60)
+    single(main, patience=60)
 
 
-def test_f08_one_routine_may_call_more_than_there_are_places() -> None:
+def test_f08_one_routine_may_call_more_than_there_are_places(single: Shared) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=1, shutdown_timeout=1) as pool:
-            me, leaves = await jobs.leaves(2 * PLACES + 1)
-            assert leaves == [me] * (2 * PLACES + 1)
-            assert pids(pool) == [me]
+        me, leaves = await jobs.leaves(2 * PLACES + 1)
+        assert leaves == [me] * (2 * PLACES + 1)
+        assert pids(single.pool) == [me]
 
-    run(main, patience=60)
+    single(main, patience=60)
 
 
 # -- peers ------------------------------------------------------------------------------------------------------------
 
 
-def test_s04_the_peers_are_all_workers_and_oneself() -> None:
+def test_s04_the_peers_are_all_workers_and_oneself(four: Shared) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=4) as pool:
-            for _ in range(4):
-                _, leaves = await jobs.leaves(12)
-                assert set(leaves) == set(pids(pool))
+        for _ in range(4):
+            _, leaves = await jobs.leaves(12)
+            assert set(leaves) == set(pids(four.pool))
 
-    run(main)
+    four(main)
 
 
 async def spread(pool: WorkerPool) -> None:

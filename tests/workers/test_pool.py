@@ -552,7 +552,9 @@ def test_s35_after_the_timeout_callers_get_pool_closed(log: str, timeout: float)
     run(main)
 
 
-def test_s35_a_worker_that_holds_the_gil_does_not_hold_the_exit(log: str) -> None:
+def test_s35_a_worker_that_holds_the_gil_does_not_hold_the_exit(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
+
     async def main() -> None:
         begun = time.monotonic()
         async with WorkerPool(spawn=1, shutdown_timeout=0.2) as pool:

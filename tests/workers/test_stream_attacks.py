@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from headgate import RoutineTimeout, WorkerPool, routine
+from headgate import RoutineTimeout, WorkerPool
 from headgate.testing import no_leaks
-from tests.workers import jobs
+from tests.workers import attack_jobs, jobs
 from tests.workers.support import Shared, in_flight, lines, pids, run, script, until
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="as it is on Linux")
@@ -25,24 +25,12 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="as it is on Linux")
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
-@routine
-async def child() -> int:
-    return 1
-
-
-@routine
-async def parent() -> Any:
-    kid = asyncio.create_task(child())
-    yield "started"
-    yield await kid
-
-
 def test_f08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Shared) -> None:
     async def main() -> None:
-        streams = [parent() for _ in range(2100)]
+        streams = [attack_jobs.parent() for _ in range(2100)]
         await asyncio.gather(*(anext(stream) for stream in streams))
         async with asyncio.timeout(15):
-            assert await asyncio.gather(*(child() for _ in range(10))) == [1] * 10
+            assert await asyncio.gather(*(attack_jobs.child() for _ in range(10))) == [1] * 10
             assert sum(await asyncio.gather(*(anext(stream) for stream in streams))) == 2100
         await asyncio.gather(*(stream.aclose() for stream in streams))
 
@@ -52,20 +40,9 @@ def test_f08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Sha
 # -- prefetch ---------------------------------------------------------------------------------------------------------
 
 
-@routine(prefetch=100)
-async def blocks() -> Any:
-    number = 0
-    while True:
-        try:
-            yield number, bytes(2**20)
-            number += 1
-        except LookupError:
-            number = 1000
-
-
 def test_b10_after_a_throw_it_runs_ahead_as_before(shared: Shared) -> None:
     async def main() -> None:
-        async with aclosing(blocks()) as stream:
+        async with aclosing(attack_jobs.blocks()) as stream:
             assert (await anext(stream))[0] == 0
             await asyncio.sleep(0.2)
             async with asyncio.timeout(10):
@@ -75,19 +52,10 @@ def test_b10_after_a_throw_it_runs_ahead_as_before(shared: Shared) -> None:
     shared(main)
 
 
-@routine(prefetch=4)
-async def falls_silent(path: str) -> Any:
-    try:
-        yield 1
-        await asyncio.sleep(3600)
-    finally:
-        jobs.note(path, "closed")
-
-
 @pytest.mark.parametrize("how", ["aclose", "drop", "refused"])
 def test_b10_one_that_awaits_ahead_of_its_consumer_is_closed_at_once(shared: Shared, log: str, how: str) -> None:
     async def main() -> None:
-        stream = falls_silent(log)
+        stream = attack_jobs.falls_silent(log)
         assert await anext(stream) == 1
         await asyncio.sleep(0.05)
         async with asyncio.timeout(5):
@@ -105,24 +73,9 @@ def test_b10_one_that_awaits_ahead_of_its_consumer_is_closed_at_once(shared: Sha
 # -- cancelling -------------------------------------------------------------------------------------------------------
 
 
-@routine
-async def survives() -> Any:
-    number = 0
-    while True:
-        try:
-            await asyncio.sleep(0.002)
-        except asyncio.CancelledError:
-            pass
-        try:
-            yield number
-        except asyncio.CancelledError:
-            pass
-        number += 1
-
-
 def test_s05_a_generator_that_goes_on_after_cancellations_loses_no_item(shared: Shared, scale: float) -> None:
     async def main() -> None:
-        stream = survives()
+        stream = attack_jobs.survives()
         seen = [await anext(stream)]
         for turn in range(int(20 + 200 * scale)):
             step = asyncio.create_task(anext(stream))
@@ -135,23 +88,10 @@ def test_s05_a_generator_that_goes_on_after_cancellations_loses_no_item(shared: 
     shared(main, 60)
 
 
-@routine
-async def hears() -> Any:
-    got: list[Any] = []
-    while True:
-        try:
-            value = yield list(got)
-            got.append(None if value is None else len(value))
-            if value is not None:
-                await asyncio.sleep(3)
-        except asyncio.CancelledError:
-            got.append("cancelled")
-
-
 @pytest.mark.parametrize("size", [10, 300_000, 20_000_000])
 def test_s05_a_cancellation_does_not_overtake_the_value_it_follows(shared: Shared, size: int) -> None:
     async def main() -> None:
-        stream = hears()
+        stream = attack_jobs.hears()
         await anext(stream)
         step = asyncio.create_task(stream.asend(bytes(size)))
         await asyncio.sleep(0)
@@ -162,22 +102,17 @@ def test_s05_a_cancellation_does_not_overtake_the_value_it_follows(shared: Share
     shared(main)
 
 
-@routine
-async def goes_on_too_long(path: str) -> Any:
-    try:
-        yield 0
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            await asyncio.sleep(5.3)
-        yield 1
-    finally:
-        jobs.note(path, "closed")
+@pytest.fixture
+def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers wait half a second for what does not end. That it is five is shown in `test_failures`."""
+    monkeypatch.setattr("headgate.workers.proxy.CONFIRMATION", 0.5)
+    monkeypatch.setattr("headgate.workers.streams.CONFIRMATION", 0.5)
 
 
+@pytest.mark.usefixtures("soon_given_up")
 def test_s06_one_that_was_given_up_is_closed_when_it_yields(shared: Shared, log: str) -> None:
     async def main() -> None:
-        stream = goes_on_too_long(log)
+        stream = attack_jobs.goes_on_too_long(log)
         await anext(stream)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -187,20 +122,10 @@ def test_s06_one_that_was_given_up_is_closed_when_it_yields(shared: Shared, log:
     shared(main)
 
 
-@routine(timeout=0.2)
-async def disobeys() -> Any:
-    yield 0
-    for _ in range(40):
-        try:
-            await asyncio.sleep(0.2)
-        except asyncio.CancelledError:
-            pass
-    yield 1
-
-
+@pytest.mark.usefixtures("soon_given_up")
 def test_f08_a_later_step_that_disobeys_its_timeout_is_not_waited_for(shared: Shared) -> None:
     async def main() -> None:
-        stream = disobeys()
+        stream = attack_jobs.disobeys()
         await anext(stream)
         with pytest.raises(RoutineTimeout):
             await anext(stream)
@@ -211,35 +136,9 @@ def test_f08_a_later_step_that_disobeys_its_timeout_is_not_waited_for(shared: Sh
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
-@routine
-async def counts(path: str) -> Any:
-    try:
-        for number in range(10):
-            yield number
-        await asyncio.sleep(3600)
-    finally:
-        await asyncio.sleep(0.1)
-        jobs.note(path, "closed")
-
-
-@routine(thread=True)
-async def reads_in_a_thread(path: str) -> list[Any]:
-    async with aclosing(counts(path)) as stream:
-        async for _ in stream:
-            break
-    stream = counts(path)
-    found: list[Any] = [await anext(stream) for _ in range(10)]
-    try:
-        async with asyncio.timeout(0.1):
-            await anext(stream)
-    except TimeoutError:
-        found.append(len(lines(path)))
-    return found
-
-
 def test_s05_in_a_thread_streams_end_as_anywhere(shared: Shared, log: str) -> None:
     async def main() -> None:
-        assert await reads_in_a_thread(log) == [*range(10), 2], "the `finally` was waited for, both times"
+        assert await attack_jobs.reads_in_a_thread(log) == [*range(10), 2], "the `finally` was waited for, both times"
 
     shared(main)
 
@@ -250,7 +149,8 @@ def test_s05_in_a_thread_streams_end_as_anywhere(shared: Shared, log: str) -> No
 def test_s31_a_worker_that_is_told_to_stop_forgets_a_generator_that_rests(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
-            stream = counts(log)
+            await attack_jobs.forget_after(0.5)  # instead of five seconds
+            stream = attack_jobs.counts(log)
             await anext(stream)
             [before] = pids(pool)
             os.kill(before, signal.SIGTERM)
@@ -268,7 +168,7 @@ def test_s51_a_loop_that_is_closed_without_a_word_ends_its_generators_with_the_p
 
     def elsewhere() -> None:
         loop = asyncio.new_event_loop()
-        held.append(counts(log))
+        held.append(attack_jobs.counts(log))
         loop.run_until_complete(anext(held[0]))
         loop.close()
 
@@ -285,7 +185,7 @@ def test_s51_a_loop_that_is_closed_without_a_word_ends_its_generators_with_the_p
 def test_b10_a_broadcast_leaves_out_a_worker_that_stops_and_gives_exceptions_that_were_returned() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
-            found = await pool.broadcast(gives_an_error)
+            found = await pool.broadcast(attack_jobs.gives_an_error)
             assert [type(one) for one in found.values()] == [ValueError, ValueError]
             busy = asyncio.create_task(jobs.slow(1))
             await until(lambda: any(view.in_flight for view in pool.workers()))
@@ -298,24 +198,7 @@ def test_b10_a_broadcast_leaves_out_a_worker_that_stops_and_gives_exceptions_tha
     run(main)
 
 
-@routine
-async def gives_an_error() -> Exception:
-    return ValueError("a value")
-
-
 # -- size -------------------------------------------------------------------------------------------------------------
-
-
-class Holder:
-    """It has one attribute."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-
-@routine
-async def same(value: Any, holder: Holder, cyclic: list[Any]) -> tuple[bool, bool, int]:
-    return holder.held is value, cyclic[1] is cyclic, sum(value[:10])
 
 
 @pytest.mark.parametrize("size", [1000, 300_000])
@@ -324,7 +207,7 @@ def test_f42_what_is_one_object_stays_one_however_long(shared: Shared, size: int
         value = bytearray(size)
         cyclic: list[Any] = [bytes(size)]
         cyclic.append(cyclic)
-        call = asyncio.create_task(same(value, Holder(value), cyclic))
+        call = asyncio.create_task(attack_jobs.same(value, attack_jobs.Holder(value), cyclic))
         await asyncio.sleep(0)
         value[:] = b"\1" * size  # too late: arguments are copies
         assert await call == (True, True, 0)
@@ -362,10 +245,10 @@ PROGRAM = """
 
 
 @linux
-@pytest.mark.parametrize("name", ["keeper.py", "select.py", "template.py", "memory.py"])
-def test_f33_modules_of_the_current_folder_are_not_taken_for_ours(tmp_path: Path, name: str) -> None:
+def test_f33_modules_of_the_current_folder_are_not_taken_for_ours(tmp_path: Path) -> None:
     """One named keeper.py that opens a pool would start itself for ever."""
-    (tmp_path / name).write_text("open('imported', 'a').write('x')\nraise SystemExit('not ours')\n")
+    for name in ("keeper.py", "select.py", "template.py", "memory.py"):
+        (tmp_path / name).write_text("open('imported', 'a').write('x')\nraise SystemExit('not ours')\n")
     (tmp_path / "sub").mkdir()
     done = script(textwrap.dedent(PROGRAM), tmp_path / "sub", PYTHONPATH=os.getcwd())
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr

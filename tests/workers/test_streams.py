@@ -39,6 +39,8 @@ from headgate import (
     routine,
 )
 from headgate.testing import capture_events
+from headgate.workers import proxy as proxy_module
+from headgate.workers import streams as streams_module
 from tests.conftest import SCALE
 from tests.workers import jobs, stream_jobs
 from tests.workers.support import (
@@ -1020,8 +1022,16 @@ def test_s05_a_swallowed_cancellation_gives_its_value_to_the_cancelled_step(shar
     shared(main)
 
 
-def test_s06_a_body_that_does_not_end_keeps_its_callers_for_five_seconds(log: str) -> None:
-    """One whose step is cancelled, and beside it one that is cancelled while it is closed."""
+def test_s06_a_body_that_does_not_end_keeps_its_callers_for_five_seconds(
+    log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose step is cancelled, and beside it one that is cancelled while it is closed.
+
+    Of the five seconds one is waited for; `test_failures` waits for all, with a routine.
+    """
+    for module in (proxy_module, streams_module):
+        assert module.CONFIRMATION == 5
+        monkeypatch.setattr(module, "CONFIRMATION", 1)
 
     async def main() -> None:
         async with WorkerPool(spawn=1, shutdown_timeout=0) as pool:
@@ -1030,9 +1040,11 @@ def test_s06_a_body_that_does_not_end_keeps_its_callers_for_five_seconds(log: st
                 await anext(stream)
             steps = [asyncio.create_task(first(streams[0])), asyncio.create_task(streams[1].aclose())]
             await until(lambda: lines(f"{log}.0") == ["waits"])
+            asked = time.monotonic()
             steps[0].cancel()
             await asyncio.wait(steps[:1], timeout=20)
             assert steps[0].cancelled()
+            assert 0.8 < time.monotonic() - asked < 4
             assert not steps[1].done(), "one that is closed has the time it needs"
             steps[1].cancel()
             await asyncio.wait(steps[1:], timeout=20)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate import WorkerPool, routine
+from headgate import WorkerPool
 from headgate.testing import no_leaks
-from tests.workers import jobs
+from tests.workers import attack_jobs, jobs
 from tests.workers.support import alive, all_ready, descendants, parent_of, pids, run, script, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux's subreapers")
@@ -30,11 +30,6 @@ def template_of(pool: WorkerPool) -> int | None:
     return next(iter(children - set(pids(pool))), None)
 
 
-@routine
-async def surroundings(name: str) -> tuple[str | None, str, int, int]:
-    return os.environ.get(name), os.getcwd(), os.getsid(0), len(os.environ["HEADGATE_WORKER"])
-
-
 def test_f33_workers_are_children_of_the_keeper_and_lead_sessions_of_their_own() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=3) as pool:
@@ -43,7 +38,7 @@ def test_f33_workers_are_children_of_the_keeper_and_lead_sessions_of_their_own()
             template = template_of(pool)
             assert template is not None
             assert not set(pids(pool)) & {template}
-            found = await asyncio.gather(*(surroundings("PATH") for _ in range(9)))
+            found = await asyncio.gather(*(attack_jobs.surroundings("PATH") for _ in range(9)))
             assert {sid for _, _, sid, _ in found} == set(pids(pool))
         await until(lambda: not alive(template))
 
@@ -97,7 +92,7 @@ def test_s20_a_later_worker_has_the_environment_path_and_folder_of_its_start(
 ) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
-            assert (await surroundings("HEADGATE_TEST_LATER"))[0] is None
+            assert (await attack_jobs.surroundings("HEADGATE_TEST_LATER"))[0] is None
             first = pids(pool)[0]
             monkeypatch.setenv("HEADGATE_TEST_LATER", "now")
             monkeypatch.chdir(tmp_path)
@@ -106,30 +101,17 @@ def test_s20_a_later_worker_has_the_environment_path_and_folder_of_its_start(
             os.kill(first, signal.SIGKILL)
             await until(lambda: pids(pool) != [first])
             await all_ready(pool, 1)
-            value, folder, _, _ = await surroundings("HEADGATE_TEST_LATER")
+            value, folder, _, _ = await attack_jobs.surroundings("HEADGATE_TEST_LATER")
             assert (value, folder) == ("now", str(tmp_path))
-            assert await call_later() == 42
+            assert await attack_jobs.call_later() == 42
 
     run(main)
-
-
-@routine
-async def call_later() -> int:
-    import headgate_later  # type: ignore[import-not-found]
-
-    return int(headgate_later.answer())
-
-
-@routine
-async def opens_a_pool() -> int:
-    async with WorkerPool(spawn=1):
-        return await jobs.add(20, 22)
 
 
 def test_s20_a_routine_may_open_a_pool_of_its_own() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1):
-            assert await opens_a_pool() == 42
+            assert await attack_jobs.opens_a_pool() == 42
 
     with no_leaks(grace=3):
         run(main)
@@ -177,14 +159,7 @@ def test_b26_what_the_interpreter_writes_at_its_start_is_passed_on(tmp_path: Pat
 def test_f33_each_worker_draws_its_own_numbers() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2):
-            found = await asyncio.gather(*(draws() for _ in range(8)))
+            found = await asyncio.gather(*(attack_jobs.draws() for _ in range(8)))
             assert len(set(found)) == 8
 
     run(main)
-
-
-@routine
-async def draws() -> float:
-    import random
-
-    return random.random()
