@@ -8,12 +8,16 @@ A *chain* is one Context as all processes see it that a call goes through. Pytho
 current one, but it knows: a token can be reset only where it was made. So a chain keeps a token of its Context, and who
 finds a chain in a Context that was copied (a task, a callback) can tell that it is not the original.
 
-A Context knows its chain weakly: it lives as long as a token of ours, a call or somebody who asked for it needs it.
+A Context knows its chain weakly, for each holds the other: it lives as long as a token or somebody who asked for it. If
+its id has become known that is remembered without it, by the task whose Context it is; only a token that has travelled
+makes the Context hold it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +35,7 @@ ABSENT: Any = object()
 class Values(dict["ContextVar[Any]", Any]):
     """The variables that are set, with their values. Not changed once it stands in `VALUES`."""
 
-    __slots__ = ("__weakref__", "encoded")
+    __slots__ = ("encoded",)
 
     encoded: bytes
     """What it looks like on the wire, if that was asked for and it is short and simple."""
@@ -42,10 +46,13 @@ NONE = Values()
 SEEN: dict[bytes, Values] = {}
 """Frames that came lately, and what they mean: the next call with the same values need not read them again."""
 VALUES: contextvars.ContextVar[Values] = contextvars.ContextVar("headgate.context.values", default=NONE)
-CHAIN: contextvars.ContextVar[Chain | weakref.ref[Chain] | None] = contextvars.ContextVar(
+CHAIN: contextvars.ContextVar[weakref.ref[Chain] | None] = contextvars.ContextVar(
     "headgate.context.chain", default=None
 )
 
+_KEPT: contextvars.ContextVar[tuple[Identity, Any, Chain | None] | None] = contextvars.ContextVar(
+    "headgate.context.kept", default=None
+)
 _MARK: contextvars.ContextVar[None] = contextvars.ContextVar("headgate.context.mark")
 
 
@@ -116,49 +123,75 @@ class Chain:
 
     def is_here(self) -> bool:
         """Is its Context the current one?"""
-        if self._proof is None:
+        proof = self._proof
+        if proof is None:
             return False
         try:
-            _MARK.reset(self._proof)
+            _MARK.reset(proof)
         except (ValueError, RuntimeError):
             return False
         self._proof = _MARK.set(None)
         return True
 
-    def keep(self) -> Chain:
-        """Somebody knows its id: it must not be forgotten while there is its Context. To be called there."""
-        if CHAIN.get() is not self:
-            CHAIN.set(self)
+    def remember(self, owner: Any = None) -> Chain:
+        """Somebody may know its id: whoever is the owner of this Context, which is its own, will have it again."""
+        kept = _KEPT.get()
+        if kept is None or kept[0] is not self.identity or owner is not None:
+            _KEPT.set((self.identity, owner or _owner(), None))
         return self
 
-    def keep_if_here(self) -> None:
-        """The same from wherever that is."""
+    def hold_if_here(self) -> None:
+        """A token of it may come back, from wherever: it is not forgotten as long as there is its Context."""
         chain: Chain | None = self
         while chain is not None and not chain.is_here():
             chain = chain._origin
         if chain is not None:
-            chain.keep()
+            _KEPT.set((chain.identity, _owner(), chain))
 
     def end(self) -> None:
         """Nothing will run in its Context any more: let go of that, for it may hold this too."""
         self._proof = None
 
 
+def _owner() -> Any:
+    """Who runs here: a task, or a thread. Tasks weakly: their Contexts are theirs."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident() if task is None else weakref.ref(task)
+
+
 def present() -> Chain | None:
     """The chain of this Context, if it has one."""
-    chain = CHAIN.get()
-    if isinstance(chain, weakref.ref):
-        chain = chain()
-    return chain if chain is not None and chain.is_here() else None
+    ref = CHAIN.get()
+    if ref is None:
+        return None
+    chain = ref()
+    if chain is not None:
+        return chain if chain.is_here() else None
+    kept = _KEPT.get()
+    if kept is not None and kept[1] == _owner():
+        return bind(Chain(kept[0]))
+    return None
 
 
-def bind(origin: Chain | None = None) -> Chain:
-    """Make this Context the beginning of a chain; or part of one, which lives as long."""
-    chain = Chain(Identity() if origin is None else origin.identity, origin)
+def bind(chain: Chain) -> Chain:
+    """Make it the chain of this Context, in which it was made."""
     CHAIN.set(weakref.ref(chain))
     return chain
 
 
+def adopt(origin: Chain) -> Chain:
+    """Make this Context part of another's chain, which lives as long."""
+    return bind(Chain(origin.identity, origin))
+
+
+def begin() -> Chain:
+    """Make this Context the beginning of a chain."""
+    return bind(Chain(Identity()))
+
+
 def here() -> Chain:
     """The chain of this Context."""
-    return present() or bind()
+    return present() or begin()

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar, cast, final
 
-from headgate.context.chains import NONE, VALUES, Chain, Values, here
+from headgate.context.chains import NONE, VALUES, Chain, Values, begin, here
 from headgate.context.variables import ContextVar
 from headgate.errors import InvalidType
 
@@ -84,6 +84,12 @@ class Context(Mapping[ContextVar[Any], Any]):
     def __repr__(self) -> str:
         return f"<headgate.Context {self.id} with {len(self)} values>"
 
+    def __reduce__(self) -> Any:
+        raise InvalidType(
+            "a Context cannot be pickled",
+            remedy="Call the routine in it, ctx.run(...) or create_task(..., context=ctx): what is set goes along.",
+        )
+
     def _take(self) -> contextvars.Context:
         """What a new task is to run in; RuntimeError: another one does."""
         with _lock:
@@ -96,6 +102,8 @@ class Context(Mapping[ContextVar[Any], Any]):
     def _give(self, task: asyncio.Task[Any] | None) -> None:
         """This is the task; None: there is none after all."""
         self._task = None if task is None else weakref.ref(task)
+        if self._task is not None and self._context is not None:
+            self._context.run(self._chain.remember, self._task)
 
 
 class _Taken:
@@ -116,13 +124,9 @@ def _taken() -> Any:
 def _made(context: contextvars.Context | None, chain: Chain | None = None) -> Context:
     made = cast(Any, object.__new__(Context))
     made._context, made._task, made._seen = context, None, NONE
-    made._chain = chain or cast(contextvars.Context, context).run(_kept)
+    made._chain = chain or cast(contextvars.Context, context).run(begin)
     made._chain.context = weakref.ref(made)
     return cast(Context, made)
-
-
-def _kept() -> Chain:
-    return here().keep()
 
 
 def copy_context() -> Context:
@@ -138,7 +142,7 @@ def copy_context() -> Context:
 
 def current_context() -> Context:
     """The Context of the code that asks."""
-    chain = _kept()
+    chain = here().remember()
     found = None if chain.context is None else chain.context()
     return found if found is not None else _made(None, chain)
 

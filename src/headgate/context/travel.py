@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
-from headgate.context.chains import ABSENT, CHAIN, NONE, SEEN, VALUES, Chain, Identity, Values, bind, here, present
+from headgate.context.chains import ABSENT, CHAIN, NONE, SEEN, VALUES, Identity, Values, adopt, here, present
 from headgate.context.variables import ATOMS, travelled, variable
 from headgate.errors import InvalidType
 
@@ -29,7 +29,7 @@ Role = Literal["caller", "consumer", "worker"]
 """Whose side it is; a consumer's generator runs in the Context of whoever asks for its next item."""
 
 _PLAIN, _LOOSE, _FULL = b"\x01", b"\x02", b"\x03"
-_FEW, _DEEP = 32, 3  # containers of so many members, and so deep, are looked into
+_FEW = 64  # what has so many members, and theirs, is looked into
 _SHORT = 4096  # frames up to this length are remembered,
 _MANY = 64  # and so many of them
 
@@ -79,8 +79,8 @@ def _plain(values: Values) -> bytes:
         pass
     kind, plain = _PLAIN, {}
     for var, value in values.items():
-        if value.__class__ not in ATOMS:
-            this = _kind(value, _DEEP)
+        if type(value) not in ATOMS:
+            this = _kind(value)
             if this == _FULL:
                 return b""
             kind = max(kind, this)
@@ -91,33 +91,32 @@ def _plain(values: Values) -> bytes:
     return encoded
 
 
-def _kind(value: Any, deep: int) -> bytes:
+def _kind(value: Any) -> bytes:
     """Plain: it cannot change. Loose: it can. Full: nobody knows what it is, and it travels by itself."""
-    kind = value.__class__
-    if kind in ATOMS:
-        return _PLAIN
-    if kind not in _CONTAINERS or deep < 0 or len(value) > _FEW:
-        return _FULL
-    found = _PLAIN if kind is tuple or kind is frozenset else _LOOSE
-    for member in (*value, *value.values()) if kind is dict else value:
-        if member.__class__ not in ATOMS:
-            this = _kind(member, deep - 1)
-            if this == _FULL:
-                return _FULL
-            found = max(found, this)
+    found, todo = _PLAIN, [value]
+    for member in todo:
+        kind = type(member)
+        if kind in ATOMS:
+            continue
+        if kind not in _CONTAINERS or len(member) + len(todo) > _FEW:
+            return _FULL
+        if kind is not tuple and kind is not frozenset:
+            found = _LOOSE
+        todo += member
+        if kind is dict:
+            todo += member.values()
     return found
 
 
 class Exchange:
     """One side of a call: what the other side knows of the values here."""
 
-    __slots__ = ("__weakref__", "_chains", "_identity", "_known", "_role", "_told", "untold")
+    __slots__ = ("__weakref__", "_identity", "_known", "_role", "_told", "untold")
 
     def __init__(self, role: Role) -> None:
         self._role = role
         self._known = NONE
         self._identity: Identity | None = None
-        self._chains: list[Chain] = []  # not to be forgotten before the call has ended
         self._told = ""  # the chain's id, as the other side has it
         self.untold: list[str] = []
         """Tokens that were used, of which the other side may have copies."""
@@ -129,15 +128,14 @@ class Exchange:
         spent: list[str] = []
         name = before = ""
         if chain is not None:
-            self._hold(chain)
             if self._role == "consumer" and self._identity is not chain.identity:
                 if self._identity is not None:
                     before = self._identity.id
                     chain.identity.id  # noqa: B018 - it needs one now
                 self._identity = chain.identity
             name = chain.identity.known
-            if name:
-                chain.keep()
+            if name or self._role == "consumer":
+                chain.remember()
             spent = [] if self._told else chain.identity.spent
             chain.identity.listen(self)
         if values is self._known and name == self._told and not self.untold and not spent:
@@ -153,7 +151,7 @@ class Exchange:
         for var, value in values.items():
             if self._known.get(var, ABSENT) is value:
                 continue
-            if value.__class__ in ATOMS or _kind(value, _DEEP) != _FULL:
+            if type(value) in ATOMS or _kind(value) != _FULL:
                 simple[var._key] = value
                 continue
             try:
@@ -176,11 +174,12 @@ class Exchange:
             warn_and_go_on(failed, tag)
         return _FULL + pickle.dumps(tuple(frame), 5)
 
-    def receive(self, data: bytes, load: Load) -> list[str]:
-        """Take over what the other side says; what of it could not be read."""
+    def receive(self, data: bytes, load: Load, *, skipped: bool = False) -> list[str]:
+        """Take over what the other side says; what of it could not be read. `skipped`: it came with an item that nobody
+        takes, and so nothing is set here."""
         if not data:
             return []
-        first = self._known is NONE and VALUES.get() is NONE
+        first = self._known is NONE and VALUES.get() is NONE and not skipped
         if first and data in SEEN:
             self._known = SEEN[data]
             VALUES.set(self._known)
@@ -198,32 +197,27 @@ class Exchange:
         for key, pickled in frame.pickled.items():
             try:
                 values[variable(key)] = load(pickled)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 failures.append(f"the value of the context variable {key!r} cannot be read: {_said(error)}")
         unset = [variable(key) for key in frame.unset]
         before, self._known = self._known, _changed(self._known, values, unset)
-        if values or unset:
+        if (values or unset) and not skipped:
             now = VALUES.get()
             VALUES.set(self._known if now is before else _changed(now, values, unset))
         if frame.chain or frame.spent:
             self._take_over(frame)
         return failures
 
-    def _hold(self, chain: Chain) -> None:
-        if chain not in self._chains:
-            self._chains.append(chain)
-
     def _take_over(self, frame: Frame) -> None:
         """Its chain is ours, and what was used there is used."""
         chain = here()
-        self._hold(chain)
         if frame.chain:
             self._told = frame.chain
-            chain.keep()
             if self._role == "worker" or not chain.identity.known:
                 chain.identity.call(frame.before or frame.chain)
             if frame.before and self._role == "worker":
                 chain.identity = Identity(frame.chain)
+            chain.remember()
         identity = chain.identity
         identity.listen(self)
         for number in frame.spent:
@@ -231,6 +225,11 @@ class Exchange:
             if token is not None:
                 token._spent()
             identity.spend(number, token, self)
+
+
+def refused(text: str) -> bytes:
+    """A frame that says nothing but that."""
+    return _FULL + pickle.dumps(tuple(Frame(failed=(text,))), 5)
 
 
 def received(data: bytes, load: Load) -> list[str]:
@@ -268,7 +267,10 @@ def _read(data: bytes) -> Frame:
     if kind != _FULL:
         raise ValueError("it is of a kind that is not known here")
     frame = Frame(*pickle.loads(rest))
-    return frame._replace(plain=dict(frame.plain), pickled=dict(frame.pickled))
+    texts = (*frame.plain, *frame.pickled, *frame.unset, frame.chain, frame.before, *frame.spent, *frame.failed)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(frame.plain, dict):
+        raise TypeError("it says what no frame says")
+    return frame._replace(pickled=dict(frame.pickled))
 
 
 def _said(error: BaseException) -> str:
@@ -281,18 +283,19 @@ def _said(error: BaseException) -> str:
 # -- what could not be carried ----------------------------------------------------------------------------------------
 
 
-def warn(failures: Iterable[str], tag: str = "") -> None:
-    """Tell of it, as coming from the code that waits, or from the routine with this tag. A filter may make that an
+def warn(failures: Iterable[str], tag: str) -> None:
+    """Tell of it, as coming from the code that waits, or else from the routine with this tag. A filter may make that an
     exception."""
     for text in failures:
-        if tag:
-            name, _, line = tag.rpartition(":")
-            warnings.warn_explicit(ContextDecodeWarning(text), None, name, int(line) if line.isdigit() else 0)
+        warning, depth = ContextDecodeWarning(text), _depth()
+        if depth:
+            warnings.warn(warning, stacklevel=depth)
         else:
-            warnings.warn(ContextDecodeWarning(text), stacklevel=_depth())
+            name, _, line = tag.rpartition(":")
+            warnings.warn_explicit(warning, None, name, int(line) if line.isdigit() else 0)
 
 
-def warn_and_go_on(failures: Iterable[str], tag: str = "") -> None:
+def warn_and_go_on(failures: Iterable[str], tag: str) -> None:
     """The same where there is something that matters more, whatever a filter says."""
     for text in failures:
         try:
@@ -302,12 +305,12 @@ def warn_and_go_on(failures: Iterable[str], tag: str = "") -> None:
 
 
 def _depth() -> int:
-    """How many frames are ours: the next one is the user's. For `stacklevel`."""
+    """How many frames are ours: the next one is the user's. For `stacklevel`; 0: there is none, a loop runs this."""
     package = __name__.partition(".")[0]
     frame, depth = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame, depth = frame.f_back, depth + 1
-    return depth
+    return 0 if frame.f_globals.get("__name__", "").partition(".")[0] in (package, "asyncio") else depth
 
 
 # -- threads and other loops ------------------------------------------------------------------------------------------
@@ -319,12 +322,17 @@ class Elsewhere:
     def __init__(self) -> None:
         self._here = here()
         self.context: contextvars.Context = contextvars.copy_context()
-        self._there = self.context.run(bind, self._here)
+        self._there = self.context.run(adopt, self._here)
         self._before = VALUES.get()
 
     def bring_back(self) -> None:
         """It has ended: what it set is set here."""
-        values = self.context.get(VALUES, NONE)
-        if values is not self._before:
-            VALUES.set(values)
+        values, before = self.context.get(VALUES, NONE), self._before
+        if values is not before:
+            now = VALUES.get()
+            new = {var: value for var, value in values.items() if before.get(var, ABSENT) is not value}
+            gone = [var for var in before if var not in values]
+            VALUES.set(values if now is before else _changed(now, new, gone))
+        if self._here.identity.known:
+            self._here.remember()
         self._there.end()

@@ -11,6 +11,7 @@ from, as long as that is in somebody's hands, and a token that was used is used 
 from __future__ import annotations
 
 import contextvars
+import copyreg
 import pickle
 import sys
 import threading
@@ -33,7 +34,10 @@ _UNKNOWN: Any = object()
 
 _known: dict[str, weakref.ref[ContextVar[Any]]] = {}
 _travelled: weakref.WeakValueDictionary[str, Token[Any]] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()  # whether defaults are equal is asked of users' classes
+# Defaults of stubs that came with this Context's call, and are of its own copies of classes.
+_DEFAULTS: contextvars.ContextVar[dict[ContextVar[Any], Any]] = contextvars.ContextVar("headgate.context.defaults")
+_NO_DEFAULTS: dict[Any, Any] = {}
 
 
 def known(key: str) -> ContextVar[Any] | None:
@@ -85,10 +89,13 @@ class ContextVar(Generic[T]):
             if found is None:
                 found = _make(key)
             elif found._place:
-                if module == found._module == "__main__" and _is_same(default, found._default):
-                    return found  # a cell of a notebook that is run again
+                again = frame.f_code.co_name == "<module>" and place == found._place  # its module is loaded again
+                if module == found._module and (again or module == "__main__") and _is_same(default, found._default):
+                    return found  # or it is a cell of a notebook
                 raise ContextVarCollision(
-                    f"the context variable {key!r} is declared at {place}, and was before at {found._place}"
+                    f"the context variable {key!r} is declared at {place}, and was before at {found._place}",
+                    remedy="Give one of them another name or namespace; one that is meant to be the same is declared "
+                    "once, at the top of a module, and imported from there.",
                 )
             found._default, found._module, found._place = default, module, place
             found._portable = None
@@ -122,7 +129,9 @@ class ContextVar(Generic[T]):
         """Its value in this Context; else `default`, else its own default, else LookupError."""
         value: Any = VALUES.get().get(self, ABSENT)
         if value is ABSENT:
-            value = self._default if default is ABSENT else default
+            value = default
+            if value is ABSENT:
+                value = self._fallback()
             if value is ABSENT:
                 raise LookupError(self)
         return value
@@ -139,7 +148,10 @@ class ContextVar(Generic[T]):
     def reset(self, token: Token[T]) -> None:
         """Give it back the value it had before the `set` that made this token."""
         if not isinstance(token, Token):
-            raise InvalidType(f"expected an instance of Token, got {token!r}")
+            raise InvalidType(
+                f"expected an instance of headgate.Token, got {token!r}",
+                remedy="Pass what set() of this variable gave.",
+            )
         token._use(self)
         values = Values(VALUES.get())
         if token._old is ABSENT:
@@ -149,9 +161,9 @@ class ContextVar(Generic[T]):
         VALUES.set(values or NONE)
 
     @property
-    def is_declared(self) -> bool:
-        """False: it is a stub."""
-        return bool(self._place)
+    def is_plain(self) -> bool:
+        """Is what it is without a value the same for everybody?"""
+        return self._default is ABSENT or type(self._default) in ATOMS
 
     def __repr__(self) -> str:
         default = "" if self._default is ABSENT else f" default={self._default!r}"
@@ -159,7 +171,7 @@ class ContextVar(Generic[T]):
 
     def __reduce__(self) -> Any:
         value = ABSENT if bare.depth else VALUES.get().get(self, ABSENT)
-        default = () if self._default is ABSENT or not self._is_portable() else (self._default,)
+        default = () if self._default is ABSENT or not self._is_portable() else (self._fallback(),)
         state = None if value is ABSENT else (value,)  # which may hold the variable itself
         return _arrived, (self._key, default), state, None, None, _set_where_unset
 
@@ -169,11 +181,19 @@ class ContextVar(Generic[T]):
     def __deepcopy__(self, _: Any) -> ContextVar[T]:
         return self
 
+    def _fallback(self) -> Any:
+        """Its default here."""
+        return self._default if self._place else _DEFAULTS.get(_NO_DEFAULTS).get(self, self._default)
+
     def _is_portable(self) -> bool:
         """Can its default be sent?"""
         if self._portable is None:
-            self._portable = self._default.__class__ in ATOMS or _can_be_pickled(self._default)
-        return self._portable
+            self._portable = type(self._default) in ATOMS or _can_be_pickled(self._default, pickle)
+        if self._portable or not bare.depth:
+            return self._portable
+        import cloudpickle  # which is what a dispatch takes where pickle cannot
+
+        return _can_be_pickled(self._fallback(), cloudpickle)
 
 
 def _make(key: str) -> ContextVar[Any]:
@@ -202,8 +222,11 @@ def variable(key: str) -> ContextVar[Any]:
 def _arrived(key: str, default: tuple[Any, ...]) -> ContextVar[Any]:
     """Unpickled."""
     found = variable(key)
-    if default and not found._place and found._default is ABSENT:
-        found._default, found._portable = default[0], None
+    if default and not found._place:
+        if type(default[0]) not in ATOMS:
+            _DEFAULTS.set({**_DEFAULTS.get(_NO_DEFAULTS), found: default[0]})
+        if found._default is ABSENT:
+            found._default, found._portable = default[0], None
     return found
 
 
@@ -225,9 +248,9 @@ def _is_same(one: Any, other: Any) -> bool:
         return False
 
 
-def _can_be_pickled(value: Any) -> bool:
+def _can_be_pickled(value: Any, by: Any) -> bool:
     try:
-        pickle.dumps(value, 5)
+        by.dumps(value, 5)
     except Exception:
         return False
     return True
@@ -306,7 +329,7 @@ class Token(Generic[T]):
             self._number = clock.token()[:16]
             _travelled[self._number] = self
         if self._chain is not None:
-            self._chain.keep_if_here()
+            self._chain.hold_if_here()
         old = () if self._old is ABSENT else (self._old,)
         about = self._number, self._var._key, self._identity.id, self._used
         return _token_arrived, about, (self._var, old), None, None, _remember  # what it was may hold the token
@@ -347,6 +370,13 @@ def _remember(token: Token[Any], state: tuple[Any, tuple[Any, ...]]) -> None:
     _, old = state
     if token._old is _UNKNOWN:
         token._old = old[0] if old else ABSENT
+
+
+def _missing() -> Any:
+    return MISSING
+
+
+copyreg.pickle(type(MISSING), lambda _: (_missing, ()))  # so that a routine may return what a token tells
 
 
 __all__ = ["ContextVar", "Token", "bare", "known", "variable"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headgate.context.chains import CHAIN, NONE, VALUES, present
-from headgate.context.travel import Exchange, outgoing, received, warn, warn_and_go_on
+from headgate.context.travel import Exchange, outgoing, received, refused, warn, warn_and_go_on
 from headgate.errors import InvalidArgument
 from headgate.workers.arrivals import loads
 from headgate.workers.codec import dump_whole
+
+_log = logging.getLogger("headgate.workers")
 
 if TYPE_CHECKING:
     from headgate.workers.exchange import Answer, Outgoing
@@ -35,25 +38,25 @@ def sent(tag: str, most: int, exchange: Exchange | None = None, *, lenient: bool
     return data
 
 
-def came_back(call: Outgoing, answer: Answer, running: Any) -> list[str]:
-    """Take over what came with an answer; what of it could not be read, for `tell`."""
+def came_back(call: Outgoing, answer: Answer, running: Any, *, skipped: bool = False) -> list[str]:
+    """Take over what came with an answer; what of it could not be read, for `tell`. `skipped`: nobody takes it."""
     if not answer.context:
         return []
     scope = None if running is None else running.scope
     exchange = call.exchange
     if exchange is None:
         return received(answer.context, lambda data: loads(data, scope))
-    failures: list[str] = exchange.receive(answer.context, lambda data: loads(data, scope))
+    failures: list[str] = exchange.receive(answer.context, lambda data: loads(data, scope), skipped=skipped)
     return failures
 
 
 def came_back_late(call: Outgoing, answers: Sequence[Answer], running: Any) -> None:
     """The same for one that was cancelled: what cannot be read is not worth more than that."""
     for answer in answers:
-        warn_and_go_on(came_back(call, answer, running))
+        warn_and_go_on(came_back(call, answer, running), call.form.tag)
 
 
-def tell(failures: Sequence[str], error: BaseException | None = None) -> None:
+def tell(tag: str, failures: Sequence[str], error: BaseException | None = None) -> None:
     """Warn of it; an exception that came with it says so too, before its remote traceback. With a filter that makes
     this an error, it is raised from that exception."""
     if error is not None:
@@ -63,7 +66,7 @@ def tell(failures: Sequence[str], error: BaseException | None = None) -> None:
         except BaseException:  # its class does not like to be changed
             pass
     try:
-        warn(failures)
+        warn(failures, tag)
     except Warning as strict:
         raise strict from error
 
@@ -87,7 +90,17 @@ def changed(running: Running) -> bytes:
         if nothing():
             return b""
         exchange = running.exchange = Exchange("worker")
-    return exchange.send(dump_whole, lenient=True, tag=running.begun.function.tag)
+    tag, limit = running.begun.function.tag, running.session.session.max_payload
+    try:
+        data = exchange.send(dump_whole, lenient=True, tag=tag)
+        if 0 < limit < len(data):
+            failed = f"the context variables that {tag} set take {len(data):,} bytes, and max_payload is {limit:,}"
+            warn_and_go_on([failed], tag)
+            data = refused(failed)
+    except BaseException as error:
+        _log.exception("what %s set in its Context cannot be told to its caller", tag)
+        data = refused(f"what {tag} set in its Context cannot be written down ({type(error).__name__})")
+    return data
 
 
 def ended(running: Running) -> bytes:

@@ -37,7 +37,7 @@ _FEW = 64  # long bytes are looked for in containers of so many members
 
 def dumps(value: object) -> bytes | Parcel:
     """Any object that cloudpickle carries, as bytes; or, if it is long, as a parcel."""
-    if value.__class__ not in _ATOMS or (isinstance(value, bytes) and len(value) >= INLINE):
+    if type(value) not in _ATOMS or (isinstance(value, bytes) and len(value) >= INLINE):
         return _dumped_apart(value)
     data = pickle.dumps(value, 5)
     return data if len(data) <= INLINE else Parcel(data)
@@ -137,7 +137,7 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
     """The arguments of a call; InvalidType names the one that cannot travel."""
     if not kwargs:
         for value in args:
-            kind = value.__class__
+            kind = type(value)
             if kind not in _ATOMS or (kind is bytes and len(value) >= INLINE):
                 break
         else:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from headgate.context.chains import VALUES
 from headgate.context.travel import Elsewhere, Exchange
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
@@ -141,7 +142,7 @@ class TaskLoop:
         self._steps: deque[tuple[Any, Stepped]] = deque()
         self._abandoned: deque[tuple[Any, int]] = deque()
         self._executing = 0
-        self._clean = contextvars.copy_context()  # where calls begin: nothing of one may be seen by the next
+        self._clean = contextvars.Context()  # where calls begin: nothing of one may be seen by the next
         self._awake = False
         self._slice = FIRST  # how many calls to begin in one turn
         self._began = 0
@@ -513,6 +514,7 @@ class TaskLoop:
         """What the backpressure hook says; None: it may run."""
         assert self._backpressure is not None, "asked for"
         context = BackpressureContext(self._admitted, running.describe())
+        before = VALUES.get()
         try:
             refused = self._backpressure(context)
             if inspect.isawaitable(refused):
@@ -523,6 +525,8 @@ class TaskLoop:
                 raise
             _log.exception("the backpressure hook raised; %s is refused", running.begun.function.tag)
             return "exhausted", f"its backpressure hook raised {type(error).__name__}: {error}".encode()
+        finally:
+            VALUES.set(before)  # it sees what its caller has set, and is no part of the call
         if refused:
             return "exhausted", b"its backpressure hook refused the task"
         running.admitted = True

@@ -113,9 +113,11 @@ class Traveller:
             with bare:
                 value = bytes(cloudpickle.dumps(fn, 5))
         except Exception as error:
+            remedy = "Move it to a module that workers can import, or pass what it needs as arguments."
+            if "_contextvars.ContextVar" in str(error):
+                remedy = "A variable of contextvars stays in its process: headgate.ContextVar goes along with calls."
             raise InvalidType(
-                f"{self.tag} cannot be pickled with what it refers to: {type(error).__name__}: {error}",
-                remedy="Move it to a module that workers can import, or pass what it needs as arguments.",
+                f"{self.tag} cannot be pickled with what it refers to: {type(error).__name__}: {error}", remedy=remedy
             ) from error
         if not self._warned:
             self._warn(len(value), clock.now() - began)
@@ -282,8 +284,8 @@ def _further(value: Any) -> list[Any] | None:
         return []
     if kind.__name__ == "builtin_function_or_method" and isinstance(getattr(value, "__self__", None), ModuleType):
         return []
-    if kind is ContextVar:  # one for each key in a process: its values are not part of it
-        return []
+    if kind is ContextVar:  # one for each key in a process: its values are not part of it, but its default is
+        return [] if value.is_plain else None
     if not isinstance(value, FunctionType):
         return None
     routine = routine_of(value)

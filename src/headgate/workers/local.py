@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from headgate._version import __version__
+from headgate.context.variables import bare
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
 from headgate.workers.loops import kind_of
@@ -68,7 +69,8 @@ class LocalWorker:
         import cloudpickle
 
         try:
-            data = cloudpickle.dumps(self.backpressure, 5)
+            with bare:
+                data = cloudpickle.dumps(self.backpressure, 5)
         except Exception as error:
             raise InvalidType(f"backpressure cannot be pickled: {type(error).__name__}: {error}") from error
         path = f"{spawner.directory}/{self.uid}.hook"

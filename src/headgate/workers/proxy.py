@@ -269,7 +269,7 @@ class Proxy:
         except BaseException as error:
             raise unreadable(routine, error) from error
         if failures:
-            carriage.tell(failures)
+            carriage.tell(routine.tag, failures)
         return result
 
     async def place(
@@ -628,7 +628,7 @@ class Proxy:
             text = notes[-1] if isinstance(notes, list) and notes else ""
             tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, str(text)))
         if failures:
-            carriage.tell(failures, error)
+            carriage.tell(routine.tag, failures, error)
         context = error.__context__
         try:
             raise error

@@ -178,13 +178,21 @@ async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, A
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="headgate routine")
     elsewhere = Elsewhere()
-    try:
-        result = await asyncio.get_running_loop().run_in_executor(
-            thread, lambda: elsewhere.context.run(call_in_thread, routine.fn, args, kwargs)
-        )
-    finally:
-        thread.shutdown(wait=False)
-        elsewhere.bring_back()
+    future = asyncio.get_running_loop().run_in_executor(
+        thread, lambda: elsewhere.context.run(call_in_thread, routine.fn, args, kwargs)
+    )
+    stopped: asyncio.CancelledError | None = None
+    while not future.done():  # a thread cannot be interrupted, so neither can this wait: as on a worker
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as error:
+            stopped = error
+    thread.shutdown(wait=False)
+    elsewhere.bring_back()
+    if stopped is not None:
+        future.exception()
+        raise stopped
+    result = future.result()
     return await result if inspect.isawaitable(result) else result
 
 

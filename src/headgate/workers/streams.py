@@ -124,7 +124,7 @@ class Stream:
             self._connection.step(call, what, payload, context=self._context(lenient=ends))
         answer = await self._answer(call)
         while answer.kind == "yielded" and answer.steps < self._sent:
-            carriage.came_back(call, answer, self._running)
+            carriage.came_back(call, answer, self._running, skipped=True)
             answer = await self._answer(call)  # fetched in advance, before the step that was taken where the worker is
         ahead = answer.kind in ("returned", "raised", "cancelled") and answer.steps < self._sent
         if (what == "throw" and ahead) or (what == "close" and (ahead or answer.kind in ("returned", "cancelled"))):
@@ -204,14 +204,14 @@ class Stream:
             except BaseException as error:
                 raise unreadable(routine, error) from error
             if failures:
-                carriage.tell(failures)
+                carriage.tell(routine.tag, failures)
             return item
         flight = self._read_end(call, answer)
         if answer.kind not in ("returned", "raised", "cancelled"):
             proxy.raise_gone(routine, flight, call, answer)
         if answer.kind == "returned":
             if failures:
-                carriage.tell(failures)
+                carriage.tell(routine.tag, failures)
             return END
         return proxy.raise_answer(routine, call, self._connection, answer, scope, failures)
 
