@@ -309,6 +309,20 @@ def test_s80_a_function_that_declares_twice_collides_with_itself() -> None:
     assert first.key == "attack.again:made_twice"
 
 
+def test_s86_a_task_may_be_made_in_the_context_it_is_made_from() -> None:
+    async def main() -> None:
+        async def body() -> str:
+            thing.set("set")
+            return headgate.current_context().id
+
+        context = headgate.copy_context()
+        task = context.run(lambda: headgate.create_task(body(), context=context))
+        assert await task == context.id
+        assert context[thing] == "set"
+
+    run(main)
+
+
 def test_s86_a_context_says_that_it_does_not_travel(shared: Apart) -> None:
     with pytest.raises(InvalidType, match="a Context cannot be pickled"):
         pickle.dumps(headgate.copy_context())

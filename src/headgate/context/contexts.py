@@ -102,7 +102,11 @@ class Context(Mapping[ContextVar[Any], Any]):
     def _give(self, task: asyncio.Task[Any] | None) -> None:
         """This is the task; None: there is none after all."""
         self._task = None if task is None else weakref.ref(task)
-        if self._task is not None and self._context is not None:
+        if self._task is None or self._context is None:
+            return
+        if self._chain.is_here():
+            self._chain.remember(self._task)
+        else:
             self._context.run(self._chain.remember, self._task)
 
 
