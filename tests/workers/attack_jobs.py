@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -278,3 +279,16 @@ class Oddly:
 
 def refuses_by_chance(context: headgate.BackpressureContext) -> bool:
     return random.random() < 0.5
+
+
+@headgate.routine
+async def opens_no_more() -> None:
+    """From now on this process can open no file, but it keeps those it has."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, most))
+
+
+@headgate.routine
+async def may_open_again() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))

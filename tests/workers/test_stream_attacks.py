@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -16,8 +18,19 @@ import pytest
 
 from headgate import RoutineTimeout, WorkerPool
 from headgate.testing import no_leaks
-from tests.workers import attack_jobs, jobs
-from tests.workers.support import Shared, in_flight, lines, pids, run, script, until
+from tests.workers import attack_jobs, jobs, size_jobs
+from tests.workers.support import (
+    Shared,
+    alive,
+    environment,
+    in_flight,
+    lines,
+    pids,
+    run,
+    script,
+    until,
+    wait_until,
+)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="as it is on Linux")
 
@@ -286,3 +299,89 @@ def test_b26_a_template_that_is_stopped_is_given_up() -> None:
 
     with no_leaks(grace=3):
         run(main)
+
+
+# -- processes that are short of something ----------------------------------------------------------------------------
+
+
+@linux
+def test_f42_a_worker_that_can_open_no_more_files_gets_its_argument_in_chunks() -> None:
+    """It cannot read what is lent to it: that is no reason to fail, or to try again for ever."""
+
+    async def main() -> None:
+        value = os.urandom(3 * 2**20)
+        async with WorkerPool(spawn=1) as pool:
+            assert await jobs.echo(value) == value, "lent, as usual"
+            assert await size_jobs.length(b"") == 0, "it is imported"
+            await attack_jobs.opens_no_more()
+            assert await size_jobs.length(value) == len(value)
+            assert await size_jobs.length(value) == len(value)
+            await attack_jobs.may_open_again()
+            assert await jobs.echo(value) == value
+            assert in_flight(pool) == 0
+
+    run(main)
+
+
+@linux
+def test_f42_where_no_thread_can_start_it_is_copied_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoMore(threading.Thread):
+        def start(self) -> None:
+            if self.name == "headgate copy":
+                tried.append(self.name)
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    tried: list[str] = []
+
+    async def main() -> None:
+        value = os.urandom(3 * 2**20)
+        async with WorkerPool(spawn=1):
+            assert await jobs.echo(b"warm") == b"warm"
+            monkeypatch.setattr(threading, "Thread", NoMore)
+            assert await jobs.echo(value) == value
+
+    run(main)
+    assert len(tried) == 2, "what is lent, and what is read"
+
+
+HANGING = """
+import os
+import time
+
+if os.environ.get("HEADGATE_TEST_HANG"):
+    with open(os.environ["HEADGATE_TEST_HANG"], "a") as log:
+        log.write(f"{os.getpid()}\\n")
+    time.sleep(100)
+"""
+
+STARTING = """
+import asyncio
+import os
+import headgate
+
+async def main():
+    os.environ["HEADGATE_TEST_HANG"] = os.environ["HEADGATE_TEST_LOG"]
+    async with headgate.WorkerPool(spawn=2):
+        pass
+
+asyncio.run(main())
+"""
+
+
+@linux
+def test_f33_a_client_killed_before_its_keeper_is_one_leaves_nothing(tmp_path: Path, log: str) -> None:
+    """The interpreter that is to become the keeper hangs as it starts: it cannot see by itself that nobody is left."""
+    (tmp_path / "sitecustomize.py").write_text(HANGING)
+    (tmp_path / "main.py").write_text(STARTING)
+    path = os.pathsep.join((str(tmp_path), environment()["PYTHONPATH"]))
+    client = subprocess.Popen(
+        [sys.executable, str(tmp_path / "main.py")], env=environment(PYTHONPATH=path, HEADGATE_TEST_LOG=log)
+    )
+    try:
+        [starting, *_] = wait_until(lambda: lines(log))
+        assert alive(int(starting))
+    finally:
+        client.kill()
+        client.wait()
+    wait_until(lambda: not any(alive(int(pid)) for pid in lines(log)), seconds=5)
