@@ -51,23 +51,37 @@ def what_grpc_opens_once(compiled: None) -> None:
     run(main)
 
 
-@pytest.fixture(scope="session")
-def shared() -> Iterator[Shared]:
-    """Two workers, connected and warm, for all tests of this process.
+_open: list[Shared] = []
+
+
+@pytest.fixture(scope="module")
+def shared() -> Shared:
+    """Two workers, connected and warm, for all tests of this folder that this process runs one after the other.
 
     They must be the same two afterwards, and idle: who kills, stops or resizes has a pool of its own (`test_failures`
     puts one in the place of this one).
     """
-    shared = Shared(spawn=2, lazy=False)
-    shared.open()
+    if not _open:
+        shared = Shared(spawn=2, lazy=False)
+        shared.open()
 
-    async def warm() -> None:
-        for _ in range(10):
-            await jobs.pid()
+        async def warm() -> None:
+            for _ in range(10):
+                await jobs.pid()
 
-    shared(warm)
-    yield shared
-    shared.close()
+        shared(warm)
+        _open.append(shared)
+    return _open[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """Close it before tests of other folders: some of them fork, and gRPC does not bear that while it is in use."""
+    try:
+        yield
+    finally:
+        if _open and (nextitem is None or Path(__file__).parent not in nextitem.path.parents):
+            _open.pop().close()
 
 
 @pytest.fixture
