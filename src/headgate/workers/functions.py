@@ -284,7 +284,7 @@ def _further(value: Any) -> list[Any] | None:
         return []
     if kind.__name__ == "builtin_function_or_method" and isinstance(getattr(value, "__self__", None), ModuleType):
         return []
-    if kind is ContextVar:  # one for each key in a process: its values are not part of it, but its default is
+    if isinstance(value, ContextVar):  # one for each key in a process: its values are not part of it, but its default is
         return [] if value.is_plain else None
     if not isinstance(value, FunctionType):
         return None
