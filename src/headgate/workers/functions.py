@@ -284,7 +284,7 @@ def _further(value: Any) -> list[Any] | None:
         return []
     if kind.__name__ == "builtin_function_or_method" and isinstance(getattr(value, "__self__", None), ModuleType):
         return []
-    if isinstance(value, ContextVar):  # one for each key in a process: its values are not part of it, but its default is
+    if isinstance(value, ContextVar):  # one for each key in a process: its default is part of it, its values are not
         return [] if value.is_plain else None
     if not isinstance(value, FunctionType):
         return None
