@@ -39,7 +39,7 @@ async def leave_a_daemon() -> int:
     return int(os.read(read, 20))
 
 
-@routine(timeout=0.5)
+@routine(timeout=1)
 async def compute_a_little() -> float:
     end = time.perf_counter() + 0.01
     while time.perf_counter() < end:
@@ -61,9 +61,9 @@ class Held:
         return await self.__private(), await self.value
 
 
-@routine(timeout=0.5)
+@routine(timeout=2)
 def hash_a_little() -> int:
-    return sum(number * number for number in range(20_000))
+    return sum(number * number for number in range(100_000))
 
 
 @routine(thread=True)

@@ -69,7 +69,7 @@ def test_f34_a_held_loop_is_named_and_calls_not_begun_go_elsewhere(
             waiting = [asyncio.create_task(jobs.once(log + ".waiting", n, 0.3)) for n in range(2)]
             await until(lambda: len(lines(log + ".waiting")) == 2)
             with nobody_is_lost() as events:
-                holder = asyncio.create_task(hold(log, 2.2))
+                holder = asyncio.create_task(hold(log, 3.2))
                 victim = await begun_on(log)
                 # At once, so that some reach the worker before anybody knows that it is blocked.
                 beside = [asyncio.create_task(jobs.noted_pid(log + ".beside", n)) for n in range(20)]
@@ -127,7 +127,7 @@ def test_f34_a_worker_all_alone_that_is_blocked_makes_calls_wait(log: str, spoke
         async with WorkerPool(spawn=1) as pool:
             await jobs.pid()
             with nobody_is_lost():
-                holder = asyncio.create_task(jobs.holds_the_loop(log, 1.7))
+                holder = asyncio.create_task(jobs.holds_the_loop(log, 2.7))
                 victim = await begun_on(log)
                 early = [asyncio.create_task(jobs.noted_pid(log + ".early", n)) for n in range(5)]
                 await until(lambda: states(pool)[victim] == "blocked")
