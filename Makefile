@@ -40,6 +40,7 @@ bench: bench-venv ## measure beside the peers, in one run for each room
 	$(py) benchmarks/dispatch.py
 	$(py) benchmarks/streams.py
 	$(py) benchmarks/context.py
+	$(py) benchmarks/line.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/resources.py --quick
@@ -47,6 +48,7 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/dispatch.py --quick
 	$(py) benchmarks/streams.py --quick
 	$(py) benchmarks/context.py --quick
+	$(py) benchmarks/line.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

@@ -58,12 +58,12 @@ if TYPE_CHECKING:
         current_context,
         install_task_factory,
     )
+    from headgate.pipeline import TaskPool, pool_create
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
     from headgate.tasks import (
         Backpressure,
         QueueStrategy,
         TaskHandle,
-        TaskPool,
         backpressure_queue,
         fail_fast,
         fair_round_robin,
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
         fifo,
         lifo,
         pipeline_scope,
-        pool_create,
         pool_get,
         pool_list,
         pool_wait,
@@ -195,12 +194,12 @@ _ROOMS = {
         "current_context",
         "install_task_factory",
     ),
+    "headgate.pipeline": ("TaskPool", "pool_create"),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
     "headgate.tasks": (
         "Backpressure",
         "QueueStrategy",
         "TaskHandle",
-        "TaskPool",
         "backpressure_queue",
         "fail_fast",
         "fair_round_robin",
@@ -208,7 +207,6 @@ _ROOMS = {
         "fifo",
         "lifo",
         "pipeline_scope",
-        "pool_create",
         "pool_get",
         "pool_list",
         "pool_wait",
@@ -236,7 +234,7 @@ _ROOMS = {
         "routine",
     ),
 }
-_SUBMODULES = ("discovery", "resources", "stores", "tasks", "testing", "workers")
+_SUBMODULES = ("discovery", "pipeline", "resources", "stores", "tasks", "testing", "workers")
 _named = lazy(globals(), _ROOMS)
 
 _logging.install()

@@ -61,6 +61,7 @@ FACE = "__init__.py"
 # What decides, and so takes `now` and chance as arguments. A renamed file must be renamed here (a test asks).
 PURE = (
     "core/waiters.py",
+    "resources/affinity.py",
     "resources/call.py",
     "resources/effects.py",
     "resources/looking.py",
@@ -76,6 +77,7 @@ PURE = (
     "stores/tags.py",
     "tasks/admission.py",
     "tasks/agenda.py",
+    "tasks/classed_queues.py",
     "tasks/desk.py",
     "tasks/door.py",
     "tasks/fair_queues.py",

@@ -74,13 +74,13 @@ def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines() -> None:
     assert count("lost results", printed) == 0
     assert count("answered", printed) == count("calls", printed) >= 300
     assert count("disabled", printed) == count("workers killed", printed) == 1
-    for much in ("failovers", "cooldowns", "sibling cancels", "run again"):
+    for much in ("failovers", "cooldowns", "sibling cancels", "run again", "queued again"):
         assert count(much, printed) > 0
     for told in (
         r"key-\d cools down for \d\.\d s: rate limited",
         r"key-5 is disabled: key revoked",
         r"key-\d is back",
-        r"call \d+: key-\d (429|502|stopped) -> .*key-\d ok",
+        r"call \d+: key-\d (429|502|stopped|lost) -> .*key-\d ok",
         r"worker \d+ is killed, with [1-9]\d* calls in flight",
         r"worker \d+ is lost: killed by SIGKILL",
         r"worker \d+ takes its place",
@@ -89,6 +89,32 @@ def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines() -> None:
     assert "sk-" not in printed
     assert printed.splitlines()[-1].split()[:3] == ["lost", "results", "0"], "that is how it ends"
     tenants_do_not_wait_behind_the_flood(printed)
+    an_unlucky_call_has_its_story(printed)
+
+
+def an_unlucky_call_has_its_story(printed: str) -> None:
+    """Each attempt with its key and worker, why it was not the last, and that it was answered in the end."""
+    title, *story = printed.partition("\nThe call that had most trouble\n")[2].partition("\n\n")[0].splitlines()
+    found = re.fullmatch(
+        r"calls#(\d+) \((flood|ann|bob)\), \S+/(\d+): completed after \d+\.\d+ s, (\d+) attempts", title
+    )
+    assert found, printed
+    assert found[1] == found[3]
+    attempts = int(found[4])
+    assert attempts > 1, "nothing went wrong: is there no 429 any more?"
+    lines = [re.fullmatch(r"  [\d:.]+ +\+(\d+\.\d+) s  (.*)", line) for line in story]
+    times, told = zip(*(line.groups() for line in lines if line), strict=True)
+    assert len(told) == len(story), story
+    assert list(map(float, times)) == sorted(map(float, times)), story
+    assert (told[0], told[-1]) == ("submitted with retries 5", "completed")
+    for attempt in range(1, attempts + 1):
+        assert any(re.fullmatch(rf"attempt {attempt} begins with key-\d on worker \S+", one) for one in told), story
+    for attempt in range(1, attempts):
+        why = r"key-\d: (rate limited|key revoked|bad gateway) \(\w+\)|WorkerLost"
+        assert any(re.fullmatch(rf"attempt {attempt} ends: ({why}); queued again", one) for one in told), story
+    route = re.search(rf"  call {found[1]}: (.*)$", printed, re.MULTILINE)
+    assert route, "it was told when it ended"
+    assert len(route[1].split(" -> ")) >= attempts
 
 
 def tenants_do_not_wait_behind_the_flood(printed: str) -> None:
@@ -175,7 +201,7 @@ def last_frame(written: str) -> list[str]:
 
 
 def test_a_terminal_gets_a_table_drawn_in_place() -> None:
-    written = run_on_terminal(80, 24, calls=150)  # enough for a key to cool down
+    written = run_on_terminal(80, 24, calls=220)  # enough for a key to cool down
     frame = last_frame(written)
     assert " ".join(frame[2].split()) == "key status cooling left in flight ok 429 401 502 stopped"
     assert [line.split()[0] for line in frame[3:9]] == [f"key-{number}" for number in range(1, 7)]

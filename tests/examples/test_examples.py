@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Parts of other programs, and the demo, which has a test of its own.
-NOT_ALONE = {"demo", "pretend_httpx", "screen", "tenants", "upstream"}
+NOT_ALONE = {"demo", "pretend_httpx", "screen", "small_upstream", "tenants", "upstream"}
 
 # Kept short enough to be read at once and copied.
 MOST_LINES = 60
@@ -269,6 +269,38 @@ lenient: 42 and no trace
 recorded: 42 and the value of the context variable '__main__:trace' cannot be read: LookupError: no such span here
 strict: the value of the context variable '__main__:trace' cannot be read: LookupError: no such span here
 strict on the worker: the value of the context variable '__main__:trace' cannot be read: LookupError: no such span here
+""",
+    "llm_batch": f"""\
+{" ".join(f"A{number}" for number in range(30))}
+free: 3 answers, now cooling_down
+old: 0 answers, now disabled
+paid: 27 answers, now healthy
+""",
+    "polite_scraping": """\
+answers: {200: 21, 404: 3}
+for one site at a time: at most 2
+{'proxy-1': 'healthy', 'proxy-2': 'cooling_down', 'proxy-3': 'healthy'}
+""",
+    "gpu_per_worker": """\
+running: 2 - queued for a GPU: 2
+primes: {'job-1': 168, 'job-2': 303, 'job-3': 430, 'job-4': 550}
+on both workers: True
+jobs on one GPU at a time: at most 1
+job-5 1.00, job-5 0.50, job-5 0.33, job-5 0.25
+""",
+    "tenants_with_weights": """\
+['expired', 'expired']
+of the first 24 turns: {'acme': 12, 'bolt': 8, 'corp': 4}
+an answer to the hard one
+questions#63 (acme), pool-.../63: completed after ... s, 3 attempts
+  ...  submitted
+  ...  attempt 1 begins with key-1
+  ...  attempt 1 ends: key-1: 429 (CooldownResource); queued again
+  ...  attempt 2 begins with key-2
+  ...  attempt 2 ends: key-2: 429 (CooldownResource); queued again
+  ...  waits: no resource of keys is free: 2 cooling down, 0 disabled, 0 in full use, the first for ... s more
+  ...  attempt 3 begins with key-1
+  ...  completed
 """,
 }
 

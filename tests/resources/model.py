@@ -11,9 +11,13 @@ changed, everything is looked at again. The real rotation must do the same with 
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+
+from headgate.resources.affinity import Rendezvous, stable_text
 
 Tags = frozenset[str]
 NONE: Tags = frozenset()
@@ -41,6 +45,7 @@ class Pool:
     probes: bool = False
     places: list[Place] = field(default_factory=list)
     turns: dict[Tags, Turns] = field(default_factory=dict)
+    drawn: deque[str] = field(default_factory=deque)  # ids that the real one chose by chance, to be judged
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("attempts", "successes", "cooldowns", "disables", "sibling_cancels"), 0)
     )
@@ -51,14 +56,17 @@ class Place:
     pool: Pool
     res: Res
     gone: bool = False
-    unproven: bool = False  # back from a cooldown, and no success since
-    probe: Use | None = None
+    ramp: int = 0  # how many uses at a time since the last cooldown; 1 is a probe, 0: as many as ever
+    proofs: int = 0  # successes of this round
+    seconds: float | None = None  # how long its uses take
+    measured: float = 0.0  # when
 
 
 @dataclass(eq=False)
 class Use:
     order: int
     place: Place
+    at: float
     cancellable: bool = False
     doomed: bool = False
 
@@ -70,6 +78,7 @@ class Waiter:
     tags: Tags = NONE
     skip: Tags = NONE
     deadline: float | None = None
+    affinity: str | None = None
     grant: Use | None = None
 
 
@@ -147,10 +156,11 @@ class World:
         return use.place.gone and use.place.pool in pools and use.place.res.id == res.id
 
     def eligible(self, place: Place) -> bool:
-        """S20; and A74: while a resource is unproven, one probe at a time."""
+        """S20; and A74: back from a cooldown, one at a time, then two, then four; uses from before do not count."""
         res = place.res
         has_room = res.limit is None or len(self.in_flight(res)) < res.limit
-        return res.status == "healthy" and has_room and not (place.unproven and place.probe)
+        since = [use for use in self.flying if use.place is place and use.order > res.began]
+        return res.status == "healthy" and has_room and not (place.ramp and len(since) >= place.ramp)
 
     def matching(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> list[Place]:
         """B25."""
@@ -165,19 +175,19 @@ class World:
 
     # -- a use begins -------------------------------------------------------------------------------------------------
 
-    def acquire(self, pool: Pool, now: float, tags: Tags = NONE, skip: Collection[str] = ()) -> Use | None:
-        place = self._choose(pool, tags, skip)
+    def acquire(
+        self, pool: Pool, now: float, tags: Tags = NONE, skip: Collection[str] = (), affinity: str | None = None
+    ) -> Use | None:
+        place = self._choose(pool, now, tags, skip, affinity)
         if place is None:
             return None
-        use = Use(next(self._orders), place)
+        use = Use(next(self._orders), place, now)
         self.flying.append(use)
         place.res.last = now
         pool.counts["attempts"] += 1
-        if place.unproven:
-            place.probe = use
         return use
 
-    def _choose(self, pool: Pool, tags: Tags, skip: Collection[str]) -> Place | None:
+    def _choose(self, pool: Pool, now: float, tags: Tags, skip: Collection[str], affinity: str | None) -> Place | None:
         places = self.matching(pool, tags, skip)
         eligible = [place for place in places if self.eligible(place)]
         if pool.strategy == "weighted":
@@ -186,29 +196,69 @@ class World:
             return None
         if pool.strategy == "primary_backup":  # S22
             return eligible[0]
+        if pool.strategy == "sticky" and affinity is not None:
+            return _nearest(affinity, eligible)
+        if pool.strategy == "least_latency":
+            return self._judge(pool.drawn.popleft(), eligible, now)
         # S21; min() takes the first of equals: insertion order.
         return min(eligible, key=lambda place: (len(self.in_flight(place.res)), place.res.last))
 
+    def _judge(self, drawn: str, eligible: list[Place], now: float) -> Place:
+        """Of two by chance the better: so anybody but the worst."""
+        [chosen] = [place for place in eligible if place.res.id == drawn]
+        others = [self._cost(place, now) for place in eligible if place is not chosen]
+        assert not others or self._cost(chosen, now) <= max(others)
+        return chosen
+
+    def _cost(self, place: Place, now: float) -> tuple[float, int]:
+        load = len(self.in_flight(place.res))
+        if place.seconds is None:
+            return (math.inf if load else 0.0), load
+        return place.seconds * math.exp((place.measured - now) / 10.0) * (load + 1), load
+
     # -- a use ends ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, use: Use, now: float, *, well: bool) -> None:
+        """A rise counts at once; a fall, of those that ended well, by how long ago the last one was."""
+        place, seconds = use.place, now - use.at
+        if place.seconds is None or seconds >= place.seconds:
+            place.seconds = seconds
+        elif well:
+            weight = math.exp((place.measured - now) / 10.0)
+            place.seconds = seconds + (place.seconds - seconds) * weight
+        place.measured = now
 
     def ok(self, use: Use, now: float) -> Outcome:
         """S30; S33: one that started before the cooldown began knows nothing about it."""
         self._end(use)
+        self._measure(use, now, well=True)
         use.place.pool.counts["successes"] += 1
         res = use.place.res
         if res.status == "healthy" and use.order > res.began:
             res.counter, res.until = 0, 0.0
-            self._prove(res)
+            for place in self.places(res):  # A74: the first is proof for every pool, then each counts its own
+                if place.ramp == 1 or (place.ramp and place is use.place):
+                    self._ramp_up(place)
         return self._settle(Outcome(), now)
+
+    @staticmethod
+    def _ramp_up(place: Place) -> None:
+        place.proofs += 1
+        if place.proofs == place.ramp:
+            place.ramp, place.proofs = 2 * place.ramp, 0
+        if place.ramp >= (64 if place.res.limit is None else place.res.limit):
+            place.ramp = 0
 
     def ended(self, use: Use, now: float) -> Outcome:
         """S30: no verdict; a probe so ended is offered again."""
         self._end(use)
+        self._measure(use, now, well=False)
         return self._settle(Outcome(), now)
 
     def cooled(self, use: Use, seconds: float | None, now: float) -> Outcome:
         """S31, S13; B35: one that started before the cooldown began extends it and does not climb."""
         self._end(use)
+        self._measure(use, now, well=False)
         outcome = Outcome()
         res, pool = use.place.res, use.place.pool
         if res.status != "disabled":  # S32
@@ -222,7 +272,7 @@ class World:
             if old == "healthy":
                 res.began = next(self._orders)
             res.until = max(res.until, now + seconds)
-            self._prove(res)  # whatever was to be proven is now disproven
+            self._stop_ramps(res)
             outcome.news = self._tell("cool", res, old, res.until, res.counter)
             outcome.revoked = self._revoke(res)
             outcome.doomed = self._doom_younger(use)
@@ -231,6 +281,7 @@ class World:
     def disabled(self, use: Use, now: float) -> Outcome:
         """S32."""
         self._end(use)
+        self._measure(use, now, well=False)
         outcome = Outcome(news=self._disable(use.place))
         outcome.revoked = self._revoke(use.place.res)
         outcome.doomed = self._doom_younger(use)
@@ -238,8 +289,6 @@ class World:
 
     def _end(self, use: Use) -> None:
         self.flying.remove(use)
-        if use.place.probe is use:
-            use.place.probe = None
 
     def _doom_younger(self, signaller: Use) -> list[Use]:
         """S60: strictly younger uses of the same resource. S63: if both pools cancel. S64: if there is a handle."""
@@ -264,12 +313,12 @@ class World:
             return []
         old, res.status = res.status, "disabled"
         place.pool.counts["disables"] += 1
-        self._prove(res)
+        self._stop_ramps(res)
         return self._tell("disable", res, old)
 
-    def _prove(self, res: Res) -> None:
+    def _stop_ramps(self, res: Res) -> None:
         for place in self.places(res):
-            place.unproven, place.probe = False, None
+            place.ramp, place.proofs = 0, 0
 
     def _tell(self, kind: str, res: Res, old: str, until: float = 0.0, rung: int = 0) -> list[News]:
         return [News(kind, place.pool.name, res.id, old, until, rung) for place in self.places(res)]
@@ -283,7 +332,7 @@ class World:
         for res in over:
             res.status = "healthy"
             for place in self.places(res):
-                place.unproven, place.probe = place.pool.probes, None  # A74: uses from before do not block it
+                place.ramp, place.proofs = int(place.pool.probes), 0
             outcome.news += self._tell("recover", res, "cooling_down")
         return self._settle(outcome, now)
 
@@ -328,7 +377,7 @@ class World:
 
     def _first_that_can_be_served(self, now: float) -> Waiter | None:
         for waiter in self.line:
-            waiter.grant = self.acquire(waiter.pool, now, waiter.tags, waiter.skip)
+            waiter.grant = self.acquire(waiter.pool, now, waiter.tags, waiter.skip, waiter.affinity)
             if waiter.grant is not None:
                 return waiter
         return None
@@ -355,7 +404,7 @@ class World:
         res = self.place(pool, id).res
         news = [] if res.status == "healthy" else self._tell("enable", res, res.status)
         res.status, res.counter, res.until = "healthy", 0, 0.0
-        self._prove(res)
+        self._stop_ramps(res)
         return self._settle(Outcome(news=news), now)
 
     def disable(self, pool: Pool, id: str, now: float) -> Outcome:
@@ -392,3 +441,12 @@ class World:
     @staticmethod
     def place(pool: Pool, id: str) -> Place:
         return next(place for place in pool.places if place.res.id == id)
+
+
+def _nearest(affinity: str, places: list[Place]) -> Place:
+    """B24: whom the hash prefers, asked anew each time; what the hash is, other tests say."""
+    rendezvous = Rendezvous()
+    for place in places:
+        rendezvous.admit(place.res.id, place.res.weight)
+    [(_, first), *_], _ = rendezvous.favourites(stable_text(affinity))
+    return next(place for place in places if place.res.id == first)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Container, Sequence
 from itertools import combinations, permutations, product
 from typing import Any, cast
 
@@ -20,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import ANY, Flight, WaitTicket, Want
-from headgate.resources.strategies import NAMED
+from headgate.resources.seats import ANY, Flight, Seat, WaitTicket, Want
+from headgate.resources.strategies import NAMED, Occasion, Picker
 from tests.resources.model import News, Outcome, Pool, Res, Use, Waiter, World
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
@@ -32,6 +33,26 @@ RUNS = dict.fromkeys(("retries", "runs_ok", "runs_exhausted", "runs_error", "run
 Tags = frozenset[str]
 
 
+class Drawing:
+    """`least_latency`, and which ids it drew: the model judges these, it cannot foresee them."""
+
+    def __init__(self, drawn: deque[str]) -> None:
+        self.drawn = drawn
+
+    def picker(self) -> Picker:
+        picker: Any = NAMED["least_latency"].picker()
+        pick_for = picker.pick_for
+
+        def watched(skip: Container[str], occasion: Occasion) -> Seat | None:
+            seat: Seat | None = pick_for(skip, occasion)
+            if seat is not None:
+                self.drawn.append(seat.resource.resource_id)
+            return seat
+
+        picker.pick_for = watched
+        return cast(Picker, picker)
+
+
 class Twin:
     """The real rotations and the model of them."""
 
@@ -39,13 +60,15 @@ class Twin:
         self.now = 100.0
         self.world = World()
         self.world.pools = pools
+        chance = random.Random(0)
         self.rotations = [
             Rotation(
                 (),
-                strategy=NAMED[pool.strategy],
+                strategy=Drawing(pool.drawn) if pool.strategy == "least_latency" else NAMED[pool.strategy],
                 cooldown_table=pool.table,
                 cancel_siblings=pool.cancels,
                 probe_on_recovery=pool.probes,
+                chance=chance.random,
                 owner=pool.name,
             )
             for pool in pools
@@ -59,11 +82,13 @@ class Twin:
 
     # -- uses ---------------------------------------------------------------------------------------------------------
 
-    def acquire(self, at: int, tags: Tags, skip: Tags, avoid: Tags, *, handle: bool) -> tuple[Flight, Use] | None:
+    def acquire(
+        self, at: int, tags: Tags, skip: Tags, avoid: Tags, affinity: str | None = None, *, handle: bool
+    ) -> tuple[Flight, Use] | None:
         """As a shell does it: first notice the cooldowns that are over."""
         self.advance_if_due(at)
-        flight = self.rotations[at].acquire(self.now, Want(tags, skip), avoid)
-        use = self.world.acquire(self.world.pools[at], self.now, tags, skip | avoid)
+        flight = self.rotations[at].acquire(self.now, Want(tags, skip), avoid, affinity)
+        use = self.world.acquire(self.world.pools[at], self.now, tags, skip | avoid, affinity)
         assert (flight and flight.seat.resource.resource_id) == (use and use.place.res.id), "the same choice"
         if flight is None or use is None:
             return None
@@ -98,9 +123,9 @@ class Twin:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def park(self, at: int, tags: Tags, skip: Tags, patience: float | None) -> None:
+    def park(self, at: int, tags: Tags, skip: Tags, patience: float | None, affinity: str | None = None) -> None:
         """Take what there is; else stand in line if there is hope."""
-        if self.acquire(at, tags, skip, frozenset(), handle=True) is not None:
+        if self.acquire(at, tags, skip, frozenset(), affinity, handle=True) is not None:
             return
         rotation, pool = self.rotations[at], self.world.pools[at]
         if not self.ask(at, tags, skip):
@@ -110,8 +135,8 @@ class Twin:
         if deadline is not None and (expiry is None or expiry >= deadline):
             return
         self._waiters += 1
-        ticket = WaitTicket(Want(tags, skip), rotation, deadline=deadline)
-        waiter = Waiter(self._waiters, pool, tags, skip, deadline)
+        ticket = WaitTicket(Want(tags, skip), rotation, deadline=deadline, affinity=affinity)
+        waiter = Waiter(self._waiters, pool, tags, skip, deadline, affinity)
         rotation.line.join(ticket)
         self.world.join(waiter)
         self.waiting.append((ticket, waiter))
@@ -243,6 +268,10 @@ class Twin:
             assert [dict(self.waiting)[ticket] for ticket in rotation.line] == [
                 waiter for waiter in self.world.line if waiter.pool is pool
             ]
+            assert [seat.trial.limit if seat.trial else 0 for seat in rotation.seats.values()] == [
+                place.ramp for place in pool.places
+            ]
+            assert not pool.drawn, "the model was not asked for as many"
             self._check_stats(rotation, pool)
             rotation.check(self.now)
 
@@ -298,13 +327,14 @@ CHOICES: dict[str, Sequence[Any]] = {
     "tags": [NOTHING, NOTHING, frozenset("a"), frozenset("b")],
     "skip": [NOTHING, NOTHING, NOTHING, frozenset({"k0"}), frozenset({"k1", "k2"})],
     "avoid": [NOTHING, NOTHING, NOTHING, frozenset({"k1"}), frozenset({"k0", "k2"})],
+    "affinity": [None, None, "red", "green", "blue"],
     "handle": [True, True, False],
     "verdict": ["ok", "ok", "ended", "ended", "disabled"],
     "seconds": [None, None, None, 0.0, 5.0, 45.0],
     "time": [0.0, 1.0, 5.0, 30.0, 31.0, 120.0],
     "patience": [None, None, 5.0, 30.0, 31.0],
     "command": ["remove", "remove", "enable", "enable", "disable"],
-    "limit": [None, 1, 1, 2],
+    "limit": [None, 1, 1, 2, 5],
     "carried": [NOTHING, frozenset("a"), frozenset("b"), frozenset("ab")],
     "weight": [1.0, 1.0, 3.0, 0.5],
     "status": ["healthy"] * 6 + ["cooling_down", "disabled"],
@@ -313,7 +343,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "tables": list(product([(30.0, 120.0, 300.0, 600.0), (5.0, 10.0), (0.0, 45.0)], repeat=2)),
     "cancels": [(True, True), (True, True), (True, False), (False, False)],
     "probes": [(True, True), (True, False), (False, False)],
-    "limits": list(product([None, 1, 2], repeat=3)),
+    "limits": list(product([None, 1, 2, 5], repeat=3)),
 }
 KINDS = ("strategies", "tables", "cancels", "probes", "limits")
 FIELDS = ("limit", "carried", "weight", "status", "rest")
@@ -353,9 +383,9 @@ class RotationMachine(RuleBasedStateMachine):
         """Who is skipped by some calls may lag in `weighted`: an approximation that the model does not make."""
         return NOTHING if self.twin.world.pools[at].strategy == "weighted" else skip
 
-    @command("at", "tags", "skip", "avoid", "handle")
-    def acquire(self, at: int, tags: Tags, skip: Tags, avoid: Tags, handle: bool) -> None:
-        self.twin.acquire(at, tags, self._skip(at, skip), self._skip(at, avoid), handle=handle)
+    @command("at", "tags", "skip", "avoid", "affinity", "handle")
+    def acquire(self, at: int, tags: Tags, skip: Tags, avoid: Tags, affinity: str | None, handle: bool) -> None:
+        self.twin.acquire(at, tags, self._skip(at, skip), self._skip(at, avoid), affinity, handle=handle)
 
     @command("several")
     def acquire_several(self, several: Sequence[int]) -> None:
@@ -369,6 +399,14 @@ class RotationMachine(RuleBasedStateMachine):
     @command("nth", "seconds", when=lambda self: self.twin.flights)
     def cool(self, nth: int, seconds: float | None) -> None:
         self.twin.finish(nth, "cooled", seconds)
+
+    @command("several", when=lambda self: self.twin.flights)
+    def succeed_several(self, several: Sequence[int]) -> None:
+        """The oldest ones, one after another: as a ramp needs it."""
+        for _ in several:
+            if self.twin.flights:
+                self.twin.now += 0.25
+                self.twin.finish(0, "ok")
 
     @command("time")
     def pass_time(self, time: float) -> None:
@@ -385,14 +423,14 @@ class RotationMachine(RuleBasedStateMachine):
     def notice_time(self, at: int) -> None:
         self.twin.advance_if_due(at)
 
-    @command("at", "tags", "skip", "patience")
-    def park(self, at: int, tags: Tags, skip: Tags, patience: float | None) -> None:
-        self.twin.park(at, tags, self._skip(at, skip), patience)
+    @command("at", "tags", "skip", "patience", "affinity")
+    def park(self, at: int, tags: Tags, skip: Tags, patience: float | None, affinity: str | None) -> None:
+        self.twin.park(at, tags, self._skip(at, skip), patience, affinity)
 
-    @command("several", "tags", "patience")
-    def park_several(self, several: Sequence[int], tags: Tags, patience: float | None) -> None:
+    @command("several", "tags", "patience", "affinity")
+    def park_several(self, several: Sequence[int], tags: Tags, patience: float | None, affinity: str | None) -> None:
         for at in several:
-            self.twin.park(at, tags, NOTHING, patience)
+            self.twin.park(at, tags, NOTHING, patience, affinity)
 
     @command("nth", "handle", when=lambda self: self.twin.granted)
     def wake(self, nth: int, handle: bool) -> None:

@@ -16,8 +16,10 @@ from headgate.resources.strategies import (
     NAMED,
     Picker,
     Strategy,
+    least_latency,
     primary_backup,
     round_robin,
+    sticky,
     strategy_of,
     weighted,
 )
@@ -201,6 +203,8 @@ def test_b24_strategies_are_values() -> None:
     assert strategy_of("round_robin") == round_robin()
     assert strategy_of("primary_backup") == primary_backup()
     assert strategy_of("weighted") == weighted()
+    assert strategy_of("least_latency") == least_latency()
+    assert strategy_of("sticky") == sticky()
     assert round_robin() != primary_backup()
     assert strategy_of(own := NewestFirst()) is own
     assert {strategy: name for name, strategy in NAMED.items()}[round_robin()] == "round_robin"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Container
 
 import pytest
 
-from headgate.resources import Picker, Seat
+from headgate.resources import GuidedPicker, Occasion, Picker, Seat, least_latency
 from headgate.testing import check_strategy
 
 
@@ -49,6 +50,58 @@ class Hoarder(Honest):
         pass
 
 
+class Guided:
+    """Anybody who is open, by chance; those that took long are not asked twice."""
+
+    def __init__(self) -> None:
+        self.seats: list[Seat] = []
+        self.learned: list[tuple[float, bool]] = []
+
+    def offer(self, seat: Seat) -> None:
+        if seat not in self.seats:
+            self.seats.append(seat)
+
+    def withdraw(self, seat: Seat) -> None:
+        self.seats.remove(seat)
+
+    def fit(self, skip: Container[str]) -> list[Seat]:
+        return [seat for seat in self.seats if seat.is_open and seat.resource.resource_id not in skip]
+
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        fit = self.fit(skip)
+        return fit[int(occasion.chance() * len(fit))] if fit else None
+
+    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None:
+        assert seat in self.seats
+        assert 0 <= seconds <= now
+        self.learned.append((seconds, well))
+
+
+class Dicing(Guided):
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        fit = self.fit(skip)
+        return random.choice(fit) if fit else None
+
+
+class Reckless(Guided):
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        return self.seats[int(occasion.chance() * len(self.seats))] if self.seats else None
+
+
+class Halfway(Guided):
+    offer = None  # type: ignore[assignment]
+
+
+class OfGuided:
+    def __init__(self, kind: type[Guided]) -> None:
+        self.kind = kind
+        self.made: list[Guided] = []
+
+    def picker(self) -> GuidedPicker:
+        self.made.append(self.kind())
+        return self.made[-1]
+
+
 class Of:
     def __init__(self, kind: type[Honest]) -> None:
         self.kind = kind
@@ -65,8 +118,20 @@ class Shared(Of):
         return self.one
 
 
-@pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted", Of(Honest)])
-def test_good_strategies_pass(strategy: Of | str, scale: float) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "round_robin",
+        "primary_backup",
+        "weighted",
+        "least_latency",
+        "sticky",
+        least_latency(0.5),
+        Of(Honest),
+        OfGuided(Guided),
+    ],
+)
+def test_good_strategies_pass(strategy: Of | OfGuided | least_latency | str, scale: float) -> None:
     for seed in range(max(2, int(20 * scale))):
         check_strategy(strategy, seed=seed)
 
@@ -79,8 +144,19 @@ def test_good_strategies_pass(strategy: Of | str, scale: float) -> None:
         (Of(Deaf), "to be skipped"),
         (Of(Hoarder), "withdrawn"),
         (Shared(), "a new picker each time"),
+        (OfGuided(Dicing), "draw from occasion.chance"),
+        (OfGuided(Reckless), "pick_for.. gave .*, which (is not open|was to be skipped)"),
+        (OfGuided(Halfway), "needs a method offer"),
     ],
 )
-def test_bad_ones_are_told_why(strategy: Of, complaint: str) -> None:
+def test_bad_ones_are_told_why(strategy: Of | OfGuided, complaint: str) -> None:
     with pytest.raises(AssertionError, match=complaint):
         check_strategy(strategy)
+
+
+def test_one_that_learns_is_told_of_every_end() -> None:
+    strategy = OfGuided(Guided)
+    check_strategy(strategy)
+    learned = [one for picker in strategy.made for one in picker.learned]
+    assert {well for _, well in learned} == {True, False}
+    assert any(seconds > 0 for seconds, _ in learned)

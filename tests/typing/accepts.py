@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Sequence
 from typing import Any, assert_type
 
 import headgate
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskHandle, TaskPool
-from headgate.resources import Pool, PoolStats, ResourceCooled, Strategy, primary_backup, weighted
+from headgate.resources import (
+    Affinity,
+    GuidedPicker,
+    Learner,
+    Occasion,
+    Picker,
+    Pool,
+    PoolStats,
+    ResourceCooled,
+    Seat,
+    Strategy,
+    least_latency,
+    primary_backup,
+    round_robin,
+    sticky,
+    weighted,
+)
 from headgate.stores import JsonLinesStore, Store
 from headgate.tasks import PoolSnapshot, TaskSnapshot
 from headgate.workers import WorkerView
@@ -18,8 +34,33 @@ by_list = ResourcePool([Resource("a", "sk-aaa"), Resource("b", "sk-bbb", 4)])
 assert_type(by_list, ResourcePool[str])
 by_value: ResourcePool[str] = ResourcePool({"a": "sk-aaa"})
 seed: Pool[int] = Pool(resources=[Resource(resource_id="a", value=1)], max_attempts=3, cooldown_table=(1.0, 2.0))
-strategies: list[Strategy] = [weighted(), primary_backup()]
+strategies: list[Strategy] = [weighted(), primary_backup(), least_latency(decay=5), sticky()]
+picker: Picker = round_robin().picker()
+guided: GuidedPicker = sticky().picker()
 chosen = ResourcePool([Resource("a", 1)], strategy=weighted(), on_state_change=print, name="keys")
+
+
+class Roulette:
+    """A strategy of one's own, which is its own picker."""
+
+    def picker(self) -> Roulette:
+        return Roulette()
+
+    def offer(self, seat: Seat) -> None:
+        assert_type(seat.in_flight, int)
+
+    def withdraw(self, seat: Seat) -> None: ...
+
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        assert_type(occasion.chance(), float)
+        assert_type(occasion.affinity, Affinity | None)
+        return None
+
+    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None: ...
+
+
+own = ResourcePool([Resource("a", 1)], strategy=Roulette())
+learner: Learner = Roulette()
 
 
 async def length(resource: Resource[str]) -> int:
@@ -30,7 +71,7 @@ async def chunks(resource: Resource[str]) -> AsyncIterator[bytes]:
     yield resource.value.encode()
 
 
-@by_list.use(max_attempts=2, within=5.0)
+@by_list.use(max_attempts=2, within=5.0, affinity=7)
 async def fetch(resource: Resource[str], url: str, *, times: int = 1) -> bytes:
     return resource.value.encode() * times
 
@@ -42,6 +83,7 @@ def on_cooled(event: ResourceCooled) -> None:
 async def main() -> None:
     assert_type(await by_list.run(length), int)
     assert_type(await by_list.run(length, tags=["eu"], wait_for_capacity=True, request_id="r"), int)
+    assert_type(await by_list.run(length, affinity=("acme", 7, b"x")), int)
     assert_type(await by_list.run(lambda resource: length(resource)), int)
     assert_type(await fetch("/x", times=3), bytes)
     async with by_list.lease(within=3) as resource:
@@ -205,3 +247,25 @@ async def ambient() -> None:
     assert issubclass(category, Warning)
     for var in headgate.current_context():
         assert_type(var.key, str)
+
+
+async def reviewed(key: headgate.Resource[str], number: int) -> str:
+    return f"{key.value} {number}"
+
+
+async def lines(key: headgate.Resource[str], number: int) -> AsyncGenerator[str, None]:
+    yield f"{key.value} {number}"
+
+
+async def line(keys: headgate.ResourcePool[str], workers: headgate.WorkerPool) -> None:
+    async with headgate.TaskPool("line", resources=keys, workers=workers) as pool:
+        handle = await pool.submit(reviewed, 3, tags=["eu"], affinity="ada", max_attempts=5)
+        assert_type(await handle, str)
+        assert_type(await pool.submit_nowait(reviewed, 3), str)
+        story: str = handle.story()
+        assert story
+        async for text in pool.map(reviewed, [1, 2]):
+            assert_type(text, str)
+        async for text in pool.stream(lines, 3):
+            assert_type(text, str)
+    assert_type(headgate.pool_create(name="x", resources=keys), headgate.TaskPool)

@@ -8,6 +8,7 @@ from headgate import CooldownResource, Resource, ResourcePool, TaskPool
 pool: ResourcePool[str] = ResourcePool([Resource("a", "sk-aaa")])
 
 ResourcePool([Resource("a", 1)], max_attempts="3")  # type: ignore[call-overload]
+ResourcePool([Resource("a", 1)], strategy=headgate.Resource)  # type: ignore[call-overload]
 Resource(1, "value")  # type: ignore[arg-type]
 Resource("a", "value", status="ill")  # type: ignore[arg-type]
 CooldownResource("soon")  # type: ignore[arg-type]
@@ -30,6 +31,8 @@ async def main() -> None:
     await fetch(Resource("a", "v"), "/x")  # type: ignore[arg-type, call-arg]
     pool.use(request_id="r")  # type: ignore[call-arg]
     pool.run_sync(lambda resource: 1, timeout=3)  # type: ignore[call-arg]
+    pool.run_sync(lambda resource: 1, affinity=1.5)  # type: ignore[arg-type]
+    pool.lease(affinity=["acme"])  # type: ignore[arg-type]
     await pool.add("c", 3)  # type: ignore[call-overload]
     await pool.reconcile({"a": 1})  # type: ignore[arg-type]
     headgate.Nonsense  # type: ignore[attr-defined]  # noqa: B018

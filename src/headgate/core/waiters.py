@@ -33,6 +33,10 @@ class Ticket(Generic[Want, Grant]):
         self.grant: Grant | None = None
         """What the waiter was given; None while it waits."""
 
+    def passes(self) -> bool:
+        """Could it use nothing at all, were it its turn now? Then it steps out of the line when it is."""
+        return False
+
 
 TicketT = TypeVar("TicketT", bound=Ticket[Any, Any])
 
@@ -72,7 +76,7 @@ class Line(Generic[TicketT]):
 
     def serve(self, take: Callable[[Any], Any]) -> list[TicketT]:
         """Grant what `take(want)` finds, oldest waiter first, until nobody can use anything; returns who was served."""
-        return serve([(self, take)])
+        return serve([(self, lambda ticket: take(ticket.want))])
 
     def heads(self) -> Iterator[TicketT]:
         """The first of each want."""
@@ -96,10 +100,12 @@ class Line(Generic[TicketT]):
         return sum(map(len, self._queues.values()))
 
 
-def serve(lines: Sequence[tuple[Line[TicketT], Callable[[Any], Any]]]) -> list[TicketT]:
-    """Grant what each line's `take(want)` finds, oldest waiter of all first, until nobody can use anything.
+def serve(lines: Sequence[tuple[Line[TicketT], Callable[[TicketT], Any]]]) -> list[TicketT]:
+    """Grant what each line's `take(ticket)` finds, oldest waiter of all first, until nobody can use anything.
 
-    Returns who was served. Lines that share something are served together, so that their waiters are one line for it.
+    Whether it finds something is decided by the ticket's want alone; which, may depend on the ticket. Returns who left
+    the line: with a grant, or without, if it could not use any now (`passes`). Lines that share something are served
+    together, so that their waiters are one line for it.
     """
     served: list[TicketT] = []
     heads = [(ticket.number, nth, ticket) for nth, (line, _) in enumerate(lines) for ticket in line.heads()]
@@ -107,8 +113,9 @@ def serve(lines: Sequence[tuple[Line[TicketT], Callable[[Any], Any]]]) -> list[T
     while heads:
         _, nth, ticket = heads[0]
         line, take = lines[nth]
-        grant = take(ticket.want)
-        if grant is None:  # and so for all who want the same
+        passes = ticket.passes()
+        grant = None if passes else take(ticket)
+        if grant is None and not passes:  # and so for all who want the same
             heapq.heappop(heads)
             continue
         line.leave(ticket)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RunFinished,
         SiblingCancelled,
     )
+    from headgate.resources.fields import Affinity
     from headgate.resources.model import (
         Attempt,
         PoolStats,
@@ -34,13 +35,28 @@ if TYPE_CHECKING:
     from headgate.resources.pool import Pool, ResourcePool
     from headgate.resources.seats import Seat
     from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, parse_retry_after
-    from headgate.resources.strategies import Picker, Strategy, primary_backup, round_robin, weighted
+    from headgate.resources.strategies import (
+        GuidedPicker,
+        Learner,
+        Occasion,
+        Picker,
+        Strategy,
+        least_latency,
+        primary_backup,
+        round_robin,
+        sticky,
+        weighted,
+    )
 
 __all__ = [
+    "Affinity",
     "Attempt",
     "CooldownResource",
     "DisableResource",
+    "GuidedPicker",
+    "Learner",
     "LeaseOptions",
+    "Occasion",
     "Picker",
     "Pool",
     "PoolExhausted",
@@ -71,9 +87,11 @@ __all__ = [
     "UnknownResource",
     "Usage",
     "UseOptions",
+    "least_latency",
     "parse_retry_after",
     "primary_backup",
     "round_robin",
+    "sticky",
     "weighted",
 ]
 
@@ -92,6 +110,7 @@ _MODULES = {
         "RunFinished",
         "SiblingCancelled",
     ),
+    "headgate.resources.fields": ("Affinity",),
     "headgate.resources.model": (
         "Attempt",
         "PoolStats",
@@ -111,7 +130,18 @@ _MODULES = {
         "Signal",
         "parse_retry_after",
     ),
-    "headgate.resources.strategies": ("Picker", "Strategy", "primary_backup", "round_robin", "weighted"),
+    "headgate.resources.strategies": (
+        "GuidedPicker",
+        "Learner",
+        "Occasion",
+        "Picker",
+        "Strategy",
+        "least_latency",
+        "primary_backup",
+        "round_robin",
+        "sticky",
+        "weighted",
+    ),
 }
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name

@@ -42,6 +42,11 @@ class ResourceCooled(ResourceEvent):
     reason: str | None = None
     usage: Usage | None = None
 
+    @property
+    def request_id(self) -> str | None:
+        """By what all events of the call are known that taught this; None when a person did it."""
+        return None if self.usage is None else self.usage.request_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceDisabled(ResourceEvent):
@@ -54,6 +59,11 @@ class ResourceDisabled(ResourceEvent):
     old_status: ResourceStatus
     reason: str | None = None
     usage: Usage | None = None
+
+    @property
+    def request_id(self) -> str | None:
+        """By what all events of the call are known that taught this; None when a person did it."""
+        return None if self.usage is None else self.usage.request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,11 @@ class ResourceAcquired(ResourceEvent):
 
     usage: Usage
 
+    @property
+    def request_id(self) -> str:
+        """By what all events of one call, or of one task of a TaskPool, are known."""
+        return self.usage.request_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceReleased(ResourceEvent):
@@ -98,6 +113,11 @@ class ResourceReleased(ResourceEvent):
     outcome: UsageOutcome
     duration: float
 
+    @property
+    def request_id(self) -> str:
+        """By what all events of one call, or of one task of a TaskPool, are known."""
+        return self.usage.request_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingCancelled(ResourceEvent):
@@ -107,6 +127,11 @@ class SiblingCancelled(ResourceEvent):
     topic: ClassVar[str] = USAGE.name
 
     usage: Usage
+
+    @property
+    def request_id(self) -> str:
+        """By what all events of one call, or of one task of a TaskPool, are known."""
+        return self.usage.request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,9 @@ from typing import TypeGuard
 
 from headgate.errors import InvalidArgument, InvalidType
 
+Affinity = str | int | bytes | tuple[str | int | bytes, ...]
+"""What calls may be kept together by: values that read the same in every process."""
+
 
 def is_finite(number: object) -> TypeGuard[float]:
     """A number that arithmetic can bear: not a bool, not infinite, not an integer beyond all floats."""
@@ -59,6 +62,28 @@ def checked_names(parameter: str, names: object) -> frozenset[str]:
         if not isinstance(name, str):
             raise InvalidType(f"{parameter} must hold strings only, got {type(name).__name__}")
     return frozenset(found)
+
+
+def checked_affinity(affinity: object) -> Affinity | None:
+    """None, or a value that reads the same in every process; else InvalidType."""
+    if affinity is None or _is_affinity(affinity):
+        return affinity
+    shown = type(affinity).__name__
+    if isinstance(affinity, tuple):
+        shown += f" with {', '.join(sorted({type(part).__name__ for part in affinity if not _is_atom(part)}))} in it"
+    raise InvalidType(
+        f"affinity must be a str, an int, bytes or a tuple of these, got {shown}",
+        remedy="Pass what names the user, session or document, such as affinity=user_id or affinity=(tenant, user_id).",
+    )
+
+
+def _is_affinity(affinity: object) -> TypeGuard[Affinity]:
+    return _is_atom(affinity) or (isinstance(affinity, tuple) and all(map(_is_atom, affinity)))
+
+
+def _is_atom(part: object) -> bool:
+    # A bool is an int to Python, and a mistake here: all calls would be kept together, or in two heaps.
+    return isinstance(part, (str, int, bytes)) and not isinstance(part, bool)
 
 
 def checked_number(parameter: str, number: object) -> float:

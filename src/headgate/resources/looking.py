@@ -56,7 +56,7 @@ class Looking:
             one = seat.stats(status, left)
             resources[one.resource_id] = one
             by_status[status] += 1
-            eligible += one.eligible and not (seat.probing and seat.probe is not None)
+            eligible += one.eligible and not (seat.trial is not None and seat.trial.is_full)
             saturated += one.saturated
         totals, all_of = self._totals, resources.values()
         return PoolStats(
@@ -80,13 +80,19 @@ class Looking:
             resource = seat.resource
             assert resource.resource_id == resource_id
             assert seat in resource._seats
-            assert seat.shut == (resource.status != "healthy" or (seat.probing and seat.probe is not None))
+            trial = seat.trial
+            assert seat.shut == (resource.status != "healthy" or (trial is not None and trial.is_full))
             if seat.plain:
                 assert len(resource._seats) == len(seat.pickers) == 1
-                assert not seat.probing
+                assert trial is None
                 assert resource_id not in self._draining
-            if not self._probe_on_recovery:
-                assert not seat.probing
+            if trial is not None:
+                assert self._probe_on_recovery
+                assert resource.status == "healthy"
+                assert trial.successes < trial.limit
+                assert len(trial.aloft) <= trial.limit
+                assert all(resource._flights[order].seat is seat for order in trial.aloft)
+                assert all(order > resource._outage for order in trial.aloft)
             if resource.status == "cooling_down":
                 assert any(until == resource.cooldown_until and s is seat for until, _, s in self.cooling)
             assert list(resource._flights) == sorted(resource._flights)

@@ -87,6 +87,13 @@ class Resource(Generic[T]):
         tags = f", tags={sorted(self.tags)}" if self.tags else ""
         return f"<Resource {self.resource_id!r} {self.status}, {len(self._flights)} in flight{limit}{tags}>"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
+        if type(self) is not Resource:
+            return super().__reduce_ex__(protocol)
+        health = (self.status, self.cooldown_until, self.last_acquired_at, self.consecutive_cooldown)
+        return _arrived, (self.resource_id, self.value, self.max_in_flight, *health, self.tags, self.weight)
+
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
         fields = {name: getattr(self, name) for name in Resource.__slots__ if not name.startswith("_")}
@@ -105,6 +112,32 @@ class Resource(Generic[T]):
             "`value` and `resource_id`; treat every other field as read-only, pools keep them. `max_in_flight=1` makes "
             "it exclusive, None unlimited. Never log `value`."
         )
+
+
+def without_value(text: str, resource: Resource[Any]) -> str:
+    """This text without the value of the resource, should somebody have put it there."""
+    value = resource.value
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return text.replace(value, f"<{resource.resource_id}>") if isinstance(value, str) and len(value) > 3 else text
+
+
+def _arrived(*fields: Any) -> Resource[Any]:
+    """A copy of a resource of another process. Its fields were checked there."""
+    resource: Resource[Any] = object.__new__(Resource)
+    (
+        resource.resource_id,
+        resource.value,
+        resource.max_in_flight,
+        resource.status,
+        resource.cooldown_until,
+        resource.last_acquired_at,
+        resource.consecutive_cooldown,
+        resource.tags,
+        resource.weight,
+    ) = fields
+    resource._flights, resource._outage, resource._seats = {}, 0, WeakList()
+    return resource
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.resources.fields import checked_attempts, checked_flag, checked_names, checked_seconds
+from headgate.resources.fields import (
+    Affinity,
+    checked_affinity,
+    checked_attempts,
+    checked_flag,
+    checked_names,
+    checked_seconds,
+)
 from headgate.resources.seats import ANY, Want
 
 RETRY_DELAY = 0.5
@@ -34,6 +41,8 @@ class LeaseOptions(TypedDict, total=False):
     """Only resources that carry all of these."""
     exclude: Iterable[str]
     """None of these resource ids."""
+    affinity: Affinity | None
+    """Calls with the same one are given the same resource where possible, if the strategy is `sticky`."""
     request_id: str | None
     """Attached to every event of the call; made when first needed."""
 
@@ -72,6 +81,7 @@ class UseOptions(TypedDict, total=False):
     wait_for_capacity: bool
     tags: Iterable[str]
     exclude: Iterable[str]
+    affinity: Affinity | None
     isolate: bool
 
 
@@ -97,6 +107,7 @@ class Plan:
     request_id: str | None = None
     waits: Waits = "no"
     want: Want = ANY
+    affinity: Affinity | None = None
     isolate: bool = False
 
     def deadline_at(self, now: float) -> float | None:
@@ -137,6 +148,7 @@ def plan_of(options: Mapping[str, Any], *, method: str, allowed: frozenset[str],
         request_id=request_id,
         waits=_waits(options),
         want=Want(tags, exclude) if tags or exclude else ANY,
+        affinity=checked_affinity(given("affinity")),
         isolate=checked_flag("isolate", given("isolate", False)),
     )
 

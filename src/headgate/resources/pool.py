@@ -128,8 +128,8 @@ class ResourcePool(PoolShell[T], Generic[T]):
         `max_attempts` bounds the attempts of one call. `cooldown_table` gives the seconds of the first, second, ...
         cooldown in a row. `on_state_change(id, old, new, seq)` is told of each change. `cancel_siblings=False` lets
         younger uses of a failing resource run on: for operations that must not run twice. `probe_on_recovery=True`
-        lets one use at a time try a rested resource until one succeeds. `classify(exception or result)` may turn either
-        into a signal. `name` is how events and logs call the pool.
+        lets one use at a time try a rested resource until one succeeds, then 2, 4, 8 and so on. `classify(exception or
+        result)` may turn either into a signal. `name` is how events and logs call the pool.
         """
         super().__init__()
         members = members_of(resources)
@@ -147,6 +147,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 cooldown_table=table,
                 cancel_siblings=cancels,
                 probe_on_recovery=probes,
+                chance=_chance,
                 owner=self,
             )
 
@@ -347,6 +348,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
             effects = self._rotation.remove(resource_id, clock.now())
         self._report_member(events.ResourceRemoved, resource_id)
         self._carry_out(effects)
+        self._tell_followers()
 
     async def enable(self, resource_id: str) -> None:
         """Declare a resource usable: ends its cooldown or its being disabled, and starts counting anew."""
@@ -391,6 +393,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
             self._report_member(events.ResourceAdded, resource_id)
         self._carry_out(effects)
         self._watch()
+        self._tell_followers()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -476,6 +479,10 @@ async def _nothing() -> AsyncGenerator[Any, None]:
 
 
 _NO_ITEMS: AsyncIterator[Any] = _nothing()
+
+
+def _chance() -> float:
+    return clock.uniform(0.0, 1.0)
 
 
 @functools.cache

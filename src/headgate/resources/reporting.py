@@ -35,9 +35,10 @@ class Reporting:
         self._changes = itertools.count(1)
 
     def _usage(self, flight: Flight) -> Usage:
-        if flight.request_id is None:
-            flight.request_id = clock.token()
-        return flight.usage(flight.request_id)
+        request_id = flight.request_id
+        if request_id is None:
+            request_id = flight.request_id = str(getattr(flight.handle, "request_id", None) or clock.token())
+        return flight.usage(request_id)
 
     def _report_acquired(self, flight: Flight) -> None:
         events.USAGE.emit(events.ResourceAcquired(at=clock.wall(), pool=self.name, usage=self._usage(flight)))
@@ -74,17 +75,21 @@ class Reporting:
         """Count a call that raised; end its flight if nothing else has."""
         if flight is not None and flight.order in flight.seat.resource._flights:
             self._let_go(flight)
+        self._count(error, call.request_id if call else None, call.started if call else 1)
+
+    def _count(self, error: BaseException | None, request_id: str | None, attempts: int) -> None:
+        """Count a call that raised this; None: it was cancelled."""
         outcome: events.RunOutcome = "error"
         if isinstance(error, PoolExhausted):
             outcome = "exhausted"
             self._runs_exhausted += 1
-        elif isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+        elif error is None or isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             outcome = "cancelled"
             self._runs_cancelled += 1
         else:
             self._runs_error += 1
         if events.RUN.listeners:
-            self._report_run(call.request_id if call else None, outcome, call.started if call else 1)
+            self._report_run(request_id, outcome, attempts)
 
     def _announce(self, effect: Cool | Disable | Recover | Enable, reason: str | None) -> None:
         """Tell listeners and the hook that a resource's health changed."""

@@ -21,20 +21,26 @@ success clears nothing. Order is by acquisition number, never by clock.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from headgate.core.waiters import Line, serve
 from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.fields import Affinity
 from headgate.resources.looking import Looking
 from headgate.resources.model import Resource
-from headgate.resources.seats import ANY, DOOMED, Flight, Seat, Totals, WaitTicket, Want
-from headgate.resources.strategies import Picker, Strategy
+from headgate.resources.seats import ANY, DOOMED, RAMP_TOP, Flight, Seat, Totals, Trial, WaitTicket, Want
+from headgate.resources.strategies import GuidedPicker, Occasion, Picker, Strategy
 
 MAX_CLASSES = 64  # sets of tags whose order is kept; the one longest known goes first
+
+
+def _no_chance() -> float:
+    return 0.0
+
 
 _orders = count(1)  # one series for all rotations: a resource shared by two has one order of acquisition
 
@@ -50,8 +56,10 @@ class Rotation(Looking):
         cooldown_table: Sequence[float],
         cancel_siblings: bool = True,
         probe_on_recovery: bool = False,
+        chance: Callable[[], float] = _no_chance,
         owner: Any = None,
     ) -> None:
+        """`chance` draws a number from 0 to 1, for strategies that choose by it."""
         self.owner: Any = owner
         """The shell that carries out effects; opaque here."""
         self.seats: dict[str, Seat] = {}
@@ -62,7 +70,11 @@ class Rotation(Looking):
         self._cancel_siblings = cancel_siblings
         self._probe_on_recovery = probe_on_recovery
         self._indexes = count()
-        self._main: Picker = strategy.picker()
+        self._chance = chance
+        self._main: Picker = self._new_picker()
+        # Asked once, so that pickers which want to know nothing cost what they always did.
+        self._guided = hasattr(self._main, "pick_for")
+        self._learn: Callable[[Seat, float, float, bool], object] | None = getattr(self._main, "learn", None)
         self._pickers: dict[frozenset[str], Picker] = {frozenset(): self._main}
         self._sizes: dict[frozenset[str], int] = {frozenset(): 0}  # how many seats each of them orders
         self._draining = {}
@@ -74,10 +86,19 @@ class Rotation(Looking):
 
     # -- a use begins -------------------------------------------------------------------------------------------------
 
-    def acquire(self, now: float, want: Want = ANY, avoid: Collection[str] = ()) -> Flight | None:
-        """Choose the best resource for `want`, not one of `avoid`, and take it; None when none is eligible."""
+    def acquire(
+        self, now: float, want: Want = ANY, avoid: Collection[str] = (), affinity: Affinity | None = None
+    ) -> Flight | None:
+        """Choose the best resource for `want`, not one of `avoid`, and take it; None when none is eligible.
+
+        `affinity` never decides whether there is one, only which; most strategies do not look at it.
+        """
         picker = self._main if not want.tags else self._picker(want.tags)
-        seat = picker.pick(want.skip.union(avoid) if want.skip or avoid else ())
+        skip = want.skip.union(avoid) if want.skip or avoid else ()
+        if self._guided:
+            seat = cast(GuidedPicker, picker).pick_for(skip, Occasion(now, self._chance, affinity))
+        else:
+            seat = picker.pick(skip)
         return None if seat is None else self.take(seat, now)
 
     def take(self, seat: Seat, now: float) -> Flight:
@@ -87,9 +108,10 @@ class Rotation(Looking):
         seat.acquires += 1
         order = next(_orders)
         flight = resource._flights[order] = Flight(order, seat, now)
-        if seat.probing:
-            seat.probe = flight
-            seat.shut = True
+        trial = seat.trial
+        if trial is not None:
+            trial.aloft.add(order)
+            seat.shut = seat.shut or trial.is_full
         return flight
 
     def matching(self, want: Want) -> int:
@@ -107,14 +129,14 @@ class Rotation(Looking):
         seat = flight.seat
         resource = seat.resource
         seat.successes += 1
-        troubled = resource.consecutive_cooldown or resource.cooldown_until or seat.probing
+        troubled = resource.consecutive_cooldown or resource.cooldown_until or seat.trial
         if troubled and flight.order > resource._outage:
-            self._clear(resource)
+            self._prove(flight)
         del resource._flights[flight.order]
         if seat.plain:
             seat.pickers[0].offer(seat)
             return self._serve([resource], now) if self.line else None
-        return self._landed(flight, now)
+        return self._landed(flight, now, well=True)
 
     def ended(self, flight: Flight, now: float = 0.0) -> Effects | None:
         """It ended and says nothing about the resource."""
@@ -155,7 +177,7 @@ class Rotation(Looking):
             until, _, seat = heapq.heappop(self.cooling)
             if self._rests(seat, until):
                 recovered.append(seat.resource)
-                effects += self._reopen(seat.resource, probing=True)
+                effects += self._reopen(seat.resource, on_trial=True)
         effects += self._serve(recovered, now) or ()
         return effects
 
@@ -244,15 +266,15 @@ class Rotation(Looking):
         return [*(self._serve(resources, now) or ()), *self._hopeless(touched)]
 
     def enable(self, resource_id: str, now: float = 0.0) -> Effects:
-        """Declare it usable: no cooldown, no counter, no probation."""
+        """Declare it usable: no cooldown, no counter, no trial."""
         seat = self._find(resource_id)
         resource = seat.resource
         old = resource.status
         effects: Effects = []
         if old != "healthy":
             effects += [Enable(resource_id, old, other) for other in resource._seats]
-        self._reopen(resource, probing=False)
-        self._clear(resource)
+        self._reopen(resource, on_trial=False)
+        resource.consecutive_cooldown, resource.cooldown_until = 0, 0.0
         effects += self._serve([resource], now) or ()
         return effects
 
@@ -323,7 +345,7 @@ class Rotation(Looking):
         if picker is None:
             if len(self._pickers) > MAX_CLASSES:
                 self._forget(next(tags for tags in self._pickers if tags))
-            picker = self._pickers[tags] = self._strategy.picker()
+            picker = self._pickers[tags] = self._new_picker()
             self._sizes[tags] = 0
             for seat in self.seats.values():
                 if tags <= seat.resource.tags:
@@ -332,6 +354,9 @@ class Rotation(Looking):
                     self._sizes[tags] += 1
                     picker.offer(seat)
         return picker
+
+    def _new_picker(self) -> Picker:
+        return cast(Picker, self._strategy.picker())  # of a guided one `pick` is never called
 
     def _forget(self, tags: frozenset[str]) -> None:
         del self._sizes[tags]
@@ -352,14 +377,20 @@ class Rotation(Looking):
         resource = seat.resource
         return not seat.gone and resource.status == "cooling_down" and resource.cooldown_until == until
 
-    def _clear(self, resource: Resource[Any]) -> None:
+    def _prove(self, flight: Flight) -> None:
+        """A success since the last cooldown began. The first is proof for all pools; then each ramps up by its own."""
+        resource = flight.seat.resource
         if resource.status == "disabled":
             return
         resource.consecutive_cooldown = 0
         resource.cooldown_until = 0.0
+        top = RAMP_TOP if resource.max_in_flight is None else resource.max_in_flight
         for seat in resource._seats:
-            if seat.probing:
-                seat.probing, seat.probe, seat.shut = False, None, resource.status != "healthy"
+            trial = seat.trial
+            if trial is not None and (trial.limit == 1 or seat is flight.seat):
+                if trial.succeeded(top):
+                    seat.trial = None
+                seat.reckon()
         _refresh(resource)
 
     def _cool(self, flight: Flight, seconds: float | None, now: float) -> Effects:
@@ -374,7 +405,7 @@ class Rotation(Looking):
             resource._outage = next(_orders)
         until = max(resource.cooldown_until, now + seconds)
         for seat in resource._seats:
-            seat.shut, seat.probing, seat.probe = True, False, None
+            seat.shut, seat.trial = True, None
             if old == "healthy" or until > resource.cooldown_until:
                 heapq.heappush(seat.rotation.cooling, (until, seat.index, seat))
         resource.status, resource.cooldown_until = "cooling_down", until
@@ -396,15 +427,15 @@ class Rotation(Looking):
         self._revoke(resource)
         seat.disables += 1
         for other in resource._seats:
-            other.shut, other.probing, other.probe = True, False, None
+            other.shut, other.trial = True, None
         _refresh(resource)
         return [Disable(resource.resource_id, old, other, flight) for other in resource._seats]
 
-    def _reopen(self, resource: Resource[Any], *, probing: bool) -> Effects:
+    def _reopen(self, resource: Resource[Any], *, on_trial: bool) -> Effects:
         resource.status = "healthy"
         for seat in resource._seats:
             seat.shut = False
-            seat.probing, seat.probe = probing and seat.rotation._probe_on_recovery, None
+            seat.trial = Trial() if on_trial and seat.rotation._probe_on_recovery else None
             for picker in seat.pickers:
                 picker.offer(seat)
         _refresh(resource)
@@ -433,13 +464,16 @@ class Rotation(Looking):
             effects.append(Cancel(other))
         return effects
 
-    def _landed(self, flight: Flight, now: float) -> Effects | None:
+    def _landed(self, flight: Flight, now: float, *, well: bool = False) -> Effects | None:
         """A flight is over: whoever could use its place may."""
         seat = flight.seat
-        if seat.probe is flight:
-            seat.probe, seat.shut = None, seat.resource.status != "healthy"
+        if seat.trial is not None and flight.order in seat.trial.aloft:
+            seat.trial.aloft.remove(flight.order)
+            seat.reckon()
         if seat.gone:
             self._drained(flight)
+        elif self._learn is not None:
+            self._learn(seat, max(0.0, now - flight.acquired_at), now, well)
         if seat.resource._seats.prune():
             _refresh(seat.resource)  # another pool that held it was dropped
         offered = [seat.resource]
@@ -472,15 +506,23 @@ class Rotation(Looking):
 
     def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
         """Let waiters have what came free, in every rotation that holds one of these: longest wait first, of all."""
+        resources = list(resources)
         holders = [*(seat.rotation for resource in resources for seat in resource._seats), *self._back]
         waiting = {rotation: None for rotation in holders if rotation.line}
         if not waiting:
             return None
-        served = serve([(one.line, partial(one.acquire, now)) for one in waiting])
+        freed = [] if self._back else resources  # who could use none of these could not before, and cannot now
+        served = serve([(one.line, partial(one._grant, now, freed)) for one in waiting])
         for ticket in served:
             if ticket.grant is not None:
                 ticket.grant.ticket = ticket
         return [Serve(ticket) for ticket in served]
+
+    def _grant(self, now: float, freed: list[Resource[Any]], ticket: WaitTicket) -> Flight | None:
+        want = ticket.want
+        if freed and want is not ANY and not any(map(want.fits, freed)):
+            return None
+        return self.acquire(now, want, (), ticket.affinity)
 
     def _revoke(self, resource: Resource[Any]) -> None:
         """Take back what waiters were granted and have not begun to use: they stand where they stood."""
@@ -529,4 +571,5 @@ def _refresh(resource: Resource[Any]) -> None:
     alone = len(resource._seats) == 1
     for seat in resource._seats:
         draining = resource.resource_id in seat.rotation._draining
-        seat.plain = alone and not seat.probing and not draining and len(seat.pickers) == 1
+        learns = seat.rotation._learn is not None
+        seat.plain = alone and seat.trial is None and not draining and not learns and len(seat.pickers) == 1

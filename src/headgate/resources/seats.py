@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.waiters import Ticket
+from headgate.resources.fields import Affinity
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Usage, UsageStatus
 
 if TYPE_CHECKING:
@@ -25,9 +26,40 @@ class Want(NamedTuple):
 
 ANY = Want()
 
+RAMP_TOP = 64  # uses at a time from which on a resource without a limit is left alone
+
+
+class Trial:
+    """A seat's way back after a cooldown: one use at a time until a success, then 2, 4, 8 ... at a time.
+
+    Uses from before the cooldown are not counted: they prove nothing, and must not keep out those that could.
+    """
+
+    __slots__ = ("aloft", "limit", "successes")
+
+    def __init__(self) -> None:
+        self.limit: int = 1
+        self.successes: int = 0  # of this round: as many as the limit end it
+        self.aloft: set[int] = set()  # the orders of flights begun since the cooldown
+
+    @property
+    def is_full(self) -> bool:
+        """Must the next use wait for the end of one of these?"""
+        return len(self.aloft) >= self.limit
+
+    def succeeded(self, top: int) -> bool:
+        """Count a success. True: as many as `top` may be used at a time, so the trial is over."""
+        self.successes += 1
+        if self.successes >= self.limit:
+            self.limit, self.successes = 2 * self.limit, 0
+        return self.limit >= top
+
 
 class Seat:
-    """A resource's place in a rotation. Strategies read `resource`, `index` and `is_open`."""
+    """A resource's place in a rotation. Strategies read `resource`, `index`, `in_flight` and `is_open`.
+
+    `notes` is theirs: whatever they learned about the seat, seen by all pickers of the pool and gone with the seat.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -36,15 +68,15 @@ class Seat:
         "disables",
         "gone",
         "index",
+        "notes",
         "pickers",
         "plain",
-        "probe",
-        "probing",
         "resource",
         "rotation",
         "shut",
         "sibling_cancels",
         "successes",
+        "trial",
     )
 
     def __init__(self, resource: Resource[Any], rotation: Rotation, index: int) -> None:
@@ -52,12 +84,12 @@ class Seat:
         self.rotation: Rotation = rotation
         self.index: int = index
         """Its number in the rotation, rising in pool order."""
+        self.notes: Any = None
         self.pickers: tuple[Picker, ...] = ()
-        self.shut: bool = False  # cooling, disabled, or one probe is already out
+        self.shut: bool = False  # cooling, disabled, or on trial and as many in flight as that allows
         self.gone: bool = False  # removed from the rotation
-        self.probing: bool = False  # recovered and not yet proven: one flight at a time
-        self.probe: Flight | None = None
-        self.plain: bool = True  # none of the rarer things above, and no other pool holds the resource
+        self.trial: Trial | None = None  # recovered, and not yet what it was
+        self.plain: bool = True  # none of the rarer things above, nobody learns, and no other pool holds the resource
         self.acquires: int = 0
         self.successes: int = 0
         self.cooldowns: int = 0
@@ -69,6 +101,15 @@ class Seat:
         """May it be used now? (That its cooldown is over is noticed before anyone asks.)"""
         limit = self.resource.max_in_flight
         return not self.shut and (limit is None or len(self.resource._flights) < limit)
+
+    @property
+    def in_flight(self) -> int:
+        """Uses of its resource that have not ended, in whichever pool."""
+        return len(self.resource._flights)
+
+    def reckon(self) -> None:
+        """Find out whether it is shut."""
+        self.shut = self.resource.status != "healthy" or (self.trial is not None and self.trial.is_full)
 
     def stats(self, status: ResourceStatus, left: float) -> ResourceStats:
         """Its gauges and counters; `status` and the `left` of a cooldown as they are now."""
@@ -92,6 +133,13 @@ DOOMED = object()
 """In place of the handle of a flight that was to be cancelled before it could be."""
 
 
+class Interruptible(Protocol):
+    """How a use of a resource is stopped because an older one failed."""
+
+    def interrupt(self, why: str) -> None:
+        """Stop it soon, from any thread; nothing if it has ended."""
+
+
 class Flight:
     """One use of a resource. The shell keeps its handle and its request id here."""
 
@@ -102,7 +150,7 @@ class Flight:
         self.seat: Seat = seat
         self.acquired_at: float = acquired_at
         self.status: UsageStatus = "in_flight"
-        self.handle: object = None  # what interrupts it; None: it cannot or must not be cancelled
+        self.handle: Any = None  # what interrupts it (see `Interruptible`); None: it cannot or must not be
         self.request_id: str | None = None  # None: not needed so far
         self.ticket: WaitTicket | None = None  # granted to a waiter that has not begun to use it
 
@@ -114,15 +162,28 @@ class Flight:
 class WaitTicket(Ticket[Want, Flight]):
     """A waiter's place in the line of one rotation."""
 
-    __slots__ = ("deadline", "rotation", "waiter")
+    __slots__ = ("affinity", "deadline", "rotation", "waiter")
 
-    def __init__(self, want: Want, rotation: Rotation, waiter: Any = None, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        want: Want,
+        rotation: Rotation,
+        waiter: Any = None,
+        deadline: float | None = None,
+        affinity: Affinity | None = None,
+    ) -> None:
         super().__init__(want)
         self.rotation: Rotation = rotation
         self.waiter: Any = waiter
         """Whom the shell has to wake; opaque here."""
         self.deadline: float | None = deadline
         """Set for one that waits for a cooldown only: it gives up as soon as none can end before this."""
+        self.affinity: Affinity | None = affinity
+        """A preference among what comes free, and no part of the want: nobody waits longer for a favourite."""
+
+    def passes(self) -> bool:
+        """Has its waiter no use for anything now?"""
+        return bool(self.waiter.passes()) if self.waiter is not None else False
 
 
 class Totals:

@@ -25,15 +25,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from types import CoroutineType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from headgate.core.cancellation import Steered, adopt
 from headgate.core.clock import clock
+from headgate.core.weak import WeakList
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.call import AttemptTimeout, Call
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.model import Resource
+from headgate.resources.model import Resource, without_value
 from headgate.resources.plan import Plan
 from headgate.resources.reporting import Reporting
 from headgate.resources.rotation import Rotation
@@ -54,6 +55,13 @@ _orphans: deque[Flight | WaitTicket] = deque()
 _SIBLING, _TIMEOUT = "sibling", "timeout"
 
 
+class Follower(Protocol):
+    """Somebody who counts on the resources of a pool, and may not stand in its line."""
+
+    def changed(self) -> None:
+        """There is one less. From any thread."""
+
+
 class PoolShell(Reporting, Generic[T]):
     """What `ResourcePool` is made of."""
 
@@ -63,6 +71,7 @@ class PoolShell(Reporting, Generic[T]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._followers: WeakList[Follower] = WeakList()
         self._alarm: tuple[object, float] | None = None  # whom we asked to watch the next cooldown, and until when
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -200,7 +209,7 @@ class PoolShell(Reporting, Generic[T]):
     def _try(self, call: Call, waiter: Waiter | None) -> Any:
         """A Flight, or else a place in the line for `waiter`: one step, so that no release falls between."""
         bury()
-        rotation, want = self._rotation, call.plan.want
+        rotation, want, affinity = self._rotation, call.plan.want, call.plan.affinity
         taken: Flight | WaitTicket | PoolExhausted | None = None
         with turn:
             now = clock.now()
@@ -208,12 +217,12 @@ class PoolShell(Reporting, Generic[T]):
                 raise call.out_of_time(self._retry_after(call, now))
             effects = rotation.advance(now) if rotation.due(now) else None
             for avoid in call.choices():
-                taken = taken or rotation.acquire(now, want, avoid)
+                taken = taken or rotation.acquire(now, want, avoid, affinity)
             if taken is None:
                 taken = self._why_not(call, now)
             if taken is None:
                 limit = call.deadline if call.plan.waits == "for cooldown" else None
-                taken = WaitTicket(want, rotation, waiter, limit)
+                taken = WaitTicket(want, rotation, waiter, limit, affinity)
                 rotation.line.join(taken)
         self._carry_out(effects)
         if isinstance(taken, PoolExhausted):
@@ -339,7 +348,8 @@ class PoolShell(Reporting, Generic[T]):
             else:
                 effects = rotation.ended(flight, now)
                 self._retries += 1
-        self._carry_out(effects, signal.reason)
+        reason = signal.reason
+        self._carry_out(effects, without_value(reason, flight.seat.resource) if isinstance(reason, str) else None)
         self._report_released(flight, _outcome(signal))
 
     def _succeed(self, flight: Flight, outcome: events.UsageOutcome = "ok") -> None:
@@ -370,6 +380,11 @@ class PoolShell(Reporting, Generic[T]):
         bury()
         if effects:
             _carry_out(effects, reason)
+
+    def _tell_followers(self) -> None:
+        """There is one resource less."""
+        for follower in self._followers:
+            follower.changed()
 
     def _watch(self) -> None:
         """See to it that the first in line notices the end of the next cooldown."""
@@ -403,7 +418,7 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
         effect = todo.popleft()
         if isinstance(effect, Cancel):
             flight, handle = effect.flight, effect.flight.handle
-            if isinstance(handle, Steered):  # it may have ended, or opened its stream, since this was decided
+            if handle is not None and handle is not DOOMED:  # it may have ended, or opened its stream, since then
                 handle.interrupt(_SIBLING)
             owner = _owner(flight.seat)
             if events.USAGE.listeners:
@@ -421,7 +436,10 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
     for shell in touched:
         shell._watch()
     for effect in news:
-        _owner(effect.seat)._announce(effect, reason)
+        shell = _owner(effect.seat)
+        shell._announce(effect, reason)
+        if isinstance(effect, Disable):
+            shell._tell_followers()
 
 
 def bury() -> None:

@@ -9,17 +9,23 @@ So the shipped pickers are lazy heaps: one current entry per seat, never *behind
 An entry that turns out to be too optimistic when it reaches the top is put back at its true place; a seat that moved
 forward gets a new entry, and the old one is dropped when it surfaces. The heap is rebuilt when dropped entries
 outnumber the living.
+
+A picker that goes by more than the seats says so by its methods, and is asked and told accordingly: `pick_for` instead
+of `pick` is given time, chance and the call's affinity, `learn` is told how long each use took. Those that have neither
+cost nothing more for it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from headgate.errors import InvalidArgument
+from headgate.resources.fields import Affinity, is_finite
 
 if TYPE_CHECKING:
     from headgate.resources.seats import Seat
@@ -41,11 +47,48 @@ class Picker(Protocol):
         ...
 
 
+class Occasion(NamedTuple):
+    """What a pick may go by besides the seats. More fields may come."""
+
+    now: float
+    """A monotonic reading."""
+    chance: Callable[[], float]
+    """Draws a number from 0 to 1."""
+    affinity: Affinity | None = None
+    """What the call is to be kept together by."""
+
+
+class GuidedPicker(Protocol):
+    """A picker that goes by more than the seats. The rest of the contract is that of `Picker`."""
+
+    def offer(self, seat: Seat) -> None:
+        """`seat` is new, or may have moved forward."""
+
+    def withdraw(self, seat: Seat) -> None:
+        """`seat` left the pool."""
+
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        """The best open seat whose resource id is not in `skip`; the pool takes it at once."""
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What a picker of either kind may be as well.
+
+    A pool has further pickers for calls with `tags=`, and tells only its first: keep what is learned in `seat.notes`,
+    where all of them see it.
+    """
+
+    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None:
+        """A use of `seat` ended after so long. Not `well`: by a signal or cancelled, so it might have taken longer."""
+
+
 @runtime_checkable
 class Strategy(Protocol):
     """A way to choose among resources: a value that makes pickers."""
 
-    def picker(self) -> Picker:
+    def picker(self) -> Picker | GuidedPicker:
         """A new picker without seats."""
         ...
 
@@ -77,7 +120,48 @@ class weighted:  # noqa: N801
         return _Weighted()
 
 
-NAMED: dict[str, Strategy] = {"round_robin": round_robin(), "primary_backup": primary_backup(), "weighted": weighted()}
+@dataclass(frozen=True, slots=True)
+class least_latency:  # noqa: N801
+    """Of two drawn by chance the one that is likely to answer first: its latency times its uses in flight and this one.
+
+    Its latency is a moving average over `decay` seconds that takes a rise at once. An idle one's fades, so that whoever
+    was slow is tried again.
+    """
+
+    decay: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not is_finite(self.decay) or self.decay <= 0:
+            raise InvalidArgument(
+                f"decay must be a finite number of seconds > 0, got {self.decay!r}",
+                remedy="Pass about as long as a slow spell of a resource lasts, or leave it out.",
+            )
+
+    def picker(self) -> GuidedPicker:
+        """A new picker without seats."""
+        return _LeastLatency(self.decay)
+
+
+@dataclass(frozen=True, slots=True)
+class sticky:  # noqa: N801
+    """Calls with the same `affinity=` go to the same resource; while it is not eligible, to the next by hash order.
+
+    The order is the same in every process. Shares are in proportion to `Resource.weight`. Calls without an affinity go
+    as in `round_robin`.
+    """
+
+    def picker(self) -> GuidedPicker:
+        """A new picker without seats."""
+        return _Sticky()
+
+
+NAMED: dict[str, Strategy] = {
+    "round_robin": round_robin(),
+    "primary_backup": primary_backup(),
+    "weighted": weighted(),
+    "least_latency": least_latency(),
+    "sticky": sticky(),
+}
 
 
 def strategy_of(choice: object) -> Strategy:
@@ -251,3 +335,147 @@ class _Weighted(_LazyHeap):
             self._reached = max(self._reached, place)
             self._passes[seat.index] = place + 1 / seat.resource.weight
         return seat
+
+
+class _Latency:
+    """What `_LeastLatency` notes on a seat: how long a use took, as it was known at some time."""
+
+    __slots__ = ("at", "seconds")
+
+    def __init__(self, seconds: float, at: float) -> None:
+        self.seconds = seconds
+        self.at = at
+
+
+class _LeastLatency:
+    """Two choices by chance, of which the cheaper is taken.
+
+    To take the cheapest of all would send everybody to the same seat until it has slowed down, and would need an order
+    that changes with time. The seats that may be open stand in a list, in no order: drawing is an index, leaving is
+    a swap with the last. Those found shut leave it and return when they are offered.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self._seats: list[Seat] = []
+        self._places: dict[Seat, int] = {}
+
+    def offer(self, seat: Seat) -> None:
+        if seat not in self._places:
+            self._places[seat] = len(self._seats)
+            self._seats.append(seat)
+
+    def withdraw(self, seat: Seat) -> None:
+        if seat in self._places:
+            self._leave(seat)
+
+    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None:
+        known = seat.notes
+        if known is None or seconds >= known.seconds:
+            seat.notes = _Latency(seconds, now)
+        else:
+            if well:
+                weight = math.exp((known.at - now) / self._decay)
+                known.seconds = seconds + (known.seconds - seconds) * weight
+            known.at = now  # a seat that fails quickly is as slow as it was: it must not fade into the best
+
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        seats, chance = self._seats, occasion.chance
+        first = None
+        left = len(seats)  # to draw from; those that were drawn and remain stand behind
+        while left:
+            at = min(int(chance() * left), left - 1)
+            seat = seats[at]
+            left -= 1
+            self._swap(at, left)
+            if not seat.is_open:
+                self._leave(seat)
+            elif skip and seat.resource.resource_id in skip:
+                continue
+            elif first is None:
+                first = seat
+            else:
+                return min(first, seat, key=lambda one: self._cost(one, occasion.now))
+        return first
+
+    def _cost(self, seat: Seat, now: float) -> tuple[float, int]:
+        """The least first; of equals whoever has less in flight."""
+        known, load = seat.notes, seat.in_flight
+        if known is None:  # try it, and wait for what that says before sending more
+            return (math.inf if load else 0.0), load
+        return known.seconds * math.exp((known.at - now) / self._decay) * (load + 1), load
+
+    def _leave(self, seat: Seat) -> None:
+        last = len(self._seats) - 1
+        self._swap(self._places[seat], last)
+        self._seats.pop()
+        del self._places[seat]
+
+    def _swap(self, one: int, other: int) -> None:
+        seats, places = self._seats, self._places
+        seats[one], seats[other] = seats[other], seats[one]
+        places[seats[one]], places[seats[other]] = one, other
+
+
+class _Sticky(_RoundRobin):
+    """Round robin, and beside it the hash order for calls with an affinity.
+
+    Usually one of the favourites that are remembered for an affinity is open. If none is, either few seats are open at
+    all, and these are measured (`_current` has them, and some that shut since); or the affinity keeps many seats busy
+    by itself, and more of its favourites are worth remembering.
+    """
+
+    def __init__(self) -> None:
+        # Here, because hashing is slow to import and no other strategy needs it.
+        from headgate.resources.affinity import Rendezvous, stable_text
+
+        super().__init__()
+        self._seats: dict[str, Seat] = {}
+        self._rendezvous = Rendezvous()
+        self._text_of = stable_text
+
+    def offer(self, seat: Seat) -> None:
+        super().offer(seat)
+        name = seat.resource.resource_id
+        if name not in self._seats:
+            self._seats[name] = seat
+            self._rendezvous.admit(name, seat.resource.weight)
+
+    def withdraw(self, seat: Seat) -> None:
+        super().withdraw(seat)
+        if self._seats.pop(seat.resource.resource_id, None) is not None:
+            self._rendezvous.dismiss(seat.resource.resource_id)
+
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        if occasion.affinity is None:
+            return self.pick(skip)
+        text = self._text_of(occasion.affinity)
+        favourites, are_all = self._rendezvous.favourites(text)
+        while True:
+            for _, name in favourites:
+                seat = self._seats[name]
+                if seat.is_open and not (skip and name in skip):
+                    return seat
+            if are_all:
+                return None
+            usable = self._usable(skip, at_most=16 * len(favourites))
+            if usable is not None:
+                nearest = self._rendezvous.nearest(text, usable)
+                return None if nearest is None else self._seats[nearest]
+            favourites, are_all = self._rendezvous.more_favourites(text)
+
+    def _usable(self, skip: Container[str], at_most: int) -> list[str] | None:
+        """The ids of all that are open; None when there are more of them."""
+        current = self._current
+        shut, usable, seen = [], [], 0
+        for index, entry in current.items():
+            if not entry[3].is_open:
+                shut.append(index)
+                continue
+            seen += 1
+            if seen > at_most:
+                break
+            usable.append(entry[3].resource.resource_id)
+        for index in shut:
+            del current[index]  # its entry is dropped when it surfaces, and it is offered when it opens
+        return None if seen > at_most else [name for name in usable if name not in skip]

@@ -24,6 +24,10 @@ class Waiter(Protocol):
         """Tell it to look at its ticket. From any thread. False: it is gone and will never look."""
         ...
 
+    def passes(self) -> bool:
+        """Could it use nothing at all now? From any thread."""
+        ...
+
     def set_alarm(self, delay: float, ring: Callable[[], None]) -> bool:
         """Call `ring` after `delay` seconds, from its own loop or thread, if it still waits. False: it is gone."""
         ...
@@ -31,6 +35,9 @@ class Waiter(Protocol):
 
 class LoopWaiter:
     """A coroutine that waits on its own event loop."""
+
+    def passes(self) -> bool:
+        return False
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -76,6 +83,9 @@ class LoopWaiter:
 
 class ThreadWaiter:
     """A thread that waits without an event loop."""
+
+    def passes(self) -> bool:
+        return False
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from itertools import islice
 
-from headgate.errors import PoolBusy, QueueFull
+from headgate.errors import InvalidArgument, PoolBusy, QueueFull
 from headgate.tasks.admission import Answer, Policy, victims_of
+from headgate.tasks.classed_queues import MAX_CLASSES, ClassedQueue
 from headgate.tasks.fair_queues import FairQueue, ShareQueue
 from headgate.tasks.fairness import Backlogs
 from headgate.tasks.lending import Families, KeyLimits, Slot, Slots, Waits, refuse_cycle
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.queues import Queue
 from headgate.tasks.strategies import Strategy
 
@@ -29,13 +30,17 @@ class Desk:
     __slots__ = (
         "_aside",
         "_backlogs",
+        "_classed",
         "_families",
         "_limits",
+        "_need",
         "_strategy",
         "_tracked",
+        "_various",
         "_victims",
         "policy",
         "queue",
+        "shut",
         "slots",
     )
 
@@ -47,6 +52,11 @@ class Desk:
         self._families = Families()
         self._victims = victims_of(policy)
         self._limits: KeyLimits | None = None
+        self._classed = False  # are there queued tasks of several needs, or were there?
+        self._various = False  # might there be any but those that need nothing?
+        self._need: Hashable = None  # of all that are queued, as long as it is one
+        self.shut: set[Hashable] = set()
+        """Needs that nothing can serve now: tasks with these keep their turn, and do not start."""
         self.policy: Policy = policy
         self.slots: Slots = Slots(limit)
         self.queue: Queue = strategy.queue()
@@ -60,8 +70,10 @@ class Desk:
     @property
     def jain(self) -> float:
         """Jain's index of fairness between keys, lately."""
-        judged = self.queue if isinstance(self.queue, (FairQueue, ShareQueue)) else self._backlogs
-        return judged.rounds.index() if judged is not None else 1.0
+        if self._backlogs is not None:
+            return self._backlogs.rounds.index()
+        rounds = self.queue.rounds if isinstance(self.queue, (FairQueue, ShareQueue, ClassedQueue)) else None
+        return rounds.index() if rounds is not None else 1.0
 
     @property
     def depth(self) -> int:
@@ -72,29 +84,31 @@ class Desk:
         """Could this newcomer start at once? (Whatever queues while a slot is free cannot use it.)"""
         if self.slots.exhausted or self._blocked(task):
             return False
-        return all(map(self._blocked, self.slots.returning))
+        return not self.slots.returning or all(map(self._capped, self.slots.returning))
 
     def full(self) -> bool:
         """Has the queue no place left?"""
         depth = self.policy.max_depth
         return depth is not None and self.depth >= depth
 
-    def answer(self, task: TaskRecord) -> Answer:
+    def answer(self, task: TaskRecord, why: str = "") -> Answer:
         """What to do with a newcomer that can neither start nor queue; QueueFull or PoolBusy if that is nothing."""
         policy, name = self.policy, task.owner.name
         if policy.answer == "fail":
             raise QueueFull(f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows")
         if policy.answer == "busy":
-            raise PoolBusy(f"{self._why_not(task)}, and the policy of {name!r} is fail_fast")
+            raise PoolBusy(f"{self._why_not(task, why)}, and the policy of {name!r} is fail_fast")
         return policy.answer
 
-    def _why_not(self, task: TaskRecord) -> str:
+    def _why_not(self, task: TaskRecord, why: str) -> str:
         """Why it cannot start now."""
         if self.slots.exhausted:
             return f"every slot is in use ({self.slots.active} of {self.slots.limit})"
-        if self._blocked(task):
+        if self._capped(task):
             return f"the key {task.partition!r} is at its cap"
-        return "a task with a delay cannot start at once" if task.terms.due is not None else "it cannot start now"
+        if task.terms.due is not None:
+            return "a task with a delay cannot start at once"
+        return why or "it cannot start now"
 
     def victim(self, newcomer: TaskRecord | None = None) -> TaskRecord:
         """Whom to drop. The newcomer queues already, and is never the one."""
@@ -114,12 +128,16 @@ class Desk:
             self._aside.discard(task)
             if self._victims is not None:
                 self._victims.left(task)
+        if self._various or task.terms is not PLAIN:
+            self._sort(task)
         self.queue.push(task)
         if self._tracked or task.parent is not None:
             self._joined(task)
 
     def requeue(self, task: TaskRecord) -> None:
         """It waits again, first of its partition: an attempt has ended."""
+        if self._various or task.terms is not PLAIN:
+            self._sort(task)
         self.queue.push_front(task)
         self._joined(task)
 
@@ -149,8 +167,40 @@ class Desk:
             self._left(task, started=False)
 
     def _blocked(self, task: TaskRecord) -> bool:
+        """Is its key at its limit, or can nothing serve it?"""
+        return self._capped(task) or (bool(self.shut) and task.terms.need in self.shut)
+
+    def _capped(self, task: TaskRecord) -> bool:
         """Is its key at its limit?"""
         return self._limits is not None and self._limits.full(task.partition)
+
+    # -- needs ---------------------------------------------------------------------------------------------------------
+
+    def _sort(self, task: TaskRecord) -> None:
+        """One that may need something else than the others joins the queue. (Most pools know one need, or none.)"""
+        need = task.terms.need
+        if self._classed or need == self._need:
+            return
+        if not len(self.queue):
+            self._need, self._various = need, need is not None
+            return
+        self._classed = self._various = True
+        self._rebuild(None if self._limits is None else self._limits.limits)
+
+    def check_need(self, need: Hashable) -> None:
+        """InvalidArgument: too many different ones are queued already."""
+        if isinstance(self.queue, ClassedQueue):
+            known = self.queue.classes
+            if len(known) >= MAX_CLASSES and need not in known:
+                raise InvalidArgument(
+                    f"tasks with {MAX_CLASSES} different combinations of tags and exclude are queued, all that a pool "
+                    "keeps apart",
+                    remedy="Use fewer combinations, wait until some have run, or make another pool.",
+                )
+
+    def _servable(self) -> bool:
+        """May anything in the queue start, as far as needs go? (A queue of several knows by itself.)"""
+        return self._classed or self._need not in self.shut
 
     def _joined(self, task: TaskRecord) -> None:
         if self._backlogs is not None and task.partition is not None:
@@ -180,7 +230,7 @@ class Desk:
             return None
         task = self._descendant(slot) if slot.lenders else None
         if task is None:
-            task = self.queue.pop()
+            task = self.queue.pop() if not self.shut or self._servable() else None
             if task is None:
                 slots.put(slot)
                 return None
@@ -195,7 +245,7 @@ class Desk:
         if slot is None or slot.lenders or slots.returning or self._limits is not None or slots.excess:
             self.release(task)
             return None
-        heir = self.queue.pop()
+        heir = self.queue.pop() if not self.shut or self._servable() else None
         if heir is None:
             self.release(task)
             return None
@@ -232,6 +282,8 @@ class Desk:
     def unseat(self, task: TaskRecord) -> None:
         """It was given a slot and cannot use it: it is its turn still."""
         self.release(task)
+        if self._various or task.terms is not PLAIN:
+            self._sort(task)
         self.queue.put_back(task)
         self._joined(task)
 
@@ -241,10 +293,24 @@ class Desk:
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
         """Cap the active tasks of each key from now on."""
+        self._rebuild(limits)
+
+    def _rebuild(self, limits: int | Mapping[Hashable, int] | None) -> None:
+        """Put all that is queued into another queue, in the order in which it would have come out of this one."""
         if self._limits is not None:
             self._limits.lift()
-        queued = list(iter(self.queue.pop, None))
-        self.queue = self._strategy.queue(parkable=limits is not None)
+        shut, kept = set(self.shut), self.queue
+        self.shut.clear()  # else nothing of it comes out
+        accounts = kept.accounts() if isinstance(kept, (ShareQueue, ClassedQueue)) else None
+        queued = list(iter(kept.pop, None))
+        self.shut |= shut
+        parkable = limits is not None
+        if self._classed:
+            self.queue = self._strategy.classed_queue(self.shut, parkable=parkable)
+        else:
+            self.queue = self._strategy.queue(parkable=parkable)
+        if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
+            self.queue.inherit(*accounts)
         self._limits = None if limits is None else KeyLimits(limits, self.queue)
         if self._limits is not None:
             for task in self.slots.holders():
@@ -348,7 +414,7 @@ class Desk:
     def _returner(self) -> TaskRecord | None:
         slots = self.slots
         for task in () if slots.exhausted else slots.returning:
-            if not self._blocked(task):
+            if not self._capped(task):
                 del slots.returning[task]
                 slot = slots.take()
                 assert slot is not None, "there was one"

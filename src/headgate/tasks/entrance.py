@@ -28,7 +28,7 @@ from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, parse
 from headgate.tasks.records import Records, digest_of
 from headgate.tasks.reporting import Reporter
-from headgate.tasks.runner import Runner
+from headgate.tasks.runner import Supply
 from headgate.tasks.shell import TICK, PoolShell
 from headgate.tasks.strategies import KEY, Strategy
 from headgate.tasks.waiting import CURRENT, enclosing
@@ -44,10 +44,10 @@ class Entrance(PoolShell):
         ledger: Ledger,
         reporter: Reporter,
         records: Records | None,
-        runner: Runner | None,
+        supply: Supply | None,
         stale_after: float,
     ) -> None:
-        super().__init__(desk, ledger, reporter, records, runner)
+        super().__init__(desk, ledger, reporter, records, supply)
         self._strategy = strategy
         self._plain = strategy.plain
         self._fair = strategy.key
@@ -86,7 +86,9 @@ class Entrance(PoolShell):
         elif simple and (value := options.get("priority", "")).__class__ is int:
             priority = value
         elif options or not self._plain:
-            priority, key, partition, terms = parse(options, args, self._strategy, moment.now)
+            priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._supply)
+            if terms.need is not None:
+                self._desk.check_need(terms.need)
         task: TaskHandle[Any] = TaskHandle(
             self, next(self._ledger.numbers), fn, args, copy_context(), moment, parent, priority, key, partition, terms
         )
@@ -95,7 +97,7 @@ class Entrance(PoolShell):
                 known = self._known(task, terms.idempotency_key, wait)
                 if known is not None:
                     return known
-        elif self._records is None and not self._door.line:
+        elif self._records is None and not self._door.line and (self._supply is None or not self._supply.doubtful):
             desk = self._desk
             if desk.policy.max_depth is None and desk.slots.exhausted:  # _place, where it is simple: it queues
                 desk.enqueue(task)
@@ -105,13 +107,15 @@ class Entrance(PoolShell):
         return self._place(task, wait)
 
     def _place(self, task: TaskRecord, wait: bool) -> TaskRecord | Arrival:
-        desk = self._desk
+        desk, supply = self._desk, self._supply
+        if supply is not None and supply.hopeless(task) is not None:
+            return self._admit(Arrival(task), seated=False)  # to fail: see `_accept`
         if not self._door.line or task.parent is not None:
             if self._can_start(task):
                 return self._admit(Arrival(task), seated=True)
             if not desk.full() or (task.parent is not None and self._policy.answer == "block"):
                 return self._admit(Arrival(task), seated=False)
-        answer = desk.answer(task)
+        answer = desk.answer(task, "" if supply is None else supply.why_not(task))
         if answer == "block":
             return self._park(task, wait)
         if answer == "drop_newest":
@@ -167,6 +171,10 @@ class Entrance(PoolShell):
                 self._plan(terms.expires_at, "expire", task)
         if AUDIT.listeners or self._report.audit:
             self._report.submitted(task, self._desk.depth)
+        if self._supply is not None and (error := self._supply.hopeless(task)) is not None:
+            self._fail_queued(task, error)
+            self._tell_idle()
+            return
         if self._drops:
             self._make_room(task)
         if not self._desk.slots.exhausted:
@@ -310,14 +318,12 @@ class Entrance(PoolShell):
 
     def _can_start(self, task: TaskRecord) -> bool:
         """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""
-        if task.terms.due is not None or self._starved or not self._desk.startable(task):
+        if task.terms.due is not None or not self._desk.startable(task):
             return False
-        if self._runner is None:
+        if self._supply is None:
             return True
-        permit = self._runner.reserve(task)
-        if permit is not None:
-            self._permits[task] = permit
-        return permit is not None
+        task.permit = self._supply.reserve(task, stand=False)
+        return task.permit is not None
 
     # -- durable submits -----------------------------------------------------------------------------------------------
 
@@ -375,6 +381,8 @@ class Entrance(PoolShell):
             return
         self._desk.queue.idle()
         self._agenda.clear()
+        if self._desk.shut:
+            self._leave_lines()
         if self._idle and self._is_idle():
             waiting, self._idle = self._idle, []
             for future in waiting:
@@ -393,6 +401,8 @@ class Entrance(PoolShell):
         if self._loop is not None:
             raise self._elsewhere("submit()")
         self._loop = loop
+        if self._supply is not None:
+            self._supply.bound(loop)
 
     def _require_loop(self, what: str) -> None:
         if _get_running_loop() is not self._loop:

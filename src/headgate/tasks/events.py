@@ -25,6 +25,11 @@ class PoolEvent(Event):
     """The pool's name."""
     task_id: str
 
+    @property
+    def request_id(self) -> str:
+        """By what all events of one task are known, in every room: the id of its handle."""
+        return self.task_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSubmit(PoolEvent):
@@ -50,6 +55,21 @@ class PoolDequeue(PoolEvent):
     """Seconds."""
     slot: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequeue(PoolEvent):
+    """An attempt has ended and the task has not: it is queued again, first of its partition."""
+
+    name: ClassVar[str] = "pool_requeue"
+
+    reason: str
+    """What ended the attempt: what a signal said, or the type of an exception."""
+    attempt: int
+    spent: bool
+    """Does the attempt count?"""
+    resource_id: str | None = None
+    """What it ran with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

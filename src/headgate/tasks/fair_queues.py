@@ -269,7 +269,17 @@ class ShareQueue:
 
     def take(self, task: TaskRecord) -> None:
         """Take out this one, and charge it: it runs as the others do."""
-        self._charge(self._accounts[task.partition], task)
+        account = self._accounts[task.partition]
+        self._undo = task, account.start
+        self._charge(account, task)
+
+    def inherit(self, virtual: float, tags: dict[Hashable, float]) -> None:
+        """Go on with what each partition has had in another queue."""
+        self._virtual, self._past = virtual, dict(tags)
+
+    def accounts(self) -> tuple[float, dict[Hashable, float]]:
+        """Virtual time, and the tag of each partition."""
+        return self._virtual, {**self._past, **{key: account.start for key, account in self._accounts.items()}}
 
     def charge(self, task: TaskRecord) -> None:
         """It starts without having queued, and counts all the same."""

@@ -38,7 +38,7 @@ def check_function(fn: Any) -> None:
     if inspect.isasyncgenfunction(_unwrapped(fn)):
         raise InvalidType(
             f"fn must not be an async generator function, got {_name(fn)}",
-            remedy="Submit a coroutine function that returns what it collects.",
+            remedy="Take its items with `async for item in pool.stream(fn, ...)`, or submit one that returns a list.",
         )
 
 

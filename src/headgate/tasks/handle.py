@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Generic, NoReturn, TypeVar
 
+from headgate.core.clock import clock
 from headgate.errors import InvalidType, TaskCancelled, TaskExpired, TaskFailed, TaskRejected, TaskStale
 from headgate.stores.codec import Opaque
 from headgate.tasks.model import UNFINISHED, Dropped, TaskRecord, TaskSnapshot
+from headgate.tasks.story import Story, story_of
 from headgate.tasks.waiting import Callback, add_waiter, wait_for_one
 
 R = TypeVar("R")
@@ -85,6 +87,11 @@ class TaskHandle(TaskRecord, Generic[R]):
             }
         )
 
+    def story(self) -> Story:
+        """What happened to it so far, a line each with times and reasons: ``print(handle.story())``."""
+        supply = self.owner._supply
+        return story_of(self, supply, clock.wall())
+
     def __await__(self) -> Generator[Any, Any, R]:
         if self.status in UNFINISHED:
             yield from wait_for_one(self)
@@ -104,7 +111,9 @@ class TaskHandle(TaskRecord, Generic[R]):
         if status == "rejected":
             raise TaskRejected(f"{self.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
         if status == "expired":
-            raise TaskExpired(f"{self.label} did not start in time: its ttl or deadline came first")
+            if self.started is None:
+                raise TaskExpired(f"{self.label} did not start in time: its ttl or deadline came first")
+            raise TaskExpired(f"{self.label} met its deadline while it was queued again, after attempt {self.attempt}")
         if status == "stale":
             raise TaskStale(f"{self.label} was not finished when the process that owned it ended")
         raise TaskCancelled(f"{self.label} was cancelled")

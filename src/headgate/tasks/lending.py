@@ -150,6 +150,18 @@ def chain_of(waiter: TaskRecord, awaited: TaskRecord) -> list[TaskRecord] | None
     return [waiter, *reversed(chain)]
 
 
+def waiting_for(task: TaskRecord) -> set[TaskRecord]:
+    """Everyone who waits for this task, and for those who do."""
+    found: set[TaskRecord] = set()
+    todo = [task]
+    while todo:
+        waits = todo.pop().waits
+        new = set(waits.by) - found if waits is not None else set()
+        found |= new
+        todo += new
+    return found
+
+
 def refuse_cycle(waiter: TaskRecord, awaited: TaskRecord) -> None:
     """WaitCycle, with the chain, if this wait could never end."""
     chain = chain_of(waiter, awaited)
@@ -192,10 +204,10 @@ class Families:
 class KeyLimits:
     """How many tasks of one partition may be active, and how many are. A full partition is parked in its queue."""
 
-    __slots__ = ("_active", "_limits", "_queue")
+    __slots__ = ("_active", "_queue", "limits")
 
     def __init__(self, limits: int | Mapping[Hashable, int], queue: Queue) -> None:
-        self._limits = limits
+        self.limits: int | Mapping[Hashable, int] = limits
         self._queue = queue
         self._active: dict[Hashable, int] = {}
 
@@ -228,7 +240,7 @@ class KeyLimits:
     def _limit(self, key: Hashable) -> int | None:
         if key is None:  # tasks without a key have nothing in common
             return None
-        return self._limits.get(key) if isinstance(self._limits, Mapping) else self._limits
+        return self.limits.get(key) if isinstance(self.limits, Mapping) else self.limits
 
 
 def checked_limits(limits: object) -> int | dict[Hashable, int] | None:

@@ -60,7 +60,9 @@ def _waiting_for(pool: TaskPool) -> dict[str, Any] | None:
     if not desk.depth or desk.slots.exhausted:
         return None
     if len(desk.queue):
-        return {"cause": "runner" if pool._starved else "max_concurrent_per_key", "seconds": None}
+        if desk.shut and pool._supply is not None:
+            return pool._supply.waiting_for(desk.shut)
+        return {"cause": "max_concurrent_per_key", "seconds": None}
     at = pool._agenda.next_at()
     return {"cause": "delay", "seconds": max(0.0, at - clock.now())} if at is not None else None
 
@@ -70,7 +72,7 @@ def pool_stats(pool: TaskPool) -> PoolStats:
     now = clock.now()
     oldest: dict[Hashable, float] = {}
     for task in pool._desk.queue:
-        waited = now - task.moment.now
+        waited = now - task.since.now
         if waited > oldest.get(task.partition, -1.0):
             oldest[task.partition] = waited
     return stats_of(pool._ages, pool._desk.jain, oldest)

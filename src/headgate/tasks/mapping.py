@@ -37,7 +37,8 @@ def run_map(
     """Check what can be checked now, and return the results-to-be."""
     check_function(fn)
     check_items(items, window)
-    check_names(options, pool._strategy, "map()", ("ordered", "window", "return_exceptions", "progress"))
+    own = pool._supply.options if pool._supply is not None else ()
+    check_names(options, pool._strategy, "map()", ("ordered", "window", "return_exceptions", "progress", *own))
     if "idempotency_key" in options:
         raise InvalidArgument(
             "map() cannot take one idempotency_key for all items",

@@ -47,9 +47,21 @@ class Terms:
     wait_timeout: float | None = None
     cost: float | None = None
     labels: Mapping[str, Any] | None = None
+    need: Hashable = None
+    """What its runner must have for it. Tasks that need the same are served alike; opaque here."""
+    wish: Any = None
+    """What else its runner was told; opaque here."""
 
 
 PLAIN: Final = Terms()
+
+
+class Mark(NamedTuple):
+    """One thing that happened to a task, for its story."""
+
+    wall: float
+    """Unix seconds."""
+    what: str
 
 
 class TaskRecord:
@@ -74,12 +86,15 @@ class TaskRecord:
         "owner",
         "parent",
         "partition",
+        "permit",
         "priority",
+        "since",
         "slot",
         "started",
         "status",
         "task",
         "terms",
+        "trail",
         "waiters",
         "waits",
     )
@@ -109,6 +124,8 @@ class TaskRecord:
         self.key: Hashable = key
         self.partition: Hashable = partition
         self.terms: Terms = terms
+        self.since: Moment = moment
+        """When it joined the queue: submitted, or queued again."""
         self.status: TaskStatus = "queued"
         self.attempt: int = 0
         self.slot: Slot | None = None
@@ -118,6 +135,10 @@ class TaskRecord:
         self.started: Moment | None = None
         self.ended: Moment | None = None
         self.outcome: Any = None
+        self.permit: Any = None
+        """What its runner gave it for this attempt."""
+        self.trail: list[Mark] | None = None
+        """What happened on its way, for its story; None: nothing worth telling besides the fields."""
         self.before: TaskRecord | None = None
         self.after: TaskRecord | None = None
 

@@ -11,6 +11,7 @@ from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.fields import is_finite
 from headgate.tasks.idempotency import checked_window
 from headgate.tasks.model import PLAIN, Terms
+from headgate.tasks.runner import Supply
 from headgate.tasks.strategies import KEY, OPTIONS, Strategy
 
 Asked: TypeAlias = tuple[int, Hashable, Hashable, Terms]
@@ -19,10 +20,13 @@ Asked: TypeAlias = tuple[int, Hashable, Hashable, Terms]
 NOTHING: Final[Asked] = (0, None, None, PLAIN)
 
 
-def parse(options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, now: float) -> Asked:
+def parse(
+    options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, now: float, supply: Supply | None = None
+) -> Asked:
     """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be."""
     fair = strategy.key
-    check_names(options, strategy)
+    own = supply.options if supply is not None else ()
+    check_names(options, strategy, own=own)
     checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in options.items() if name in _CHECKS}
     key = checked.get(KEY)
     labels = checked.get("labels") or {}
@@ -32,6 +36,10 @@ def parse(options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, no
     terms = _terms(checked, now)
     if terms.cost is None and (cost := strategy.cost_of(args)) is not None and cost != 1.0:
         terms = replace(terms, cost=cost)
+    if supply is not None and own and not options.keys().isdisjoint(own):
+        need, wish = supply.asks({name: options[name] for name in own if name in options})
+        if need is not None or wish is not None:
+            terms = replace(terms, need=need, wish=wish)
     return checked.get("priority") or 0, key, partition, terms
 
 

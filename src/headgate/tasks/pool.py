@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import inspect
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Mapping,
+)
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
@@ -33,9 +43,10 @@ from headgate.tasks.model import Moment, PoolSnapshot, Scope, TaskRecord
 from headgate.tasks.records import Records, described, restore
 from headgate.tasks.registry import register, unregister
 from headgate.tasks.reporting import Reporter
-from headgate.tasks.runner import Runner
+from headgate.tasks.runner import Runner, Supply
 from headgate.tasks.scopes import checked_scope, identity, pipeline_of
 from headgate.tasks.strategies import Strategy, strategy_of
+from headgate.tasks.streams import run_stream
 from headgate.tasks.waiting import enclosing, wait_for
 
 R = TypeVar("R")
@@ -99,13 +110,16 @@ class TaskPool(Entrance):
             if records is not None:
                 opened.append(records.abandon)
             desk = Desk(strategy, policy, limit, key_limits)
-            super().__init__(strategy, desk, Ledger(kept), reporter, records, runner, seconds)
+            super().__init__(strategy, desk, Ledger(kept), reporter, records, self._supply_of(runner), seconds)
             self._load()
         except BaseException:
             for close in opened:
                 close()
             unregister(self)
             raise
+
+    def _supply_of(self, runner: Runner | None) -> Supply | None:
+        return None if runner is None else Supply(runner)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +136,7 @@ class TaskPool(Entrance):
         """
         entered = self._enter(fn, args, options, wait=True)
         if not isinstance(entered, Arrival):
-            return cast(TaskHandle[Any], entered)
+            return entered  # type: ignore[return-value] # `cast` would be called
         return await self._accepted(entered, options.get("wait_timeout"))
 
     @overload
@@ -136,7 +150,7 @@ class TaskPool(Entrance):
                 f"submit_nowait() cannot be used with the durable pool {self.name!r}: it would wait for the disk",
                 remedy="Use `await pool.submit(...)`.",
             )
-        return cast(TaskHandle[Any], self._enter(fn, args, options, wait=False))
+        return self._enter(fn, args, options, wait=False)  # type: ignore[return-value]
 
     @overload
     def map(
@@ -193,6 +207,14 @@ class TaskPool(Entrance):
             progress=progress,
             options=options,
         )
+
+    def stream(self, fn: Callable[..., AsyncIterator[R]], /, *args: Any, **options: Any) -> AsyncGenerator[R, None]:
+        """``async for item in pool.stream(fn, ...)``: run an async generator as a task, and take its items one by one.
+
+        It holds its slot until its last item, or until its consumer leaves. Keywords are options of `submit`. A failure
+        is raised at the consumer; `retries` count until the first item, and not after it.
+        """
+        return run_stream(self, fn, args, options)
 
     # -- records -------------------------------------------------------------------------------------------------------
 
@@ -317,7 +339,8 @@ class TaskPool(Entrance):
             self._beat.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._report.unseen(list(self._unseen), self._forgotten)
+        shown = _failure_of if self._supply is None else self._supply.shown
+        self._report.unseen(list(self._unseen), self._forgotten, shown)
         self._unseen.clear()
         if self._records is not None:
             await self._records.close()
@@ -365,6 +388,19 @@ class TaskPool(Entrance):
 
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
     """A `TaskPool` from keywords, or from one mapping of them. `stale_after_ms` is `stale_after` in milliseconds."""
+    return pool_from(TaskPool, options, keywords)
+
+
+def _failure_of(task: TaskRecord) -> str:
+    return repr(task.outcome.error)
+
+
+PoolT = TypeVar("PoolT", bound=TaskPool)
+
+
+def pool_from(kind: type[PoolT], options: Mapping[str, Any] | None, keywords: dict[str, Any]) -> PoolT:
+    """A pool of this kind from these options."""
+    known = list(inspect.signature(kind).parameters)
     if options is not None and not isinstance(options, Mapping):
         raise InvalidType(
             f"pool_create() takes one mapping of options, got {type(options).__name__}",
@@ -373,24 +409,8 @@ def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) ->
     given = {**(options or {}), **keywords}
     if "stale_after_ms" in given:
         given["stale_after"] = seconds_of(given.pop("stale_after_ms"))
-    for option in given.keys() - _OPTIONS:
-        near = difflib.get_close_matches(str(option), _OPTIONS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(_OPTIONS)}."
+    for option in given.keys() - known:
+        near = difflib.get_close_matches(str(option), known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known)}."
         raise InvalidArgument(f"pool_create() has no option {option!r}", remedy=hint)
-    return TaskPool(**given)
-
-
-_OPTIONS = (
-    "name",
-    "max_concurrent",
-    "queue",
-    "backpressure",
-    "scope",
-    "pipeline_id",
-    "stale_after",
-    "store",
-    "keep",
-    "max_concurrent_per_key",
-    "audit",
-    "runner",
-)
+    return kind(**given)

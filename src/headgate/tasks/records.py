@@ -11,7 +11,7 @@ import io
 import pickle
 import pickletools
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headgate.errors import TaskFailed
@@ -53,14 +53,21 @@ class Records:
         """An attempt has ended, and another will follow."""
         self._journal.append({"kind": "requeue", "at": at, "task": task.number})
 
-    def ended(self, task: TaskRecord, status: TaskStatus, at: float, done: Done | None = None) -> None:
-        """Its terminal state."""
+    def ended(
+        self,
+        task: TaskRecord,
+        status: TaskStatus,
+        at: float,
+        done: Done | None = None,
+        hide: Callable[[str], str] | None = None,
+    ) -> None:
+        """Its terminal state. `hide` takes out of a text what must not be written down."""
         entry: Entry = {"kind": "end", "at": at, "task": task.number, "status": status}
         outcome = task.outcome
         if status == "completed":
             entry["result"] = outcome
         elif status == "failed":
-            entry["error"] = _told(outcome)
+            entry["error"] = _told(outcome, hide)
         elif status == "rejected":
             entry["reason"], entry["policy"] = outcome
         self._seated.discard(task)
@@ -171,13 +178,15 @@ def _status(status: str) -> TaskStatus:
     return known.get(status, "stale")
 
 
-def _told(failure: Failure) -> ErrorText:
+def _told(failure: Failure, hide: Callable[[str], str] | None) -> ErrorText:
     kind = type(failure.error)
     try:
         lines = "".join(traceback.format_exception(kind, failure.error, failure.traceback))
     except Exception:
         lines = ""
     text = _text(failure.error)
+    if hide is not None:
+        text, lines = hide(text), hide(lines)
     return {"type": f"{kind.__module__}:{kind.__qualname__}", "text": text[:_LONGEST], "traceback": lines[-_LONGEST:]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +18,7 @@ from headgate.tasks.events import (
     PoolDrop,
     PoolEvent,
     PoolFinish,
+    PoolRequeue,
     PoolSubmit,
     PoolUnsaved,
     PoolUnseen,
@@ -45,9 +47,15 @@ class Reporter:
     def dequeued(self, task: TaskRecord) -> None:
         """It starts."""
         assert task.started is not None, "it starts"
-        waited = task.started.now - task.moment.now
+        waited = task.started.now - task.since.now
         slot = task.slot.number if task.slot is not None else 0
         self._tell(PoolDequeue(**self._of(task), queued_for=waited, slot=slot, attempt=task.attempt))
+
+    def requeued(self, task: TaskRecord, reason: str, spent: bool, resource_id: str | None) -> None:
+        """An attempt has ended, and another will follow."""
+        self._tell(
+            PoolRequeue(**self._of(task), reason=reason, attempt=task.attempt, spent=spent, resource_id=resource_id)
+        )
 
     def dropped(self, task: TaskRecord, replacement: TaskRecord | None, depth: int, policy: Policy) -> None:
         """It was rejected."""
@@ -68,10 +76,10 @@ class Reporter:
         error = type(task.outcome.error).__qualname__ if task.status == "failed" else None
         self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
 
-    def unseen(self, failed: list[TaskRecord], more: int) -> None:
+    def unseen(self, failed: list[TaskRecord], more: int, shown: Callable[[TaskRecord], str]) -> None:
         """The pool closes, and nobody knows that these failed, and so many more."""
         if failed and POOLS.listeners:
-            first = f"{_id(failed[0])}: {failed[0].outcome.error!r}"
+            first = f"{_id(failed[0])}: {shown(failed[0])}"
             POOLS.emit(PoolUnseen(at=clock.wall(), **self._about, count=len(failed) + more, first=first))
 
     def unsaved(self, task: TaskRecord, error: Exception) -> None:

@@ -3,14 +3,23 @@
 A pool asks its runner to `reserve` what the task needs besides a slot (a key, a place on a worker). None means not now:
 the task keeps its turn, and the pool asks again when the runner calls back. Without a runner a task needs nothing and
 runs right here, which is what `headgate.tasks.TaskPool` does by itself.
+
+A `Supply` is how the pool speaks with its runner. For a runner of somebody's own it is what this file says; for keys
+and workers `headgate.pipeline` has one that knows more: what different tasks need, when nothing can ever serve one, how
+to stand in line, and why an attempt was no failure of its task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
+from headgate.core.cancellation import primed
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.waiting import CURRENT
+
+if TYPE_CHECKING:
+    from headgate.tasks.shell import PoolShell
 
 
 class Runner(Protocol):
@@ -27,3 +36,116 @@ class Runner(Protocol):
 
     async def run(self, task: TaskRecord, permit: Any) -> Any:
         """Run it to its result, and give the permit back."""
+
+
+class Again(Exception):
+    """What a supply raises from `run`: the attempt is over, the task is not, and it is to be queued again."""
+
+    def __init__(self, reason: str, *, spent: bool, resource_id: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason: str = reason
+        self.spent: bool = spent
+        """Does it count as an attempt?"""
+        self.resource_id: str | None = resource_id
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line."""
+    try:
+        text = str(error).partition("\n")[0][:_LONGEST]
+    except Exception:
+        text = "(it cannot be shown)"
+    return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+
+
+_LONGEST = 500
+
+
+class Supply:
+    """A runner, as its pool deals with it."""
+
+    options: tuple[str, ...] = ()
+    """Keywords of `submit` that it understands."""
+
+    def __init__(self, runner: Runner | None) -> None:
+        self._runner: Any = runner
+
+    def attach(self, pool: PoolShell) -> None:
+        """This is the pool that it serves."""
+        self._runner.on_ready(pool._on_ready)
+
+    def bound(self, loop: Any) -> None:
+        """The event loop of the pool."""
+
+    def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
+        """What these keywords of its own ask for: a need, and a wish."""
+        return None, None
+
+    @property
+    def doubtful(self) -> bool:
+        """Might there be nothing for anybody?"""
+        return False
+
+    def hopeless(self, task: TaskRecord) -> Exception | None:
+        """Why nothing can ever serve this task; None: something can."""
+        return None
+
+    def reserve(self, task: TaskRecord, *, stand: bool) -> Any:
+        """A permit to run this task now, or None. With `stand`: then tell the pool when its need might be served."""
+        return self._runner.reserve(task)
+
+    def leave(self, need: Hashable) -> bool:
+        """The pool has no slot for it. Does nobody tell the pool about this need any more?"""
+        return False
+
+    def confirmed(self, task: TaskRecord) -> bool:
+        """It was given its permit before it was accepted, and starts now. May it still do so with that?"""
+        return True
+
+    def release(self, permit: Any) -> None:
+        """The task of this permit will not be run."""
+        self._runner.release(permit)
+
+    async def drive(self, pool: PoolShell, task: TaskRecord) -> None:
+        """Run it to its end, from within its own Task, and give the permit back."""
+        try:
+            await primed()
+            CURRENT.set(task)
+            permit, task.permit = task.permit, None
+            result = await self._runner.run(task, permit)
+        except BaseException as error:
+            if not pool._ended_badly(task, error):
+                raise
+        else:
+            pool._end(task, "completed", result)
+
+    def failures(self, task: TaskRecord) -> int:
+        """How many of its attempts were failures of its own."""
+        return task.attempt
+
+    def forget(self, task: TaskRecord) -> None:
+        """It has ended, and not with a result."""
+
+    def held(self, task: TaskRecord, waiting: Collection[TaskRecord]) -> list[str]:
+        """The names of all that could serve a queued task, if none of it can come free before one of `waiting` ends."""
+        return []
+
+    def why_not(self, task: TaskRecord) -> str:
+        """Why nothing serves it now; "" when that is not known."""
+        return ""
+
+    def waiting_for(self, needs: Collection[Hashable]) -> dict[str, Any]:
+        """What tasks of these needs wait for, and for how long."""
+        return {"cause": "runner", "seconds": None}
+
+    def hide(self, task: TaskRecord, text: str) -> str:
+        """This text about a task that ends, without what nobody but the task may know."""
+        return text
+
+    def shown(self, task: TaskRecord) -> str:
+        """The exception of a task that has failed, as it may be shown to people."""
+        return told(task.outcome.error)
+
+    def describe(self, permit: Any) -> str:
+        """With what and where a task of this permit ran, for its story."""
+        return ""

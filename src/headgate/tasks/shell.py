@@ -15,7 +15,7 @@ import asyncio
 import contextvars
 import inspect
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from inspect import CO_COROUTINE
@@ -24,7 +24,7 @@ from typing import Any
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
 from headgate.core.threads import call_in_thread
-from headgate.errors import StoreWriteFailed
+from headgate.errors import StoreWriteFailed, WaitCycle
 from headgate.tasks.admission import Policy
 from headgate.tasks.agenda import Agenda
 from headgate.tasks.desk import Desk
@@ -32,15 +32,18 @@ from headgate.tasks.door import Door
 from headgate.tasks.events import AUDIT
 from headgate.tasks.functions import is_async
 from headgate.tasks.ledger import Ledger
-from headgate.tasks.lending import Waits
-from headgate.tasks.model import PLAIN, Dropped, Failure, Moment, TaskRecord, TaskStatus
+from headgate.tasks.lending import Waits, waiting_for
+from headgate.tasks.model import PLAIN, Dropped, Failure, Mark, Moment, TaskRecord, TaskStatus
 from headgate.tasks.records import Records
 from headgate.tasks.reporting import Reporter
-from headgate.tasks.runner import Runner
+from headgate.tasks.runner import Again, Supply, told
+from headgate.tasks.streams import StreamBody
 from headgate.tasks.waiting import CURRENT, wake
 
 _AGES = 4096
 _UNSEEN = 1000  # failures that nobody awaited are not all kept: there may be very many
+_WAITS = "waits: "
+_MARKS = 200  # things that are remembered of one task
 TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
 
 
@@ -50,13 +53,13 @@ class PoolShell:
     name: str
 
     def __init__(
-        self, desk: Desk, ledger: Ledger, reporter: Reporter, records: Records | None, runner: Runner | None
+        self, desk: Desk, ledger: Ledger, reporter: Reporter, records: Records | None, supply: Supply | None
     ) -> None:
         self._desk = desk
         self._ledger = ledger
         self._report = reporter
         self._records = records
-        self._runner = runner
+        self._supply = supply
         self._door = Door()
         self._agenda = Agenda()
         self._ages: deque[tuple[Hashable, float]] = deque(maxlen=_AGES)  # how long the last ones waited, by partition
@@ -65,7 +68,6 @@ class PoolShell:
         self._last = Moment(float("-inf"), 0.0)
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
-        self._permits: dict[TaskRecord, Any] = {}
         self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
         self._unseen: OrderedDict[TaskRecord, None] = OrderedDict()  # failed, and nobody knows yet
         self._forgotten = 0  # and more of them
@@ -74,10 +76,9 @@ class PoolShell:
         self._timer_at = 0.0
         self._threads: ThreadPoolExecutor | None = None
         self._in_threads = 0
-        self._starved = False  # the runner refused: it calls back
         self._pumping = False
-        if runner is not None:
-            runner.on_ready(self._on_ready)
+        if supply is not None:
+            supply.attach(self)
 
     @property
     def _policy(self) -> Policy:
@@ -105,7 +106,7 @@ class PoolShell:
         self._pumping = True
         try:
             moment = None
-            while not self._starved and (task := desk.next()) is not None:
+            while (task := desk.next()) is not None:
                 if task.status == "running":
                     self._resume(task)
                 else:
@@ -129,31 +130,99 @@ class PoolShell:
         if task.terms is not PLAIN and self._is_late(task, moment.now):
             self._discard(task, "expired")
             self._pump()
-        elif self._runner is None or self._permitted(task, self._runner):
+        elif self._supply is None or self._permitted(task, self._supply):
             self._start(task, moment)
 
     def _is_late(self, task: TaskRecord, now: float) -> bool:
         """Was it to start before now, or to end?"""
         terms = task.terms
-        limit = terms.deadline if task.attempt else terms.expires_at
+        limit = terms.deadline if task.started is not None else terms.expires_at
         return limit is not None and limit <= now
 
-    def _permitted(self, task: TaskRecord, runner: Runner) -> bool:
-        """Does the runner take it? If not it goes back to the head, and all wait for the runner's call."""
-        if task in self._permits:
-            return True
-        permit = runner.reserve(task)
-        if permit is None:
-            self._starved = True
-            self._desk.unseat(task)
+    def _permitted(self, task: TaskRecord, supply: Supply) -> bool:
+        """Does the runner take it? If not it keeps its turn, and all that need the same wait for the runner's call."""
+        if task.permit is not None:
+            if supply.confirmed(task):
+                return True
+            self._release_permit(task)
+        try:
+            permit = supply.reserve(task, stand=True)
+        except Exception as error:  # nothing can ever serve it
+            self._fail_queued(task, error)
+            self._pump()
             return False
-        self._permits[task] = permit
-        return True
+        if permit is not None:
+            task.permit = permit
+            return True
+        self._desk.unseat(task)
+        self._desk.shut.add(task.terms.need)
+        if not self._refuse_stuck(task) and (why := supply.why_not(task)):
+            self._mark(task, f"{_WAITS}{why}", self._moment().wall)
+        self._pump()  # there may be others who need something else
+        return False
+
+    def _refuse_stuck(self, task: TaskRecord) -> bool:
+        """If it waits for what those have who wait for it, nobody will ever go on: it fails. Has it?"""
+        supply, waits = self._supply, task.waits
+        if supply is None or waits is None or not waits.by:
+            return False
+        held = supply.held(task, waiting_for(task))
+        if held:
+            self._fail_queued(task, _stuck(task, held))
+        return bool(held)
+
+    def _look_for_doomed(self) -> None:
+        """The runner has less than it had: fail those whom nothing can serve any more, and those who would wait for
+        ever because they are waited for by those who have what they need."""
+        supply = self._supply
+        assert supply is not None, "it tells us"
+        hopeless: dict[Hashable, bool] = {}
+        for task in list(self._desk.queued()):
+            need = task.terms.need
+            if need not in hopeless:
+                hopeless[need] = supply.hopeless(task) is not None
+            if hopeless[need] and task.status == "queued" and (error := supply.hopeless(task)) is not None:
+                self._fail_queued(task, error)
+        for waiter in list(self._desk.slots.without):
+            for task in list(waiter.waits.on) if waiter.waits is not None else ():
+                if task.status == "queued" and task.owner is self:
+                    self._refuse_stuck(task)
+        self._pump()
+
+    def _leave_lines(self) -> None:
+        """There is no slot for those who wait for something else: they do not keep it from others."""
+        supply, shut = self._supply, self._desk.shut
+        if supply is not None:
+            shut.difference_update([need for need in shut if supply.leave(need)])
 
     def _on_ready(self) -> None:
-        self._starved = False
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._pump)
+        """The runner might have something again, for whatever need. From any thread."""
+        if self._loop is None or self._loop.is_closed():
+            self._desk.shut.clear()
+        else:
+            self._loop.call_soon_threadsafe(self._reopen)
+
+    def _serve(self, needs: Collection[Hashable]) -> None:
+        """Something came free that any of these can use, once: it is for whoever is next of them."""
+        shut = self._desk.shut
+        others = shut.intersection(needs)
+        shut -= others
+        try:
+            task = None if self._pumping else self._desk.next()
+        finally:
+            shut |= others
+        if task is not None and task.status == "running":
+            self._resume(task)
+        elif task is not None:
+            self._launch(task, self._moment())
+
+    def _reopen(self, *needs: Hashable) -> None:
+        """Something came free for these, or perhaps for all."""
+        if needs:
+            self._desk.shut.difference_update(needs)
+        else:
+            self._desk.shut.clear()
+        self._pump()
 
     def _start(self, task: TaskRecord, moment: Moment) -> None:
         """It has its slot: run it."""
@@ -163,17 +232,19 @@ class PoolShell:
             self._ledger.move(task, "running")
         task.started = moment
         task.attempt += 1
-        self._ages.append((task.partition, moment.now - task.moment.now))
+        self._ages.append((task.partition, moment.now - task.since.now))
         if self._records is not None:
             self._records.started(task, moment.wall)
         code = getattr(task.fn, "__code__", None)  # is_async(), without the call for the usual function
-        if self._runner is None and ((code is not None and code.co_flags & CO_COROUTINE) or is_async(task.fn)):
+        if self._supply is None and ((code is not None and code.co_flags & CO_COROUTINE) or is_async(task.fn)):
             body = self._drive(task)
+        elif self._supply is not None:
+            body = self._supply.drive(self, task)
         else:
             body = self._drive_otherwise(task)
         body.send(None)
         terms, context = task.terms, task.context
-        if terms is not PLAIN and terms.retries and context is not None:
+        if context is not None and (self._supply is not None or (terms is not PLAIN and terms.retries)):
             context = context.copy()  # each attempt begins as the first did
         task.task = self._make_task(body, loop=self._loop, name=self.name, context=context)
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
@@ -206,19 +277,21 @@ class PoolShell:
         try:
             await primed()
             CURRENT.set(task)
-            if self._runner is not None:
-                result = await self._runner.run(task, self._permits.pop(task))
-            else:
-                result = await self._in_thread(task)
-                if inspect.isawaitable(result):
-                    result = await result
+            result = await self._call(task, task.args)
         except BaseException as error:
             if not self._ended_badly(task, error):
                 raise
         else:
             self._end(task, "completed", result)
 
-    async def _in_thread(self, task: TaskRecord) -> Any:
+    async def _call(self, task: TaskRecord, args: tuple[Any, ...]) -> Any:
+        """Call its function here, with these arguments."""
+        fn = task.fn
+        assert fn is not None, "it was submitted"
+        result = await (fn(*args) if is_async(fn) else self._in_thread(task, args))
+        return await result if inspect.isawaitable(result) else result
+
+    async def _in_thread(self, task: TaskRecord, args: tuple[Any, ...]) -> Any:
         """Call a plain function in a thread of ours. A thread cannot be interrupted, so neither can this wait."""
         loop = self._loop
         assert loop is not None and task.fn is not None, "it was submitted"  # noqa: PT018
@@ -230,7 +303,7 @@ class PoolShell:
         # another task: it has lent its slot, and still sits in its thread.
         threads._max_workers = max(threads._max_workers, self._in_threads)
         # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
-        context, fn, args = contextvars.copy_context(), task.fn, task.args
+        context, fn = contextvars.copy_context(), task.fn
         future = loop.run_in_executor(threads, lambda: context.run(call_in_thread, fn, args))
         while len(threads._threads) < self._in_threads:
             threads._adjust_thread_count()  # it may take a thread for idle that has just taken another call
@@ -252,7 +325,8 @@ class PoolShell:
     def _ended_badly(self, task: TaskRecord, error: BaseException) -> bool:
         """The body raised. True: that is all. False: its Task must raise it too."""
         asked = self._asked.pop(task, None)
-        self._release_permit(task)  # it was stopped before its runner had it
+        if task.permit is not None and self._supply is not None:
+            self._supply.release(task.permit)  # unless its runner has it: then it is released
         if asyncio._get_running_loop() is not self._loop:  # its loop was closed around it: nothing can be started
             self._desk.release(task)
             self._record_end(task, "cancelled", self._moment())
@@ -264,7 +338,13 @@ class PoolShell:
                 self._end(task, "cancelled", None)
                 return False
             error = _overdue_error(task, error)
-        if isinstance(error, Exception) and asked != "cancel" and self._retry(task):
+        if isinstance(error, Again):
+            if asked is None or asked == "timeout":
+                self._requeue(task, error.reason, spent=error.spent, resource_id=error.resource_id)
+                return True
+            self._end(task, "cancelled", None)
+            return True
+        if isinstance(error, Exception) and asked != "cancel" and self._retry(task, error):
             return True
         self._end(task, "failed", Failure(error, error.__traceback__))
         return not isinstance(error, (KeyboardInterrupt, SystemExit))
@@ -279,24 +359,59 @@ class PoolShell:
             self._discard(task, "cancelled")
             self._given_up += 1
 
-    def _retry(self, task: TaskRecord) -> bool:
+    def _retry(self, task: TaskRecord, error: Exception) -> bool:
         """Queue it again, if it has attempts and time left."""
-        terms = task.terms
+        terms, supply = task.terms, self._supply
         now = self._moment().now
-        if task.attempt > terms.retries or (terms.deadline is not None and terms.deadline <= now):
+        failures = task.attempt if supply is None else supply.failures(task)
+        if failures > terms.retries or (terms.deadline is not None and terms.deadline <= now) or _opened(task):
             return False
+        reason = told(error) if supply is None else supply.hide(task, told(error))
+        self._requeue(task, reason, spent=True, resource_id=getattr(task.permit, "resource_id", None))
+        return True
+
+    def _requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None = None) -> None:
+        """An attempt is over and the task is not: it is first of its partition, and holds nothing meanwhile."""
+        moment, terms = self._moment(), task.terms
+        self._tell_attempt(task, f"{reason}; queued again", moment.wall)
+        task.permit, task.since = None, moment
         self._stop_watching(task)
         self._desk.release(task)
         self._resume(task)
         task.task = None
         self._ledger.move(task, "queued")
         if self._records is not None:
-            self._records.requeued(task, self._moment().wall)
+            self._records.requeued(task, moment.wall)
         self._desk.requeue(task)
         if terms.deadline is not None:
             self._plan(terms.deadline, "expire", task)
+        if AUDIT.listeners or self._report.audit:
+            self._report.requeued(task, reason, spent, resource_id)
+        if not spent:
+            task.attempt -= 1
+        if self._supply is not None and (error := self._supply.hopeless(task)) is not None:
+            self._fail_queued(task, error)
+        else:
+            self._refuse_stuck(task)
         self._pump()
-        return True
+
+    # -- what its story is made of -------------------------------------------------------------------------------------
+
+    def _mark(self, task: TaskRecord, what: str, wall: float) -> None:
+        """Something happened to it that is worth telling."""
+        if task.trail is None:
+            task.trail = []
+        elif what.startswith(_WAITS) and task.trail and task.trail[-1].what.startswith(_WAITS):
+            return  # it waits still
+        if len(task.trail) < _MARKS:
+            task.trail.append(Mark(wall, what))
+
+    def _tell_attempt(self, task: TaskRecord, reason: str, wall: float) -> None:
+        """An attempt has ended, and not as its task does."""
+        started = task.started.wall if task.started is not None else wall
+        where = self._supply.describe(task.permit) if self._supply is not None else ""
+        self._mark(task, f"attempt {task.attempt} begins{where}", started)
+        self._mark(task, f"attempt {task.attempt} ends: {reason}", wall)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -326,7 +441,7 @@ class PoolShell:
                 self._tell_end(task)
             finally:
                 self._launch(heir, moment)
-        elif heir.terms is PLAIN and self._runner is None:
+        elif heir.terms is PLAIN and self._supply is None:
             self._start(heir, moment)
         else:
             self._launch(heir, moment)
@@ -337,7 +452,8 @@ class PoolShell:
         assert self._records is not None, "only durable pools write"
         done = partial(self._written, task, status, moment)
         try:
-            self._records.ended(task, status, moment.wall, done)
+            hide = None if self._supply is None else partial(self._supply.hide, task)
+            self._records.ended(task, status, moment.wall, done, hide)
         except Exception as broken:  # a store that breaks its promise never to raise: the work is done all the same
             error = StoreWriteFailed(f"the store of {self.name!r} raised in append(): {broken!r}")
             error.__cause__ = broken
@@ -361,6 +477,8 @@ class PoolShell:
         """Its terminal state: record it, and let go of what it held."""
         self._ledger.end(task, status, moment)
         task.task = task.context = None
+        if self._supply is not None and status != "completed":
+            self._supply.forget(task)
         if task.terms is PLAIN or task.terms.idempotency_key is None:
             task.fn = None
             task.args = ()
@@ -406,15 +524,27 @@ class PoolShell:
         self._record(task, status, moment)
         self._conclude(task, status, moment)
 
+    def _fail_queued(self, task: TaskRecord, error: Exception) -> None:
+        """End a task that can never start."""
+        if task.slot is None:
+            self._desk.discard(task)
+        else:
+            self._unseat(task)
+        task.outcome = Failure(error, error.__traceback__)
+        moment = self._moment()
+        self._ledger.move(task, "running")  # for no time at all: only what runs can fail
+        self._record(task, "failed", moment)
+        self._conclude(task, "failed", moment)
+
     def _unseat(self, task: TaskRecord) -> None:
         """It gives back what it was given to start, and will not."""
         self._desk.release(task)
         self._release_permit(task)
 
     def _release_permit(self, task: TaskRecord) -> None:
-        permit = self._permits.pop(task, None) if self._permits else None
-        if permit is not None and self._runner is not None:
-            self._runner.release(permit)
+        permit, task.permit = task.permit, None
+        if permit is not None and self._supply is not None:
+            self._supply.release(permit)
 
     def _record(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
         """Write down the end of a task that did not run, if this pool writes."""
@@ -443,6 +573,11 @@ class PoolShell:
     # -- waiting inside tasks ------------------------------------------------------------------------------------------
 
     def _begin_wait(self, waiter: TaskRecord, awaited: TaskRecord) -> None:
+        supply = awaited.owner._supply
+        if supply is not None and awaited.status == "queued":
+            held = supply.held(awaited, {waiter, *waiting_for(waiter)})
+            if held:
+                raise _stuck(awaited, held, waiter)
         self._desk.begin_wait(waiter, awaited)
         self._resume(waiter)  # if a part of it stood for a slot: it waits again, so it needs none
 
@@ -523,6 +658,20 @@ class PoolShell:
 
     def _require_loop(self, what: str) -> None:
         raise NotImplementedError
+
+
+def _stuck(task: TaskRecord, held: list[str], waiter: TaskRecord | None = None) -> WaitCycle:
+    first = waiter or next(iter(task.waits.by if task.waits is not None else ()))
+    return WaitCycle(
+        f"{first.label} waits for {task.label}, which can only run with {', '.join(held)}: held by tasks that wait for "
+        "it, and a resource is not lent",
+        remedy="Let the inner task run without a resource of its own, give the pool more, or submit and do not wait.",
+    )
+
+
+def _opened(task: TaskRecord) -> bool:
+    """Has a stream given out an item? Then it cannot begin again."""
+    return isinstance(task.fn, StreamBody) and task.fn.opened
 
 
 def _overdue_error(task: TaskRecord, cause: BaseException) -> TimeoutError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.fields import is_finite
+from headgate.tasks.classed_queues import ClassedQueue
 from headgate.tasks.fair_queues import FairQueue, ShareQueue
 from headgate.tasks.keyed_queues import KeyedQueue
 from headgate.tasks.queues import FifoQueue, LifoQueue, PriorityQueue, Queue
@@ -28,6 +29,10 @@ class Strategy:
     def queue(self, *, parkable: bool = False) -> Queue:
         """An empty queue in this order; with `parkable`, one whose partitions can be parked."""
         raise NotImplementedError
+
+    def classed_queue(self, shut: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
+        """The same for tasks of several needs: it passes over those in `shut`."""
+        return ClassedQueue(self.kind, shut, by_key=parkable)
 
     @property
     def plain(self) -> bool:
@@ -110,6 +115,10 @@ class FairShare(Strategy):
     def queue(self, *, parkable: bool = False) -> Queue:
         """A heap of partitions."""
         return ShareQueue(self._weight_or_one)
+
+    def classed_queue(self, shut: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
+        """A heap of partitions for each need."""
+        return ClassedQueue(self.kind, shut, weight=self._weight_or_one)
 
     @property
     def plain(self) -> bool:

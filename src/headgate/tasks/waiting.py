@@ -101,6 +101,24 @@ async def lend_while(tasks: list[TaskRecord], until: Awaitable[None]) -> None:
         await _Nested(waiter, tasks).wait(until)
 
 
+async def lend_meanwhile(until: Awaitable[None]) -> None:
+    """Await `until`, for which others may need the slot of this task: it lends it, and goes on with one again."""
+    task = enclosing()
+    waits = None if task is None else task.owner._lend_for_another(task)
+    if task is None or waits is None:
+        await until
+        return
+    pool = task.owner
+    pool._pump()
+    try:
+        await until
+    finally:
+        waits.roused -= 1
+        if not waits.roused and task.waits is waits and pool._desk.needs_slot(task):
+            pool._reclaim(task)
+    await pool._returned(task)
+
+
 async def _all_ended(tasks: list[TaskRecord], loop: asyncio.AbstractEventLoop) -> None:
     for task in tasks:
         await _until_ended(task, loop)

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Container
+from typing import Any, cast
 
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
 from headgate.resources.seats import Flight, Seat, Want
-from headgate.resources.strategies import Picker, Strategy, strategy_of
+from headgate.resources.strategies import GuidedPicker, Learner, Occasion, Picker, Strategy, strategy_of
 
 
 def check_strategy(strategy: Strategy | str, *, seed: int = 0, steps: int = 2000) -> None:
     """Drive a pool with it at random; AssertionError at the first pick that breaks the contract.
 
     A picker names an open seat that is not skipped, names one whenever there is one, forgets what is withdrawn, and
-    shares nothing with another picker of the same strategy.
+    shares nothing with another picker of the same strategy. One with `pick_for` takes time and chance from what it is
+    given: the same calls with the same numbers drawn lead to the same picks.
     """
-    drive = _Drive(_Watched(strategy_of(strategy)), random.Random(seed))
-    for step in range(steps):
-        drive.step(float(step))
+    chosen = strategy_of(strategy)
+    picks = _picks(chosen, seed, steps)
+    if hasattr(chosen.picker(), "pick_for"):
+        again = _picks(chosen, seed, steps)
+        for step, (one, other) in enumerate(zip(picks, again, strict=True)):
+            assert one == other, (
+                f"pick_for() gave {one!r} and, after the same calls and draws, {other!r} at step {step}: "
+                "draw from occasion.chance, take time from occasion.now, and share nothing between pickers"
+            )
+
+
+def _picks(strategy: Strategy, seed: int, steps: int) -> list[str | None]:
+    drive = _Drive(_Watched(strategy), random.Random(seed))
+    return [drive.step(step / 4) for step in range(steps)]
 
 
 class _Drive:
@@ -28,7 +41,8 @@ class _Drive:
     def __init__(self, strategy: _Watched, chance: random.Random) -> None:
         self.chance = chance
         self.members = [self.resource(f"r{number}") for number in range(6)]
-        self.rotation = Rotation(self.members, strategy=strategy, cooldown_table=(3.0, 9.0))
+        draws = random.Random(chance.random())  # its own, so that a picker that draws more changes nothing else
+        self.rotation = Rotation(self.members, strategy=strategy, cooldown_table=(1.0, 3.0), chance=draws.random)
         self.flights: list[Flight] = []
         self.made = len(self.members)
 
@@ -37,8 +51,8 @@ class _Drive:
         tags = [tag for tag in ("x", "y") if self.chance.random() < 0.5]
         return Resource(name, None, limit, tags=tags, weight=self.chance.choice([0.5, 1.0, 4.0]))
 
-    def step(self, now: float) -> None:
-        """One thing that happens to a pool."""
+    def step(self, now: float) -> str | None:
+        """One thing that happens to a pool; the id of what was picked, if anything was."""
         rotation, chance = self.rotation, self.chance
         if rotation.due(now):
             rotation.advance(now)
@@ -46,12 +60,16 @@ class _Drive:
         if deed < 0.5 or not self.flights:
             tags = frozenset(tag for tag in ("x", "y") if chance.random() < 0.2)
             skip = frozenset(name for name in rotation.seats if chance.random() < 0.15)
-            if flight := rotation.acquire(now, Want(tags, skip)):
+            affinity = chance.choice([None, "ann", 7, b"bob", ("acme", "ann")])
+            if flight := rotation.acquire(now, Want(tags, skip), (), affinity):
                 self.flights.append(flight)
+                return flight.seat.resource.resource_id
         elif deed < 0.94:
             flight = self.flights.pop(chance.randrange(len(self.flights)))
-            if deed < 0.85:
+            if deed < 0.8:
                 rotation.ok(flight, now)
+            elif deed < 0.85:
+                rotation.ended(flight, now)
             else:
                 rotation.cooled(flight, now=now)
         elif deed < 0.97 and len(rotation.seats) > 2:
@@ -59,6 +77,7 @@ class _Drive:
         else:
             self.made += 1
             rotation.add(self.resource(f"r{self.made}"), now)
+        return None
 
 
 class _Watched:
@@ -67,17 +86,25 @@ class _Watched:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
 
-    def picker(self) -> Picker:
+    def picker(self) -> Picker | GuidedPicker:
         picker = self._strategy.picker()
-        for method in ("offer", "withdraw", "pick"):
+        guided = hasattr(picker, "pick_for")
+        for method in ("offer", "withdraw", "pick_for" if guided else "pick"):
             assert callable(getattr(picker, method, None)), f"a picker needs a method {method}(), {picker!r} has none"
         assert picker is not self._strategy.picker(), "picker() must make a new picker each time: pools would share it"
-        return _WatchedPicker(picker)
+        watched = _WatchedGuidedPicker(picker) if guided else _WatchedPicker(picker)
+        if isinstance(picker, Learner):
+            watched.learn = picker.learn
+        return watched
 
 
-class _WatchedPicker:
-    def __init__(self, picker: Picker) -> None:
-        self._picker = picker
+class _Watching:
+    """What is the same for both kinds of pickers."""
+
+    learn: Any  # only of those that learn: a rotation looks whether it is there
+
+    def __init__(self, picker: Picker | GuidedPicker) -> None:
+        self._picker: Any = picker
         self._seats: dict[int, Seat] = {}
 
     def offer(self, seat: Seat) -> None:
@@ -88,14 +115,25 @@ class _WatchedPicker:
         self._seats.pop(id(seat), None)
         self._picker.withdraw(seat)
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def checked(self, method: str, skip: Container[str], *occasion: Occasion) -> Seat | None:
+        """What the picker's method gives, if that is allowed."""
         could = [s for s in self._seats.values() if s.is_open and s.resource.resource_id not in skip]
-        seat = self._picker.pick(skip)
+        seat = cast("Seat | None", getattr(self._picker, method)(skip, *occasion))
         if seat is None:
-            assert not could, f"pick() gave nothing, but {could[0].resource!r} is open"
+            assert not could, f"{method}() gave nothing, but {could[0].resource!r} is open"
             return None
         name = seat.resource.resource_id
-        assert id(seat) in self._seats, f"pick() gave {name!r}, which was withdrawn or never offered"
-        assert seat.is_open, f"pick() gave {name!r}, which is not open: {seat.resource!r}"
-        assert name not in skip, f"pick() gave {name!r}, which was to be skipped"
+        assert id(seat) in self._seats, f"{method}() gave {name!r}, which was withdrawn or never offered"
+        assert seat.is_open, f"{method}() gave {name!r}, which is not open: {seat.resource!r}"
+        assert name not in skip, f"{method}() gave {name!r}, which was to be skipped"
         return seat
+
+
+class _WatchedPicker(_Watching):
+    def pick(self, skip: Container[str]) -> Seat | None:
+        return self.checked("pick", skip)
+
+
+class _WatchedGuidedPicker(_Watching):
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+        return self.checked("pick_for", skip, occasion)

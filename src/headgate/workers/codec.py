@@ -25,6 +25,7 @@ from typing import Any, cast
 
 from headgate.context.variables import bare
 from headgate.errors import InvalidType, RemoteError
+from headgate.resources.model import Resource
 from headgate.workers.arrivals import Scope, loads
 from headgate.workers.functions import modules_by_value, take_mains_by_value
 from headgate.workers.parcels import INLINE, Parcel, Payload
@@ -138,6 +139,8 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
     if not kwargs:
         for value in args:
             kind = type(value)
+            if kind is Resource:  # what a task of a TaskPool runs with: as easy as what it stands for
+                value, kind = value.value, type(value.value)
             if kind not in _ATOMS or (kind is bytes and len(value) >= INLINE):
                 break
         else:

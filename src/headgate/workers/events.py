@@ -81,6 +81,8 @@ class TaskDispatched(Event):
     task: str
     tag: str
     uid: str
+    request_id: str | None = None
+    """The id of the task of a TaskPool that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +98,5 @@ class TaskFinished(Event):
     outcome: str
     """returned, raised, cancelled or lost."""
     exception: TaskException | None
+    request_id: str | None = None
+    """The id of the task of a TaskPool that it belongs to."""

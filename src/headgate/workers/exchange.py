@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from headgate.workers.model import FunctionForm
 from headgate.workers.parcels import Borrowed, Lending, Loans, Parcel, Payload, Transfers, segments_of
@@ -35,6 +35,27 @@ Advance = Literal["next", "send", "throw", "close"]
 """What a generator is to do."""
 
 
+class Request(Protocol):
+    """What a call is a part of: a task of a pool, which wants to be told, and knows what must not be."""
+
+    @property
+    def request_id(self) -> str:
+        """Its id, on every event."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """For whom it runs; "": for nobody in particular."""
+        ...
+
+    def placed(self, uid: str) -> None:
+        """A worker was given the call."""
+
+    def hide(self, text: str) -> str:
+        """This text, without secrets of the request."""
+        ...
+
+
 class Outgoing:
     """A call, as the client's end of a session keeps it."""
 
@@ -48,9 +69,11 @@ class Outgoing:
         "lending",
         "number",
         "prefetch",
+        "request",
         "started",
         "task",
         "tell_start",
+        "tenant",
         "timeout",
         "transfer",
         "waiter",
@@ -67,6 +90,8 @@ class Outgoing:
         waiter: Any = None,
         prefetch: int = 0,
         context: bytes = b"",
+        tenant: str = "",
+        request: Any = None,
     ) -> None:
         self.task: int = task
         """The number of the task in this process."""
@@ -88,6 +113,9 @@ class Outgoing:
         self.prefetch: int = prefetch
         self.context: bytes = context
         """What is set in the caller's Context; opaque here, as in all that follows."""
+        self.tenant: str = tenant
+        self.request: Any = request
+        """What it is a part of, if it was not called by itself (see `Request`)."""
         self.exchange: Any = None
         """Of a generator: what its worker knows of that; the shell's."""
         self.backlog: Any = None
@@ -120,6 +148,7 @@ class Begun(NamedTuple):
     tell_start: bool
     prefetch: int = 0
     context: bytes = b""
+    tenant: str = ""
 
 
 class Stepped(NamedTuple):

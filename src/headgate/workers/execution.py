@@ -109,7 +109,8 @@ class Running:
     def describe(self) -> Task:
         """It, as routines and hooks see it."""
         begun = self.begun
-        return Task(self.id, begun.caller or None, begun.function.tag, begun.timeout or None)
+        tenant = begun.tenant or None
+        return Task(self.id, begun.caller or None, begun.function.tag, begun.timeout or None, tenant)
 
 
 Outcome = tuple[Any, int, Kind | None, bytes | Parcel, bool, int, bytes]

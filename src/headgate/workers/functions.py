@@ -64,12 +64,12 @@ def tag_of(fn: Any) -> str:
 class Traveller:
     """A function that is sent to workers: remembers how it was sent last."""
 
-    __slots__ = ("_form", "_seen", "_slow", "_thread", "_warned", "fn", "generator", "tag")
+    __slots__ = ("_form", "_seen", "_slow", "_warned", "fn", "generator", "tag", "thread")
 
     def __init__(self, fn: Any, thread: bool) -> None:
         self.fn: Any = fn
         self.tag: str = _plain(tag_of(fn))
-        self._thread = thread
+        self.thread: bool = thread
         self.generator: bool = inspect.isasyncgenfunction(fn)
         self._form: FunctionForm | None = None
         self._seen: list[tuple[Any, Any, Any]] | None = None  # what a form by value was made of; None: by reference
@@ -99,7 +99,7 @@ class Traveller:
                 qualname=fn.__qualname__,
                 digest=code_digest(fn.__code__) if hasattr(fn, "__code__") else b"",
                 python=PYTHON,
-                thread=self._thread,
+                thread=self.thread,
                 generator=self.generator,
                 file=_plain(getattr(getattr(fn, "__code__", None), "co_filename", "")),
             )
@@ -121,9 +121,7 @@ class Traveller:
             ) from error
         if not self._warned:
             self._warn(len(value), clock.now() - began)
-        form = FunctionForm(
-            tag=self.tag, value=value, fresh=seen is None, thread=self._thread, generator=self.generator
-        )
+        form = FunctionForm(tag=self.tag, value=value, fresh=seen is None, thread=self.thread, generator=self.generator)
         self._form, self._seen = (form, seen) if seen is not None else (None, None)
         return form
 
@@ -154,7 +152,7 @@ def importable(decorated: Any) -> bool:
     if found is None or getattr(found, "__spec__", None) is None:  # made by hand: no file to import it from
         return False
     try:
-        return any(inner is decorated for inner in _inside(_reach(found, decorated.__qualname__)))
+        return any(inner is decorated for inner in inside(_reach(found, decorated.__qualname__)))
     except AttributeError:
         return False
 
@@ -169,7 +167,7 @@ def _reach(module: Any, qualname: str) -> Any:
     return found
 
 
-def _inside(found: Any) -> Iterator[Any]:
+def inside(found: Any) -> Iterator[Any]:
     """It, and what it wraps: methods, properties, decorators above the routine."""
     for _ in range(32):
         yield found
@@ -423,7 +421,7 @@ def _imported(definition: Definition) -> Any:
             f"{definition.module} on the worker ({getattr(module, '__file__', '?')}) has no {definition.qualname}",
             remedy=f"Give workers the same code as the client, which has it in {definition.file}.",
         ) from error
-    routine = next(filter(None, map(routine_of, _inside(found))), None)
+    routine = next(filter(None, map(routine_of, inside(found))), None)
     fn = routine.fn if routine is not None else getattr(found, "__func__", found)
     key = (definition.module, definition.qualname)
     code = getattr(fn, "__code__", None)

@@ -21,6 +21,8 @@ class Task:
     """Which function: ``module.qualname:line``."""
     timeout: float | None = None
     """Seconds it may run."""
+    tenant: str | None = None
+    """For whom it runs: the fairness key of the task of a TaskPool that it belongs to."""
 
 
 class TaskException(NamedTuple):

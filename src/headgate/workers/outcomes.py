@@ -38,7 +38,15 @@ def task_id(call: Outgoing) -> str:
 def tell_dispatched(routine: Routine, call: Outgoing, connection: Connection) -> None:
     """A worker is given a call."""
     if TASKS.listeners:
-        TASKS.emit(TaskDispatched(at=clock.wall(), task=task_id(call), tag=routine.tag, uid=connection.metadata.uid))
+        TASKS.emit(
+            TaskDispatched(
+                at=clock.wall(),
+                task=task_id(call),
+                tag=routine.tag,
+                uid=connection.metadata.uid,
+                request_id=None if call.request is None else call.request.request_id,
+            )
+        )
 
 
 def tell_ended(
@@ -46,6 +54,9 @@ def tell_ended(
 ) -> None:
     """A call has its outcome."""
     if TASKS.listeners:
+        request = call.request
+        if request is not None and exception is not None:
+            exception = TaskException(exception.type, request.hide(exception.traceback))
         TASKS.emit(
             TaskFinished(
                 at=clock.wall(),
@@ -54,6 +65,7 @@ def tell_ended(
                 uid=connection.metadata.uid,
                 outcome=outcome,
                 exception=exception,
+                request_id=None if request is None else request.request_id,
             )
         )
 
@@ -77,12 +89,15 @@ def lost(routine: Routine, call: Outgoing, connection: Connection, *, stopped: b
     what = "was stopped" if stopped else "was lost"
     why = "it did not wait for the task to end" if stopped else connection.reason
     retries = routine.options.retries
+    remedy = f"All its attempts (retries={retries}) were lost so: see what ends the workers." if retries else None
+    if remedy is None and call.request is not None:
+        remedy = "Use `submit(..., retries=n)` for a task that may run twice; it then goes to another worker."
     return WorkerLost(
         f"worker {uid} (pid {pid}) {what} while it had task {task} ({routine.tag}): {why}. "
         "The task may have run, in part or whole",
         task=task,
         worker=uid,
-        remedy=f"All its attempts (retries={retries}) were lost so: see what ends the workers." if retries else None,
+        remedy=remedy,
     )
 
 

@@ -31,7 +31,7 @@ from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, checked_
 from headgate.workers.codec import dump_arguments, load_exception
 from headgate.workers.connection import Connection, Happening
 from headgate.workers.events import TASKS, WORKERS, WorkerBlocked, WorkerUnblocked
-from headgate.workers.exchange import CONFIRMATION, UNREAD, Answer, Outgoing
+from headgate.workers.exchange import CONFIRMATION, UNREAD, Answer, Outgoing, Request
 from headgate.workers.model import Report, Task, TaskException, WorkerMetadata, WorkerState, WorkerView
 from headgate.workers.outcomes import (
     INSIDE,
@@ -246,11 +246,12 @@ class Proxy:
         caller: str,
         running: Any = None,
         to: str = "",
+        request: Request | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Run it on a worker, or on the one whose uid is `to`; returns or raises what it does there. On a worker
         `running` is the call that makes it."""
         running = running or CALLER.get()
-        return self.place(routine, args, kwargs, limit, caller, running, self._finished, to=to)
+        return self.place(routine, args, kwargs, limit, caller, running, self._finished, to=to, request=request)
 
     def _finished(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer, running: Any) -> Any:
         """It ran: return or raise what it did."""
@@ -284,6 +285,7 @@ class Proxy:
         backlog: Any = None,
         exchange: Any = None,
         to: str = "",
+        request: Request | None = None,
     ) -> Any:
         """Have a worker take it, and wait for its first answer: it returned, raised, was cancelled, or yielded. Gives
         what `done` makes of that: one coroutine, not two, is what most calls are made of."""
@@ -301,7 +303,9 @@ class Proxy:
         attempts = options.retries if not to else 0
         tried: dict[str, str] = {}
         until = None if limit is None else clock.now() + limit
+        tenant = "" if request is None else request.tenant
         if running is not None:
+            tenant = tenant or running.begun.tenant
             running.begins_to_wait()
         try:
             while True:
@@ -321,8 +325,12 @@ class Proxy:
                     waiter,
                     options.prefetch,
                     context,
+                    tenant,
+                    request,
                 )
                 call.backlog, call.exchange = backlog, exchange
+                if request is not None:
+                    request.placed(connection.metadata.uid)
                 if TASKS.listeners:
                     tell_dispatched(routine, call, connection)
                 self._calls[call] = None
@@ -368,9 +376,10 @@ class Proxy:
         limit: float | None,
         caller: str,
         running: Any = None,
+        request: Request | None = None,
     ) -> Stream:
         """A generator, to be run on a worker from its first step on."""
-        return Stream(self, routine, args, kwargs, limit, caller, running or CALLER.get())
+        return Stream(self, routine, args, kwargs, limit, caller, running or CALLER.get(), request)
 
     def check_size(self, routine: Routine, payload: bytes | Parcel) -> None:
         """InvalidArgument: it is too long to be sent."""
@@ -548,6 +557,7 @@ class Proxy:
     async def cancelled(self, connection: Connection, call: Outgoing, error: asyncio.CancelledError) -> Answer:
         """The caller was cancelled: tell the worker and wait for the routine to end. Returns what it ended with, if it
         swallowed the cancellation."""
+        patient = call.request is not None  # its task holds a resource: that is in use until this has ended
         deadline = clock.now() + CONFIRMATION
         told = False
         before: list[Answer] = []  # items that were on their way
@@ -573,7 +583,7 @@ class Proxy:
                 call.waiter = call.backlog.popleft()
                 continue
             call.waiter = self.loop.create_future()
-            scope = asyncio.timeout(max(0.0, deadline - clock.now()))
+            scope = asyncio.timeout(None if patient else max(0.0, deadline - clock.now()))
             try:
                 async with scope:
                     await call.waiter
@@ -625,8 +635,8 @@ class Proxy:
             error = load_exception(answer.payload, scope)
         if TASKS.listeners:
             notes = getattr(error, "__notes__", None)
-            text = notes[-1] if isinstance(notes, list) and notes else ""
-            tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, str(text)))
+            text = str(notes[-1]) if isinstance(notes, list) and notes else ""
+            tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, text))
         if failures:
             carriage.tell(routine.tag, failures, error)
         context = error.__context__

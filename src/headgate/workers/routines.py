@@ -68,7 +68,7 @@ def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Any:
     routine = Routine(fn, options)
 
     if inspect.isasyncgenfunction(fn):
-        made: Any = functools.wraps(fn)(_generator_over(lambda args, kwargs: open_stream(routine, args, kwargs)))
+        made: Any = functools.wraps(fn)(generator_over(lambda args, kwargs: open_stream(routine, args, kwargs)))
     else:
 
         @functools.wraps(fn)
@@ -81,7 +81,7 @@ def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Any:
     return made
 
 
-def _generator_over(begin: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., AsyncGenerator[Any, Any]]:
+def generator_over(begin: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., AsyncGenerator[Any, Any]]:
     """A generator function of Python's own: what it makes is advanced, closed and abandoned in Python's own ways.
 
     `begin` gives a stream (see `streams`), and for each step the generator has the stream do what was done to it.
@@ -100,6 +100,19 @@ def _generator_over(begin: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> 
             item = await stream.advance(what, value)
 
     return generate
+
+
+def as_routine(fn: Any, options: RoutineOptions) -> Routine:
+    """A function that nobody decorated, to be called on a worker all the same."""
+    made = fn if hasattr(fn, "__code__") else _as_function(fn)
+    routine = Routine(made, options)
+    routine.decorated = made
+    return routine
+
+
+def dispatch_limit() -> float | None:
+    """Seconds in which a call must have begun here."""
+    return _DISPATCH_TIMEOUT.get()
 
 
 def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
@@ -296,7 +309,7 @@ def _as_function(fn: Any) -> Any:
     """For bound methods, partials, builtins and objects with `__call__`: a function that calls it."""
     target = fn if inspect.ismethod(fn) or inspect.isbuiltin(fn) else getattr(fn, "func", fn)
     if inspect.isasyncgenfunction(target) or inspect.isasyncgenfunction(type(target).__call__):
-        made: Any = _generator_over(lambda args, kwargs: _Here(fn(*args, **kwargs)))
+        made: Any = generator_over(lambda args, kwargs: _Here(fn(*args, **kwargs)))
     elif inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:

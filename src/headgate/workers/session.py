@@ -400,6 +400,8 @@ class ClientSession(Side):
             frame.tell_start = True
         if call.prefetch:
             frame.prefetch = call.prefetch
+        if call.tenant:
+            frame.tenant = call.tenant
         if call.context:
             frame.context = call.context
             defined += len(call.context)
@@ -533,6 +535,7 @@ class WorkerSession(Side):
             call.tell_start,
             call.prefetch,
             call.context,
+            call.tenant,
         )
         self.open[call.number] = begun
         return begun

@@ -15,7 +15,7 @@ from headgate.errors import InvalidArgument, PoolClosed, RoutineTimeout, WorkerL
 from headgate.workers import carriage
 from headgate.workers.arrivals import loads
 from headgate.workers.codec import dump_sent, dump_thrown
-from headgate.workers.exchange import CONFIRMATION, Advance, Answer, Outgoing
+from headgate.workers.exchange import CONFIRMATION, Advance, Answer, Outgoing, Request
 from headgate.workers.outcomes import unreadable
 from headgate.workers.parcels import Parcel
 from headgate.workers.routines import END
@@ -41,11 +41,13 @@ class Stream:
         limit: float | None,
         caller: str,
         running: Any = None,
+        request: Request | None = None,
     ) -> None:
         self._proxy = proxy
         self._routine = routine
         self._called = (args, kwargs, limit, caller, running)
         self._running = running
+        self._request = request
         self._prefetch = routine.options.prefetch
         self._backlog: deque[Answer] = deque()
         self._flight: Flight | None = None
@@ -88,7 +90,16 @@ class Stream:
             self._called = ((), {}, None, "", None)
             try:
                 placed: Placed = await proxy.place(
-                    self._routine, args, kwargs, limit, caller, running, _placed, self._backlog, self._exchange
+                    self._routine,
+                    args,
+                    kwargs,
+                    limit,
+                    caller,
+                    running,
+                    _placed,
+                    self._backlog,
+                    self._exchange,
+                    request=self._request,
                 )
             except BaseException:
                 self._over = True

@@ -1,6 +1,7 @@
 """Naive models of what orders, counts and remembers tasks: plain lists and linear scans, each rule as it is documented.
 
     FifoModel .. KeyedModel    the queues
+    ClassedModel               a queue of tasks that need different things
     RoundsModel                Jain's index, from a log of what happened
     OldestModel, BacklogModel  who is dropped
     LedgerModel                states, counts, keys and which records are kept
@@ -11,7 +12,7 @@ They are slow on purpose: whatever is asked, everything is looked at again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,10 +34,11 @@ def record(
     parent: TaskRecord | None = None,
     terms: Terms | None = None,
     owner: Any = OWNER,
+    need: Hashable = None,
 ) -> TaskRecord:
     """A queued task."""
     if terms is None:
-        terms = PLAIN if cost is None else Terms(cost=cost)
+        terms = PLAIN if cost is None and need is None else Terms(cost=cost, need=need)
     return TaskRecord(owner, number, None, (), None, START, parent, priority, key, key, terms)
 
 
@@ -278,6 +280,113 @@ class KeyedModel(Partitioned):
 
     def turn(self) -> Hashable:
         return min(self.eligible(), key=lambda key: self.ranks[self.partitions[key].first()])
+
+
+class ClassedModel:
+    """One line of all that are queued; whose need is in `shut` or whose key is parked is passed over, one by one.
+
+    A key has one place in the ring and one tag, whatever its tasks need. Of keys with the same tag, the one whose first
+    task stands before the others' in the line.
+    """
+
+    def __init__(self, kind: str, shut: Collection[Hashable], weight: Callable[[Hashable], float]) -> None:
+        self.kind = kind
+        self.shut = shut
+        self.weight = weight
+        self.line: list[TaskRecord] = []
+        self.parked: set[Hashable] = set()
+        self.ring: list[Hashable] = []  # keys that are queued and not parked
+        self.tags: dict[Hashable, float] = {}  # never forgotten
+        self.virtual = 0.0
+        self.before: tuple[list[TaskRecord], list[Hashable], dict[Hashable, float], float] = ([], [], {}, 0.0)
+
+    def push(self, task: TaskRecord) -> None:
+        self._came(task.partition)
+        self.line.insert(0 if self.kind == "lifo" else len(self.line), task)
+
+    def push_front(self, task: TaskRecord) -> None:
+        self._came(task.partition)
+        self.line.insert(0, task)
+
+    def _came(self, key: Hashable) -> None:
+        if key not in self.keys():
+            self.tags[key] = max(self.virtual, self.tags.get(key, 0.0))
+            if key not in self.parked:
+                self.ring.append(key)
+
+    def keys(self) -> set[Hashable]:
+        return {task.partition for task in self.line}
+
+    def ready(self) -> list[TaskRecord]:
+        return [task for task in self.line if task.terms.need not in self.shut and task.partition not in self.parked]
+
+    def first(self) -> TaskRecord | None:
+        """The first of several that are equal, as `min` and `max` find it."""
+        ready = self.ready()
+        if self.kind == "priority":
+            return max(ready, key=lambda task: task.priority, default=None)
+        if self.kind == "fair_round_robin":
+            return min(ready, key=lambda task: self.ring.index(task.partition), default=None)
+        if self.kind == "fair_share":
+            return min(ready, key=lambda task: self.tags[task.partition], default=None)
+        return ready[0] if ready else None
+
+    def pop(self) -> TaskRecord | None:
+        task = self.first()
+        if task is None:
+            return None
+        key = task.partition
+        self.before = list(self.line), list(self.ring), dict(self.tags), self.virtual
+        self.virtual = self.tags[key] = max(self.tags[key], self.virtual)  # who was passed over claims one turn
+        self.take(task)
+        if key in self.ring:
+            self.ring.remove(key)
+            self.ring.append(key)
+        return task
+
+    def put_back(self) -> None:
+        """All is as it was before the pop."""
+        self.line, self.ring, self.tags, self.virtual = self.before
+
+    def take(self, task: TaskRecord) -> None:
+        self.tags[task.partition] += cost_of(task) / self.weight(task.partition)
+        self.remove(task)
+
+    def refuse(self, task: TaskRecord) -> None:
+        """It is taken out of turn and put back: first of all, and nothing was spent."""
+        tag = self.tags[task.partition]
+        self.remove(task)
+        self.push_front(task)
+        self.tags[task.partition] = tag
+
+    def remove(self, task: TaskRecord) -> None:
+        self.line.remove(task)
+        if task.partition in self.ring and task.partition not in self.keys():
+            self.ring.remove(task.partition)
+
+    def charge(self, task: TaskRecord) -> None:
+        key = task.partition
+        if key not in self.keys():
+            self.tags[key] = self.virtual = max(self.virtual, self.tags.get(key, 0.0))
+        self.tags[key] += cost_of(task) / self.weight(key)
+
+    def park(self, key: Hashable) -> None:
+        self.parked.add(key)
+        if key in self.ring:
+            self.ring.remove(key)
+
+    def unpark(self, key: Hashable) -> None:
+        if key in self.parked and key in self.keys():
+            self.ring.append(key)
+            self.tags[key] = max(self.tags[key], self.virtual)
+        self.parked.discard(key)
+
+    def idle(self) -> None:
+        self.tags.clear()
+        self.virtual = 0.0
+
+    def __iter__(self) -> Iterator[TaskRecord]:
+        return iter(self.line)
 
 
 # -- fairness ----------------------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ class World:
         """And try again."""
         if (task := self.pick(self.idlers())) is not None:
             self.joined[task] = self.steps = self.steps + 1
-            assert task.owner._retry(task)
+            assert task.owner._retry(task, OSError())
 
     def cancel(self) -> None:
         task = self.pick(self.unfinished())
@@ -545,7 +545,7 @@ def test_f42_an_ancestor_that_was_roused_and_failed_meanwhile_only_queues() -> N
     assert parent.slot is None, "it lends, since it may wait for its child in a way that cannot be seen"
     assert grandchild.status == "running"
     world.joined[parent] = 99
-    assert home._retry(parent)
+    assert home._retry(parent, OSError())
     world.check()
     home._end(grandchild, "completed", None)
     world.check()
@@ -561,7 +561,7 @@ def test_f42_families_forget_whoever_left_the_queue() -> None:
     child = world.submit(parent, away, None)
     other = world.submit(pool=home, key=None)
     world.joined[parent] = 99
-    assert home._retry(parent)
+    assert home._retry(parent, OSError())
     home.desk.unseat(parent)
     parent.status = "queued"
     away._end(grandparent, "completed", None)
@@ -583,7 +583,7 @@ def test_f42_a_part_that_outlives_its_attempt_takes_no_slot() -> None:
     assert awaited.status == "running"
     world.parts.remove(part)
     world.joined[task] = 99
-    assert pool._retry(task)
+    assert pool._retry(task, OSError())
     assert task.status == "queued"
     pool._end(awaited, "completed", None)
     while not part.step():
@@ -634,7 +634,7 @@ def test_f42_a_part_that_stands_for_a_slot_goes_on_when_its_task_is_done(how: st
         home._end(task, "completed", None)
     else:
         world.joined[task] = 99
-        assert home._retry(task)
+        assert home._retry(task, OSError())
     home._end(borrower, "completed", None)
     assert part.ready
     assert part.step()

@@ -88,7 +88,7 @@ class Definition(_message.Message):
     def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch")
+    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class Call(_message.Message):
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LOAN_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     number: int
     function: int
     arguments: bytes
@@ -111,7 +112,8 @@ class Call(_message.Message):
     context: bytes
     loan: Loan
     prefetch: int
-    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "kind", "count", "payload", "transfer", "loan", "context")
