@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import sys
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from datetime import timedelta
 from inspect import CO_COROUTINE
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
 from headgate.core.cancellation import primed
 from headgate.errors import (
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from headgate.tasks.admission import Policy
     from headgate.tasks.handle import TaskHandle
     from headgate.tasks.shell import PoolShell
+    from headgate.workers.placing import Placing
     from headgate.workers.pool import WorkerPool
 
 __all__ = ["TaskPool", "pool_create"]
@@ -292,13 +292,38 @@ def _opened(permit: Permit, flight: Flight) -> None:
     flight.handle = None
 
 
-class Past(NamedTuple):
-    """What remains of a permit when its task has ended, for the story."""
+Past = tuple[str | None, str | None, str | None]
+"""What remains of a permit when its task has ended: resource, worker, and how its failure may be shown to people."""
 
-    resource_id: str | None
-    worker: str | None
-    shown: str | None = None
-    """How its failure may be shown to people."""
+
+class _Remote:
+    """A task that runs on a worker and that nobody awaits: its answer ends it."""
+
+    __slots__ = ("_line", "_permit", "_pool", "_task")
+
+    def __init__(self, line: Line, pool: PoolShell, task: TaskRecord, permit: Permit) -> None:
+        self._line = line
+        self._pool = pool
+        self._task = task
+        self._permit = permit
+
+    def returned(self, result: Any) -> None:
+        """What the function returned there."""
+        try:
+            self._line._succeed(self._task, self._permit, result)
+        except Exception as error:
+            self._pool._ended_badly(self._task, error)
+        else:
+            self._pool._end(self._task, "completed", result)
+
+    def raised(self, error: BaseException) -> bool:
+        """What it raised there, or on the way."""
+        outcome = self._line._outcome(self._task, self._permit, error)
+        return not self._pool._ended_badly(self._task, outcome) and outcome is error
+
+    def unplaced(self) -> None:
+        """No worker has run it: it waits for one in a Task."""
+        self._pool._make(self._task)
 
 
 class Line(Supply):
@@ -307,7 +332,7 @@ class Line(Supply):
     def __init__(self, resources: ResourcePool[Any] | None, workers: WorkerPool | None) -> None:
         super().__init__(None)
         self._leases = None if resources is None else Leases(resources, self._came_free, self._got_less, self._is_full)
-        self._placing = None if workers is None else _Placing(workers)
+        self._placing = None if workers is None else _placing_on(workers)
         self._pool: Any = None
         self._vacating = False  # a task that ends gives back its resource now, and its slot next
         self._calls: dict[TaskRecord, Call] = {}  # of tasks that have had a verdict
@@ -422,45 +447,79 @@ class Line(Supply):
         All of it in one coroutine: it is what every task goes through.
         """
         permit: Permit = task.permit
-        leases, flight, resource = self._leases, permit.flight, permit.resource
+        flight = permit.flight
         try:
             await primed()
             CURRENT.set(task)
             if permit.doomed:
                 raise asyncio.CancelledError
             fn: Any = task.fn
-            args = task.args if flight is None else (resource, *task.args)
+            args = task.args if flight is None else (permit.resource, *task.args)
             if self._placing is not None:
-                result = await self._placing.begin(task, args, permit)
+                result = await self._place(self._placing, pool, task, args, permit)
             elif fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
                 result = await fn(*args)
             else:
                 result = await pool._call(task, args)
-            if leases is not None and flight is not None:
-                if leases.pool._classify is not None and (signal := leases.judged(flight, result)) is not None:
-                    permit.flight = None
-                    raise self._after(leases, task, flight, signal, signal)
-                permit.flight = None
-                if events.USAGE.listeners or events.RUN.listeners:
-                    flight.request_id = permit.request_id
-                self._vacating = True
-                leases.succeeded(flight, task.attempt)
-                self._vacating = False
-                if self._calls:
-                    self._calls.pop(task, None)
-                task.permit = Past(resource.resource_id, permit.worker)
-            else:
-                task.permit = Past(None, permit.worker)
+            self._succeed(task, permit, result)
         except BaseException as error:
-            flight, self._vacating = permit.flight, True
-            outcome = error if leases is None or flight is None else self._learn(leases, task, permit, flight, error)
-            self._vacating = False
+            outcome = self._outcome(task, permit, error)
             if not pool._ended_badly(task, outcome):
                 if outcome is error:
                     raise
                 raise outcome from outcome.__cause__
         else:
             pool._end(task, "completed", result)
+
+    def begin(self, pool: PoolShell, task: TaskRecord) -> Any:
+        """Send it to a worker, if that is all there is to do here."""
+        permit: Permit = task.permit
+        context = task.context
+        if self._placing is None or permit.doomed or context is None or task.fn.__class__ is not FunctionType:
+            return None
+        args = task.args if permit.flight is None else (permit.resource, *task.args)
+        return self._placing.send(task.fn, args, permit, context, _Remote(self, pool, task, permit))
+
+    def _place(
+        self, placing: Placing, pool: PoolShell, task: TaskRecord, args: tuple[Any, ...], permit: Permit
+    ) -> Awaitable[Any]:
+        """Call it on a worker, or here if it dispatches itself: what to await."""
+        body = task.fn if isinstance(task.fn, StreamBody) else None
+        if body is None:
+            call = placing.call(task.fn, args, permit)
+            return pool._call(task, args) if call is placing.here else call
+        items = placing.stream(body.fn, args, permit)
+        return pool._call(task, args) if items is placing.here else body.feed(items)
+
+    def _succeed(self, task: TaskRecord, permit: Permit, result: Any) -> None:
+        """It returned. Raises if the pool's classifier finds a signal in that."""
+        leases, flight = self._leases, permit.flight
+        if leases is not None and flight is not None:
+            if leases.pool._classify is not None and (signal := leases.judged(flight, result)) is not None:
+                permit.flight = None
+                raise self._after(leases, task, flight, signal, signal)
+            permit.flight = None
+            if events.USAGE.listeners or events.RUN.listeners:
+                flight.request_id = permit.request_id
+            self._vacating = True
+            try:
+                leases.succeeded(flight, task.attempt)
+            finally:
+                self._vacating = False
+            if self._calls:
+                self._calls.pop(task, None)
+        task.permit = (permit.resource_id, permit.worker, None)
+
+    def _outcome(self, task: TaskRecord, permit: Permit, error: BaseException) -> BaseException:
+        """It raised: what its task is to raise."""
+        leases, flight = self._leases, permit.flight
+        if leases is None or flight is None:
+            return error
+        self._vacating = True
+        try:
+            return self._learn(leases, task, permit, flight, error)
+        finally:
+            self._vacating = False
 
     def _learn(
         self, leases: Leases, task: TaskRecord, permit: Permit, flight: Flight, error: BaseException
@@ -517,7 +576,7 @@ class Line(Supply):
         if task.started is not None and self._leases is not None:
             self._leases.finished(f"{task.owner.id}/{task.number}", error, task.attempt)
         if permit is not None:
-            task.permit = Past(permit.resource_id, permit.worker, error and permit.hide(told(error)))
+            task.permit = (permit.resource_id, permit.worker, error and permit.hide(told(error)))
             permit.task = permit.resource = None
         if self._calls:
             self._calls.pop(task, None)
@@ -584,13 +643,19 @@ class Line(Supply):
     def shown(self, task: TaskRecord) -> str:
         """Its exception, without the value of its resource."""
         past: Past | None = task.permit
-        return told(task.outcome.error) if past is None or past.shown is None else past.shown
+        return (past and past[2]) or told(task.outcome.error)
 
     def describe(self, permit: Permit | Past) -> str:
         """With which resource, on which worker."""
-        return (f" with {permit.resource_id}" if permit.resource_id is not None else "") + (
-            f" on worker {permit.worker}" if permit.worker is not None else ""
-        )
+        resource_id, worker = (permit.resource_id, permit.worker) if isinstance(permit, Permit) else permit[:2]
+        with_what = "" if resource_id is None else f" with {resource_id}"
+        return with_what + ("" if worker is None else f" on worker {worker}")
+
+
+def _placing_on(workers: WorkerPool) -> Placing:
+    from headgate.workers.placing import Placing  # not above: see `_line_of`
+
+    return Placing(workers)
 
 
 def _waits(flight: Flight) -> bool:
@@ -606,74 +671,3 @@ def _want(task: TaskRecord) -> Want:
 
 def _as_want(need: Any) -> Want:
     return ANY if need is None else need
-
-
-_HERE: Any = object()
-"""Instead of a routine: it dispatches itself, and is called here."""
-_MOST_ROUTINES = 1024
-
-
-class _Placing:
-    """Calls functions on workers: routines as they are, others as if they were routines without options."""
-
-    def __init__(self, workers: WorkerPool) -> None:
-        from headgate.workers import functions, routines  # here: see `_line_of`
-        from headgate.workers.model import RoutineOptions
-
-        self._workers = workers
-        self._functions: Any = functions
-        self._module: Any = routines
-        self._options = RoutineOptions()
-        self._routines: dict[Any, Any] = {}  # how functions travel is remembered there
-
-    def can_stop(self, fn: Any) -> bool:
-        """Does it run on its worker's loop, and not in a thread there?"""
-        routine = self._functions.routine_of(getattr(fn, "__func__", fn))
-        return routine is None or not routine.traveller.thread
-
-    def begin(self, task: TaskRecord, args: tuple[Any, ...], permit: Permit) -> Awaitable[Any]:
-        """Call it on a worker: what to await for what it returns there."""
-        module, fn = self._module, task.fn
-        body = fn if isinstance(fn, StreamBody) else None
-        target: Any = fn if body is None else body.fn
-        given = args
-        kwargs: dict[str, Any] = {}
-        while target.__class__ is not FunctionType:
-            if isinstance(target, functools.partial):
-                given, kwargs, target = (*target.args, *given), {**target.keywords, **kwargs}, target.func
-            elif inspect.ismethod(target):
-                given, target = (target.__self__, *given), target.__func__
-            else:
-                break
-        routine = self._routine(target)
-        if routine is _HERE or not module.do_dispatch():
-            module.ACTIVE.set(self._workers)
-            here: Awaitable[Any] = task.owner._call(task, args)
-            return here
-        proxy, limit, caller = self._workers._proxy(), module.dispatch_limit(), permit.request_id
-        if body is None:
-            there: Awaitable[Any] = proxy.call(routine, given, kwargs, limit, caller, request=permit)
-            return there
-        begin = functools.partial(proxy.stream, routine, limit=limit, caller=caller, request=permit)
-        return body.feed(module.generator_over(lambda args, kwargs: begin(args, kwargs))(*given, **kwargs))
-
-    def _routine(self, target: Any) -> Any:
-        """The routine that a function is, or is taken for."""
-        try:
-            found = self._routines.get(target)
-        except TypeError:  # it cannot be hashed
-            return self._made(target)
-        if found is None:
-            if len(self._routines) >= _MOST_ROUTINES:
-                self._routines.clear()
-            found = self._routines[target] = self._made(target)
-        return found
-
-    def _made(self, target: Any) -> Any:
-        routine_of = self._functions.routine_of
-        routine = routine_of(target)
-        if routine is not None:
-            return routine
-        if any(routine_of(inner) is not None for inner in self._functions.inside(target)):
-            return _HERE  # a routine below another decorator, such as `keys.use()`: that belongs to this process
-        return self._module.as_routine(target, self._options)

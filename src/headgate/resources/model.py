@@ -91,8 +91,10 @@ class Resource(Generic[T]):
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
         if type(self) is not Resource:
             return super().__reduce_ex__(protocol)
-        health = (self.status, self.cooldown_until, self.last_acquired_at, self.consecutive_cooldown)
-        return _arrived, (self.resource_id, self.value, self.max_in_flight, *health, self.tags, self.weight)
+        fields = (self.resource_id, self.value, self.max_in_flight, self.tags, self.weight)
+        if self.status == "healthy" and not self.consecutive_cooldown and not self.cooldown_until:
+            return _arrived, fields
+        return _arrived, (*fields, self.status, self.cooldown_until, self.consecutive_cooldown)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
@@ -123,21 +125,31 @@ def without_value(text: str, resource: Resource[Any]) -> str:
 
 
 def _arrived(*fields: Any) -> Resource[Any]:
-    """A copy of a resource of another process. Its fields were checked there."""
+    """A copy of a resource, as a rule of another process. Its fields were checked there; it was not used here."""
+    kept = _kept is not None and len(fields) == 5 and type(fields[1]) in _SIMPLE
+    if kept and _kept is not None and (known := _kept.get(fields)) is not None:
+        return known
     resource: Resource[Any] = object.__new__(Resource)
-    (
-        resource.resource_id,
-        resource.value,
-        resource.max_in_flight,
-        resource.status,
-        resource.cooldown_until,
-        resource.last_acquired_at,
-        resource.consecutive_cooldown,
-        resource.tags,
-        resource.weight,
-    ) = fields
+    resource.resource_id, resource.value, resource.max_in_flight, resource.tags, resource.weight, *health = fields
+    resource.status, resource.cooldown_until, resource.consecutive_cooldown = health or ("healthy", 0.0, 0)
+    resource.last_acquired_at = 0.0
     resource._flights, resource._outage, resource._seats = {}, 0, WeakList()
+    if kept and _kept is not None:
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        _kept[fields] = resource
     return resource
+
+
+_SIMPLE = (str, bytes, int)
+_MOST_KEPT = 1024
+_kept: dict[tuple[Any, ...], Resource[Any]] | None = None
+
+
+def keep_arrived() -> None:
+    """In a worker: one object for each resource that comes along with calls, not one for each call."""
+    global _kept
+    _kept = {}
 
 
 @dataclass(frozen=True, slots=True)

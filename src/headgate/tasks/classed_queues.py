@@ -115,7 +115,7 @@ class ClassedQueue:
 
     def put_back(self, task: TaskRecord) -> None:
         """It is its turn still."""
-        popped, tag, rank, virtual = self._undo
+        (popped, tag, rank, virtual), self._undo = self._undo, _NOTHING
         same = popped is task
         holder = self._join(task, rank[1] if same else -next(self._turns), front=True)
         if same and self.rounds is not None:

@@ -108,6 +108,14 @@ class Entrance(PoolShell):
 
     def _place(self, task: TaskRecord, wait: bool) -> TaskRecord | Arrival:
         desk, supply = self._desk, self._supply
+        if supply is not None and self._records is None and not self._door.line and self._can_start(task):
+            if task.terms is not PLAIN:
+                self._ledger.claim(task)
+            desk.seat(task)  # `_admit` and `_accept`, where it is simple: it starts
+            if AUDIT.listeners or self._report.audit:
+                self._report.submitted(task, desk.depth)
+            self._launch(task, task.moment)
+            return task
         if supply is not None and supply.hopeless(task) is not None:
             return self._admit(Arrival(task), seated=False)  # to fail: see `_accept`
         if not self._door.line or task.parent is not None:

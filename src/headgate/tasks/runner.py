@@ -106,6 +106,10 @@ class Supply:
         """The task of this permit will not be run."""
         self._runner.release(permit)
 
+    def begin(self, pool: PoolShell, task: TaskRecord) -> Any:
+        """Start it without a Task of asyncio; returns what has `cancel` as a Task has. None: it needs one."""
+        return None
+
     async def drive(self, pool: PoolShell, task: TaskRecord) -> None:
         """Run it to its end, from within its own Task, and give the permit back."""
         try:

@@ -235,6 +235,18 @@ class PoolShell:
         self._ages.append((task.partition, moment.now - task.since.now))
         if self._records is not None:
             self._records.started(task, moment.wall)
+        if self._supply is not None and (begun := self._supply.begin(self, task)) is not None:
+            task.task = begun
+        else:
+            self._make(task)
+        terms = task.terms
+        if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
+            self._watch(task, moment.now)
+        if AUDIT.listeners or self._report.audit:
+            self._report.dequeued(task)
+
+    def _make(self, task: TaskRecord) -> None:
+        """The Task in which it runs."""
         code = getattr(task.fn, "__code__", None)  # is_async(), without the call for the usual function
         if self._supply is None and ((code is not None and code.co_flags & CO_COROUTINE) or is_async(task.fn)):
             body = self._drive(task)
@@ -247,10 +259,6 @@ class PoolShell:
         if context is not None and (self._supply is not None or (terms is not PLAIN and terms.retries)):
             context = context.copy()  # each attempt begins as the first did
         task.task = self._make_task(body, loop=self._loop, name=self.name, context=context)
-        if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
-            self._watch(task, moment.now)
-        if AUDIT.listeners or self._report.audit:
-            self._report.dequeued(task)
 
     def _watch(self, task: TaskRecord, now: float) -> None:
         """Stop it when its time is over."""

@@ -6,13 +6,14 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
-from headgate.errors import PoolClosed, RemoteError, WorkerLost
+from headgate.errors import InvalidArgument, PoolClosed, RemoteError, WorkerLost
 from headgate.workers.events import TASKS, TaskDispatched, TaskFinished
 from headgate.workers.model import TaskException
 
 if TYPE_CHECKING:
     from headgate.workers.connection import Connection
     from headgate.workers.exchange import Outgoing
+    from headgate.workers.parcels import Parcel
     from headgate.workers.routines import Routine
 
 INSIDE = "Call it inside the `async with` block of its pool, and have its results there."
@@ -122,3 +123,12 @@ def fresh(error: BaseException) -> BaseException:
 def listed(reasons: dict[str, str]) -> str:
     """Workers and why each of them did not take a call."""
     return "; ".join(f"{uid}: {reason}" for uid, reason in reasons.items())
+
+
+def refuse_long(routine: Routine, payload: bytes | Parcel, most: int) -> None:
+    """InvalidArgument: it takes more bytes than `most`, if that is not 0."""
+    if 0 < most < len(payload):
+        raise InvalidArgument(
+            f"what is sent to {routine.tag} takes {len(payload):,} bytes, and max_payload is {most:,}",
+            remedy="Send it in parts, or open the pool with a higher `max_payload`.",
+        )

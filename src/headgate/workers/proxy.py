@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from headgate.core.clock import clock
 from headgate.errors import (
     DispatchTimeout,
-    InvalidArgument,
     NoWorkersAvailable,
     PoolClosed,
     RoutineTimeout,
@@ -41,6 +40,7 @@ from headgate.workers.outcomes import (
     listed,
     lost,
     not_finished,
+    refuse_long,
     tell_dispatched,
     tell_ended,
     unreadable,
@@ -54,9 +54,10 @@ if TYPE_CHECKING:
     from headgate.workers.routines import Routine
 
 _RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
+_GONE = frozenset({"lost", "stopped"})
 _AT_A_TIME = 32  # of those who wait for room: each that finds some wakes another
 _log = logging.getLogger("headgate.workers")
-_tasks = count(1)
+TASK_NUMBERS = count(1)
 _epochs = count(1)
 
 
@@ -291,13 +292,13 @@ class Proxy:
         what `done` makes of that: one coroutine, not two, is what most calls are made of."""
         arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
         if 0 < self.max_payload < len(arguments):
-            self.check_size(routine, arguments)
+            refuse_long(routine, arguments, self.max_payload)
         bulky = isinstance(arguments, Parcel)
         context = b""
         if exchange is not None or not carriage.nothing():
             context = carriage.sent(routine.tag, self.max_payload, exchange)
         form = routine.traveller.form(routine.decorated)
-        number = next(_tasks)
+        number = next(TASK_NUMBERS)
         options = routine.options
         timeout = options.timeout or 0.0
         attempts = options.retries if not to else 0
@@ -356,17 +357,24 @@ class Proxy:
                 kind = answer.kind
                 if kind in _RAN:
                     return done(routine, flight, call, answer, running)
-                self._refused(flight, connection, answer, tried)
-                if self._closed:
-                    self._raise_closed(routine, call, connection)
-                if kind == "lost" or kind == "stopped":
-                    if attempts <= 0:
-                        self._raise_lost(routine, call, connection, kind == "stopped")
+                self.unanswered(routine, flight, call, answer, tried, again=attempts > 0)
+                if kind in _GONE:
                     attempts -= 1
                     tried.clear()
         finally:
             if running is not None:
                 running.waits_no_more()
+
+    def unanswered(
+        self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
+    ) -> None:
+        """It did not run, or nobody knows whether it did. Raises if it cannot be placed again; `again`: even then."""
+        connection: Connection = flight.seat.resource.value
+        self._refused(flight, connection, answer, tried)
+        if self._closed:
+            self._raise_closed(routine, call, connection)
+        if answer.kind in _GONE and not again:
+            self._raise_lost(routine, call, connection, answer.kind == "stopped")
 
     def stream(
         self,
@@ -380,14 +388,6 @@ class Proxy:
     ) -> Stream:
         """A generator, to be run on a worker from its first step on."""
         return Stream(self, routine, args, kwargs, limit, caller, running or CALLER.get(), request)
-
-    def check_size(self, routine: Routine, payload: bytes | Parcel) -> None:
-        """InvalidArgument: it is too long to be sent."""
-        if self.max_payload and len(payload) > self.max_payload:
-            raise InvalidArgument(
-                f"what is sent to {routine.tag} takes {len(payload):,} bytes, and max_payload is {self.max_payload:,}",
-                remedy="Send it in parts, or open the pool with a higher `max_payload`.",
-            )
 
     def waits_for(self, call: Outgoing) -> None:
         """A step of a generator counts as a call while it is under way."""

@@ -16,7 +16,7 @@ from headgate.workers import carriage
 from headgate.workers.arrivals import loads
 from headgate.workers.codec import dump_sent, dump_thrown
 from headgate.workers.exchange import CONFIRMATION, Advance, Answer, Outgoing, Request
-from headgate.workers.outcomes import unreadable
+from headgate.workers.outcomes import refuse_long, unreadable
 from headgate.workers.parcels import Parcel
 from headgate.workers.routines import END
 
@@ -128,7 +128,7 @@ class Stream:
                 what = "close"  # which also ends a step that its consumer did not ask for
             else:
                 payload = dump_sent(self._routine.tag, value) if what == "send" else dump_thrown(value)
-            self._proxy.check_size(self._routine, payload)
+            refuse_long(self._routine, payload, self._proxy.max_payload)
             self._sent += 1
             self._taken = 0
             ends = isinstance(value, (GeneratorExit, asyncio.CancelledError))

@@ -160,6 +160,7 @@ class Work:
             tell_start,
             prefetch=prefetch,
             context=self.context,
+            tenant=terms.choice(("", "acme")),
         )
 
     def __repr__(self) -> str:
@@ -818,7 +819,8 @@ class World:
             assert call.function == work.form, "the worker knows the function it is to call"
             end.arrived(frame, work, call.arguments, call.context, pair.out)
             like = work.attempt()
-            assert call[-5:-1] == (like.timeout, like.caller, like.tell_start, like.prefetch)
+            assert call[4:8] == (like.timeout, like.caller, like.tell_start, like.prefetch)
+            assert call.tenant == like.tenant
             pair.open[frame.number] = work
             pair.made[frame.number] = []
             work.received += 1
