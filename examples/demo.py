@@ -162,7 +162,7 @@ class Chronicle:
                 self.routes.setdefault(call, []).append(stop)
             case PoolRequeue(reason=reason):
                 self.counts["queued again"] += 1
-                self.counts["run again"] += reason == "WorkerLost"
+                self.counts["run again"] += reason.startswith("WorkerLost")
             case PoolFinish(request_id=call, status=status, error=error):
                 number = call.rpartition("/")[2]
                 self.follow(number, self.routes.pop(call, []))

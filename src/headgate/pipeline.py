@@ -29,6 +29,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
 from headgate.core.cancellation import primed
+from headgate.core.clock import clock
 from headgate.errors import (
     DispatchTimeout,
     InvalidArgument,
@@ -49,7 +50,7 @@ from headgate.resources.model import Resource, without_value
 from headgate.resources.pool import ResourcePool
 from headgate.resources.seats import ANY, DOOMED, Flight, Want
 from headgate.resources.signals import Signal
-from headgate.tasks.functions import is_async
+from headgate.tasks.functions import explain, is_async
 from headgate.tasks.model import PLAIN, Scope, TaskRecord
 from headgate.tasks.pool import TaskPool as PlainTaskPool
 from headgate.tasks.pool import pool_from
@@ -278,7 +279,10 @@ class Permit:
             return
         self.doomed = True
         if task.task is not None:
-            task.task.cancel("headgate: an older use of its resource failed")
+            task.task.cancel(_STOP)
+
+
+_STOP = "headgate: an older use of its resource failed"
 
 
 def _is_open(task: TaskRecord) -> bool:
@@ -318,8 +322,7 @@ class _Remote:
 
     def raised(self, error: BaseException) -> bool:
         """What it raised there, or on the way."""
-        outcome = self._line._outcome(self._task, self._permit, error)
-        return not self._pool._ended_badly(self._task, outcome) and outcome is error
+        return not self._pool._ended_badly(self._task, self._line._outcome(self._task, self._permit, error))
 
     def unplaced(self) -> None:
         """No worker has run it: it waits for one in a Task."""
@@ -392,28 +395,24 @@ class Line(Supply):
             flight.handle = permit
         else:
             flight.request_id = permit.request_id  # a thread cannot be interrupted: it has no handle
-        if stand and events.USAGE.listeners:
-            self._tell_acquired(permit, flight)
         return permit
 
     def _can_stop(self, fn: Any) -> bool:
         """Can it be interrupted, here or on a worker?"""
         return is_async(fn) and (self._placing is None or self._placing.can_stop(fn))
 
-    def _tell_acquired(self, permit: Permit, flight: Flight) -> None:
-        flight.request_id = permit.request_id
-        if self._leases is not None:
-            self._leases.pool._report_acquired(flight)
-
     def confirmed(self, task: TaskRecord) -> bool:
-        """Is its resource still in order? (That it was acquired is told now, after it was accepted.)"""
+        """Is its resource still in order?"""
         permit: Permit = task.permit
-        flight = permit.flight
-        if permit.doomed or (flight is not None and permit.resource.status != "healthy"):
-            return False
-        if flight is not None and events.USAGE.listeners:
-            self._tell_acquired(permit, flight)
-        return True
+        return not permit.doomed and (permit.flight is None or permit.resource.status == "healthy")
+
+    def started(self, task: TaskRecord) -> None:
+        """Tell that its resource was acquired: not before, for who hears of it may do anything to the task."""
+        permit = task.permit
+        if events.USAGE.listeners and isinstance(permit, Permit) and permit.flight is not None:
+            permit.flight.request_id = permit.request_id
+            if self._leases is not None:
+                self._leases.pool._report_acquired(permit.flight)
 
     def release(self, permit: Permit) -> None:
         """It was not used."""
@@ -452,7 +451,7 @@ class Line(Supply):
             await primed()
             CURRENT.set(task)
             if permit.doomed:
-                raise asyncio.CancelledError
+                raise asyncio.CancelledError(_STOP)
             fn: Any = task.fn
             args = task.args if flight is None else (permit.resource, *task.args)
             if self._placing is not None:
@@ -463,11 +462,8 @@ class Line(Supply):
                 result = await pool._call(task, args)
             self._succeed(task, permit, result)
         except BaseException as error:
-            outcome = self._outcome(task, permit, error)
-            if not pool._ended_badly(task, outcome):
-                if outcome is error:
-                    raise
-                raise outcome from outcome.__cause__
+            if not pool._ended_badly(task, self._outcome(task, permit, error)):
+                raise
         else:
             pool._end(task, "completed", result)
 
@@ -495,7 +491,8 @@ class Line(Supply):
         """It returned. Raises if the pool's classifier finds a signal in that."""
         leases, flight = self._leases, permit.flight
         if leases is not None and flight is not None:
-            if leases.pool._classify is not None and (signal := leases.judged(flight, result)) is not None:
+            judges = leases.pool._classify is not None and not isinstance(task.fn, StreamBody)
+            if judges and (signal := leases.judged(flight, result)) is not None:
                 permit.flight = None
                 raise self._after(leases, task, flight, signal, signal)
             permit.flight = None
@@ -518,8 +515,11 @@ class Line(Supply):
         self._vacating = True
         try:
             return self._learn(leases, task, permit, flight, error)
+        except Exception as broken:  # a signal with a text for a number, or the like: the task ends all the same
+            return broken
         finally:
             self._vacating = False
+            leases.dropped(flight)  # if nothing else has ended it
 
     def _learn(
         self, leases: Leases, task: TaskRecord, permit: Permit, flight: Flight, error: BaseException
@@ -529,7 +529,8 @@ class Line(Supply):
         permit.flight = None
         pool = self._pool
         if isinstance(error, asyncio.CancelledError):
-            if not permit.doomed or task in pool._asked or pool._loop_is_ending():
+            ours = permit.doomed and error.args == (_STOP,)  # and not somebody else's, who came later
+            if not ours or task in pool._asked or _is_open(task):
                 leases.dropped(flight)
                 return error
             leases.stopped(flight)
@@ -542,6 +543,8 @@ class Line(Supply):
             leases.dropped(flight)
             return error
         signal = leases.failed(flight, error)
+        if isinstance(error, TypeError):
+            explain(error, task.fn, (flight.seat.resource, *task.args))
         return error if signal is None else self._after(leases, task, flight, signal, error)
 
     def _after(
@@ -553,11 +556,11 @@ class Line(Supply):
         call = self._calls.get(task)
         if call is None:
             call = self._calls[task] = leases.call(_want(task), None if task.terms.wish is None else task.terms.wish[1])
-        resource_id, moment = flight.seat.resource.resource_id, self._pool._moment()
-        said = without_value(str(signal.reason or signal), flight.seat.resource)
+        resource_id = flight.seat.resource.resource_id
+        said = without_value(_text(signal), flight.seat.resource)
         reason = f"{resource_id}: {said} ({type(signal).__name__})"
-        if call.failed(flight, signal, moment.now):
-            self._pool._tell_attempt(task, reason, moment.wall)
+        if call.failed(flight, signal, clock.now()):
+            self._pool._tell_attempt(task, reason, clock.wall())
             return leases.exhausted(call)
         return Again(reason, spent=True, resource_id=resource_id)
 
@@ -573,13 +576,16 @@ class Line(Supply):
         """It has ended, and not with a result."""
         permit: Permit | None = task.permit
         error = task.outcome.error if task.status == "failed" else None
-        if task.started is not None and self._leases is not None:
-            self._leases.finished(f"{task.owner.id}/{task.number}", error, task.attempt)
+        shown = None if error is None else told(error, functools.partial(self.hide, task))
         if permit is not None:
-            task.permit = (permit.resource_id, permit.worker, error and permit.hide(told(error)))
+            task.permit = (permit.resource_id, permit.worker, shown)
             permit.task = permit.resource = None
+        elif shown is not None:
+            task.permit = (None, None, shown)
         if self._calls:
             self._calls.pop(task, None)
+        if task.started is not None and self._leases is not None:
+            self._leases.finished(f"{task.owner.id}/{task.number}", error, task.attempt)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -590,7 +596,7 @@ class Line(Supply):
         """
         if self._leases is None:
             return []
-        users = {flight.handle.task for _, _, flights in self._usable(task) for flight in flights if _waits(flight)}
+        users = {flight.handle.task for *_, flights in self._usable(task) for flight in flights if _waits(flight)}
         others = users - set(waiting)
         while True:
             stuck = {*waiting, *others}
@@ -600,14 +606,15 @@ class Line(Supply):
                 return held
             others -= free
 
-    def _usable(self, task: TaskRecord) -> list[tuple[str, int | None, list[Flight]]]:
+    def _usable(self, task: TaskRecord) -> list[tuple[str, int | None, bool, list[Flight]]]:
         return [] if self._leases is None else self._leases.matching(_want(task))
 
     def _full(self, task: TaskRecord, stuck: Collection[TaskRecord]) -> list[str]:
         uses = {one.permit.flight for one in stuck if isinstance(one.permit, Permit)}
         full = []
-        for resource_id, limit, flights in self._usable(task):
-            if limit is None or sum(flight in uses for flight in flights) < limit:
+        for resource_id, limit, shut, flights in self._usable(task):
+            held = sum(flight in uses for flight in flights)
+            if not (limit is not None and held >= limit) and not (shut and held == len(flights)):
                 return []
             full.append(resource_id)
         return full
@@ -637,8 +644,13 @@ class Line(Supply):
         return {"cause": "cooldown", "seconds": min(time for time in times if time is not None)}
 
     def hide(self, task: TaskRecord, text: str) -> str:
-        """Without the value of its resource."""
-        return text if task.permit is None else task.permit.hide(text)
+        """Without the values of the resources it was tried with."""
+        if isinstance(task.permit, Permit):
+            text = task.permit.hide(text)
+        call = self._calls.get(task) if self._calls else None
+        if call is not None and self._leases is not None:
+            text = self._leases.hide(text, {attempt.resource_id for attempt in call.attempts})
+        return text
 
     def shown(self, task: TaskRecord) -> str:
         """Its exception, without the value of its resource."""
@@ -656,6 +668,14 @@ def _placing_on(workers: WorkerPool) -> Placing:
     from headgate.workers.placing import Placing  # not above: see `_line_of`
 
     return Placing(workers)
+
+
+def _text(signal: Signal) -> str:
+    """What a signal says; its class may be anybody's."""
+    try:
+        return str(signal.reason or signal)
+    except Exception:
+        return "it cannot be shown"
 
 
 def _waits(flight: Flight) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headgate.errors import PoolExhausted
-from headgate.resources.model import Attempt
+from headgate.resources.model import Attempt, without_value
 from headgate.resources.plan import Plan
 from headgate.resources.seats import Flight
 from headgate.resources.signals import RetryOperation, Signal
@@ -27,7 +27,7 @@ class Call:
     counts.
     """
 
-    __slots__ = ("_matching", "_retried", "_spent", "attempts", "deadline", "plan", "request_id", "started")
+    __slots__ = ("_matching", "_retried", "_said", "_spent", "attempts", "deadline", "plan", "request_id", "started")
 
     def __init__(self, plan: Plan, matching: int, now: float, started: int = 0) -> None:
         self.plan: Plan = plan
@@ -38,6 +38,7 @@ class Call:
         self.attempts: list[Attempt] = []
         """Those that failed."""
         self._matching = matching
+        self._said = ""  # by the last that failed
         self._spent: frozenset[str] = frozenset()
         self._retried: frozenset[str] = frozenset()
 
@@ -48,6 +49,7 @@ class Call:
     def failed(self, flight: Flight, signal: Signal, now: float) -> bool:
         """An attempt ended in `signal`. Was it the last?"""
         resource_id = flight.seat.resource.resource_id
+        self._said = without_value(repr(signal), flight.seat.resource)
         self.attempts.append(Attempt(resource_id, signal, now - flight.acquired_at))
         if isinstance(signal, RetryOperation):
             self._retried |= {resource_id}
@@ -69,7 +71,7 @@ class Call:
     def out_of_attempts(self, retry_after: float | None) -> PoolExhausted:
         """Its budget is spent."""
         tried = len(self.attempts)
-        message = f"max_attempts={tried} exhausted: {self.attempts[-1].signal!r}"
+        message = f"max_attempts={tried} exhausted: {self._said}"
         remedy = None
         if self.plan.waits != "no":
             remedy = (

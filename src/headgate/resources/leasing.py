@@ -11,7 +11,7 @@ It stands there on the event loop of its pool and takes what it was granted ther
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.call import Call
-from headgate.resources.model import Resource
+from headgate.resources.model import Resource, without_value
 from headgate.resources.plan import Plan
 from headgate.resources.pool import ResourcePool
 from headgate.resources.seats import ANY, Flight, WaitTicket, Want
@@ -94,8 +94,8 @@ class Leases:
                     rotation.line.join(place.ticket)
                 else:
                     error = self._hopeless(want, now, call)
-        if effects:
-            pool._carry_out(effects)
+        if effects and self._loop is not None:  # soon: who hears of it may call the pool, which is deciding right now
+            self._loop.call_soon(pool._carry_out, effects)
         if place is not None:
             pool._watch()
         if error is not None:
@@ -199,11 +199,24 @@ class Leases:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def matching(self, want: Want) -> list[tuple[str, int | None, list[Flight]]]:
-        """Those that `want` means and that are not disabled: id, limit, uses."""
+    def hide(self, text: str, resource_ids: Collection[str]) -> str:
+        """This text without the values of these resources, as far as the pool has them."""
+        for resource_id in resource_ids:
+            seat = self.pool._rotation.seats.get(resource_id)
+            if seat is not None:
+                text = without_value(text, seat.resource)
+        return text
+
+    def matching(self, want: Want) -> list[tuple[str, int | None, bool, list[Flight]]]:
+        """Those that `want` means and that are not disabled: id, limit, is it healthy and takes no more, its uses."""
         with turn:
             return [
-                (seat.resource.resource_id, seat.resource.max_in_flight, list(seat.resource._flights.values()))
+                (
+                    seat.resource.resource_id,
+                    seat.resource.max_in_flight,
+                    seat.resource.status == "healthy" and not seat.is_open,
+                    list(seat.resource._flights.values()),
+                )
                 for seat in self.pool._rotation._matching(want)
                 if seat.resource.status != "disabled"
             ]
@@ -278,6 +291,9 @@ class _Place:
 
     def passes(self) -> bool:
         return self._leases.full()
+
+    def is_gone(self) -> bool:
+        return self._loop.is_closed()
 
     def wake(self) -> bool:
         return self._post(self._leases._woken, self)

@@ -129,7 +129,7 @@ class Reporting:
             return
         try:
             self._on_state_change(resource_id, old, new, seq)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             _log.exception("on_state_change callback failed in %s for %s", self.name, resource_id)
 
     def _report_member(self, kind: type[events.ResourceAdded | events.ResourceRemoved], resource_id: str) -> None:

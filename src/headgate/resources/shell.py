@@ -366,7 +366,7 @@ class PoolShell(Reporting, Generic[T]):
             signal = self._classify(outcome)
             if isinstance(signal, type) and issubclass(signal, SIGNALS):
                 signal = signal()
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             _log.exception("the classifier of %s failed on %s; taken as no signal", self.name, type(outcome).__name__)
             return None
         if signal is None or isinstance(signal, SIGNALS):
@@ -395,7 +395,8 @@ class PoolShell(Reporting, Generic[T]):
                 if expiry is None:
                     break
                 alarm = (first.waiter, expiry)
-                if alarm == self._alarm or first.waiter.set_alarm(expiry - clock.now(), self._ring):
+                known = alarm == self._alarm and not first.waiter.is_gone()
+                if known or first.waiter.set_alarm(expiry - clock.now(), self._ring):
                     self._alarm = alarm
                     return
                 rotation.line.leave(first)  # its loop is gone

@@ -28,6 +28,10 @@ class Waiter(Protocol):
         """Could it use nothing at all now? From any thread."""
         ...
 
+    def is_gone(self) -> bool:
+        """Can it be told nothing any more? From any thread."""
+        ...
+
     def set_alarm(self, delay: float, ring: Callable[[], None]) -> bool:
         """Call `ring` after `delay` seconds, from its own loop or thread, if it still waits. False: it is gone."""
         ...
@@ -38,6 +42,9 @@ class LoopWaiter:
 
     def passes(self) -> bool:
         return False
+
+    def is_gone(self) -> bool:
+        return self._loop.is_closed()
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -85,6 +92,9 @@ class ThreadWaiter:
     """A thread that waits without an event loop."""
 
     def passes(self) -> bool:
+        return False
+
+    def is_gone(self) -> bool:
         return False
 
     def __init__(self) -> None:

@@ -42,6 +42,16 @@ def check_function(fn: Any) -> None:
         )
 
 
+def explain(error: TypeError, fn: Any, args: tuple[Any, ...]) -> None:
+    """If a function was written without an argument for the resource that comes first, say so."""
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError:
+        error.add_note("A pool with resources= passes the resource as first argument, before those of submit().")
+    except ValueError:
+        pass  # it has no signature
+
+
 def _looks_async(fn: Any) -> bool:
     fn = _unwrapped(fn)
     if asyncio.iscoroutinefunction(fn) or inspect.iscoroutinefunction(fn):

@@ -112,7 +112,8 @@ class TaskHandle(TaskRecord, Generic[R]):
             raise TaskRejected(f"{self.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
         if status == "expired":
             if self.started is None:
-                raise TaskExpired(f"{self.label} did not start in time: its ttl or deadline came first")
+                why = f" ({outcome})" if isinstance(outcome, str) else ""
+                raise TaskExpired(f"{self.label} did not start in time: its ttl or deadline came first{why}")
             raise TaskExpired(f"{self.label} met its deadline while it was queued again, after attempt {self.attempt}")
         if status == "stale":
             raise TaskStale(f"{self.label} was not finished when the process that owned it ended")

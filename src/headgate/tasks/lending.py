@@ -170,6 +170,16 @@ def refuse_cycle(waiter: TaskRecord, awaited: TaskRecord) -> None:
         raise WaitCycle(f"{waiter.label} would wait for {steps}")
 
 
+def stuck(task: TaskRecord, held: list[str], waiter: TaskRecord | None = None) -> WaitCycle:
+    """It waits for resources that those have who wait for it: the error that says so."""
+    first = waiter or next(iter(task.waits.by if task.waits is not None else ()))
+    return WaitCycle(
+        f"{first.label} waits for {task.label}, which can only run with {', '.join(held)}: held by tasks that wait for "
+        "it, and a resource is not lent",
+        remedy="Let the inner task run without a resource of its own, give the pool more, or submit and do not wait.",
+    )
+
+
 class Families:
     """Which queued tasks descend from whom. Only tasks submitted from inside a task are entered."""
 

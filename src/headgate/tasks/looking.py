@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument
 from headgate.tasks.fairness import PoolStats, stats_of
-from headgate.tasks.model import PoolSnapshot
+from headgate.tasks.model import PoolSnapshot, View
 
 if TYPE_CHECKING:
     from headgate.tasks.pool import TaskPool
@@ -54,17 +54,17 @@ def _newest(pool: TaskPool, tasks: int) -> list[Any]:
 _TERMINAL: tuple[Any, ...] = ("completed", "failed", "rejected", "cancelled", "expired", "stale")
 
 
-def _waiting_for(pool: TaskPool) -> dict[str, Any] | None:
+def _waiting_for(pool: TaskPool) -> View | None:
     """Why nothing starts although slots are free; None when that is not so."""
     desk = pool._desk
     if not desk.depth or desk.slots.exhausted:
         return None
     if len(desk.queue):
         if desk.shut and pool._supply is not None:
-            return pool._supply.waiting_for(desk.shut)
-        return {"cause": "max_concurrent_per_key", "seconds": None}
+            return View(pool._supply.waiting_for(desk.shut))
+        return View({"cause": "max_concurrent_per_key", "seconds": None})
     at = pool._agenda.next_at()
-    return {"cause": "delay", "seconds": max(0.0, at - clock.now())} if at is not None else None
+    return View({"cause": "delay", "seconds": max(0.0, at - clock.now())}) if at is not None else None
 
 
 def pool_stats(pool: TaskPool) -> PoolStats:

@@ -72,7 +72,9 @@ def check_names(options: Iterable[str], strategy: Strategy, what: str = "submit(
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known)}."
-            if name.endswith(("_id", "_key", "tenant")) and not near:
+            if name in ("tags", "exclude", "affinity", "max_attempts"):
+                hint = "It is for a headgate.TaskPool with resources=."
+            elif name.endswith(("_id", "_key", "tenant")) and not near:
                 hint += f' To share by {name}, make the pool with queue=fair_round_robin("{name}").'
             raise InvalidArgument(
                 f"{what} has no option {name!r}",

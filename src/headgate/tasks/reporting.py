@@ -51,11 +51,9 @@ class Reporter:
         slot = task.slot.number if task.slot is not None else 0
         self._tell(PoolDequeue(**self._of(task), queued_for=waited, slot=slot, attempt=task.attempt))
 
-    def requeued(self, task: TaskRecord, reason: str, spent: bool, resource_id: str | None) -> None:
+    def requeued(self, task: TaskRecord, reason: str, attempt: int, spent: bool, resource_id: str | None) -> None:
         """An attempt has ended, and another will follow."""
-        self._tell(
-            PoolRequeue(**self._of(task), reason=reason, attempt=task.attempt, spent=spent, resource_id=resource_id)
-        )
+        self._tell(PoolRequeue(**self._of(task), reason=reason, attempt=attempt, spent=spent, resource_id=resource_id))
 
     def dropped(self, task: TaskRecord, replacement: TaskRecord | None, depth: int, policy: Policy) -> None:
         """It was rejected."""

@@ -49,16 +49,17 @@ class Again(Exception):
         self.resource_id: str | None = resource_id
 
 
-def told(error: BaseException) -> str:
-    """An exception in one line."""
+def told(error: BaseException, hide: Callable[[str], str] = str) -> str:
+    """An exception in one line, without what `hide` takes out."""
     try:
-        text = str(error).partition("\n")[0][:_LONGEST]
+        text = hide(str(error)).partition("\n")[0]
     except Exception:
         text = "(it cannot be shown)"
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 
 
-_LONGEST = 500
+_LONGEST = 200
 
 
 class Supply:
@@ -101,6 +102,9 @@ class Supply:
     def confirmed(self, task: TaskRecord) -> bool:
         """It was given its permit before it was accepted, and starts now. May it still do so with that?"""
         return True
+
+    def started(self, task: TaskRecord) -> None:
+        """It runs now."""
 
     def release(self, permit: Any) -> None:
         """The task of this permit will not be run."""

@@ -24,7 +24,7 @@ from typing import Any
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
 from headgate.core.threads import call_in_thread
-from headgate.errors import StoreWriteFailed, WaitCycle
+from headgate.errors import StoreWriteFailed
 from headgate.tasks.admission import Policy
 from headgate.tasks.agenda import Agenda
 from headgate.tasks.desk import Desk
@@ -32,7 +32,7 @@ from headgate.tasks.door import Door
 from headgate.tasks.events import AUDIT
 from headgate.tasks.functions import is_async
 from headgate.tasks.ledger import Ledger
-from headgate.tasks.lending import Waits, waiting_for
+from headgate.tasks.lending import Waits, stuck, waiting_for
 from headgate.tasks.model import PLAIN, Dropped, Failure, Mark, Moment, TaskRecord, TaskStatus
 from headgate.tasks.records import Records
 from headgate.tasks.reporting import Reporter
@@ -43,6 +43,7 @@ from headgate.tasks.waiting import CURRENT, wake
 _AGES = 4096
 _UNSEEN = 1000  # failures that nobody awaited are not all kept: there may be very many
 _WAITS = "waits: "
+_LONG = 400  # what is told of one thing
 _MARKS = 200  # things that are remembered of one task
 TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
 
@@ -168,7 +169,7 @@ class PoolShell:
             return False
         held = supply.held(task, waiting_for(task))
         if held:
-            self._fail_queued(task, _stuck(task, held))
+            self._fail_queued(task, stuck(task, held))
         return bool(held)
 
     def _look_for_doomed(self) -> None:
@@ -181,12 +182,10 @@ class PoolShell:
             need = task.terms.need
             if need not in hopeless:
                 hopeless[need] = supply.hopeless(task) is not None
-            if hopeless[need] and task.status == "queued" and (error := supply.hopeless(task)) is not None:
+            if hopeless[need] and (error := supply.hopeless(task)) is not None:
                 self._fail_queued(task, error)
-        for waiter in list(self._desk.slots.without):
-            for task in list(waiter.waits.on) if waiter.waits is not None else ():
-                if task.status == "queued" and task.owner is self:
-                    self._refuse_stuck(task)
+            elif task.waits is not None and task.status == "queued":
+                self._refuse_stuck(task)
         self._pump()
 
     def _leave_lines(self) -> None:
@@ -242,6 +241,8 @@ class PoolShell:
         terms = task.terms
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
+        if self._supply is not None:
+            self._supply.started(task)
         if AUDIT.listeners or self._report.audit:
             self._report.dequeued(task)
 
@@ -374,7 +375,7 @@ class PoolShell:
         failures = task.attempt if supply is None else supply.failures(task)
         if failures > terms.retries or (terms.deadline is not None and terms.deadline <= now) or _opened(task):
             return False
-        reason = told(error) if supply is None else supply.hide(task, told(error))
+        reason = told(error) if supply is None else told(error, partial(supply.hide, task))
         self._requeue(task, reason, spent=True, resource_id=getattr(task.permit, "resource_id", None))
         return True
 
@@ -393,11 +394,14 @@ class PoolShell:
         self._desk.requeue(task)
         if terms.deadline is not None:
             self._plan(terms.deadline, "expire", task)
-        if AUDIT.listeners or self._report.audit:
-            self._report.requeued(task, reason, spent, resource_id)
+        attempt = task.attempt
         if not spent:
             task.attempt -= 1
-        if self._supply is not None and (error := self._supply.hopeless(task)) is not None:
+        if AUDIT.listeners or self._report.audit:
+            self._report.requeued(task, reason, attempt, spent, resource_id)
+        if task.status != "queued" or task.slot is not None:
+            pass  # somebody who heard of it has ended it, or let it start
+        elif self._supply is not None and (error := self._supply.hopeless(task)) is not None:
             self._fail_queued(task, error)
         else:
             self._refuse_stuck(task)
@@ -407,6 +411,7 @@ class PoolShell:
 
     def _mark(self, task: TaskRecord, what: str, wall: float) -> None:
         """Something happened to it that is worth telling."""
+        what = " ".join(what.split())[:_LONG]
         if task.trail is None:
             task.trail = []
         elif what.startswith(_WAITS) and task.trail and task.trail[-1].what.startswith(_WAITS):
@@ -534,6 +539,8 @@ class PoolShell:
 
     def _fail_queued(self, task: TaskRecord, error: Exception) -> None:
         """End a task that can never start."""
+        if task.status != "queued":
+            return
         if task.slot is None:
             self._desk.discard(task)
         else:
@@ -541,7 +548,9 @@ class PoolShell:
         task.outcome = Failure(error, error.__traceback__)
         moment = self._moment()
         self._ledger.move(task, "running")  # for no time at all: only what runs can fail
-        self._record(task, "failed", moment)
+        if self._records is not None:
+            hide = None if self._supply is None else partial(self._supply.hide, task)
+            self._records.ended(task, "failed", moment.wall, None, hide)
         self._conclude(task, "failed", moment)
 
     def _unseat(self, task: TaskRecord) -> None:
@@ -585,7 +594,7 @@ class PoolShell:
         if supply is not None and awaited.status == "queued":
             held = supply.held(awaited, {waiter, *waiting_for(waiter)})
             if held:
-                raise _stuck(awaited, held, waiter)
+                raise stuck(awaited, held, waiter)
         self._desk.begin_wait(waiter, awaited)
         self._resume(waiter)  # if a part of it stood for a slot: it waits again, so it needs none
 
@@ -660,21 +669,15 @@ class PoolShell:
 
     def _expire(self, task: TaskRecord, now: float) -> None:
         if self._is_late(task, now):
+            if self._supply is not None and task.terms.need in self._desk.shut:
+                task.outcome = why = self._supply.why_not(task)
+                self._mark(task, f"{_WAITS}{why}", self._moment().wall)
             self._discard(task, "expired")
 
     # -- for those above -----------------------------------------------------------------------------------------------
 
     def _require_loop(self, what: str) -> None:
         raise NotImplementedError
-
-
-def _stuck(task: TaskRecord, held: list[str], waiter: TaskRecord | None = None) -> WaitCycle:
-    first = waiter or next(iter(task.waits.by if task.waits is not None else ()))
-    return WaitCycle(
-        f"{first.label} waits for {task.label}, which can only run with {', '.join(held)}: held by tasks that wait for "
-        "it, and a resource is not lent",
-        remedy="Let the inner task run without a resource of its own, give the pool more, or submit and do not wait.",
-    )
 
 
 def _opened(task: TaskRecord) -> bool:

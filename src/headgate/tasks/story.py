@@ -38,24 +38,28 @@ def story_of(task: TaskRecord, supply: Supply | None, now: float) -> Story:
 
 def _waits_again(task: TaskRecord) -> bool:
     """Is its last start told in its trail already?"""
-    return task.status == "queued" or (
-        task.finished and bool(task.trail) and task.started is not None and _ended_in_trail(task, task.started.wall)
-    )
-
-
-def _ended_in_trail(task: TaskRecord, started: float) -> bool:
-    assert task.trail is not None
-    begun = f"attempt {task.attempt} begins"
-    return any(mark.wall == started and mark.what.startswith(begun) for mark in task.trail)
+    ends = [mark.what for mark in task.trail or () if " ends: " in mark.what]
+    if task.status == "queued" or not ends or task.started is None:
+        return task.status == "queued"
+    if not ends[-1].endswith("queued again"):
+        return True  # its attempts are spent
+    return task.finished and task.permit is None and task.started.now <= task.since.now and task.status != "completed"
 
 
 def _title(task: TaskRecord, now: float) -> str:
-    whose = f" ({task.partition})" if task.partition is not None else ""
+    whose = f" ({_text(task.partition)})" if task.partition is not None else ""
     ends = task.ended.wall if task.ended is not None else now
     state = task.status if task.finished else f"{task.status} for now"
     tries = f", {task.attempt} attempts" if task.attempt > 1 else ""
     name = f"{task.label}{whose}, {task.owner.id}/{task.number}"
     return f"{name}: {state} after {max(0.0, ends - task.moment.wall):.3f} s{tries}"
+
+
+def _text(value: object) -> str:
+    try:
+        return " ".join(str(value).split())[:80]
+    except Exception:
+        return f"a {type(value).__qualname__}"
 
 
 def _options(task: TaskRecord) -> str:

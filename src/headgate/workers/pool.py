@@ -249,7 +249,12 @@ class WorkerPool:
                 "this process was forked from the one that opened the pool, and cannot use its workers",
                 remedy=_NOT_FORKED,
             )
-        raise PoolClosed("the WorkerPool of this context is closed", remedy="Call routines inside its block.")
+        if self._state == "closed":
+            raise PoolClosed("the WorkerPool of this context is closed", remedy="Call routines inside its block.")
+        raise PoolClosed(
+            "the WorkerPool was not opened",
+            remedy="Put `async with` around its use: `async with WorkerPool() as workers:`.",
+        )
 
     def _make_proxy(self, loop: asyncio.AbstractEventLoop) -> Any:
         from headgate.workers.proxy import Proxy
