@@ -229,6 +229,8 @@ class Permit:
 
     # No slots: one is made for each attempt, and what most never have is not set.
     worker: str | None = None
+    here: bool = False
+    """Did it run here although there are workers?"""
     doomed: bool = False
     """Was it told to stop, because an older use of the resource failed?"""
 
@@ -254,6 +256,11 @@ class Permit:
         """The fairness key of its task."""
         partition = None if self.task is None else self.task.partition
         return partition if isinstance(partition, str) else "" if partition is None else str(partition)
+
+    @property
+    def holds(self) -> bool:
+        """Is a resource in use until it has ended?"""
+        return self.flight is not None
 
     def placed(self, uid: str) -> None:
         """A worker was given the call."""
@@ -334,12 +341,13 @@ class Line(Supply):
 
     def __init__(self, resources: ResourcePool[Any] | None, workers: WorkerPool | None) -> None:
         super().__init__(None)
-        self._leases = None if resources is None else Leases(resources, self._came_free, self._got_less, self._is_full)
+        self._leases: Leases | None = None
         self._placing = None if workers is None else _placing_on(workers)
         self._pool: Any = None
         self._vacating = False  # a task that ends gives back its resource now, and its slot next
         self._calls: dict[TaskRecord, Call] = {}  # of tasks that have had a verdict
         if resources is not None:
+            self._leases = Leases(resources, self._came_free, self._lost_one, self._is_full)
             self.options: tuple[str, ...] = ("tags", "exclude", "affinity", "max_attempts")
 
     def attach(self, pool: Any) -> None:
@@ -432,11 +440,11 @@ class Line(Supply):
             pool._serve([need for need in pool._desk.shut if _as_want(need).fits(resource)])
         pool._reopen(*needs)
 
+    def _lost_one(self) -> None:
+        self._pool._look_for_doomed()
+
     def _is_full(self) -> bool:
         return not self._vacating and bool(self._pool._desk.slots.exhausted)
-
-    def _got_less(self) -> None:
-        self._pool._look_for_doomed()
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -469,8 +477,7 @@ class Line(Supply):
 
     def begin(self, pool: PoolShell, task: TaskRecord) -> Any:
         """Send it to a worker, if that is all there is to do here."""
-        permit: Permit = task.permit
-        context = task.context
+        permit, context = task.permit, task.context
         if self._placing is None or permit.doomed or context is None or task.fn.__class__ is not FunctionType:
             return None
         args = task.args if permit.flight is None else (permit.resource, *task.args)
@@ -481,11 +488,13 @@ class Line(Supply):
     ) -> Awaitable[Any]:
         """Call it on a worker, or here if it dispatches itself: what to await."""
         body = task.fn if isinstance(task.fn, StreamBody) else None
-        if body is None:
-            call = placing.call(task.fn, args, permit)
-            return pool._call(task, args) if call is placing.here else call
-        items = placing.stream(body.fn, args, permit)
-        return pool._call(task, args) if items is placing.here else body.feed(items)
+        called: Any = placing.stream(body.fn, args, permit) if body is not None else placing.call(task.fn, args, permit)
+        if called is placing.here:
+            permit.here = True
+            called = pool._call(task, args)
+        elif body is not None:
+            called = body.feed(called)
+        return called  # type: ignore[no-any-return]
 
     def _succeed(self, task: TaskRecord, permit: Permit, result: Any) -> None:
         """It returned. Raises if the pool's classifier finds a signal in that."""
@@ -539,7 +548,8 @@ class Line(Supply):
                 spent=False,
                 resource_id=permit.resource_id,
             )
-        if isinstance(error, _SAYS_NOTHING) or (self._placing is not None and permit.worker is None):
+        unplaced = self._placing is not None and permit.worker is None and not permit.here
+        if isinstance(error, _SAYS_NOTHING) or unplaced:
             leases.dropped(flight)
             return error
         signal = leases.failed(flight, error)
@@ -645,12 +655,11 @@ class Line(Supply):
 
     def hide(self, task: TaskRecord, text: str) -> str:
         """Without the values of the resources it was tried with."""
-        if isinstance(task.permit, Permit):
-            text = task.permit.hide(text)
-        call = self._calls.get(task) if self._calls else None
-        if call is not None and self._leases is not None:
-            text = self._leases.hide(text, {attempt.resource_id for attempt in call.attempts})
-        return text
+        text = task.permit.hide(text) if isinstance(task.permit, Permit) else text
+        call = self._calls.get(task)
+        if call is None or self._leases is None:
+            return text
+        return self._leases.hide(text, {attempt.resource_id for attempt in call.attempts})
 
     def shown(self, task: TaskRecord) -> str:
         """Its exception, without the value of its resource."""
@@ -685,8 +694,7 @@ def _waits(flight: Flight) -> bool:
 
 
 def _want(task: TaskRecord) -> Want:
-    need: Any = task.terms.need
-    return ANY if need is None else need
+    return _as_want(task.terms.need)
 
 
 def _as_want(need: Any) -> Want:

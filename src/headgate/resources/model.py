@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
@@ -117,11 +117,28 @@ class Resource(Generic[T]):
 
 
 def without_value(text: str, resource: Resource[Any]) -> str:
-    """This text without the value of the resource, should somebody have put it there."""
-    value = resource.value
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    return text.replace(value, f"<{resource.resource_id}>") if isinstance(value, str) and len(value) > 3 else text
+    """This text without the value of the resource, should somebody have put it there, as it is or as a repr shows it.
+
+    Text, bytes, and those in a mapping, a list or a tuple; what is shorter than four characters is no secret.
+    """
+    for secret in _secrets(resource.value):
+        if len(secret) > 3:
+            for form in (secret, repr(secret)[1:-1]):
+                text = text.replace(form, f"<{resource.resource_id}>")
+    return text
+
+
+def _secrets(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield value.decode(errors="replace")
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _secrets(part) if isinstance(part, (str, bytes)) else ()
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _secrets(part) if isinstance(part, (str, bytes)) else ()
 
 
 def _arrived(*fields: Any) -> Resource[Any]:

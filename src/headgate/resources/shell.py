@@ -34,6 +34,7 @@ from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.call import AttemptTimeout, Call
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.fields import is_finite
 from headgate.resources.model import Resource, without_value
 from headgate.resources.plan import Plan
 from headgate.resources.reporting import Reporting
@@ -342,7 +343,9 @@ class PoolShell(Reporting, Generic[T]):
         with turn:
             now = clock.now()
             if isinstance(signal, CooldownResource):
-                effects: Effects | None = rotation.cooled(flight, signal.cooldown_seconds, now=now)
+                seconds = signal.cooldown_seconds  # a subclass may have put anything there
+                seconds = seconds if is_finite(seconds) and seconds >= 0 else None
+                effects: Effects | None = rotation.cooled(flight, seconds, now=now)
             elif isinstance(signal, DisableResource):
                 effects = rotation.disabled(flight, now)
             else:

@@ -26,6 +26,7 @@ from typing import Any, cast
 from headgate.context.variables import bare
 from headgate.errors import InvalidType, RemoteError
 from headgate.resources.model import Resource
+from headgate.resources.signals import SIGNALS, CooldownResource
 from headgate.workers.arrivals import Scope, loads
 from headgate.workers.functions import modules_by_value, take_mains_by_value
 from headgate.workers.parcels import INLINE, Parcel, Payload
@@ -342,15 +343,28 @@ def dump_thrown(error: BaseException) -> bytes | Parcel:
 
 
 def _dumped(error: BaseException) -> bytes:
-    """It with its chain; or without the members of the chain that cannot travel; or nothing."""
-    for stripped in (False, True):
+    """It with its chain; or without the members of the chain that cannot travel; or, of a signal, what it says about
+    its resource; or nothing."""
+    for form in (lambda error: error, _stripped, _bare_signal):
         try:
-            data = _pickled(_stripped(error) if stripped else error)
+            data = _pickled(form(error))
             loads(data, {})  # one that goes in and does not come out must not cost the caller the news
             return data
         except BaseException:
             continue
     return b""
+
+
+def _bare_signal(error: BaseException) -> BaseException:
+    """A signal as its own class would have made it: that a key is dead must arrive, whatever else it holds."""
+    reason = str(getattr(error, "reason", None) or error)
+    if isinstance(error, CooldownResource):
+        made: BaseException = CooldownResource(error.cooldown_seconds, reason)
+    else:
+        made = next(kind for kind in SIGNALS[1:] if isinstance(error, kind))(reason)
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(str(note))
+    return made
 
 
 def _pickled(value: object) -> bytes:

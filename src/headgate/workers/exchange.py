@@ -48,6 +48,11 @@ class Request(Protocol):
         """For whom it runs; "": for nobody in particular."""
         ...
 
+    @property
+    def holds(self) -> bool:
+        """Does it hold something that is in use until the call has ended, however long that takes?"""
+        ...
+
     def placed(self, uid: str) -> None:
         """A worker was given the call."""
 

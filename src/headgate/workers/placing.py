@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HERE: Any = object()
 """It is to be called here: it dispatches itself, or nothing is dispatched in this context."""
 
-_MOST_ROUTINES = 1024
+_MOST_ROUTINES, _MOST_CLOSURES = 1024, 32
 _PLAIN = RoutineOptions()
 
 
@@ -38,9 +38,12 @@ class Placing:
     def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
         self._routines: dict[Any, Any] = {}  # how functions travel is remembered there
+        self._closures: dict[Any, Any] = {}  # the same for a few of those that hold on to something
 
     def can_stop(self, fn: Any) -> bool:
         """Does it run on its worker's loop, and not in a thread there?"""
+        while isinstance(fn, functools.partial):
+            fn = fn.func
         routine = self._routines.get(fn) if fn.__class__ is FunctionType else None
         if routine is None:
             routine = routine_of(getattr(fn, "__func__", fn))
@@ -101,14 +104,14 @@ class Placing:
 
     def _routine(self, fn: Any) -> Any:
         """The routine that a function is, or is taken for."""
-        try:
-            found = self._routines.get(fn)
-        except TypeError:  # it cannot be hashed
-            return _made(fn)
+        if fn.__class__ is not FunctionType:
+            return _made(fn)  # objects that are called may be equal, and yet do different things
+        known, most = (self._routines, _MOST_ROUTINES) if fn.__closure__ is None else (self._closures, _MOST_CLOSURES)
+        found = known.get(fn)
         if found is None:
-            if len(self._routines) >= _MOST_ROUTINES:
-                self._routines.clear()
-            found = self._routines[fn] = _made(fn)
+            if len(known) >= most:
+                known.clear()
+            found = known[fn] = _made(fn)
         return found
 
 

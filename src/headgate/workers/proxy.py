@@ -530,7 +530,7 @@ class Proxy:
         """Wait for the answer of a call that must have begun by `until`, and whose routine has a timeout."""
         backstop = None
         while not waiter.done():
-            if call.started and call.timeout and backstop is None:
+            if call.started and call.timeout and backstop is None and not (call.request and call.request.holds):
                 backstop = clock.now() + call.timeout + CONFIRMATION
             dispatching = until is not None and not call.started
             ends = [end for end in (until if dispatching else None, backstop) if end is not None]
@@ -557,7 +557,7 @@ class Proxy:
     async def cancelled(self, connection: Connection, call: Outgoing, error: asyncio.CancelledError) -> Answer:
         """The caller was cancelled: tell the worker and wait for the routine to end. Returns what it ended with, if it
         swallowed the cancellation."""
-        patient = call.request is not None  # its task holds a resource: that is in use until this has ended
+        patient = call.request is not None and call.request.holds
         deadline = clock.now() + CONFIRMATION
         told = False
         before: list[Answer] = []  # items that were on their way

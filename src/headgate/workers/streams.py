@@ -190,7 +190,7 @@ class Stream:
     async def _within(self, call: Outgoing) -> None:
         """Wait for the answer. A worker whose generator does not obey its timeout is not waited for for ever."""
         timeout, connection = self._routine.options.timeout, self._connection
-        if timeout is None:
+        if timeout is None or (self._request is not None and self._request.holds):
             await call.waiter
             return
         waiter, left = call.waiter, timeout + CONFIRMATION

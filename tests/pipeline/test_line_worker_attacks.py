@@ -1,0 +1,131 @@
+"""Ways in which the line with workers was broken once: each is a test now."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from headgate import CooldownResource, DisableResource, Resource, ResourcePool, RoutineTimeout, do_dispatch, routine
+from headgate import TaskPool as Pool
+from tests.pipeline.line_support import Apart
+
+
+class Revoked(DisableResource):
+    """A verdict with something that cannot travel."""
+
+    def __init__(self) -> None:
+        super().__init__("401")
+        self.response = threading.Lock()
+
+
+async def revoked(key: Resource[str]) -> str:
+    if key.resource_id == "a":
+        raise Revoked
+    return key.resource_id
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Two of these may be equal, and do different things."""
+
+    model: Any
+    heat: float = field(default=0.0, compare=False)
+
+    async def __call__(self, key: Resource[str]) -> tuple[Any, float]:
+        return self.model, self.heat
+
+
+async def limited(key: Resource[str]) -> str:
+    if key.resource_id == "a":
+        raise CooldownResource(60, "429")
+    return key.resource_id
+
+
+@routine
+def plain(key: Resource[str], seconds: float) -> str:
+    time.sleep(seconds)
+    return key.resource_id
+
+
+@routine(timeout=0.1)
+def overdue(key: Resource[str], seconds: float) -> str:
+    time.sleep(seconds)
+    return key.resource_id
+
+
+def keys(*limits: int) -> ResourcePool[str]:
+    return ResourcePool(
+        [Resource("ab"[n], f"secret-{n}", limit) for n, limit in enumerate(limits or (5, 5))], strategy="primary_backup"
+    )
+
+
+def test_s32_a_verdict_that_cannot_be_pickled_arrives_all_the_same(shared: Apart) -> None:
+    async def main() -> None:
+        chosen = keys()
+        async with Pool(resources=chosen, workers=shared.pool) as pool:
+            assert await (await pool.submit(revoked)) == "b"
+        assert chosen.snapshot()["a"]["status"] == "disabled"
+
+    shared(main)
+
+
+def test_b81_callables_that_are_equal_are_not_the_same(shared: Apart) -> None:
+    async def main() -> None:
+        async with Pool(resources=keys(), workers=shared.pool) as pool:
+            asks = [Ask("m", 0.1), Ask("m", 0.9), Ask(1), Ask(True), Ask(1.0)]
+            found = [await (await pool.submit(ask)) for ask in asks]
+            assert [(repr(model), heat) for model, heat in found] == [(repr(ask.model), ask.heat) for ask in asks]
+
+    shared(main)
+
+
+def test_b81_what_runs_here_although_there_are_workers_teaches_too(shared: Apart) -> None:
+    async def main() -> None:
+        chosen = keys()
+        async with Pool(resources=chosen, workers=shared.pool) as pool:
+            with do_dispatch(False):
+                handle = await pool.submit(limited)
+            assert await handle == "b"
+        assert chosen.snapshot()["a"]["status"] == "cooling_down"
+
+    shared(main)
+
+
+def test_s64_a_partial_of_a_plain_routine_is_not_interrupted_either(shared: Apart) -> None:
+    async def main() -> None:
+        async with Pool(resources=keys(), workers=shared.pool, max_concurrent=3) as pool:
+            line: Any = pool._line
+            assert not line._can_stop(functools.partial(plain, seconds=1))
+            assert line._can_stop(functools.partial(limited))
+
+    shared(main)
+
+
+@pytest.mark.parametrize("how", ["its own timeout", "the task's timeout", "cancel"])
+def test_s15b_a_key_is_in_use_until_what_runs_with_it_has_ended(shared: Apart, how: str) -> None:
+    async def main() -> None:
+        chosen = keys(1)
+        async with Pool(resources=chosen, workers=shared.pool, max_concurrent=3) as pool:
+            began = time.monotonic()
+            fn, options = (overdue, {}) if how == "its own timeout" else (plain, {})
+            if how == "the task's timeout":
+                options["timeout"] = 0.1
+            handle = await pool.submit(fn, 0.6, **options)
+            after = await pool.submit(limited, exclude=["b"], ttl=30, max_attempts=1)
+            await asyncio.sleep(0.05)
+            if how == "cancel":
+                handle.cancel()
+            with pytest.raises((RoutineTimeout, TimeoutError, Exception)):
+                await handle
+            assert time.monotonic() - began >= 0.55, "not before the thread has returned"
+            with pytest.raises(Exception, match="exhausted"):
+                await after
+        assert chosen.stats().in_flight == 0
+
+    shared(main)
