@@ -214,7 +214,7 @@ def _line_of(resources: Any, workers: Any, runner: Any) -> Line | None:
             remedy='Make one: ResourcePool({"key-1": "sk-aaa"}).',
         )
     if workers is not None:
-        from headgate.workers.pool import WorkerPool  # not above: it brings grpc, and most pools need none
+        from headgate.workers.pool import WorkerPool  # not above: it is slow to import, and most pools need none
 
         if not isinstance(workers, WorkerPool):
             raise InvalidType(
@@ -416,11 +416,10 @@ class Line(Supply):
 
     def started(self, task: TaskRecord) -> None:
         """Tell that its resource was acquired: not before, for who hears of it may do anything to the task."""
-        permit = task.permit
-        if events.USAGE.listeners and isinstance(permit, Permit) and permit.flight is not None:
+        leases, permit = self._leases, task.permit
+        if leases and events.USAGE.listeners and isinstance(permit, Permit) and permit.flight is not None:
             permit.flight.request_id = permit.request_id
-            if self._leases is not None:
-                self._leases.pool._report_acquired(permit.flight)
+            leases.pool._report_acquired(permit.flight)
 
     def release(self, permit: Permit) -> None:
         """It was not used."""
