@@ -97,6 +97,19 @@ def test_b81_what_runs_here_although_there_are_workers_teaches_too(shared: Apart
     shared(main)
 
 
+async def meddling(key: Resource[str]) -> str:
+    found, key.value = key.value, "changed"
+    return found
+
+
+def test_b81_the_copy_of_a_resource_is_one_for_each_call(shared: Apart) -> None:
+    async def main() -> None:
+        async with Pool(resources=keys(), workers=shared.pool) as pool:
+            assert [await (await pool.submit(meddling)) for _ in range(6)] == ["secret-0"] * 6
+
+    shared(main)
+
+
 def test_s64_a_partial_of_a_plain_routine_is_not_interrupted_either(shared: Apart) -> None:
     async def main() -> None:
         async with Pool(resources=keys(), workers=shared.pool, max_concurrent=3) as pool:

@@ -143,30 +143,12 @@ def _secrets(value: object) -> Iterator[str]:
 
 def _arrived(*fields: Any) -> Resource[Any]:
     """A copy of a resource, as a rule of another process. Its fields were checked there; it was not used here."""
-    kept = _kept is not None and len(fields) == 5 and type(fields[1]) in _SIMPLE
-    if kept and _kept is not None and (known := _kept.get(fields)) is not None:
-        return known
     resource: Resource[Any] = object.__new__(Resource)
     resource.resource_id, resource.value, resource.max_in_flight, resource.tags, resource.weight, *health = fields
     resource.status, resource.cooldown_until, resource.consecutive_cooldown = health or ("healthy", 0.0, 0)
     resource.last_acquired_at = 0.0
     resource._flights, resource._outage, resource._seats = {}, 0, WeakList()
-    if kept and _kept is not None:
-        if len(_kept) >= _MOST_KEPT:
-            _kept.clear()
-        _kept[fields] = resource
     return resource
-
-
-_SIMPLE = (str, bytes, int)
-_MOST_KEPT = 1024
-_kept: dict[tuple[Any, ...], Resource[Any]] | None = None
-
-
-def keep_arrived() -> None:
-    """In a worker: one object for each resource that comes along with calls, not one for each call."""
-    global _kept
-    _kept = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,6 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
 
 def prepare() -> None:
     """The settings of the interpreter."""
-    from headgate.resources.model import keep_arrived
-
-    keep_arrived()
     sys.setswitchinterval(0.001)  # the server's thread gets its turn beside a computing routine
     sys.argv = [""]
     options = os.environ.get("HEADGATE_PYTHONWARNINGS", "")
