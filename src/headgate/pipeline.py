@@ -342,10 +342,14 @@ class Line(Supply):
     def __init__(self, resources: ResourcePool[Any] | None, workers: WorkerPool | None) -> None:
         super().__init__(None)
         self._leases: Leases | None = None
-        self._placing = None if workers is None else _placing_on(workers)
+        self._placing: Placing | None = None
         self._pool: Any = None
         self._vacating = False  # a task that ends gives back its resource now, and its slot next
         self._calls: dict[TaskRecord, Call] = {}  # of tasks that have had a verdict
+        if workers is not None:
+            from headgate.workers.placing import Placing  # not above: see `_line_of`
+
+            self._placing = Placing(workers)
         if resources is not None:
             self._leases = Leases(resources, self._came_free, self._lost_one, self._is_full)
             self.options: tuple[str, ...] = ("tags", "exclude", "affinity", "max_attempts")
@@ -363,8 +367,8 @@ class Line(Supply):
 
     def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
         """A want, if it is not just any resource, and an affinity or a number of attempts."""
-        tags = checked_names("tags", options.get("tags") or ())
-        exclude = checked_names("exclude", options.get("exclude") or ())
+        tags, exclude = options.get("tags") or (), options.get("exclude") or ()
+        tags, exclude = checked_names("tags", tags), checked_names("exclude", exclude)
         attempts, affinity = options.get("max_attempts"), checked_affinity(options.get("affinity"))
         if attempts is not None:
             checked_attempts(attempts)
@@ -407,6 +411,8 @@ class Line(Supply):
 
     def _can_stop(self, fn: Any) -> bool:
         """Can it be interrupted, here or on a worker?"""
+        if self._placing is not None and fn.__class__ is FunctionType:
+            return self._placing.can_stop(fn)
         return is_async(fn) and (self._placing is None or self._placing.can_stop(fn))
 
     def confirmed(self, task: TaskRecord) -> bool:
@@ -670,12 +676,6 @@ class Line(Supply):
         resource_id, worker = (permit.resource_id, permit.worker) if isinstance(permit, Permit) else permit[:2]
         with_what = "" if resource_id is None else f" with {resource_id}"
         return with_what + ("" if worker is None else f" on worker {worker}")
-
-
-def _placing_on(workers: WorkerPool) -> Placing:
-    from headgate.workers.placing import Placing  # not above: see `_line_of`
-
-    return Placing(workers)
 
 
 def _text(signal: Signal) -> str:

@@ -91,10 +91,11 @@ class Resource(Generic[T]):
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
         if type(self) is not Resource:
             return super().__reduce_ex__(protocol)
-        fields = (self.resource_id, self.value, self.max_in_flight, self.tags, self.weight)
-        if self.status == "healthy" and not self.consecutive_cooldown and not self.cooldown_until:
-            return _arrived, fields
-        return _arrived, (*fields, self.status, self.cooldown_until, self.consecutive_cooldown)
+        fields = (self.resource_id, self.value, self.max_in_flight)
+        if self.status != "healthy" or self.consecutive_cooldown or self.cooldown_until:
+            health = (self.status, self.cooldown_until, self.consecutive_cooldown)
+            return _arrived, (*fields, self.tags, self.weight, *health)
+        return _arrived, fields if not self.tags and self.weight == 1.0 else (*fields, self.tags, self.weight)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
@@ -141,13 +142,33 @@ def _secrets(value: object) -> Iterator[str]:
             yield from _secrets(part) if isinstance(part, (str, bytes)) else ()
 
 
-def _arrived(*fields: Any) -> Resource[Any]:
+_NO_TAGS: frozenset[str] = frozenset()
+
+
+def _arrived(
+    resource_id: str,
+    value: Any,
+    max_in_flight: int | None = None,
+    tags: frozenset[str] = _NO_TAGS,
+    weight: float = 1.0,
+    status: ResourceStatus = "healthy",
+    cooldown_until: float = 0.0,
+    consecutive_cooldown: int = 0,
+) -> Resource[Any]:
     """A copy of a resource, as a rule of another process. Its fields were checked there; it was not used here."""
     resource: Resource[Any] = object.__new__(Resource)
-    resource.resource_id, resource.value, resource.max_in_flight, resource.tags, resource.weight, *health = fields
-    resource.status, resource.cooldown_until, resource.consecutive_cooldown = health or ("healthy", 0.0, 0)
+    resource.resource_id = resource_id
+    resource.value = value
+    resource.max_in_flight = max_in_flight
+    resource.tags = tags
+    resource.weight = weight
+    resource.status = status
+    resource.cooldown_until = cooldown_until
+    resource.consecutive_cooldown = consecutive_cooldown
     resource.last_acquired_at = 0.0
-    resource._flights, resource._outage, resource._seats = {}, 0, WeakList()
+    resource._flights = {}
+    resource._outage = 0
+    resource._seats = WeakList()
     return resource
 
 

@@ -258,6 +258,11 @@ class _RoundRobin(_LazyHeap):
     def pick(self, skip: Container[str]) -> Seat | None:
         # The path of every call, in line: usually the head of the queue is true, or goes to its end.
         heap, idle, current = self._heap, self._idle, self._current
+        if len(current) == 1 and not skip:  # nobody to take turns with: its entry may stay, too early as it is
+            seat = next(iter(current.values()))[3]
+            limit = seat.resource.max_in_flight
+            if not seat.shut and (limit is None or len(seat.resource._flights) < limit):
+                return seat
         aside: list[Entry] = []
         chosen = None
         while idle or heap:

@@ -38,7 +38,9 @@ def parse(
         terms = replace(terms, cost=cost)
     if supply is not None and own and not options.keys().isdisjoint(own):
         need, wish = supply.asks({name: options[name] for name in own if name in options})
-        if need is not None or wish is not None:
+        if terms is PLAIN and wish is None and need is not None:
+            terms = supply.terms(need)
+        elif need is not None or wish is not None:
             terms = replace(terms, need=need, wish=wish)
     return checked.get("priority") or 0, key, partition, terms
 

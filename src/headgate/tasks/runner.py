@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headgate.core.cancellation import primed
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.model import TaskRecord, Terms
 from headgate.tasks.waiting import CURRENT
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def told(error: BaseException, hide: Callable[[str], str] = str) -> str:
 
 
 _LONGEST = 200
+_MOST_TERMS = 1024
 
 
 class Supply:
@@ -70,6 +71,7 @@ class Supply:
 
     def __init__(self, runner: Runner | None) -> None:
         self._runner: Any = runner
+        self._terms: dict[Hashable, Terms] = {}
 
     def attach(self, pool: PoolShell) -> None:
         """This is the pool that it serves."""
@@ -77,6 +79,15 @@ class Supply:
 
     def bound(self, loop: Any) -> None:
         """The event loop of the pool."""
+
+    def terms(self, need: Hashable) -> Terms:
+        """The terms of tasks that ask for nothing but this: they share one object, as those do that ask for nothing."""
+        terms = self._terms.get(need)
+        if terms is None:
+            if len(self._terms) >= _MOST_TERMS:
+                self._terms.clear()
+            terms = self._terms[need] = Terms(need=need)
+        return terms
 
     def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
         """What these keywords of its own ask for: a need, and a wish."""

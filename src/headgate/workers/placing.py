@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable
 from contextvars import Context
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from headgate.workers.direct import Direct, Owner, begin
@@ -47,7 +47,9 @@ class Placing:
         routine = self._routines.get(fn) if fn.__class__ is FunctionType else None
         if routine is None:
             routine = routine_of(getattr(fn, "__func__", fn))
-        return routine is None or routine is HERE or not routine.traveller.thread
+        if routine is None or routine is HERE:
+            return inspect.iscoroutinefunction(fn) or not isinstance(fn, (FunctionType, MethodType))
+        return not routine.traveller.thread
 
     def send(self, fn: Any, args: tuple[Any, ...], request: Request, context: Context, owner: Owner) -> Direct | None:
         """Call a function without awaiting it, in this context; None if it is not that simple, or something is wrong:
@@ -106,9 +108,12 @@ class Placing:
         """The routine that a function is, or is taken for."""
         if fn.__class__ is not FunctionType:
             return _made(fn)  # objects that are called may be equal, and yet do different things
-        known, most = (self._routines, _MOST_ROUTINES) if fn.__closure__ is None else (self._closures, _MOST_CLOSURES)
-        found = known.get(fn)
+        found = self._routines.get(fn)
         if found is None:
+            holds = fn.__closure__ is not None and routine_of(fn) is None
+            known, most = (self._closures, _MOST_CLOSURES) if holds else (self._routines, _MOST_ROUTINES)
+            if holds and (found := known.get(fn)) is not None:
+                return found
             if len(known) >= most:
                 known.clear()
             found = known[fn] = _made(fn)
