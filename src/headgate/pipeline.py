@@ -421,11 +421,13 @@ class Line(Supply):
         return not permit.doomed and (permit.flight is None or permit.resource.status == "healthy")
 
     def started(self, task: TaskRecord) -> None:
-        """Tell that its resource was acquired: not before, for who hears of it may do anything to the task."""
+        """Tell what it was given: not before, for who hears of it may do anything to the task."""
         leases, permit = self._leases, task.permit
         if leases and events.USAGE.listeners and isinstance(permit, Permit) and permit.flight is not None:
             permit.flight.request_id = permit.request_id
             leases.pool._report_acquired(permit.flight)
+        if self._placing is not None:
+            self._placing.announce(task.task)
 
     def release(self, permit: Permit) -> None:
         """It was not used."""
@@ -454,10 +456,7 @@ class Line(Supply):
     # -- running -------------------------------------------------------------------------------------------------------
 
     async def drive(self, pool: PoolShell, task: TaskRecord) -> None:
-        """Call its function with the resource, here or on a worker, and learn from how that ends.
-
-        All of it in one coroutine: it is what every task goes through.
-        """
+        """Call its function with the resource, here or on a worker, and learn from how that ends: in one coroutine."""
         permit: Permit = task.permit
         flight = permit.flight
         try:

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from headgate import CooldownResource, DisableResource, Resource, ResourcePool, RoutineTimeout, do_dispatch, routine
+from headgate import (
+    CooldownResource,
+    DisableResource,
+    Resource,
+    ResourcePool,
+    RoutineTimeout,
+    do_dispatch,
+    routine,
+    subscribe,
+)
 from headgate import TaskPool as Pool
 from tests.pipeline.line_support import Apart
 
@@ -93,6 +102,33 @@ def test_b81_what_runs_here_although_there_are_workers_teaches_too(shared: Apart
                 handle = await pool.submit(limited)
             assert await handle == "b"
         assert chosen.snapshot()["a"]["status"] == "cooling_down"
+
+    shared(main)
+
+
+def test_line_the_events_of_a_task_come_in_their_order_and_with_its_id(shared: Apart) -> None:
+    async def main() -> None:
+        heard: list[Any] = []
+        async with Pool(resources=keys(), workers=shared.pool) as pool:
+            await (await pool.submit(revoked))  # its worker knows the function now
+            unsubscribe = subscribe(heard.append)
+            try:
+                handle = await pool.submit(revoked)
+                await handle
+            finally:
+                unsubscribe()
+        told = [event for event in heard if getattr(event, "request_id", None) is not None]
+        assert {event.request_id for event in told} == {handle.id}
+        assert [event.name for event in told] == [
+            "pool_submit",
+            "pool_dequeue",
+            "resource_acquired",
+            "task_dispatched",
+            "task_finished",
+            "resource_released",
+            "run_finished",
+            "pool_finish",
+        ]
 
     shared(main)
 

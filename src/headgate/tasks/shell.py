@@ -241,10 +241,10 @@ class PoolShell:
         terms = task.terms
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
-        if self._supply is not None:
-            self._supply.started(task)
         if AUDIT.listeners or self._report.audit:
             self._report.dequeued(task)
+        if self._supply is not None:
+            self._supply.started(task)
 
     def _make(self, task: TaskRecord) -> None:
         """The Task in which it runs."""

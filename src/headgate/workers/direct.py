@@ -62,6 +62,11 @@ class Direct:
             self._ending.cancel(message)
         return True
 
+    def announce(self) -> None:
+        """Tell that a worker was given it: when its owner has told what comes before."""
+        if TASKS.listeners:
+            tell_dispatched(self._routine, self._call, self._connection)
+
     # -- as the waiter of its call -------------------------------------------------------------------------------------
 
     def done(self) -> bool:
@@ -142,8 +147,6 @@ def begin(
     connection: Connection = flight.seat.resource.value
     request.placed(connection.metadata.uid)
     call.waiter = direct
-    if TASKS.listeners:
-        tell_dispatched(routine, call, connection)
     proxy.waits_for(call)
     connection.submit(call)
     return direct

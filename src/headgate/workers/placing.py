@@ -62,6 +62,11 @@ class Placing:
         except Exception:
             return None
 
+    def announce(self, sent: Any) -> None:
+        """Tell of a call that was begun by `send`."""
+        if sent.__class__ is Direct:
+            sent.announce()
+
     def _begin(
         self, routine: Routine, args: tuple[Any, ...], request: Request, context: Context, owner: Owner
     ) -> Direct | None:
