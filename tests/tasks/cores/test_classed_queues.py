@@ -33,11 +33,6 @@ CASES = [(kind, by_key) for kind in STRATEGIES for by_key in ((True,) if kind in
 ROOM = 64
 
 
-def defect(reason: str) -> pytest.MarkDecorator:
-    """Found by this test and not mended yet. (Strict: whoever mends it takes the mark away.)"""
-    return pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)
-
-
 def classed(kind: str, shut: set[Hashable] | None = None, *, by_key: bool = True) -> ClassedQueue:
     return STRATEGIES[kind].classed_queue(set() if shut is None else shut, parkable=by_key)
 
