@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,6 +134,32 @@ def test_line_the_events_of_a_task_come_in_their_order_and_with_its_id(shared: A
         ]
 
     shared(main)
+
+
+LEAVES = """
+import asyncio, sys, headgate
+
+async def leaves(key):
+    raise SystemExit(3)
+
+async def main():
+    keys = headgate.ResourcePool({"a": "secret-a"})
+    async with headgate.WorkerPool(spawn=1) as workers:
+        async with headgate.TaskPool(resources=keys, workers=workers if sys.argv[1] == "there" else None) as pool:
+            (await pool.submit(leaves)).on_end(lambda handle: print(handle.status, flush=True))
+            await asyncio.sleep(60)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_line_sys_exit_ends_the_program_wherever_the_task_runs(tmp_path: Path, where: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEAVES)
+    ran = subprocess.run([sys.executable, program, where], capture_output=True, text=True, timeout=50)
+    assert (ran.returncode, ran.stdout) == (3, "failed\n"), ran.stderr
 
 
 async def meddling(key: Resource[str]) -> str:

@@ -92,7 +92,8 @@ class Direct:
             try:
                 result = context.run(proxy._finished, routine, flight, call, answer, None)
             except BaseException as error:
-                self._owner.raised(error)
+                if self._owner.raised(error) and isinstance(error, (KeyboardInterrupt, SystemExit)):
+                    proxy.loop.call_soon(_raise, error)  # as its Task would: not from here, where answers are read
             else:
                 self._owner.returned(result)
             return
@@ -117,6 +118,10 @@ class Direct:
                 raise
         else:
             self._answered(answer)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def begin(
