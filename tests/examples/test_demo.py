@@ -110,7 +110,7 @@ def an_unlucky_call_has_its_story(printed: str) -> None:
     for attempt in range(1, attempts + 1):
         assert any(re.fullmatch(rf"attempt {attempt} begins with key-\d on worker \S+", one) for one in told), story
     for attempt in range(1, attempts):
-        why = r"key-\d: (rate limited|key revoked|bad gateway) \(\w+\)|WorkerLost"
+        why = r"key-\d: (rate limited|key revoked|bad gateway) \(\w+\)|WorkerLost: .*"
         assert any(re.fullmatch(rf"attempt {attempt} ends: ({why}); queued again", one) for one in told), story
     route = re.search(rf"  call {found[1]}: (.*)$", printed, re.MULTILINE)
     assert route, "it was told when it ended"
