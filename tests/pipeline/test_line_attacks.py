@@ -231,6 +231,23 @@ async def test_line_a_main_task_that_was_cancelled_once_is_no_end_of_the_loop() 
     main.uncancel()
 
 
+@virtual
+async def test_line_nothing_is_granted_to_a_pool_that_has_no_slot_for_it() -> None:
+    keys = ResourcePool([Resource("a", "va-secret", 1, tags=["x"]), Resource("b", "vb-secret", 1, tags=["y"])])
+
+    async def hold(key: Resource[str]) -> None:
+        await asyncio.sleep(10)
+
+    async with TaskPool(resources=keys) as pool:
+        lease = keys.lease(tags=["y"])
+        await lease.__aenter__()
+        parked = await pool.submit(ok, tags=["y"])
+        await pool.submit(hold, tags=["x"])
+        await lease.__aexit__(None, None, None)
+        assert keys.snapshot()["b"]["in_flight"] == 0, "not even for a moment"
+        assert await parked == "done"
+
+
 @pytest.mark.parametrize("limit", [1, 2, None])
 @virtual
 async def test_f42_a_probe_that_waits_for_a_second_use_of_its_key_is_a_circle(limit: int | None) -> None:

@@ -742,6 +742,7 @@ def test_s04_routines_called_by_a_placed_task_go_to_peers(line: Line, shared: Ap
         assert {leaf for leaf, _ in leaves} == set(pids(shared.pool)), "they spread"
         assert me["caller"] == handle.id
         assert {fields["caller"] for _, fields in leaves} == {me["id"]}
+        assert {fields["tenant"] for _, fields in leaves} == {"acme"}, "for whom it runs goes along"
 
     shared(main)
 

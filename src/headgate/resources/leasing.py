@@ -160,10 +160,7 @@ class Leases:
             turn.release()
         pool._runs_ok += 1
         if effects is not None or events.USAGE.listeners or events.RUN.listeners:
-            pool._carry_out(effects)
-            pool._report_released(flight, "ok")
-            if events.RUN.listeners:
-                pool._report_run(flight.request_id, "ok", attempts)
+            pool._finish_plain(flight, attempts, effects)
 
     def failed(self, flight: Flight, error: BaseException) -> Signal | None:
         """It raised: what does that say? None: nothing that should be tried again."""

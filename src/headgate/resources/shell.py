@@ -131,7 +131,7 @@ class PoolShell(Reporting, Generic[T]):
                             turn.release()
                         self._runs_ok += 1
                         if effects is not None or _orphans or events.USAGE.listeners or events.RUN.listeners:
-                            self._finish_plain(flight, call, effects)
+                            self._finish_plain(flight, 1 if call is None else call.started, effects)
                         return result
                     self._end(flight, signal)
                 call = call or Call(plan, matching, flight.acquired_at, started=1)
@@ -141,11 +141,11 @@ class PoolShell(Reporting, Generic[T]):
             self._finish_badly(call, error, flight)
             raise
 
-    def _finish_plain(self, flight: Flight, call: Call | None, effects: Effects | None) -> None:
+    def _finish_plain(self, flight: Flight, attempts: int, effects: Effects | None) -> None:
         self._carry_out(effects)
         self._report_released(flight, "ok")
         if events.RUN.listeners:
-            self._report_run(flight.request_id, "ok", 1 if call is None else call.started)
+            self._report_run(flight.request_id, "ok", attempts)
 
     def _enter(self, plan: Plan) -> Call:
         with turn:
