@@ -57,12 +57,17 @@ _MARK: contextvars.ContextVar[None] = contextvars.ContextVar("headgate.context.m
 
 
 class Identity:
-    """What the Contexts of a chain have in common, in one process."""
+    """What the Contexts of a chain have in common, in one process.
 
-    __slots__ = ("_id", "_listeners", "_spent")
+    Two processes may each make an id for one chain before they hear of each other: a generator that runs ahead, and its
+    consumer. Then the caller's is used from then on, and the other is still known.
+    """
+
+    __slots__ = ("_also", "_id", "_listeners", "_spent")
 
     def __init__(self, id: str = "") -> None:
         self._id = id
+        self._also: frozenset[str] = frozenset()
         self._spent: weakref.WeakSet[Token[Any]] | None = None
         self._listeners: weakref.WeakSet[Exchange] | None = None
 
@@ -79,12 +84,27 @@ class Identity:
         return self._id
 
     def call(self, id: str) -> None:
-        """Another process was asked first."""
+        """Use the id of another process. One that was made here is still known."""
+        if self._id and self._id != id:
+            self._also |= {self._id}
         self._id = id
+
+    def also_known_as(self, id: str) -> None:
+        """Another process has made this id. It is the chain's own if that has none."""
+        if not self._id:
+            self._id = id
+        elif self._id != id:
+            self._also |= {id}
 
     def is_same(self, other: Identity) -> bool:
         """The same chain, perhaps by way of other processes?"""
-        return self is other or bool(self._id and self._id == other._id)
+        if self is other or (self._id and self._id == other._id):
+            return True
+        return bool(self._also or other._also) and not self._names.isdisjoint(other._names)
+
+    @property
+    def _names(self) -> frozenset[str]:
+        return self._also | {self._id} if self._id else self._also
 
     @property
     def spent(self) -> list[str]:

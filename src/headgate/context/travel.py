@@ -49,7 +49,7 @@ class Frame(NamedTuple):
     chain: str = ""
     """The id of the Context, if it has one,"""
     before: str = ""
-    """and of the one the last frame spoke of, if it was another."""
+    """and of the one the last frame spoke of, if it was another. From a worker: the same id, if it was made there."""
     spent: tuple[str, ...] = ()
     """Tokens that were used."""
     failed: tuple[str, ...] = ()
@@ -111,19 +111,22 @@ def _kind(value: Any) -> bytes:
 class Exchange:
     """One side of a call: what the other side knows of the values here."""
 
-    __slots__ = ("__weakref__", "_identity", "_known", "_role", "_told", "untold")
+    __slots__ = ("__weakref__", "_first", "_identity", "_known", "_role", "_told", "untold")
 
     def __init__(self, role: Role) -> None:
         self._role = role
         self._known = NONE
+        self._first: Identity | None = None
+        """Of whom a consumer's worker heard first: the only one for whom it may make an id."""
         self._identity: Identity | None = None
         self._told = ""  # the chain's id, as the other side has it
         self.untold: list[str] = []
         """Tokens that were used, of which the other side may have copies."""
 
-    def send(self, dump: Dump, *, lenient: bool = False, tag: str = "") -> bytes:
+    def send(self, dump: Dump, *, lenient: bool = False, tag: str = "", most: int = 0) -> bytes:
         """What has changed since the last time; empty if nothing has. `lenient`: what cannot be written down is told,
-        by both sides, and not raised; `tag` is of the routine that set it."""
+        by both sides, and not raised, and so is what takes more than `most` bytes; `tag` is of the routine that set
+        it."""
         values, chain = VALUES.get(), here() if self._role == "consumer" else present()
         spent: list[str] = []
         name = before = ""
@@ -133,6 +136,7 @@ class Exchange:
                     before = self._identity.id
                     chain.identity.id  # noqa: B018 - it needs one now
                 self._identity = chain.identity
+                self._first = self._first or chain.identity
             name = chain.identity.known
             if name or self._role == "consumer":
                 chain.remember()
@@ -142,7 +146,7 @@ class Exchange:
             return b""
         if self._known is NONE and not (name or spent or self.untold):
             plain = _plain(values)
-            if plain:
+            if plain and not (lenient and 0 < most < len(plain)):
                 self._known = values
                 return plain
         failed: list[str] = []
@@ -167,12 +171,23 @@ class Exchange:
                         text, remedy="Set something that can be copied to another process, or reset it before the call."
                     ) from error
                 failed.append(text)
+        if pickled and chain is not None and not name:
+            name = chain.identity.known  # a token in a value was pickled: whoever reads it must know whose it is
+            if name:
+                chain.remember()
+        if self._role == "worker" and not self._told:
+            before = name
         unset = tuple(var.key for var in self._known if var not in values)
         frame = Frame(simple, pickled, unset, name, before, (*spent, *self.untold), tuple(failed))
         self._known, self._told, self.untold = values, name, []
+        data = _FULL + pickle.dumps(tuple(frame), 5)
+        if lenient and 0 < most < len(data):
+            failed = [f"the context variables that {tag} set take {len(data):,} bytes, and max_payload is {most:,}"]
+            frame = Frame(chain=name, before=before, spent=frame.spent, failed=tuple(failed))
+            data = _FULL + pickle.dumps(tuple(frame), 5)
         if failed:
             warn_and_go_on(failed, tag)
-        return _FULL + pickle.dumps(tuple(frame), 5)
+        return data
 
     def receive(self, data: bytes, load: Load, *, skipped: bool = False) -> list[str]:
         """Take over what the other side says; what of it could not be read. `skipped`: it came with an item that nobody
@@ -213,10 +228,12 @@ class Exchange:
         chain = here()
         if frame.chain:
             self._told = frame.chain
-            if self._role == "worker" or not chain.identity.known:
+            if self._role == "worker":
                 chain.identity.call(frame.before or frame.chain)
-            if frame.before and self._role == "worker":
-                chain.identity = Identity(frame.chain)
+                if frame.before:
+                    chain.identity = Identity(frame.chain)
+            elif frame.before:
+                (self._first or chain.identity).also_known_as(frame.chain)
             chain.remember()
         identity = chain.identity
         identity.listen(self)

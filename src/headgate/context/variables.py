@@ -331,7 +331,9 @@ class Token(Generic[T]):
         if self._chain is not None:
             self._chain.hold_if_here()
         old = () if self._old is ABSENT else (self._old,)
-        about = self._number, self._var._key, self._identity.id, self._used
+        chain = present()  # which may have had another id where the token was made
+        identity = chain.identity if chain is not None and chain.identity.is_same(self._identity) else self._identity
+        about = self._number, self._var._key, identity.id, self._used
         return _token_arrived, about, (self._var, old), None, None, _remember  # what it was may hold the token
 
     def __copy__(self) -> Token[T]:

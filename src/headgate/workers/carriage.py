@@ -28,7 +28,8 @@ def nothing() -> bool:
 
 
 def sent(tag: str, most: int, exchange: Exchange | None = None, *, lenient: bool = False) -> bytes:
-    """What goes with a call, or with a step of one that has an exchange. Errors name what cannot."""
+    """What goes with a call, or with a step of one that has an exchange. Errors name what cannot. To be asked when all
+    else of the call is pickled: a token in it makes an id for this Context necessary, and this tells the id."""
     data = outgoing(dump_whole) if exchange is None else exchange.send(dump_whole, lenient=lenient)
     if 0 < most < len(data) and not lenient:
         raise InvalidArgument(
@@ -92,11 +93,7 @@ def changed(running: Running) -> bytes:
         exchange = running.exchange = Exchange("worker")
     tag, limit = running.begun.function.tag, running.session.session.max_payload
     try:
-        data = exchange.send(dump_whole, lenient=True, tag=tag)
-        if 0 < limit < len(data):
-            failed = f"the context variables that {tag} set take {len(data):,} bytes, and max_payload is {limit:,}"
-            warn_and_go_on([failed], tag)
-            data = refused(failed)
+        data = exchange.send(dump_whole, lenient=True, tag=tag, most=limit)
     except BaseException as error:
         _log.exception("what %s set in its Context cannot be told to its caller", tag)
         data = refused(f"what {tag} set in its Context cannot be written down ({type(error).__name__})")

@@ -141,8 +141,8 @@ def begin(
     bulky = isinstance(arguments, Parcel)
     if bulky or 0 < proxy.max_payload < len(arguments):
         return None
-    set_here = b"" if carriage.nothing() else carriage.sent(routine.tag, proxy.max_payload)
     form = routine.traveller.form(routine.decorated)
+    set_here = b"" if carriage.nothing() else carriage.sent(routine.tag, proxy.max_payload)
     number = next(TASK_NUMBERS)
     flight = proxy._choose(routine, number, {}, bulky)
     if flight is None:

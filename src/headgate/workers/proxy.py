@@ -294,10 +294,10 @@ class Proxy:
         if 0 < self.max_payload < len(arguments):
             refuse_long(routine, arguments, self.max_payload)
         bulky = isinstance(arguments, Parcel)
+        form = routine.traveller.form(routine.decorated)
         context = b""
         if exchange is not None or not carriage.nothing():
             context = carriage.sent(routine.tag, self.max_payload, exchange)
-        form = routine.traveller.form(routine.decorated)
         number = next(TASK_NUMBERS)
         options = routine.options
         timeout = options.timeout or 0.0
