@@ -121,6 +121,84 @@ def test_s86_a_context_reads_as_a_mapping_of_what_is_set() -> None:
     assert ctx.get(two, 5) is None
 
 
+class Unequal:
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError("it cannot be compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@apart
+def test_w86_contexts_compare_by_content_as_those_of_the_stdlib() -> None:
+    def script(var: Any, other: Any, copy: Callable[[], Any]) -> list[Any]:
+        empty = copy()
+        said = [empty == copy(), empty != copy(), empty == 1, empty == {}, empty == {var: 1}, empty is not copy()]
+        one, two = copy(), copy()
+        one.run(var.set, 1)
+        said += [one == two, one != two]
+        two.run(var.set, 1.0)
+        said += [one == two, one != two, two == one]
+        two.run(other.set, 1)
+        said += [one == two, two == one]
+        one.run(other.set, 2)
+        said += [one == two, one.copy() == one, two.copy() == one]
+        nan = float("nan")
+        one.run(other.set, nan)
+        two.run(other.set, nan)
+        said.append(one == two)  # what is identical is equal
+        one.run(other.set, Unequal())
+        two.run(other.set, Unequal())
+        for compared in (one, two):
+            try:
+                said.append(one == compared)
+            except ZeroDivisionError:
+                said.append("raised")
+        for refused in (lambda: hash(one), lambda: {one}, lambda: one < two):
+            said.append(error_of(refused))
+        return said
+
+    theirs = [contextvars.ContextVar("one"), contextvars.ContextVar("other"), contextvars.copy_context]
+    assert script(declare("one"), declare("other"), headgate.copy_context) == script(*theirs)  # type: ignore[arg-type]
+
+
+@apart
+def test_w86_the_current_context_compares_by_what_is_set_now() -> None:
+    var = declare()
+    current, copy = headgate.current_context(), headgate.copy_context()
+    assert current == copy
+    assert current.id != copy.id
+    token = var.set(1)
+    assert current != copy
+    copy.run(var.set, 1)
+    assert current == copy
+    var.reset(token)
+    assert current != copy
+
+
+@apart
+def test_w86_our_contexts_and_those_of_the_stdlib_are_never_equal() -> None:
+    assert headgate.copy_context() != contextvars.copy_context()
+    assert headgate.copy_context() != contextvars.Context()
+
+
+@pytest.mark.parametrize("name", ["ContextVar", "Context", "Token"])
+def test_w80_the_classes_are_no_bases_as_in_contextvars(name: str) -> None:
+    with pytest.raises(TypeError) as theirs:
+        type("Mine", (getattr(contextvars, name),), {})
+    with pytest.raises(headgate.InvalidType) as ours:
+        type("Mine", (getattr(headgate, name),), {})
+    assert str(theirs.value).replace("_contextvars", "headgate") in str(ours.value)
+    assert f"type 'headgate.{name}' is not an acceptable base type" in str(ours.value)
+
+
+@pytest.mark.parametrize("name", ["ContextVar", "Token"])
+def test_w80_a_parametrised_class_is_no_base_either(name: str) -> None:
+    with pytest.raises(headgate.InvalidType, match="not an acceptable base type"):
+
+        class Mine(getattr(headgate, name)[int]):  # type: ignore[misc]
+            pass
+
+
 @apart
 def test_s86_what_was_reset_to_unset_is_not_in_the_mapping() -> None:
     var = declare()

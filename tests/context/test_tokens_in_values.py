@@ -64,6 +64,28 @@ def test_w85_a_token_in_a_value_that_was_used_here_is_used_there(shared: Apart) 
     assert both(shared, script) == ["reset, unset", "RuntimeError, unset", "RuntimeError, unset"]
 
 
+def test_w85_used_says_whether_a_token_was_used_wherever_that_was(shared: Apart) -> None:
+    async def script() -> list[Any]:
+        token, other = held.set("mine"), held.set("other")
+        said = [token.used, other.used, await far.is_used(other)]
+        await far.reset_content(Box(other))
+        said += [other.used, await far.is_used(other)]
+        with pytest.raises(ValueError, match=r"."):
+            holder.reset(token)
+        said.append(token.used)
+        held.reset(token)
+        said += [token.used, await far.is_used(token)]
+        await far.hold("theirs")
+        theirs = found()
+        said += [theirs.used, await far.reset_found_on_another(), theirs.used]
+        return said
+
+    said = both(shared, script)
+    assert said == [False, False, False, True, True, False, True, True, False, "reset, unset", True]
+    with pytest.raises(AttributeError):
+        headgate.copy_context().run(held.set, "for a moment").used = True  # type: ignore[misc]
+
+
 def test_w85_a_token_in_a_value_is_refused_in_another_task_on_a_worker(shared: Apart) -> None:
     async def script() -> list[Any]:
         holder.set(Box(held.set("mine")))

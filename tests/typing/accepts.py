@@ -237,6 +237,7 @@ async def ambient() -> None:
     assert_type(token, headgate.Token[str])
     assert_type(token.var, headgate.ContextVar[str])
     tenant.reset(token)
+    assert_type(token.used, bool)
     context = headgate.copy_context()
     assert_type(context.run(len, "abc"), int)
     assert_type(context.id, str)

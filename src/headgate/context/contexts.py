@@ -7,10 +7,10 @@ import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar, cast, final
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast, final
 
 from headgate.context.chains import NONE, VALUES, Chain, Values, begin, here
-from headgate.context.variables import ContextVar
+from headgate.context.variables import ContextVar, not_a_base
 from headgate.errors import InvalidType
 
 P = ParamSpec("P")
@@ -25,6 +25,9 @@ class Context(Mapping[ContextVar[Any], Any]):
 
     def __init__(self) -> None:
         raise InvalidType("a Context is made by copy_context()", remedy="Call headgate.copy_context().")
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise not_a_base("Context")
 
     _context: contextvars.Context | None  # None: it is one that somebody else made, and is in
     _chain: Chain
@@ -76,10 +79,10 @@ class Context(Mapping[ContextVar[Any], Any]):
         return len(self._values())
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        """The same variables with equal values, as with those of contextvars; the ids may differ."""
+        return self._values() == other._values() if isinstance(other, Context) else NotImplemented
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = None  # type: ignore[assignment] # what is set in it changes
 
     def __repr__(self) -> str:
         return f"<headgate.Context {self.id} with {len(self)} values>"

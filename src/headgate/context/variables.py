@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast, final, overload
 
 from headgate.context.chains import ABSENT, NONE, SEEN, VALUES, Chain, Identity, Values, here, present
 from headgate.core.clock import clock
@@ -49,6 +49,14 @@ def known(key: str) -> ContextVar[Any] | None:
 def travelled(number: str) -> Token[Any] | None:
     """The token here that has this number in every process."""
     return _travelled.get(number)
+
+
+def not_a_base(name: str) -> InvalidType:
+    """What a class statement raises that derives from a final class of ours, as from those of contextvars."""
+    return InvalidType(
+        f"type 'headgate.{name}' is not an acceptable base type",
+        remedy="Hold one in an attribute of your class.",
+    )
 
 
 @final
@@ -100,6 +108,9 @@ class ContextVar(Generic[T]):
             found._default, found._module, found._place = default, module, place
             found._portable = None
         return found
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise not_a_base("ContextVar")
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(types.GenericAlias)
@@ -293,6 +304,9 @@ class Token(Generic[T]):
     def __init__(self) -> None:
         raise RuntimeError("tokens are made by ContextVar.set() and by nothing else")
 
+    def __init_subclass__(cls) -> NoReturn:
+        raise not_a_base("Token")
+
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(types.GenericAlias)
 
@@ -305,6 +319,11 @@ class Token(Generic[T]):
     def old_value(self) -> Any:
         """What it was before; `Token.MISSING` if it was not set."""
         return MISSING if self._old is ABSENT else self._old
+
+    @property
+    def used(self) -> bool:
+        """Whether its variable was reset with it: here, or on a worker from which an answer has come since."""
+        return self._used
 
     def _use(self, var: ContextVar[Any]) -> None:
         if self._used:
@@ -381,4 +400,4 @@ def _missing() -> Any:
 copyreg.pickle(type(MISSING), lambda _: (_missing, ()))  # so that a routine may return what a token tells
 
 
-__all__ = ["ContextVar", "Token", "bare", "known", "variable"]
+__all__ = ["ContextVar", "Token", "bare", "known", "not_a_base", "variable"]
