@@ -32,6 +32,8 @@ simple: st.SearchStrategy[Op] = st.one_of(
     st.tuples(st.just("get or"), names),
     st.tuples(st.just("reset junk"), names),
     st.tuples(st.just("old"), names, picks),
+    st.tuples(st.just("stow"), st.just("d")),
+    st.tuples(st.just("take"), st.just("d")),
 )
 
 
@@ -44,7 +46,7 @@ def bodies(ops: st.SearchStrategy[Op]) -> st.SearchStrategy[Op]:
         simple,
         simple,
         st.tuples(st.sampled_from(BODIES), body),
-        st.tuples(st.just("call"), body),
+        st.tuples(st.sampled_from(["call", "call bare"]), body),
         st.tuples(st.sampled_from(PLAIN), st.lists(simple, max_size=4)),
         st.tuples(
             st.just("stream"),
@@ -126,6 +128,8 @@ def o(index: int) -> Op:
 
 
 STOP: Op = ("raise",)
+STOW: Op = ("stow", "d")
+TAKE: Op = ("take", "d")
 
 CHOSEN: dict[str, list[Op]] = {
     "there and back": [s("a"), ("call", [g("a"), s("a"), g("a")]), g("a")],
@@ -220,6 +224,22 @@ CHOSEN: dict[str, list[Op]] = {
     ],
     "in place": [s("a"), ("call in place", [s("a"), ("call", [r("a", 1), g("a")]), STOP]), r("a", 0), g("a")],
     "in place there": [("call", [s("a"), ("call in place", [r("a", 0), s("b")]), g("b")]), r("a", 0), r("b", 1)],
+    "stowed here, used there": [s("a"), STOW, ("call bare", [TAKE, r("a", 0), g("a")]), r("a", 0), g("a")],
+    "stowed there, used here": [("call bare", [s("a"), STOW]), TAKE, r("a", 0), ("call bare", [TAKE, r("a", 0)])],
+    "stowed two calls away": [("call bare", [("call bare", [s("a"), STOW]), s("a")]), TAKE, r("a", 0), g("a")],
+    "stowed in a task": [
+        ("fork", [s("a"), STOW, ("call bare", [TAKE, r("a", 0)])]),
+        s("a"),
+        STOW,
+        ("fork", [r("a", 1)]),
+    ],
+    "stowed and raised": [("call bare", [s("a"), STOW, STOP]), TAKE, r("a", 0), r("a", 0)],
+    "stowed in a stream": [
+        ("stream", [[s("a"), STOW], [TAKE, r("a", 1)]], [("next", [("call bare", [TAKE, s("a"), STOW])])], "exhaust"),
+        TAKE,
+        r("a", 0),
+        r("a", 1),
+    ],
     "set again after use": [s("a"), ("call", [r("a", 0), s("a")]), r("a", 0), ("call", [r("a", 1)]), g("a"), r("a", 1)],
 }
 

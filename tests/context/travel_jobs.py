@@ -705,6 +705,7 @@ async def dispatches_what_cannot_be_written() -> str:
 # One interpreter plays a script with stdlib variables in one process, or with headgate's over several. Tokens are known
 # by the number of the `set` that made them; a call gets all that its caller has and gives back those that are new, and
 # a step of a generator brings in both directions only what is new. So old copies stay where they are and are used.
+# Tokens may also be stowed in the value of a variable and taken from there: a bare call has no others and gives none back.
 
 Op = tuple[Any, ...]
 Tokens = dict[int, Any]
@@ -713,15 +714,17 @@ VARIABLES: dict[str, dict[str, Any]] = {
         "a": contextvars.ContextVar("a"),
         "b": contextvars.ContextVar("b", default="default"),
         "c": contextvars.ContextVar("c"),
+        "d": contextvars.ContextVar("d"),
     },
     "far": {
         "a": ContextVar("oracle_a"),
         "b": ContextVar("oracle_b", default="default"),
         "c": ContextVar("oracle_c"),
+        "d": ContextVar("oracle_d"),
     },
 }
 ERRORS = (LookupError, TypeError, RuntimeError, ValueError)
-SIMPLE = ("set", "get", "get or", "reset", "reset junk", "old")
+SIMPLE = ("set", "get", "get or", "reset", "reset junk", "old", "stow", "take")
 
 
 class Stop(Exception):
@@ -734,6 +737,18 @@ class Halted(Exception):
 
 class Poke(Exception):
     """Thrown into a generator, with tokens."""
+
+
+class Stow:
+    """Tokens in the value of a variable."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+
+
+def shown(value: Any) -> Any:
+    """A value for the trace, which itself travels: without tokens."""
+    return sorted(value.tokens) if isinstance(value, Stow) else value
 
 
 def named(error: Exception) -> list[str]:
@@ -755,6 +770,12 @@ def simple(kind: str, op: Op, tokens: Tokens, trace: list[Any]) -> None:
             said = variable.get("given")
         elif what == "reset junk":
             said = variable.reset("no token")
+        elif what == "stow":
+            variable.set(Stow(dict(tokens)))
+            said = "ok"
+        elif what == "take":
+            tokens.update(variable.get().tokens)
+            said = sorted(tokens)
         else:
             token: Any = tokens[sorted(tokens)[op[2] % len(tokens)]] if tokens else "no token"
             if what == "reset":
@@ -766,7 +787,7 @@ def simple(kind: str, op: Op, tokens: Tokens, trace: list[Any]) -> None:
                 said = "none"
     except ERRORS as error:
         said = named(error)
-    trace.append((op, said, [one.get("unset") for one in variables.values()]))
+    trace.append((op, said, [shown(one.get("unset")) for one in variables.values()]))
 
 
 async def play(kind: str, ops: list[Op], tokens: Tokens, trace: list[Any]) -> None:
@@ -873,6 +894,29 @@ async def body_on_a_thread(ops: list[Op], tokens: Tokens) -> tuple[Tokens, list[
 
 
 @routine
+async def bare_body_far(ops: list[Op]) -> list[Any]:
+    return await bare_body("far", ops)
+
+
+async def bare_body(kind: str, ops: list[Op]) -> list[Any]:
+    """Without any tokens but those that it finds in values."""
+    trace: list[Any] = []
+    try:
+        await play(kind, ops, {}, trace)
+    except Stop:
+        trace.append("stopped")
+    return trace
+
+
+async def _bare_far(ops: list[Op], _: Tokens) -> tuple[Tokens, list[Any]]:
+    return {}, await bare_body_far(ops)
+
+
+async def _bare_local(ops: list[Op], _: Tokens) -> tuple[Tokens, list[Any]]:
+    return {}, await bare_body("local", ops)
+
+
+@routine
 def body_plainly(ops: list[Op], tokens: Tokens) -> tuple[Tokens, list[Any]]:
     return plain_body("far", ops, tokens)
 
@@ -910,6 +954,7 @@ def _in_a_thread(kind: str) -> Way:
 WAYS: dict[str, dict[str, Way]] = {
     "local": {
         "call": _body_awaited,
+        "call bare": _bare_local,
         "call on a thread": _body_awaited,
         "call plainly": _plain_body_called,
         "call in place": _body_awaited,
@@ -918,6 +963,7 @@ WAYS: dict[str, dict[str, Way]] = {
     },
     "far": {
         "call": body_far,
+        "call bare": _bare_far,
         "call on a thread": body_on_a_thread,
         "call plainly": body_plainly,
         "call in place": _body_in_place,
