@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +23,8 @@ from headgate import (
     ring_buffer,
     subscribe,
 )
+from headgate.core.clock import clock
+from headgate.stores import MemoryStore
 from headgate.testing import settle, virtual
 from tests.tasks.support import AUDIT, Flaky, Gate, broken, counts, quick, slow
 
@@ -227,6 +231,69 @@ async def test_s14_a_window_in_seconds_lapses() -> None:
         second = await pool.submit(quick, "even other work", idempotency_key="k", window=30)
         assert second is not first
         assert await second == "even other work"
+
+
+@contextmanager
+def jumping_clock() -> Iterator[list[float]]:
+    """A wall clock that somebody sets: it is so many seconds ahead of the loop's time."""
+    ahead, usual = [0.0], clock.wall
+    with clock.replaced(wall=lambda: usual() + ahead[0]):
+        yield ahead
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, 1e9])
+@virtual
+async def test_t14_a_wall_clock_that_is_set_neither_ends_nor_lengthens_a_window(jump: float) -> None:
+    with jumping_clock() as ahead:
+        async with TaskPool() as pool:
+            first = await pool.submit(quick, idempotency_key="k", window=60)
+            await first
+            ahead[0] += jump
+            await asyncio.sleep(59)
+            assert await pool.submit(quick, idempotency_key="k", window=60) is first
+            ahead[0] -= jump
+            await asyncio.sleep(2)
+            assert await pool.submit(quick, idempotency_key="k", window=60) is not first
+
+
+@pytest.mark.parametrize(("away", "held_for"), [(0.0, 50), (40.0, 10), (-3600.0, 60), (61.0, 0)])
+@virtual
+async def test_t14_after_a_restart_the_wall_clock_says_how_much_of_a_window_is_left(away: float, held_for: int) -> None:
+    store = MemoryStore()
+
+    def durable() -> TaskPool:
+        return TaskPool("work", scope="pipeline", pipeline_id="p", store=store)
+
+    with jumping_clock() as ahead:
+        async with durable() as pool:
+            await (await pool.submit(quick, idempotency_key="k", window=60))
+            await asyncio.sleep(10)
+        ahead[0] += away
+        async with durable() as pool:
+            if held_for:
+                held = await pool.submit(quick, "k", idempotency_key="j")
+                assert held.number == 2
+                ahead[0] += 1000  # from here on it does not matter
+                await asyncio.sleep(held_for - 1)
+                assert (await pool.submit(quick, idempotency_key="k", window=60)).number == 1
+                await asyncio.sleep(2)
+            fresh = await pool.submit(quick, idempotency_key="k", window=60)
+            assert fresh.number > 1
+            assert await fresh == "done"
+
+
+@virtual
+async def test_t14_a_journal_that_is_compacted_while_the_wall_clock_is_ahead_keeps_its_keys() -> None:
+    store = MemoryStore()
+    with jumping_clock() as ahead:
+        async with TaskPool("work", scope="pipeline", pipeline_id="p", store=store, keep=10) as pool:
+            await (await pool.submit(quick, idempotency_key="k", window=3600))
+            ahead[0] += 7200
+            for _ in range(600):  # more than a thousand lines
+                await (await pool.submit(quick))
+        ahead[0] -= 7200
+        async with TaskPool("work", scope="pipeline", pipeline_id="p", store=store, keep=10) as pool:
+            assert (await pool.submit(quick, idempotency_key="k", window=3600)).number == 1
 
 
 @virtual

@@ -78,6 +78,7 @@ class JsonLinesJournal:
         self._preamble = preamble
         self._keep = keep
         self._codec: Codec = codec
+        self._ahead = clock.wall() - clock.now()  # how far, when it was opened
         self._generation = generation()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -226,7 +227,9 @@ class JsonLinesJournal:
 
     def _compact(self) -> None:
         try:
-            flags = wanted(self._file.lines(), self._keep, clock.wall())
+            # A clock that was set forward, and may be set back, must not forget keys: the earlier one counts.
+            now = min(clock.wall(), clock.now() + self._ahead)
+            flags = wanted(self._file.lines(), self._keep, now)
             lines = self._file.replace(chain(self._preamble, compress(self._file.lines(), flags)))
         except Exception as error:
             if not self._warned:

@@ -50,6 +50,7 @@ class MemoryJournal:
 
     def __init__(self, lines: list[bytes], header: bytes, about: Mapping[str, Any], keep: int) -> None:
         now = clock.wall()
+        self._ahead = now - clock.now()
         self._lines = lines
         self._preamble = [header, open_line(Writer(os.getpid(), socket.gethostname(), now), about)]
         self._keep = keep
@@ -85,6 +86,6 @@ class MemoryJournal:
         self.is_closed = True
 
     def _compact(self) -> None:
-        flags = wanted(self._lines, self._keep, clock.wall())
+        flags = wanted(self._lines, self._keep, min(clock.wall(), clock.now() + self._ahead))
         self._lines[:] = [*self._preamble, *compress(self._lines, flags)]
         self._most = 4 * len(self._lines) + 1000

@@ -202,7 +202,7 @@ class Entrance(PoolShell):
 
     def _known(self, task: TaskRecord, key: str, wait: bool) -> TaskRecord | Arrival | None:
         """The task or the arrival that has this idempotency key already."""
-        holder = self._ledger.holder(key, task.moment.wall)
+        holder = self._ledger.holder(key, task.moment.now)
         arrival = self._door.with_key(key) if holder is None else self._writing.get(holder)
         known = holder if arrival is None else arrival.task
         if known is None:

@@ -8,6 +8,9 @@ While a task is unfinished it always holds its key: a duplicate is the same task
 | ``until_success`` (default) | completed | every other end |
 | ``forever`` | completed, failed, expired | rejected, cancelled, stale |
 | seconds | completed, for so long from its end | every other end, or time |
+
+Inside a process the monotonic clock counts these seconds. Across restarts only the wall clock can tell how many have
+passed: who sets it forward meanwhile ends windows.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ def checked_window(window: object) -> Window:
 
 
 def holds_key(window: Window, status: str, finished_at: float | None, now: float) -> bool:
-    """Does a task in this terminal status still hold its key? Both times in Unix seconds."""
+    """Does a task in this terminal status still hold its key? Both times on the same clock, in seconds."""
     if isinstance(window, str):
         return status in _HOLDING[window]
     return status == "completed" and finished_at is not None and now < finished_at + window

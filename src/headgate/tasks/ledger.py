@@ -91,20 +91,25 @@ class Ledger:
         if task.terms is PLAIN or task.terms.idempotency_key is None:
             self.finished.append(task)
         else:
-            self._settle_key(task, moment.wall)
+            self._settle_key(task, moment.now, moment.now)
 
-    def load(self, task: TaskRecord, status: TaskStatus, now: float) -> None:
-        """Remember a task of a former run, which has ended one way or another. `now` in Unix seconds."""
+    def load(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
+        """Remember a task of a former run, which has ended one way or another.
+
+        How long ago is known by the wall clock only; from this `moment` on, the monotonic clock counts. A record from
+        the future, because the wall clock was set back meanwhile, counts as one that has just ended.
+        """
         self.claim(task)
         task.status = status
         self.counts[status] += 1
         if task.terms.idempotency_key is None:
             self.finished.append(task)
         else:
-            self._settle_key(task, now)
+            ended = None if task.ended is None else moment.now - max(0.0, moment.wall - task.ended.wall)
+            self._settle_key(task, ended, moment.now)
 
     def holder(self, key: str, now: float) -> TaskRecord | None:
-        """Who holds this key. `now` in Unix seconds, because windows outlive processes."""
+        """Who holds this key. `now` in monotonic seconds: a wall clock that is set forward must not end a window."""
         self._lapse(now)
         return self.keys.get(key)
 
@@ -115,11 +120,10 @@ class Ledger:
             if task.finished:  # those that hold a key and have ended are nowhere else
                 yield task
 
-    def _settle_key(self, task: TaskRecord, now: float) -> None:
-        """It has ended: does it go on holding its key?"""
+    def _settle_key(self, task: TaskRecord, ended: float | None, now: float) -> None:
+        """It has ended: does it go on holding its key? Both times in monotonic seconds."""
         self._lapse(now)
         window = task.terms.window
-        ended = task.ended.wall if task.ended is not None else None
         if not holds_key(window, task.status, ended, now):
             self._release(task)
         elif not isinstance(window, str):

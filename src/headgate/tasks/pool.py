@@ -227,7 +227,7 @@ class TaskPool(Entrance):
     def _load(self) -> None:
         if self._records is None:
             return
-        highest, now = 0, clock.wall()
+        highest, now = 0, Moment(clock.now(), clock.wall())
         for stored, terms, status in self._records.loaded():
             about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
             key, partition = about.get("key"), about.get("partition")

@@ -101,7 +101,7 @@ class Walk:
         if (task := self.new()) is not None:
             status: Any = self.chance.choice(TERMINAL)
             task.ended = Moment(0.0, self.now - self.chance.choice((0.0, 1.0, 7.0)))
-            self.ledger.load(task, status, self.now)
+            self.ledger.load(task, status, Moment(self.now, self.now))
             self.model.ended(task)
             self.model.tasks.append(task)
             self.counts[status] += 1
