@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +24,8 @@ from headgate import (
     ring_buffer,
     subscribe,
 )
-from headgate.tasks import PoolDequeue, PoolDrop, PoolFinish, PoolSubmit
+from headgate.tasks import PoolAuditFailed, PoolAuditLost, PoolDequeue, PoolDrop, PoolFinish, PoolSubmit
+from headgate.tasks.audit import AuditFile
 from headgate.testing import capture_events, virtual
 from tests.tasks.support import AUDIT, Flaky, Gate, broken, quick, slow
 
@@ -214,3 +221,155 @@ def test_s34_lines_are_there_while_the_pool_runs(tmp_path: Path) -> None:
             assert len(path.read_text().splitlines()) == 3
 
     check()
+
+
+# -- a full disk ---------------------------------------------------------------------------
+
+
+@virtual
+async def test_t34_a_full_disk_is_told_once_and_at_the_end_with_the_number_of_lost_events(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with capture_events("tasks.pools") as told, capture_events(AUDIT) as events:
+        async with TaskPool("told", audit="/dev/full") as pool:
+            for number in range(5):
+                assert await (await pool.submit(quick, number)) == number
+            assert [record.getMessage() for record in caplog.records] == [
+                "told: the audit file /dev/full misses events from now on: [Errno 28] No space left on device"
+            ]
+    assert len(events) == 15
+    [failed], [lost] = told.of(PoolAuditFailed), told.of(PoolAuditLost)
+    assert (failed.path, lost.path, lost.count, failed.pool) == ("/dev/full", "/dev/full", 15, "told")
+    assert os.strerror(errno.ENOSPC) in failed.error
+    assert [record.getMessage() for record in caplog.records][1:] == [
+        "told: 15 events are not in the audit file /dev/full"
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+@virtual
+async def test_t34_a_full_disk_does_not_hide_what_the_block_raised() -> None:
+    async def fail() -> None:
+        async with TaskPool("told", audit="/dev/full") as pool:
+            await pool.submit(quick)
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        await fail()
+    assert pool_get("told") is None
+
+
+@virtual
+async def test_t34_a_pool_that_told_nothing_lost_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with TaskPool(audit="/dev/full"):
+        pass
+    assert caplog.records == []
+
+
+class ScarceFile:
+    """A file on a disk that has room for so many bytes."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.room = 0
+        self.close_fails = False
+
+    def write(self, data: bytes) -> int:
+        taken = data[: self.room]
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.content += taken
+        self.room -= len(taken)
+        return len(taken)
+
+    def close(self) -> None:
+        if self.close_fails:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def scarce_audit(tmp_path: Path) -> tuple[AuditFile, ScarceFile]:
+    audit, file = AuditFile(tmp_path / "audit.jsonl"), ScarceFile()
+    audit._file.close()
+    audit._file = file  # type: ignore[assignment]
+    return audit, file
+
+
+@pytest.mark.parametrize("room", range(25))
+def test_t34_a_disk_that_is_full_at_any_byte_leaves_whole_lines_when_there_is_room_again(
+    tmp_path: Path, room: int
+) -> None:
+    audit, file = scarce_audit(tmp_path)
+    lines = [f"line {number}" for number in range(3)]
+    file.room = room
+    firsts = [audit.append(line) for line in lines]
+    assert sum(firsts) == (room < 21)
+    lost = audit.lost
+    file.room = 1000
+    assert not audit.append("line 3")
+    assert not audit.close()
+    assert audit.lost == lost == max(0, 3 - -(-room // 7))
+    assert file.content.decode().splitlines() == [*lines[: 3 - lost], "line 3"]
+
+
+def test_t34_a_line_that_is_never_completed_is_lost(tmp_path: Path) -> None:
+    audit, file = scarce_audit(tmp_path)
+    file.room = 3
+    assert audit.append("line 0")
+    assert audit.lost == 0
+    assert not audit.close()
+    assert audit.lost == 1
+
+
+def test_t34_a_disk_that_tells_only_at_the_end_is_told_too(tmp_path: Path) -> None:
+    audit, file = scarce_audit(tmp_path)
+    file.room, file.close_fails = 1000, True
+    assert not audit.append("line 0")
+    assert audit.close()
+    assert isinstance(audit.error, OSError)
+
+
+FULL = """
+import asyncio, json, sys
+from pathlib import Path
+from headgate import TaskPool
+
+async def quick():
+    pass
+
+async def main(path, ballast):
+    async with TaskPool("told", audit=path) as pool:
+        await (await pool.submit(quick))
+        with ballast.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 4096)
+            except OSError:
+                pass
+        for _ in range(100):
+            await (await pool.submit(quick))
+        ballast.unlink()
+        await (await pool.submit(quick))
+
+path = Path(sys.argv[1]) / "audit.jsonl"
+asyncio.run(main(path, path.with_name("ballast")))
+lines = [json.loads(line) for line in path.read_text().splitlines()]
+print(102 * 3 - len(lines))
+"""
+
+
+@pytest.mark.integration
+def test_t34_a_file_system_that_is_full(tmp_path: Path) -> None:
+    """In a mount namespace of its own, so that nothing is left mounted whatever happens."""
+    small = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-Urm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    command = [unshare, "-Urm", "sh", "-c", small, "sh", str(tmp_path), sys.executable, FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "mount" in done.stderr:
+        pytest.skip(f"mounting is not permitted: {done.stderr}")
+    warnings = done.stderr.splitlines()
+    assert (done.returncode, len(warnings)) == (0, 2), done.stderr
+    assert "No space left on device" in warnings[0]
+    assert f"told: {int(done.stdout)} events are not in the audit file" in warnings[1]
+    assert 200 < int(done.stdout) < 303

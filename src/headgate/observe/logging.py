@@ -40,6 +40,10 @@ def _log_pool(event: Any) -> None:
         log.warning("%s: %d failed and nobody awaited them, the first: %s", event.pool, event.count, event.first)
     elif event.name == "pool_unsaved":
         log.error("%s: %s is not on disk: %s", event.pool, event.task_id, event.error)
+    elif event.name == "pool_audit_failed":
+        log.warning("%s: the audit file %s misses events from now on: %s", event.pool, event.path, event.error)
+    elif event.name == "pool_audit_lost":
+        log.warning("%s: %d events are not in the audit file %s", event.pool, event.count, event.path)
 
 
 def _log_worker(event: Any) -> None:

@@ -2,6 +2,8 @@
 
 from headgate.tasks.admission import Backpressure, Policy, backpressure_queue, fail_fast, ring_buffer
 from headgate.tasks.events import (
+    PoolAuditFailed,
+    PoolAuditLost,
     PoolDequeue,
     PoolDrop,
     PoolEvent,
@@ -34,6 +36,8 @@ __all__ = [
     "Backpressure",
     "KeyAge",
     "Policy",
+    "PoolAuditFailed",
+    "PoolAuditLost",
     "PoolDequeue",
     "PoolDrop",
     "PoolEvent",

@@ -125,3 +125,29 @@ class PoolUnsaved(Event):
     pool: str
     task_id: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolAuditFailed(Event):
+    """The audit file of a pool could not be written, for the first time. The pool goes on without it."""
+
+    name: ClassVar[str] = "pool_audit_failed"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolAuditLost(Event):
+    """A pool has closed its audit file, and some events are not in it."""
+
+    name: ClassVar[str] = "pool_audit_lost"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    path: str
+    count: int

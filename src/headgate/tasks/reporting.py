@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from headgate.core.clock import clock
-from headgate.errors import InvalidArgument
 from headgate.tasks.admission import Policy
+from headgate.tasks.audit import AuditFile
 from headgate.tasks.events import (
     AUDIT,
     POOLS,
+    PoolAuditFailed,
+    PoolAuditLost,
     PoolDequeue,
     PoolDrop,
     PoolEvent,
@@ -33,7 +34,7 @@ class Reporter:
 
     def __init__(self, pool_id: str, pool: str, audit: str | os.PathLike[str] | None) -> None:
         self._about = {"pool_id": pool_id, "pool": pool}
-        self.audit: TextIO | None = None if audit is None else _opened(audit)
+        self.audit: AuditFile | None = None if audit is None else AuditFile(audit)
         """The pool's own file. Ask ``if AUDIT.listeners or reporter.audit``: an event nobody hears is never made."""
 
     def submitted(self, task: TaskRecord, depth: int) -> None:
@@ -86,39 +87,29 @@ class Reporter:
             POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=_id(task), error=str(error)))
 
     def close(self) -> None:
-        """Close the audit file."""
-        if self.audit is not None:
-            self.audit.close()
-            self.audit = None
+        """Close the audit file, and say how many events are not in it."""
+        audit, self.audit = self.audit, None
+        if audit is None:
+            return
+        if audit.close():
+            self._tell_audit_failed(audit)
+        if audit.lost and POOLS.listeners:
+            POOLS.emit(PoolAuditLost(at=clock.wall(), **self._about, path=str(audit.path), count=audit.lost))
 
     def _of(self, task: TaskRecord) -> dict[str, Any]:
         return {"at": clock.wall(), **self._about, "task_id": _id(task)}
 
     def _tell(self, event: PoolEvent) -> None:
-        if self.audit is not None:
-            try:
-                self.audit.write(json.dumps(event.to_dict()) + "\n")
-            except (OSError, ValueError) as error:  # a full disk must not stop the pool
-                if POOLS.listeners:
-                    POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=event.task_id, error=str(error)))
+        audit = self.audit
+        if audit is not None and audit.append(json.dumps(event.to_dict())):
+            self._tell_audit_failed(audit)
         AUDIT.emit(event)
+
+    def _tell_audit_failed(self, audit: AuditFile) -> None:
+        if POOLS.listeners:
+            told = PoolAuditFailed(at=clock.wall(), **self._about, path=str(audit.path), error=str(audit.error))
+            POOLS.emit(told)
 
 
 def _id(task: TaskRecord) -> str:
     return f"{task.owner.id}/{task.number}"
-
-
-def _opened(audit: str | os.PathLike[str]) -> TextIO:
-    try:
-        path = Path(audit).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "a", encoding="utf-8", buffering=1, opener=_private)
-    except (OSError, TypeError) as error:
-        raise InvalidArgument(
-            f"audit {audit!r} cannot be written: {error}",
-            remedy="Pass the path of a file that may be appended to.",
-        ) from error
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
