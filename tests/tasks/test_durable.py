@@ -270,6 +270,43 @@ def test_s14_another_payload_under_the_same_key_conflicts_across_restarts() -> N
         asyncio.run(once(double, 3))
 
 
+def _named(module: str, name: str) -> Any:
+    async def work(number: int) -> int:
+        return number
+
+    work.__module__, work.__qualname__ = module, name
+    return work
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "number", "says"),
+    [
+        (_named("jobs", "review"), 4, r"the arguments differ\."),
+        (
+            _named("jobs", "renamed"),
+            3,
+            "it was jobs:review and is now jobs:renamed, with the same arguments",
+        ),
+        (_named("jobs.later", "review"), 4, "it was jobs:review and is now jobs.later:review, with other arguments"),
+        (_named("__main__", "review"), 3, "it was jobs:review and is now __main__:review.*script that is run directly"),
+    ],
+)
+def test_t19_a_conflict_names_both_functions_or_says_that_the_arguments_differ(
+    fn: Any, number: int, says: str, later: bool
+) -> None:
+    async def once(*works: tuple[Any, int]) -> None:
+        async with durable() as pool:
+            for fn, number in works:
+                await (await pool.submit(fn, number, idempotency_key="k"))
+
+    held = (_named("jobs", "review"), 3)
+    if later:
+        asyncio.run(once(held))
+    with pytest.raises(IdempotencyConflict, match=f"the idempotency_key 'k' is held by .*#1 completed.*{says}"):
+        asyncio.run(once(*() if later else (held,), (fn, number)))
+
+
 @pytest.mark.parametrize(
     "value",
     [

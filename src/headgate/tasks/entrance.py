@@ -22,7 +22,7 @@ from headgate.tasks.door import Arrival
 from headgate.tasks.events import AUDIT
 from headgate.tasks.functions import check_function
 from headgate.tasks.handle import TaskHandle
-from headgate.tasks.idempotency import same_work
+from headgate.tasks.idempotency import difference, equal, work_of
 from headgate.tasks.ledger import Ledger
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, parse
@@ -207,17 +207,9 @@ class Entrance(PoolShell):
         known = holder if arrival is None else arrival.task
         if known is None:
             return None
-        same = (
-            self._records.same_work(key, task)
-            if self._records is not None and known.fn is None
-            else same_work(known.fn, known.args, task.fn, task.args)
-        )
-        if not same and self._records is not None and known.fn is not None:
-            digest = digest_of(task.fn, task.args)  # arrays and the like, whose == is no yes or no
-            same = bool(digest) and digest == digest_of(known.fn, known.args)
-        if not same:
+        if differs := self._difference(task, known, key):
             raise IdempotencyConflict(
-                f"the idempotency_key {key!r} is held by {known!r}, which is other work (function or arguments differ)"
+                f"the idempotency_key {key!r} is held by {known!r}, which is other work: {differs}"
             )
         if arrival is not None and task.parent is not None and self._door.leave(arrival.task) is not None:
             entered = self._admit(arrival, seated=False)  # nested work does not wait at the door, nor for who does
@@ -229,6 +221,18 @@ class Entrance(PoolShell):
         if arrival is None and known in self._waking:
             self._waking[known].claimants.append(None)  # another holds its handle now, whatever its first one does
         return known if arrival is None else arrival
+
+    def _difference(self, task: TaskRecord, known: TaskRecord, key: str) -> str:
+        """What is not the same about the work of a newcomer and of the task that holds its key; "" when nothing is."""
+        if self._records is not None and known.fn is None:
+            return self._records.difference(key, task)
+        old, held = work_of(known.fn, known.args)
+        new, given = work_of(task.fn, task.args)
+        same = equal(held, given)
+        if not same and self._records is not None:  # arrays and the like, whose == is no yes or no
+            digest = digest_of("", given)
+            same = bool(digest) and digest == digest_of("", held)
+        return difference(old, new, same_arguments=same)
 
     # -- the door ------------------------------------------------------------------------------------------------------
 

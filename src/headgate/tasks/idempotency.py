@@ -53,11 +53,28 @@ def holds_key(window: Window, status: str, finished_at: float | None, now: float
     return status == "completed" and finished_at is not None and now < finished_at + window
 
 
-def same_work(fn: Any, args: tuple[Any, ...], other: Any, others: tuple[Any, ...]) -> bool:
-    """Is it the same function with equal arguments? Values that a function captured are not compared."""
-    name, given = work_of(fn, args)
-    other_name, other_given = work_of(other, others)
-    return name == other_name and _equal(given, other_given)
+def difference(old: str, new: str, *, same_arguments: bool | None) -> str:
+    """What is not the same about the work behind one key: functions by name (see `work_of`), "" where unknown.
+
+    `same_arguments` is None when nobody can tell. Returns "" when nothing differs, as far as one can tell.
+    """
+    if not old or not new:
+        return "the function or its arguments differ" if same_arguments is False else ""
+    if old == new:
+        return "the arguments differ" if same_arguments is False else ""
+    arguments = {True: ", with the same arguments", False: ", with other arguments", None: ""}[same_arguments]
+    same_name = old.partition(":")[2] == new.partition(":")[2]
+    is_script = same_name and "__main__" in (old.partition(":")[0], new.partition(":")[0])
+    hint = "; the module of a script that is run directly is called __main__" if is_script else ""
+    return f"the function differs: it was {old} and is now {new}{arguments}{hint}"
+
+
+def equal(one: object, other: object) -> bool:
+    """Are they equal? No for arrays and the like, whose == is no yes or no."""
+    try:
+        return one is other or bool(one == other)
+    except Exception:
+        return False
 
 
 def work_of(fn: Any, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
@@ -70,10 +87,3 @@ def work_of(fn: Any, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     module = getattr(named, "__module__", None) or type(getattr(fn, "__self__", fn)).__module__
     return f"{module}:{named.__qualname__}", (*args, ("keywords", keywords)) if keywords else args
-
-
-def _equal(one: object, other: object) -> bool:
-    try:
-        return one is other or bool(one == other)
-    except Exception:  # arrays and the like, whose == is no yes or no
-        return False

@@ -17,18 +17,18 @@ from typing import Any
 from headgate.errors import TaskFailed
 from headgate.stores.codec import canonical
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
-from headgate.tasks.idempotency import Window, checked_window, work_of
+from headgate.tasks.idempotency import Window, checked_window, difference, work_of
 from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms
 
 
 class Records:
     """The journal of one pool, in words of tasks."""
 
-    __slots__ = ("_digests", "_journal", "_last", "_seated")
+    __slots__ = ("_journal", "_last", "_seated", "_works")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._digests: dict[str, str] = {}  # of the work behind the keys of former runs
+        self._works: dict[str, tuple[str, str]] = {}  # behind the keys of former runs: function and digest
         self._last: tuple[Any, str] = (None, "")  # the last function, and its name
         self._seated: set[TaskRecord] = set()  # the entry of their submit says already that they run
 
@@ -88,10 +88,15 @@ class Records:
 
     # -- idempotency ---------------------------------------------------------------------------------------------------
 
-    def same_work(self, key: str, task: TaskRecord) -> bool:
-        """Is this the work that was submitted under this key? True when nobody can tell."""
-        known, given = self._digests.get(key, ""), digest_of(task.fn, task.args)
-        return not known or not given or known == given
+    def difference(self, key: str, task: TaskRecord) -> str:
+        """What is not the same about this work and that of a former run; "" when nothing is, or nobody can tell."""
+        fn, known = self._works.get(key, ("", ""))
+        new, given = work_of(task.fn, task.args)
+        digest = digest_of(new, given)
+        if not known or not digest or known == digest:
+            return ""
+        same_arguments = known == digest_of(fn, given) if fn else False
+        return difference(fn, new, same_arguments=same_arguments)
 
     def _about(self, task: TaskRecord) -> dict[str, Any]:
         terms = task.terms
@@ -108,7 +113,7 @@ class Records:
             if terms.labels:
                 about["labels"] = {label: _plain(value) for label, value in terms.labels.items()}
             if terms.idempotency_key is not None:
-                digest = digest_of(task.fn, task.args)
+                digest = digest_of(*work_of(task.fn, task.args))
                 about |= {"idempotency_key": terms.idempotency_key, "window": terms.window, "digest": digest}
         return about
 
@@ -122,7 +127,8 @@ class Records:
             if not isinstance(key, str):  # what a file says is not to be trusted
                 key = None
             else:
-                self._digests[key] = str(about.get("digest", ""))
+                fn, digest = about.get("fn", ""), about.get("digest", "")
+                self._works[key] = str(fn), str(digest)
             labels = labels if isinstance(labels, Mapping) and labels else None
             terms = Terms(idempotency_key=key, window=_window(about.get("window")), labels=labels)
             yield stored, terms, _status(stored["status"])
@@ -147,13 +153,12 @@ def restore(task: TaskRecord, stored: StoredTask) -> None:
         task.outcome = Dropped(str(stored["reason"] or ""), str(stored["policy"] or ""))
 
 
-def digest_of(fn: Any, args: tuple[Any, ...]) -> str:
-    """A digest of the work that is the same in every process; "" when there is none.
+def digest_of(name: str, given: tuple[Any, ...]) -> str:
+    """A digest of the work (see `work_of`) that is the same in every process; "" when there is none.
 
     Of the canonical JSON where there is one: a pickle of equal values may differ from run to run (the order of a set,
     which strings are one object).
     """
-    name, given = work_of(fn, args)
     text = canonical(given)
     data = text.encode() if text is not None else _pickled(given)
     return hashlib.blake2b(name.encode() + b"\0" + data, digest_size=16).hexdigest() if data else ""

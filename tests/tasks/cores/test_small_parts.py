@@ -12,7 +12,7 @@ import pytest
 from headgate.errors import InvalidArgument
 from headgate.tasks.agenda import Agenda
 from headgate.tasks.door import Arrival, Door
-from headgate.tasks.idempotency import checked_window, same_work, work_of
+from headgate.tasks.idempotency import checked_window, difference, equal, work_of
 from headgate.tasks.model import TaskRecord, Terms
 from tests.tasks.cores.model import record
 
@@ -189,8 +189,30 @@ ARRAY = Array()
     ],
 )
 def test_s14_same_function_and_equal_arguments(one: Any, two: Any, same: bool) -> None:
-    assert same_work(*one, *two) is same
-    assert same_work(*two, *one) is same
+    (name, given), (other_name, other_given) = work_of(*one), work_of(*two)
+    assert (difference(name, other_name, same_arguments=equal(given, other_given)) == "") is same
+    assert (difference(other_name, name, same_arguments=equal(other_given, given)) == "") is same
+
+
+SCRIPT = "the module of a script that is run directly is called __main__"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same_arguments", "text"),
+    [
+        ("jobs:a", "jobs:a", True, ""),
+        ("jobs:a", "jobs:a", None, ""),
+        ("jobs:a", "jobs:a", False, "the arguments differ"),
+        ("", "jobs:a", None, ""),
+        ("", "jobs:a", False, "the function or its arguments differ"),
+        ("jobs:a", "jobs:b", None, "the function differs: it was jobs:a and is now jobs:b"),
+        ("jobs:a", "jobs:b", True, "the function differs: it was jobs:a and is now jobs:b, with the same arguments"),
+        ("jobs:a", "jobs:b", False, "the function differs: it was jobs:a and is now jobs:b, with other arguments"),
+        ("__main__:a", "jobs:a", None, f"the function differs: it was __main__:a and is now jobs:a; {SCRIPT}"),
+    ],
+)
+def test_t19_a_conflict_says_what_differs(old: str, new: str, same_arguments: bool | None, text: str) -> None:
+    assert difference(old, new, same_arguments=same_arguments) == text
 
 
 @pytest.mark.parametrize(
