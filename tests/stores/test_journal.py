@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import compress
+from itertools import compress, product
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from headgate.stores import Entry
 from headgate.stores.compaction import wanted
-from headgate.stores.journal import Bad, fold, kept, last_writer, unfinished, viewed
+from headgate.stores.journal import Bad, Header, decoded, fold, kept, last_writer, unfinished, viewed
 from headgate.stores.lines import Writer, beat_line, entry_line, file_name, header_line, open_line, stale_line
+from headgate.stores.scanning import scan
 from tests.conftest import SCALE
 from tests.stores.support import end, lives, numbers, statuses, submit
 
@@ -255,12 +256,12 @@ def test_s61_signs_of_life_decide_what_reads_stale(now: float, owned: bool, expe
                 submit(1, at=100.0, running=True),
                 submit(2, at=100.0),
                 submit(3, at=100.0),
-                *lives(4),
+                submit(4, at=1.0),
+                end(4, at=2.0),
                 {"kind": "start", "at": 120.0, "task": 2},
             ],
         ),
     ]
-    lines = [line.replace(b"000.0", b".0") for line in lines]  # the ends of `lives` are long past
     assert statuses(viewed(fold(lines), now, 30.0, owned=owned)) == expected
 
 
@@ -269,3 +270,95 @@ def test_s61_a_beat_is_a_sign_of_life_of_all_that_runs() -> None:
     assert statuses(viewed(fold(lines), 200.0, 30.0, owned=True)) == {1: "stale"}
     lines.append(beat_line(190.0))
     assert statuses(viewed(fold(lines), 200.0, 30.0, owned=True)) == {1: "running"}
+
+
+# -- checksums --------------------------------------------------------------------------------------------------------
+
+
+def unchecked(line: bytes) -> bytes:
+    """The line as older releases wrote it."""
+    content = json.loads(line)
+    del content["crc"]
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def test_t62_no_flipped_bit_of_a_line_changes_what_it_says() -> None:
+    lines = journal(submit(1, {"idempotency_key": "k"}), end(1, result=1234567), *lives(2))
+    good = fold(lines).tasks
+    for line in (2, 3):
+        for place, bit in product(range(len(lines[line])), range(8)):
+            flipped = bytearray(lines[line])
+            flipped[place] ^= 1 << bit
+            found = fold([*lines[:line], *bytes(flipped).splitlines(keepends=True), *lines[line + 1 :]])
+            noticed = found.skipped or found.torn
+            assert found.tasks[2] == good[2] or place == len(lines[line]) - 1  # without its newline, the next is lost
+            assert noticed or found.tasks[1] == good[1], flipped
+            assert found.tasks.get(1) is None or found.tasks[1]["result"] in (None, 1234567)
+
+
+def test_t62_a_line_with_a_wrong_checksum_is_passed_over_and_one_without_counts() -> None:
+    lines = journal(submit(1), end(1, result=42), *lives(2))
+    damaged = lines[3].replace(b"42", b"43")
+    history = fold([*lines[:3], damaged, *lines[4:]])
+    assert history.skipped == [Bad(4, len(damaged), is_damaged=True)]
+    assert statuses(history.tasks.values()) == {1: "queued", 2: "completed"}
+    assert fold([*lines, damaged]).torn == [Bad(7, len(damaged), is_damaged=True)]
+    assert wanted([*lines[:3], damaged, *lines[4:]], 9, 0.0) == [False, False, True, False, True, True]
+
+    older = [unchecked(line) for line in lines]
+    assert fold(older).tasks == fold(lines).tasks
+    assert fold([*older[:3], older[3].replace(b"42", b"43")]).tasks[1]["result"] == 43
+
+
+def test_t62_a_header_that_is_damaged_is_told_and_the_rest_counts() -> None:
+    header = HEADER.replace(b'"name":"p"', b'"name":"q"')
+    history = fold([header, *journal(submit(1))[1:]])
+    assert history.header == Header(1, "p", is_intact=False)
+    assert history.skipped == [Bad(1, len(header), is_damaged=True)]
+    assert numbers(history.tasks.values()) == [1]
+
+
+BAD = [b"\0\n", b"[]\n", b'{"kind":"end","at":1.0,"task":3}\n', b'{"kind":"end","at":1.0,"task":"3","status":"x"}\n']
+
+
+@settings(max_examples=max(100, int(2000 * SCALE)), deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            ENTRIES.filter(bool).map(lambda entries: entries[0])
+            | st.builds(submit, st.integers(1, 4), st.just({"labels": {"a": 1, "running": True}}))
+            | st.builds(submit, st.integers(1, 4), running=st.booleans(), extra=st.just([1]))
+            | st.builds(end, st.integers(1, 4), st.sampled_from(["completed", "odd one"]), result=st.just((1, "\n")))
+            | st.builds(lambda task: {"kind": "requeue", "at": 1e22, "task": task}, st.integers(1, 4)),
+            st.sampled_from(["ours", "ours", "ours", "older", "spaced", "damaged", "bad"]),
+        ),
+        max_size=25,
+    ),
+    st.integers(0, 4),
+    st.integers(0, 30),
+)
+def test_t60_a_scan_finds_what_folding_finds(entries: list[Any], keep: int, torn: int) -> None:
+    lines = [HEADER, OPENED]
+    for number, (entry, hand) in enumerate(entries):
+        line = entry_line(entry)
+        if hand == "older":
+            line = unchecked(line)
+        elif hand == "spaced":
+            line = json.dumps(json.loads(line), sort_keys=True).encode() + b"\n"
+        elif hand == "damaged":
+            line = line.replace(b'"at":', b'"at":1')
+        elif hand == "bad":
+            line = BAD[number % len(BAD)]
+        lines.append(line)
+    if torn and len(lines) > 2:
+        lines[-1] = lines[-1][:-torn] or b"{"
+    history, found = fold(lines), scan(lines)
+    expected = decoded(kept(history.tasks, keep, 10.0))
+    stored = found.kept(keep, 10.0, "json")
+    assert list(stored) == expected
+    assert [tuple(brief) for brief in stored.briefs()] == [
+        (task["task"], task["status"], task["finished_at"], task["about"]) for task in expected
+    ]
+    assert sorted(found.unfinished()) == sorted(unfinished(history.tasks.values()))
+    for field in ("header", "unwritten", "writer", "lines", "size", "skipped", "torn"):
+        assert getattr(found.history, field) == getattr(history, field), field

@@ -114,6 +114,7 @@ def test_s60_every_line_is_json_and_the_first_says_what_it_is(tmp_path: Path) ->
     append(journal, *lives(1))
     journal.close()
     header, opened, *entries = map(json.loads, (tmp_path / "p.jsonl").read_text().splitlines())
+    assert all(len(line.pop("crc")) == 8 for line in (header, opened, *entries))
     assert header == {
         "headgate": "journal",
         "format": 1,

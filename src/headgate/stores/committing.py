@@ -13,6 +13,9 @@ When a write fails, the file is as it was before (`locked`), and everybody in th
 submit, whose submitter is still there to hear it; the end of a task happens once and nobody can repeat it. So ends are
 kept and go ahead of the next group, until they are written. They are told of the first failure only.
 
+Reading happens once, before anything is written, in the thread of whoever asks for it first: `JsonLinesStore.open`
+reads a small journal at once, and leaves a large one to a thread of the pool where an event loop runs.
+
 Compaction happens here too, between two groups, because nobody else may write. Its price: the entries that come
 meanwhile wait for it, some two microseconds for each line of the file. It happens when the file has four times the
 lines it had after the last one, so in the long run each entry pays for a constant number of lines.
@@ -24,7 +27,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
 
@@ -41,6 +44,8 @@ _log = logging.getLogger("headgate.stores")
 
 _LINGER = 0.05
 """Seconds that the thread waits for more to do. Starting another costs some 50 us, so this may be short."""
+
+_OPEN_AGAIN = "Open the store again."
 
 _LINES_OF_A_TASK = 3
 _MANY_LINES = 1000
@@ -65,17 +70,21 @@ class JsonLinesJournal:
     def __init__(
         self,
         file: LockedFile,
-        tasks: Sequence[StoredTask],
+        read: Callable[[LockedFile, Iterable[bytes]], tuple[Sequence[StoredTask], int]],
         *,
-        lines: int,
         preamble: Sequence[bytes],
         keep: int,
         codec: Codec,
     ) -> None:
         self._file = file
-        self._tasks = tasks
-        self._lines = lines
+        self._read_file = read  # given the file and its lines: the tasks in it, and how many lines it has then
+        self._reading = threading.Lock()
+        self._unreadable: Exception | None = None
+        self._tasks: Sequence[StoredTask] = ()
+        self._lines = 0
         self._preamble = preamble
+        self.is_read: bool = False
+        """Is it known what was in the file? If not, `tasks` reads it now, and may take long."""
         self._keep = keep
         self._codec: Codec = codec
         self._ahead = clock.wall() - clock.now()  # how far, when it was opened
@@ -88,13 +97,44 @@ class JsonLinesJournal:
         self._is_closed = False
         self._group = Group()
         self._unwritten_ends: list[bytes] = []  # the thread's, or after its end that of `close`
-        self._count_from(_LINES_OF_A_TASK * len(tasks), 0)
         self._warned = False
         self._opaque: set[type] = set()
 
     @property
     def tasks(self) -> Sequence[StoredTask]:
+        self.read()
         return self._tasks
+
+    def read(self) -> None:
+        """Read what is in the file, if that has not been done. One thread does it, and others wait for it."""
+        if self.is_read:
+            return
+        if self._generation != generation():
+            raise StoreWriteFailed(
+                f"{self._file.path} was opened before this process was forked, by its parent", remedy=_OPEN_AGAIN
+            )
+        with self._reading:
+            if self._unreadable is not None:
+                raise self._unreadable
+            if not self.is_read:
+                if self._is_closed:
+                    raise StoreWriteFailed(f"{self._file.path} is closed", remedy=_OPEN_AGAIN)
+                try:
+                    self._tasks, self._lines = self._read_file(self._file, self._lines_until_closed())
+                except OSError as error:
+                    self._unreadable = write_failed(self._file.path, error)
+                    raise self._unreadable from error
+                except Exception as error:
+                    self._unreadable = error
+                    raise
+                self._count_from(_LINES_OF_A_TASK * len(self._tasks), 0)
+                self.is_read = True
+
+    def _lines_until_closed(self) -> Iterator[bytes]:
+        for line in self._file.lines():
+            if self._is_closed:
+                raise StoreWriteFailed(f"{self._file.path} was closed while it was read", remedy=_OPEN_AGAIN)
+            yield line
 
     def __repr__(self) -> str:
         return f"<JsonLinesJournal {self._file.path}{' closed' if self._is_closed else ''}>"
@@ -133,6 +173,8 @@ class JsonLinesJournal:
             self._changed.notify()
         if thread is not None:
             thread.join()
+        with self._reading:
+            pass  # whoever reads stops now
         with self._lock:
             group, self._group = self._group, Group()
             if (group or self._unwritten_ends) and not self._file.is_closed:
@@ -212,6 +254,7 @@ class JsonLinesJournal:
         lines = self._unwritten_ends + group.lines
         if lines:
             try:
+                self.read()
                 self._file.append(b"".join(lines))
             except Exception as failure:  # OSError, but nothing may end this thread
                 error = failure
@@ -256,10 +299,15 @@ def write_failed(path: object, cause: Exception) -> StoreWriteFailed:
     return error
 
 
+def _told_of(path: str, error: Exception) -> StoreWriteFailed:
+    """What somebody is told whose entry could not be written: an exception of one's own, because it may be raised."""
+    return write_failed(path, error.__cause__ if isinstance(error.__cause__, OSError) else error)
+
+
 def _tell(loop: asyncio.AbstractEventLoop, dones: Sequence[Done], error: Exception | None, path: str) -> None:
     for done in dones:
         try:
-            done(None if error is None else write_failed(path, error))
+            done(None if error is None else _told_of(path, error))
         except Exception as mistake:  # of whoever passed it: the others must hear all the same
             loop.call_exception_handler(
                 {"message": "a callback of a journal entry failed", "exception": mistake, "callback": done}
@@ -268,7 +316,7 @@ def _tell(loop: asyncio.AbstractEventLoop, dones: Sequence[Done], error: Excepti
 
 def _refuse(loop: asyncio.AbstractEventLoop | None, done: Done | None, why: str) -> None:
     if loop is not None and done is not None:
-        loop.call_soon(done, StoreWriteFailed(why, remedy="Open the store again."))
+        loop.call_soon(done, StoreWriteFailed(why, remedy=_OPEN_AGAIN))
 
 
 def _ends(lines: Sequence[bytes]) -> list[bytes]:

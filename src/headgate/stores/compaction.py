@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from headgate.stores.journal import End, forgettable
-from headgate.stores.lines import entry_line
+from headgate.stores.lines import entry_line, is_intact
 
 _BEGINNING: Final = re.compile(
     rb'\{"kind":"(submit|start|requeue|end|beat)","at":([^,}]+)'
@@ -60,6 +60,8 @@ def what_and_whose(line: bytes) -> tuple[str, int | None]:
 def _read(line: bytes) -> tuple[bytes, float, int | None, Any]:
     """Its kind, its time, the number of its task, and its status or window."""
     try:
+        if is_intact(line) is False:
+            return b"", 0.0, None, None
         found = _BEGINNING.match(line)
         if found is None or (found[4] is None and (found[1] == _END or b'"idempotency_key"' in line)):
             # The slow way, for a line that others have written: another order of keys, spaces between them.

@@ -3,20 +3,24 @@
 A journal is a file of JSON objects, one to a line. The first line names the format and the pool, every run of the pool
 adds one of kind "open", and after it come the entries of `port.Entry` as they happened:
 
-    {"headgate":"journal","format":1,"pool_id":"p-1","codec":"json","about":{"name":"pr-review"}}
-    {"kind":"open","at":1764028800.0,"pid":4711,"host":"mill","about":{"name":"pr-review"}}
-    {"kind":"submit","at":1764028801.2,"task":1,"about":{"idempotency_key":"pr-7"},"running":true}
-    {"kind":"end","at":1764028803.9,"task":1,"status":"completed","result":42}
+    {"headgate":"journal","format":1,"pool_id":"p-1","codec":"json","about":{"name":"pr-review"},"crc":"..."}
+    {"kind":"open","at":1764028800.0,"pid":4711,"host":"mill","about":{"name":"pr-review"},"crc":"..."}
+    {"kind":"submit","at":1764028801.2,"task":1,"about":{"idempotency_key":"pr-7"},"running":true,"crc":"..."}
+    {"kind":"end","at":1764028803.9,"task":1,"status":"completed","result":42,"crc":"..."}
 
-`fold` reads lines into a `History`. Nothing else knows what they mean, but for `compaction`, which copies the lines of
-the tasks that are still wanted and leaves out the others.
+`fold` reads lines into a `History`. Nothing else knows what they mean, but for `scanning`, which finds the lines of
+each task without reading them whole, and `compaction`, which copies the lines of the tasks that are still wanted and
+leaves out the others.
+
+The format is still 1 since lines have checksums: an older release reads them as they are, and does not compare.
 
 What a broken file means
 ------------------------
-A line is whole when it ends in a newline and reads as one of these objects. An entry is acknowledged after its group is
-on the disk, and groups follow each other, so after a crash only the last group can be broken, and nobody was told that
-it was there. What is broken at the end is therefore cut off. What is broken further up is a block that the disk lost,
-of that group or of an older one: the lines around it are still good, so they count, and it is passed over.
+A line is whole when it ends in a newline, its checksum fits (if it has one), and it reads as one of these objects. An
+entry is acknowledged after its group is on the disk, and groups follow each other, so after a crash only the last group
+can be broken, and nobody was told that it was there. What is broken at the end is therefore cut off. What is broken
+further up is a block that the disk lost or changed, of that group or of an older one: the lines around it are still
+good, so they count, and it is passed over, with a warning.
 
 Finished once, finished for ever: entries of a task after its first "end" change nothing.
 """
@@ -24,12 +28,12 @@ Finished once, finished for ever: entries of a task after its first "end" change
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from headgate.stores.codec import Codec, decode
-from headgate.stores.lines import FORMAT, HEAD, OPEN, Writer, window_of
+from headgate.stores.lines import FORMAT, HEAD, OPEN, Writer, is_intact, window_of
 from headgate.stores.port import StoredTask
 
 UNFINISHED: Final = frozenset({"queued", "running"})
@@ -40,6 +44,8 @@ class Header(NamedTuple):
 
     format: int
     pool_id: str
+    is_intact: bool = True
+    """Does its checksum fit, if it has one?"""
 
 
 class Bad(NamedTuple):
@@ -49,6 +55,8 @@ class Bad(NamedTuple):
     """1 for the first."""
     size: int
     """Bytes."""
+    is_damaged: bool = False
+    """Is its checksum wrong? Else it cannot be read at all."""
 
 
 @dataclass(slots=True)
@@ -86,6 +94,25 @@ def fold(lines: Iterable[bytes]) -> History:
     Stops after a header of a newer format, or one that is none.
     """
     history = History(unwritten=True)
+    walk(history, lines, lambda raw, _: _took(history, raw))
+    return history
+
+
+def fold_lines(lines: bytes) -> StoredTask:
+    """The one task that these lines are about. They have been read before, and were good."""
+    history = History()
+    for raw in lines.split(b"\n")[:-1]:
+        take(history, json.loads(raw))
+    (task,) = history.tasks.values()
+    return task
+
+
+def walk(history: History, lines: Iterable[bytes], took: Callable[[bytes, bool | None], bool]) -> None:
+    """Note in `history` which lines are good and which are bad.
+
+    `took` is given each line after the first whose checksum is not wrong, and whether it fits (None: it has none). It
+    says whether it could read the line.
+    """
     number = 0
     for number, raw in enumerate(lines, 1):
         if number == 1:
@@ -94,14 +121,18 @@ def fold(lines: Iterable[bytes]) -> History:
             if history.header is None or history.header.format > FORMAT:
                 history.torn.append(Bad(1, len(raw)))
                 break
-        elif not raw.endswith(b"\n") or not _took(history, raw):
+            if not history.header.is_intact:
+                history.skipped.append(Bad(1, len(raw), is_damaged=True))
+        elif not raw.endswith(b"\n"):
             history.torn.append(Bad(number, len(raw)))
+            continue
+        elif (intact := is_intact(raw)) is False or not took(raw, intact):
+            history.torn.append(Bad(number, len(raw), intact is False))
             continue
         history.size += sum(bad.size for bad in history.torn) + len(raw)
         history.skipped += history.torn
         history.torn.clear()
     history.lines = number
-    return history
 
 
 def last_writer(lines: Iterable[bytes]) -> Writer | None:
@@ -116,20 +147,20 @@ def _header(raw: bytes) -> Header | None:
         content = json.loads(raw.decode())
         if content["headgate"] != "journal" or not raw.endswith(b"\n"):
             return None
-        return Header(_whole(content["format"]), str(content["pool_id"]))
+        return Header(_whole(content["format"]), str(content["pool_id"]), is_intact(raw) is not False)
     except Exception:
         return None
 
 
 def _took(history: History, raw: bytes) -> bool:
     try:
-        _take(history, json.loads(raw.decode()))
+        take(history, json.loads(raw.decode()))
     except Exception:  # not JSON, or JSON that is none of ours: RecursionError, KeyError, TypeError ...
         return False
     return True
 
 
-def _take(history: History, content: dict[str, Any]) -> None:
+def take(history: History, content: dict[str, Any]) -> None:
     """One line. Everything that could fail comes before the first change."""
     kind, at, tasks = content["kind"], float(content["at"]), history.tasks
     if kind == "open":
@@ -207,17 +238,22 @@ def decoded(tasks: Iterable[StoredTask], codec: Codec = "json") -> list[StoredTa
 
 
 def kept(tasks: Mapping[int, StoredTask], keep: int, now: float) -> list[StoredTask]:
-    """Those that must be remembered, by number: unfinished, holding an idempotency key, or of the `keep` newest ends.
-
-    The highest number stays whatever it is: the next run counts on from it, and no number is given twice.
-    """
+    """Those that must be remembered, by number: unfinished, holding an idempotency key, or of the newest `keep`."""
     ends = [
         End(number, task["status"], task["finished_at"] or 0.0, window_of(task["about"]))
         for number, task in tasks.items()
         if task["status"] not in UNFINISHED
     ]
+    return [tasks[number] for number in kept_numbers(tasks, ends, keep, now)]
+
+
+def kept_numbers(tasks: Iterable[int], ends: Iterable[End], keep: int, now: float) -> list[int]:
+    """The numbers of those that must be remembered, of these tasks, of which some have ended so.
+
+    The highest number stays whatever it is: the next run counts on from it, and no number is given twice.
+    """
     forgotten = forgettable(ends, keep, now) - {max(tasks, default=0)}
-    return [tasks[number] for number in sorted(tasks) if number not in forgotten]
+    return [number for number in sorted(tasks) if number not in forgotten]
 
 
 class End(NamedTuple):

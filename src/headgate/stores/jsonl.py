@@ -3,19 +3,25 @@
 How a journal is opened, in this order, because each step relies on those before it:
 
 1. Lock. What is read afterwards cannot change any more.
-2. Read. A file that is not ours is left exactly as it is.
-3. Cut off a torn end, remove what an interrupted compaction left.
-4. Write who opened it, and that all unfinished tasks of the former run are stale. It is synced before `open` returns:
-   whoever reads the journal later sees what this run saw.
+2. Read the first line. A file that is not ours is left exactly as it is.
+3. Read the rest.
+4. Cut off a torn end, remove what an interrupted compaction left.
+5. Write who opened it, and that all unfinished tasks of the former run are stale. It is synced before anything else is
+   written, and before anybody is told what was in the file: whoever reads the journal later sees what this run saw.
+
+`open` does all of that. Only for a large file, and where an event loop runs, it leaves steps 3 to 5 to the first who
+asks for `tasks`: a TaskPool asks in a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -24,11 +30,16 @@ from headgate.errors import InvalidArgument, InvalidType, StoreFormatTooNew, Sto
 from headgate.stores.codec import Codec
 from headgate.stores.committing import JsonLinesJournal, write_failed
 from headgate.stores.files import Files
-from headgate.stores.journal import History, decoded, fold, kept, last_writer, unfinished
+from headgate.stores.journal import Bad, History, last_writer
 from headgate.stores.lines import FORMAT, Writer, file_name, header_line, open_line, stale_line
 from headgate.stores.locked import LockedFile, fresh_path
+from headgate.stores.port import StoredTask
+from headgate.stores.scanning import scan
 
 _log = logging.getLogger("headgate.stores")
+
+_LARGE: Final = 256_000
+"""Bytes. Reading so much takes some milliseconds: what is larger is not read where an event loop waits for it."""
 
 _CODECS: Final[tuple[Codec, ...]] = get_args(Codec)
 
@@ -80,27 +91,35 @@ class JsonLinesStore:
             raise
 
     def _opened(self, file: LockedFile, pool_id: str, about: Mapping[str, Any], keep: int) -> JsonLinesJournal:
-        history = fold(file.lines())
+        header = header_line(pool_id, about, self.codec)
+        opened = open_line(Writer(os.getpid(), socket.gethostname(), clock.wall()), about)
+
+        def read(file: LockedFile, lines: Iterable[bytes]) -> tuple[Sequence[StoredTask], int]:
+            return self._read(file, lines, pool_id, keep, header, opened)
+
+        journal = JsonLinesJournal(file, read, preamble=(header, opened), keep=keep, codec=self.codec)
+        if file.size <= _LARGE or asyncio._get_running_loop() is None:
+            journal.read()
+        else:
+            check(scan(islice(file.lines(), 1)).history, file.path, pool_id)
+        return journal
+
+    def _read(
+        self, file: LockedFile, lines: Iterable[bytes], pool_id: str, keep: int, header: bytes, opened: bytes
+    ) -> tuple[Sequence[StoredTask], int]:
+        """Steps 2 to 5."""
+        found = scan(lines)
+        history = found.history
         check(history, file.path, pool_id)
         _report(history, file)
         if file.size > history.size:
             file.cut(history.size)
         self._files.remove(fresh_path(file.path))
         now = clock.wall()
-        header = header_line(pool_id, about, self.codec)
-        opened = open_line(Writer(os.getpid(), socket.gethostname(), now), about)
-        tasks = history.tasks
-        news = [opened, *(stale_line(number, now) for number in unfinished(tasks.values()))]
+        news = [opened, *(stale_line(number, now) for number in found.unfinished())]
         file.append(b"".join([header, *news] if history.unwritten else news))
         file.sync_name()
-        return JsonLinesJournal(
-            file,
-            decoded(kept(tasks, keep, now), self.codec),
-            lines=history.lines + len(news),
-            preamble=(header, opened),
-            keep=keep,
-            codec=self.codec,
-        )
+        return found.kept(keep, now, self.codec), history.lines + len(news)
 
 
 def journal_path(place: Path, pool_id: str) -> Path:
@@ -121,6 +140,11 @@ def check(history: History, path: Path, pool_id: str | None) -> None:
         )
     if header.format > FORMAT:
         raise StoreFormatTooNew(f"{path} has format {header.format}, and this release reads formats up to {FORMAT}")
+    if pool_id is not None and header.pool_id != pool_id and not header.is_intact:
+        raise InvalidArgument(
+            f"{path}: line 1, the header, is damaged: its checksum is wrong, and it names pool {header.pool_id!r}",
+            remedy=f"If it is the journal of {pool_id!r}, mend that name. The file was left as it is.",
+        )
     if pool_id is not None and header.pool_id != pool_id:
         raise InvalidArgument(
             f"{path} is the journal of pool {header.pool_id!r}, not of {pool_id!r}",
@@ -179,12 +203,19 @@ def _report(history: History, file: LockedFile) -> None:
         return
     if skipped := history.skipped:
         _log.warning(
-            "%s: %d lines cannot be read and are passed over, the first is line %d, %d bytes",
+            "%s: %d lines cannot be read and are passed over, the first is line %d, %d bytes%s",
             file.path,
             len(skipped),
             skipped[0].line,
             sum(bad.size for bad in skipped),
+            damage(skipped),
         )
     if torn := history.torn:
         size = sum(bad.size for bad in torn)
-        _log.warning("%s: line %d is torn, %d bytes are cut off", file.path, torn[0].line, size)
+        _log.warning("%s: line %d is torn, %d bytes are cut off%s", file.path, torn[0].line, size, damage(torn))
+
+
+def damage(lines: Sequence[Bad]) -> str:
+    """How many of these have a wrong checksum, for a message; "" for none."""
+    count = sum(bad.is_damaged for bad in lines)
+    return f" ({count} of them damaged: the checksum is wrong)" if count else ""

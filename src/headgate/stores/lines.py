@@ -1,4 +1,9 @@
-"""The lines of a journal, as they are written. What they look like is told in `journal`."""
+"""The lines of a journal, as they are written. What they look like is told in `journal`.
+
+The last field of each line is "crc", the checksum of all bytes before it (CRC-32, eight hexadecimal digits). A reader
+that finds it there, in exactly this form, compares it. A line without it counts as it is: older journals
+have none, and another tool that writes a line anew, with spaces or in another order, cannot keep it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from headgate.stores.codec import Codec, dumps, encode, text_of
 from headgate.stores.port import Entry
@@ -17,7 +23,7 @@ HEAD: Final = b'{"headgate":"journal",'
 OPEN: Final = b'{"kind":"open",'
 """How the first line begins, and one that names the writer."""
 
-_WRITTEN: Final = frozenset({"kind", "at", "task", "status", "window", "about", "result"})
+_WRITTEN: Final = frozenset({"kind", "at", "task", "status", "window", "about", "result", "crc"})
 _quoted: Final = json.encoder.encode_basestring_ascii
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_.")
 """No capitals: to some file systems they are the same letters."""
@@ -71,7 +77,7 @@ def entry_line(entry: Entry, codec: Codec = "json") -> bytes:
     for key, value in entry.items():
         if key not in _WRITTEN:
             text += f',"{key}":{"true" if value is True else _told(value)}'
-    return (text + "}\n").encode("ascii")
+    return _checked(text.encode("ascii"))
 
 
 def _time(at: float) -> str:
@@ -124,7 +130,24 @@ def stale_line(number: int, at: float) -> bytes:
 
 
 def _line(content: Mapping[str, Any]) -> bytes:
-    return (dumps(content) + "\n").encode("ascii")
+    return _checked(dumps(content)[:-1].encode("ascii"))
+
+
+def _checked(text: bytes) -> bytes:
+    """A line, of its text without the closing brace."""
+    return b'%b,"crc":"%08x"}\n' % (text, crc32(text))
+
+
+CRC_SIZE: Final = len(b',"crc":"00000000"}\n')
+"""Bytes."""
+
+
+def is_intact(line: bytes) -> bool | None:
+    """Does its checksum fit? None when it has none."""
+    end = line[-CRC_SIZE:]
+    if not end.startswith(b',"crc":"') or not end.endswith(b'"}\n'):
+        return None
+    return end[8:16] == b"%08x" % crc32(line[:-CRC_SIZE])
 
 
 def _described(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,11 @@ class Journal(Protocol):
 
     @property
     def tasks(self) -> Sequence[StoredTask]:
-        """What was there when it was opened, by number."""
+        """What was there when it was opened, by number.
+
+        A journal that has an attribute `is_read`, and that is False, is read when this is asked for, in the thread that
+        asks: a pool asks in a thread of its own. What `open` may raise, this may raise then.
+        """
         ...
 
     def append(self, entry: Entry, done: Done | None = None) -> None:
@@ -100,7 +104,7 @@ class Store(Protocol):
         ...
 
     def open(self, pool_id: str, about: Mapping[str, Any], keep: int) -> Journal:
-        """Lock and read the journal of this pool, or make it. Needs no event loop.
+        """Lock and read the journal of this pool, or make it. Needs no event loop. Reading may come later: see `tasks`.
 
         `about` describes the pool (name, scope, stale_after ...), as values that JSON knows. Of the finished tasks that
         hold no idempotency key only the newest `keep` need be remembered.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from pathlib import Path
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.stores.journal import History, decoded, fold, viewed
-from headgate.stores.jsonl import check, journal_path
+from headgate.stores.jsonl import check, damage, journal_path
 from headgate.stores.port import StoredTask
+
+_log = logging.getLogger("headgate.stores")
 
 _TRIES = 100
 """How often a compaction may replace the file under a reader's eyes before it gives up looking for a newer one."""
@@ -36,6 +39,8 @@ def read_journal(
     except OSError as error:
         raise InvalidArgument(f"{file} cannot be read: {error.strerror or error}") from error
     check(history, file, pool_id)
+    if bad := history.skipped + ([] if owned else history.torn):  # the owner may be writing the last line now
+        _log.warning("%s: %d lines cannot be read, the first is line %d%s", file, len(bad), bad[0].line, damage(bad))
     seconds = stale_after or history.stale_after or _STALE_AFTER
     return decoded(viewed(history, clock.wall(), seconds, owned=owned))
 

@@ -3,18 +3,19 @@
 A task has one terminal state, ever. `TRANSITIONS` is the whole truth; docs/tasks.md shows it, and a test compares them.
 
 Counts are counters, so looking costs the same after a million tasks. Of the finished, the newest `keep` are remembered,
-and besides those every one that holds its idempotency key.
+and besides those every one that holds its idempotency key. Those of former runs that hold a key are known by a number
+only, because there may be very many; the record is made when somebody asks for the key.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
-from itertools import count
-from typing import Final
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Final, NamedTuple
 
-from headgate.tasks.idempotency import holds_key
+from headgate.tasks.idempotency import Window, holds_key
 from headgate.tasks.model import PLAIN, TERMINAL, Moment, TaskRecord, TaskStatus
 
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
@@ -34,13 +35,24 @@ class IllegalMove(AssertionError):
     """A task was asked to become what it cannot. Always a fault of headgate, never of the caller."""
 
 
+class Former(NamedTuple):
+    """A task of a former run that holds its idempotency key."""
+
+    key: str
+    number: int
+    place: int
+    """By which the pool finds its record. The newer the task, the higher."""
+
+
 class Ledger:
     """What became of the tasks of one pool, and who holds an idempotency key."""
 
-    __slots__ = ("_lapses", "_serial", "counts", "finished", "keys", "numbers")
+    __slots__ = ("_former", "_lapses", "_revive", "_serial", "counts", "finished", "keys", "numbers")
 
-    def __init__(self, keep: int) -> None:
-        self._lapses: list[tuple[float, int, TaskRecord]] = []  # when windows given in seconds end
+    def __init__(self, keep: int, revive: Callable[[int], TaskRecord] | None = None) -> None:
+        self._revive = revive  # makes the record of a task of a former run, given its place
+        self._former: dict[str, int] = {}  # the places of those that hold a key, oldest first
+        self._lapses: list[tuple[float, int, TaskRecord | Former]] = []  # when windows given in seconds end
         self._serial = count()
         self.numbers: count[int] = count(1)
         """What the next tasks are called."""
@@ -105,16 +117,40 @@ class Ledger:
         if task.terms.idempotency_key is None:
             self.finished.append(task)
         else:
-            ended = None if task.ended is None else moment.now - max(0.0, moment.wall - task.ended.wall)
+            self._former.pop(task.terms.idempotency_key, None)
+            ended = None if task.ended is None else _since(task.ended.wall, moment)
             self._settle_key(task, ended, moment.now)
+
+    def load_key(
+        self, former: Former, status: TaskStatus, window: Window, finished_at: float | None, moment: Moment
+    ) -> bool:
+        """Remember a task of a former run by its key, if it still holds that. Does it?"""
+        ended = None if finished_at is None else _since(finished_at, moment)
+        if not holds_key(window, status, ended, moment.now):
+            return False
+        self.counts[status] += 1
+        self._former.pop(former.key, None)  # so that the newest stand last
+        self._former[former.key] = former.place
+        if not isinstance(window, str):
+            assert ended is not None, "it holds its key from its end on"
+            heapq.heappush(self._lapses, (ended + window, next(self._serial), former))
+        return True
+
+    def newest_former(self, count: int) -> Iterator[TaskRecord]:
+        """The newest of former runs that hold a key and that nobody has asked for."""
+        if self._former and self._revive is not None:
+            yield from map(self._revive, list(islice(reversed(self._former.values()), count)))
 
     def holder(self, key: str, now: float) -> TaskRecord | None:
         """Who holds this key. `now` in monotonic seconds: a wall clock that is set forward must not end a window."""
         self._lapse(now)
-        return self.keys.get(key)
+        task = self.keys.get(key)
+        if task is None and self._revive is not None and (place := self._former.pop(key, None)) is not None:
+            task = self.keys[key] = self._revive(place)
+        return task
 
     def remembered(self) -> Iterator[TaskRecord]:
-        """Everyone who has ended, each once."""
+        """Everyone who has ended, each once; besides those of `newest_former`."""
         yield from self.finished
         for task in self.keys.values():
             if task.finished:  # those that hold a key and have ended are nowhere else
@@ -132,8 +168,20 @@ class Ledger:
 
     def _lapse(self, now: float) -> None:
         while self._lapses and self._lapses[0][0] <= now:
-            self._release(heapq.heappop(self._lapses)[2])
+            over = heapq.heappop(self._lapses)[2]
+            if not isinstance(over, Former):
+                self._release(over)
+            elif self._former.get(over.key) == over.place and self._revive is not None:
+                del self._former[over.key]
+                self.finished.append(self._revive(over.place))
+            elif (task := self.keys.get(over.key)) is not None and task.number == over.number:
+                self._release(task)  # somebody has asked for it
 
     def _release(self, task: TaskRecord) -> None:
         self._unclaim(task)
         self.finished.append(task)
+
+
+def _since(wall: float, moment: Moment) -> float:
+    """When was that, on the monotonic clock of `moment`? Not later than now, whatever the wall clock says."""
+    return moment.now - max(0.0, moment.wall - wall)

@@ -47,7 +47,7 @@ def pool_snapshot(pool: TaskPool, tasks: int) -> PoolSnapshot:
 
 
 def _newest(pool: TaskPool, tasks: int) -> list[Any]:
-    known = chain(pool._unfinished(), pool._ledger.remembered())
+    known = chain(pool._unfinished(), pool._ledger.remembered(), pool._ledger.newest_former(tasks))
     return nlargest(tasks, known, key=lambda task: task.number)
 
 

@@ -20,7 +20,9 @@ from collections.abc import (
     Iterable,
     Mapping,
 )
+from concurrent.futures import Future
 from datetime import timedelta
+from threading import Thread
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
@@ -100,6 +102,7 @@ class TaskPool(Entrance):
             "max_concurrent_per_key": max_concurrent_per_key,
         }
         self._closing: asyncio.Future[None] | None = None
+        self._loading: Future[None] | None = None
         self._loop = None
         register(self)
         opened: list[Callable[[], None]] = []
@@ -110,8 +113,9 @@ class TaskPool(Entrance):
             if records is not None:
                 opened.append(records.abandon)
             desk = Desk(strategy, policy, limit, key_limits)
-            super().__init__(strategy, desk, Ledger(kept), reporter, records, self._supply_of(runner), seconds)
-            self._load()
+            ledger = Ledger(kept, self._revived)
+            super().__init__(strategy, desk, ledger, reporter, records, self._supply_of(runner), seconds)
+            self._begin_to_load()
         except BaseException:
             for close in opened:
                 close()
@@ -134,6 +138,8 @@ class TaskPool(Entrance):
         key, idempotency_key, window, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels, and the
         fairness key that the queue's strategy names. Keyword arguments of `fn` go in with functools.partial.
         """
+        if self._loading is not None:
+            await self._loaded()
         entered = self._enter(fn, args, options, wait=True)
         if not isinstance(entered, Arrival):
             return entered  # type: ignore[return-value] # `cast` would be called
@@ -224,25 +230,70 @@ class TaskPool(Entrance):
         chosen = JsonLinesStore() if store is None else store
         return Records(chosen.open(self.id, described(self._config), keep))
 
-    def _load(self) -> None:
+    def _begin_to_load(self) -> None:
+        """Learn what the journal says: now, or in a thread if it is large and an event loop runs here."""
         if self._records is None:
             return
+        if self._records.is_read or asyncio._get_running_loop() is None:
+            self._load(self._records)
+            return
+        loading: Future[None] = Future()
+        loading.set_running_or_notify_cancel()  # who waits for it may be cancelled, and it is not
+        thread = Thread(target=self._load_in_thread, args=(self._records, loading), name=f"headgate open {self.name}")
+        self._loading = loading
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no more threads: then it is done here
+            self._loading = None
+            self._load(self._records)
+
+    def _load_in_thread(self, records: Records, loading: Future[None]) -> None:
+        """Until this is done nobody else looks at the ledger: submits and snapshots wait."""
+        try:
+            self._load(records)
+        except BaseException as error:
+            loading.set_exception(error)
+        else:
+            loading.set_result(None)
+
+    async def _loaded(self) -> None:
+        """Return when it is known what the journal says. If it cannot be read, the pool is closed."""
+        if self._loading is None:
+            return
+        try:
+            await asyncio.wrap_future(self._loading)
+        except Exception:
+            self._let_go()
+            raise
+        self._loading = None
+
+    def _load(self, records: Records) -> None:
         highest, now = 0, Moment(clock.now(), clock.wall())
-        for stored, terms, status in self._records.loaded():
-            about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
-            key, partition = about.get("key"), about.get("partition")
-            task: TaskHandle[Any] = TaskHandle(
-                self, stored["task"], None, (), None, moment, None, about.get("priority", 0), key, partition, terms
-            )
-            restore(task, stored)
-            self._ledger.load(task, status, now)
-            highest = max(highest, stored["task"])
+        for former, status, window, finished_at in records.found():
+            highest = max(highest, former.number)
+            if not former.key or not self._ledger.load_key(former, status, window, finished_at, now):
+                self._ledger.load(self._revived(former.place), status, now)
         self._ledger.start_from(highest + 1)
+
+    def _revived(self, place: int) -> TaskHandle[Any]:
+        """The record of a task of a former run."""
+        assert self._records is not None, "they are the only ones who know of it"
+        stored, terms, status = self._records.revived(place)
+        about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
+        key, partition = about.get("key"), about.get("partition")
+        task: TaskHandle[Any] = TaskHandle(
+            self, stored["task"], None, (), None, moment, None, about.get("priority", 0), key, partition, terms
+        )
+        restore(task, stored)
+        task.status = status
+        return task
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def snapshot(self, tasks: int = 1000) -> PoolSnapshot:
-        """How the pool stands, with its newest `tasks`."""
+        """How the pool stands, with its newest `tasks`. Waits until the journal of a durable pool is read."""
+        if self._loading is not None:
+            self._loading.result()
         return pool_snapshot(self, tasks)
 
     def stats(self) -> PoolStats:
@@ -283,6 +334,8 @@ class TaskPool(Entrance):
 
     async def drain(self) -> None:
         """Return when nothing is queued, running or at the door."""
+        if self._loading is not None:
+            await self._loaded()
         if self._loop is None:
             return
         self._require_loop("drain()")
@@ -320,6 +373,8 @@ class TaskPool(Entrance):
             return
         if self._loop is not None:
             self._require_loop("close()")
+        if self._loading is not None:
+            await self._loaded()
         self._refuse_own(enclosing())
         self._state = "closing"
         while (arrival := self._door.first()) is not None:
@@ -368,6 +423,8 @@ class TaskPool(Entrance):
     async def __aenter__(self) -> Self:
         if self._state != "open":
             self._refuse(None)
+        if self._loading is not None:
+            await self._loaded()
         return self
 
     async def __aexit__(

@@ -11,24 +11,27 @@ import io
 import pickle
 import pickletools
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headgate.errors import TaskFailed
 from headgate.stores.codec import canonical
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
+from headgate.stores.scanning import Brief, StoredTasks
 from headgate.tasks.idempotency import Window, checked_window, difference, work_of
+from headgate.tasks.ledger import Former
 from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms
 
 
 class Records:
     """The journal of one pool, in words of tasks."""
 
-    __slots__ = ("_journal", "_last", "_seated", "_works")
+    __slots__ = ("_journal", "_last", "_seated", "_tasks", "_works")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._works: dict[str, tuple[str, str]] = {}  # behind the keys of former runs: function and digest
+        self._tasks: Sequence[StoredTask] = ()  # of former runs
+        self._works: dict[str, tuple[str, str]] = {}  # behind the keys of those: function and digest
         self._last: tuple[Any, str] = (None, "")  # the last function, and its name
         self._seated: set[TaskRecord] = set()  # the entry of their submit says already that they run
 
@@ -119,19 +122,41 @@ class Records:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def loaded(self) -> Iterator[tuple[StoredTask, Terms, TaskStatus]]:
-        """The tasks of former runs, oldest first. What was not finished is stale."""
-        for stored in self._journal.tasks:
-            about = stored["about"]
-            key, labels = about.get("idempotency_key"), about.get("labels")
-            if not isinstance(key, str):  # what a file says is not to be trusted
-                key = None
-            else:
-                fn, digest = about.get("fn", ""), about.get("digest", "")
-                self._works[key] = str(fn), str(digest)
-            labels = labels if isinstance(labels, Mapping) and labels else None
-            terms = Terms(idempotency_key=key, window=_window(about.get("window")), labels=labels)
-            yield stored, terms, _status(stored["status"])
+    @property
+    def is_read(self) -> bool:
+        """Is it known what was in the journal? If not, `found` reads it now, and may take long."""
+        return getattr(self._journal, "is_read", True)
+
+    def found(self) -> Iterator[tuple[Former, TaskStatus, Window, float | None]]:
+        """The tasks of former runs, oldest first: key ("" for none) and place, status, window, end.
+
+        What was not finished is stale.
+        """
+        self._tasks = tasks = self._journal.tasks
+        briefs = tasks.briefs() if isinstance(tasks, StoredTasks) else map(_brief, tasks)
+        for place, brief in enumerate(briefs):
+            former = Former(_key(brief.about) or "", brief.task, place)
+            yield former, _status(brief.status), _window(brief.about.get("window")), brief.finished_at
+
+    def revived(self, place: int) -> tuple[StoredTask, Terms, TaskStatus]:
+        """The task of a former run that was found in this place."""
+        stored = self._tasks[place]
+        about = stored["about"]
+        key, labels = _key(about), about.get("labels")
+        if key is not None:
+            self._works[key] = str(about.get("fn", "")), str(about.get("digest", ""))
+        labels = labels if isinstance(labels, Mapping) and labels else None
+        terms = Terms(idempotency_key=key, window=_window(about.get("window")), labels=labels)
+        return stored, terms, _status(stored["status"])
+
+
+def _brief(stored: StoredTask) -> Brief:
+    return Brief(stored["task"], stored["status"], stored["finished_at"], stored["about"])
+
+
+def _key(about: Mapping[str, Any]) -> str | None:
+    key = about.get("idempotency_key")
+    return key if isinstance(key, str) else None  # what a file says is not to be trusted
 
 
 def restore(task: TaskRecord, stored: StoredTask) -> None:

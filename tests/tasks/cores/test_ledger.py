@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.tasks.idempotency import holds_key
-from headgate.tasks.ledger import TRANSITIONS, IllegalMove, Ledger
+from headgate.tasks.ledger import TRANSITIONS, Former, IllegalMove, Ledger
 from headgate.tasks.model import Moment, TaskRecord, Terms
 from tests.tasks.cores.model import LedgerModel, holds, record
 
@@ -69,7 +69,8 @@ class Walk:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         keep = chance.choice((0, 1, 3, 10))
-        self.ledger, self.model = Ledger(keep), LedgerModel(keep)
+        self.former: list[TaskRecord] = []
+        self.ledger, self.model = Ledger(keep, self.former.__getitem__), LedgerModel(keep)
         self.now = 0.0
         self.number = 0
         self.counts = dict.fromkeys(TERMINAL, 0)
@@ -101,7 +102,16 @@ class Walk:
         if (task := self.new()) is not None:
             status: Any = self.chance.choice(TERMINAL)
             task.ended = Moment(0.0, self.now - self.chance.choice((0.0, 1.0, 7.0)))
-            self.ledger.load(task, status, Moment(self.now, self.now))
+            moment, key = Moment(self.now, self.now), task.terms.idempotency_key
+            by_key = False
+            if key is not None and self.chance.random() < 0.5:
+                place = Former(key, task.number, len(self.former))
+                self.former.append(task)
+                by_key = self.ledger.load_key(place, status, task.terms.window, task.ended.wall, moment)
+                assert by_key is holds(task.terms.window, status, task.ended.wall, self.now)
+                task.status = status
+            if not by_key:
+                self.ledger.load(task, status, moment)
             self.model.ended(task)
             self.model.tasks.append(task)
             self.counts[status] += 1
@@ -135,9 +145,13 @@ class Walk:
     def check(self) -> None:
         ledger, model = self.ledger, self.model
         assert ledger.counts == self.counts
+        assert ledger.holder("nobody", self.now) is None
         for key in ("k0", "k1", "k2"):
-            assert ledger.holder(key, self.now) is model.holder(key, self.now)
-        remembered = list(ledger.remembered())
+            if self.chance.random() < 0.5:  # asking for a former task makes its record
+                assert ledger.holder(key, self.now) is model.holder(key, self.now)
+        former = list(ledger.newest_former(1000))
+        assert former == sorted(former, key=self.former.index, reverse=True)
+        remembered = [*ledger.remembered(), *former]
         assert len(set(remembered)) == len(remembered), "each once"
         assert set(remembered) == {task for task in model.tasks if task.finished}
         assert list(ledger.finished) == model.idle
