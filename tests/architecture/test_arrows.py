@@ -94,6 +94,7 @@ PURE = (
     "workers/model.py",
     "workers/exchange.py",
     "workers/parcels.py",
+    "workers/restarts.py",
     "workers/session.py",
 )
 IMPURE = (

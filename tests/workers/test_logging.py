@@ -14,6 +14,7 @@ from headgate.workers.events import (
     WORKERS,
     WorkerBlocked,
     WorkerLostEvent,
+    WorkerNotStarted,
     WorkerReady,
     WorkerStarted,
     WorkerStopped,
@@ -43,6 +44,18 @@ LINES = {
     "worker w-1 is blocked: its loop is held, or it gives no sign of life; no new calls go there until it is free": (
         logging.WARNING,
         WorkerBlocked(at=0.0, uid="w-1", pid=0, tag=None),
+    ),
+    "worker w-1 (pid 7) did not start (try 3 in a row): exit code 9; the next try is in 0.2 s": (
+        logging.WARNING,
+        WorkerNotStarted(at=0.0, uid="w-1", pid=7, reason="exit code 9", failed_tries=3, retry_in=0.2),
+    ),
+    "a worker did not start (try 5 in a row): no processes; no further try": (
+        logging.WARNING,
+        WorkerNotStarted(at=0.0, uid="", pid=0, reason="no processes", failed_tries=5, retry_in=None),
+    ),
+    "worker w-1 (pid 7) is ready: workers start again, after 4 tries that failed": (
+        logging.INFO,
+        WorkerReady(at=0.0, uid="w-1", pid=7, failed_tries=4),
     ),
     "worker w-1 (pid 7) takes calls again": (logging.INFO, WorkerUnblocked(at=0.0, uid="w-1", pid=7)),
 }

@@ -30,6 +30,7 @@ from headgate import (
     WorkerStartFailed,
 )
 from headgate.testing import capture_events, no_leaks
+from headgate.workers import restarts
 from tests.workers import jobs
 from tests.workers.support import Shared, alive, all_ready, in_flight, lines, pids, run, script, states, until
 
@@ -446,19 +447,21 @@ def test_b26_five_deaths_before_readiness_end_the_pool(planted: Callable[[str], 
     run(main)
 
 
-def test_b26_a_pool_whose_workers_cannot_come_back_ends(planted: Callable[[str], Any], tmp_path: Path) -> None:
+def test_b26_callers_are_told_when_workers_cannot_come_back(
+    planted: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "PATIENCE", 0.0)
     module = planted("os.path.exists(FLAG) and os._exit(77)")
 
     async def main() -> None:
-        with contextlib.suppress(WorkerStartFailed):  # leaving may tell it too
-            async with WorkerPool(spawn=1, worker=module.worker) as pool:
-                (tmp_path / "flag").touch()
-                os.kill(pids(pool)[0], signal.SIGKILL)
-                await until(lambda: not pids(pool))
-                with pytest.raises(WorkerStartFailed, match="77"):
-                    await jobs.add(1, 2)
-                with pytest.raises(WorkerStartFailed, match="77"):
-                    await jobs.add(1, 2)
+        async with WorkerPool(spawn=1, worker=module.worker) as pool:
+            (tmp_path / "flag").touch()
+            os.kill(pids(pool)[0], signal.SIGKILL)
+            await until(lambda: not pids(pool))
+            with pytest.raises(WorkerStartFailed, match="77"):
+                await jobs.add(1, 2)
+            with pytest.raises(WorkerStartFailed, match="77"):
+                await jobs.add(1, 2)
 
     run(main)
 
@@ -652,12 +655,84 @@ def test_s30_a_worker_can_be_started_alone() -> None:
         async with no_leaks(grace=3):
             await worker.start()
             metadata = worker.metadata
+            assert metadata is not None
             assert alive(metadata.pid)
             assert metadata.pid != os.getpid()
             assert set(metadata.tags) == {"gpu"}
             assert (metadata.secure, metadata.version) == (False, headgate.__version__)
             await worker.stop()
             await until(lambda: not alive(metadata.pid), 2)
+
+    run(main)
+
+
+def test_s30_a_worker_alone_can_be_started_again() -> None:
+    async def main() -> None:
+        worker = LocalWorker()
+        assert worker.metadata is None
+        await worker.stop()  # it never started: nothing to do
+        seen = set()
+        async with no_leaks(grace=3):
+            for how in ("stopped", "killed", "stopped"):
+                await worker.start()
+                metadata = worker.metadata
+                assert metadata is not None
+                assert (alive(metadata.pid), metadata.uid) == (True, worker.uid)
+                with pytest.raises(RuntimeError, match="started already"):
+                    await worker.start()
+                seen.add(metadata.pid)
+                if how == "killed":
+                    os.kill(metadata.pid, signal.SIGKILL)
+                    await until(lambda: worker._exited is not None and worker._exited.done())
+                else:
+                    await worker.stop()
+                    assert worker.metadata is None
+                    await worker.stop()
+        assert len(seen) == 3
+
+    run(main)
+
+
+def test_s30_a_worker_alone_whose_start_failed_can_be_started_again(
+    planted: Callable[[str], Any], tmp_path: Path
+) -> None:
+    module = planted("os.path.exists(FLAG) and os._exit(77)")
+
+    async def main() -> None:
+        worker = LocalWorker(backpressure=module.hook)
+        (tmp_path / "flag").touch()
+        async with no_leaks(grace=3):
+            with pytest.raises(WorkerStartFailed, match="77"):
+                await worker.start()
+            assert worker.metadata is None
+            (tmp_path / "flag").unlink()
+            async with worker:
+                assert worker.metadata is not None
+            assert worker.metadata is None
+
+    run(main)
+
+
+def test_s24_without_a_limit_calls_wait_for_a_worker_and_the_exit_for_calls(
+    planted: Callable[[str], Any], tmp_path: Path
+) -> None:
+    module = planted(SLOW_WHILE_FLAGGED)
+    flag = tmp_path / "flag"
+
+    async def main() -> None:
+        pool = WorkerPool(spawn=2, worker=module.worker, quorum_timeout=None, shutdown_timeout=None)
+        async with pool:
+            await pool.resize(1)
+            flag.touch()
+            os.kill(pids(pool)[0], signal.SIGKILL)
+            await until(lambda: not pids(pool))
+            call = asyncio.create_task(jobs.slow(0.3))
+            with headgate.RuntimeContext(dispatch_timeout=0.1), pytest.raises(headgate.DispatchTimeout):
+                await jobs.add(1, 2)
+            flag.unlink()
+            await until(lambda: in_flight(pool))
+        assert call.done()
+        await call
 
     run(main)
 

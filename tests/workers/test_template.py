@@ -60,7 +60,7 @@ def test_b26_a_template_that_is_killed_is_no_loss() -> None:
                 await until(lambda gone=gone: gone not in pids(pool))
                 await all_ready(pool, 2)
             assert await jobs.add(1, 2) == 3
-            assert template_of(pool) is None, "the program is one whose template ends: it is started directly"
+            assert template_of(pool) not in (None, template), "a new one makes those that come later"
 
     with no_leaks(grace=3):
         run(main)

@@ -47,13 +47,22 @@ def _log_pool(event: Any) -> None:
 
 
 def _log_worker(event: Any) -> None:
-    if event.name not in ("worker_lost", "worker_blocked", "worker_unblocked"):
+    if event.name not in ("worker_lost", "worker_blocked", "worker_unblocked", "worker_not_started", "worker_ready"):
+        return
+    if event.name == "worker_ready" and not event.failed_tries:
         return
     import logging
 
     log = logging.getLogger("headgate.workers")
     who = f"worker {event.uid} (pid {event.pid})" if event.pid else f"worker {event.uid}"  # peers know no pids
-    if event.name == "worker_lost":
+    if event.name == "worker_not_started":
+        who = who if event.uid else "a worker"
+        what_next = "no further try" if event.retry_in is None else f"the next try is in {event.retry_in:.2g} s"
+        tries = f"try {event.failed_tries} in a row"
+        log.warning("%s did not start (%s): %s; %s", who, tries, event.reason, what_next)
+    elif event.name == "worker_ready":
+        log.info("%s is ready: workers start again, after %d tries that failed", who, event.failed_tries)
+    elif event.name == "worker_lost":
         log.warning("%s is lost: %s%s", who, event.reason, "; another takes its place" if event.restarted else "")
     elif event.name == "worker_blocked":
         why = f"{event.tag} holds its loop" if event.tag else "its loop is held, or it gives no sign of life"

@@ -36,6 +36,22 @@ class WorkerReady(WorkerEvent):
 
     name: ClassVar[str] = "worker_ready"
 
+    failed_tries: int = 0
+    """Tries to start a worker that failed in a row before this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotStarted(WorkerEvent):
+    """A worker could not be started, or ended before it was ready. Where there was none, uid is "" and pid 0."""
+
+    name: ClassVar[str] = "worker_not_started"
+
+    reason: str
+    failed_tries: int
+    """Tries in a row that failed, with this one."""
+    retry_in: float | None
+    """Seconds until the next try; None: there is none, the pool is given up."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLostEvent(WorkerEvent):

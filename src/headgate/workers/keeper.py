@@ -12,8 +12,13 @@ worker: whatever a worker started and left, daemons too, stays below the worker 
 when it is dead. Elsewhere the keeper ends the process groups of workers. LOCK is held for as long as it lives.
 
 On Linux a pool's workers are forks of a *template* (see there), a child of the keeper. One that does not come up is no
-loss: the workers are then started as programs, each by itself. The first template is there before the
-keeper is: an interpreter starts, forks the template, and becomes the keeper (`begin_with_template`).
+loss: the workers are then started as programs, each by itself. One that made workers and ended is made anew for the
+next. The first template is there before the keeper is: an interpreter starts, forks the template, and becomes the
+keeper (`begin_with_template`).
+
+A worker that cannot be made (no processes, no memory, no descriptors) is reported as ended before it began, with the
+reason. It ends neither the keeper nor the template, because the other workers would end with them. When to try again is
+the client's to decide.
 
 Each worker gets a pipe from the keeper that is never written to. The worker arms it (see `lifeline`), so that the
 kernel kills the worker when the keeper dies. What a worker writes to stderr before it is ready is kept, and told if it
@@ -34,6 +39,7 @@ import time
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 GRACE = 1.0  # between SIGTERM and SIGKILL
@@ -41,6 +47,7 @@ PATIENCE = 5.0  # for a template to make a worker; then the worker is started by
 MESSAGE = 1 << 17  # bytes of a request to a template
 TAIL = 4000  # bytes of stderr that are told of a worker that never became ready
 MARK = "HEADGATE_WORKER"
+SHORTAGES = (OSError, MemoryError)  # what opening and forking raise when the system has no more to give
 QUIET = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
 
 
@@ -50,11 +57,10 @@ class Child:
     def __init__(self, uid: str, directory: str) -> None:
         self.uid: str = uid
         self.pid: int = 0  # none yet
-        lifeline, ours = os.pipe()
+        lifeline, ours, status, said, errors = open_all(os.pipe, os.pipe, lambda: (anonymous_file(directory),))
         self.lifeline: int = ours  # the worker dies when it closes
-        status, said = os.pipe()
         self.status: int | None = status  # what the worker tells
-        self.errors: int = anonymous_file(directory)  # its stderr until it is ready
+        self.errors: int = errors  # its stderr until it is ready
         self.said: bytes = b""
         self.theirs: tuple[int, int] = (lifeline, said)
         self.asked: float = 0.0  # when a template was asked for it
@@ -78,6 +84,7 @@ class Template:
         self.socket.setblocking(False)
         self.fds: tuple[int, int] = (lifeline, errors)
         self.waiting: dict[str, Child] = {}  # asked for, and not yet heard of
+        self.made: int = 0  # workers
 
     def ask(self, child: Child) -> bool:
         """Ask for a worker. False: it cannot be asked."""
@@ -171,11 +178,7 @@ class Keeper:
             command = marshal.loads(self.heard[4:end])
             self.heard = self.heard[end:]
             if command["do"] == "spawn":
-                try:
-                    self.spawn(**command["worker"])
-                except OSError as error:  # no descriptors, no processes: that one cannot be, and the others go on
-                    uid = command["worker"]["config"]["uid"]
-                    self.tell(event="exited", uid=uid, pid=0, code=1, errors=str(error).encode(errors="replace"))
+                self.spawn(**command["worker"])
             elif command["do"] == "signal":
                 self.signal(command["uid"], command["signal"])
         return True
@@ -207,7 +210,11 @@ class Keeper:
 
     def spawn(self, config: dict[str, Any], program: dict[str, Any], forks: bool, first: bool) -> None:
         """Start a worker: as a fork of the template, or as a program. `first`: of that one that was there before us."""
-        child = Child(config["uid"], self.directory)
+        try:
+            child = Child(config["uid"], self.directory)
+        except SHORTAGES as error:
+            self.tell_unmade(config["uid"], error)
+            return
         child.config, child.program = config, program
         if first and self.template is not None:
             self.template.program = program
@@ -215,9 +222,19 @@ class Keeper:
             self.exec(child)
 
     def exec(self, child: Child) -> None:
-        """Start it as a program."""
-        pid = fork_program("process", child.program, child.config, *child.theirs, child.errors)
-        self.born(child, pid)
+        """Start it as a program. If that cannot be, the client is told."""
+        try:
+            pid = fork_program("process", child.program, child.config, *child.theirs, child.errors)
+        except SHORTAGES as error:
+            discard(child)
+            self.tell_unmade(child.uid, error)
+        else:
+            self.born(child, pid)
+
+    def tell_unmade(self, uid: str, error: BaseException) -> None:
+        """Report a worker for which there is no process."""
+        reason = f"{type(error).__name__}: {error}"
+        self.tell(event="exited", uid=uid, pid=0, code=1, errors=reason.encode(errors="replace"), unmade=reason)
 
     def born(self, child: Child, pid: int) -> None:
         """It has a process."""
@@ -239,7 +256,10 @@ class Keeper:
             self.retired.append(self.template)
             self.template = None
         if self.template is None:
-            self.template = start_template(child.program, child.config, self.directory)
+            try:
+                self.template = start_template(child.program, child.config, self.directory)
+            except SHORTAGES:
+                return False
         return self.template.ask(child)
 
     def hear_templates(self) -> None:
@@ -268,6 +288,7 @@ class Keeper:
             child = template.waiting.pop(made["uid"], None)
             if child is None:
                 continue
+            template.made += bool(made["pid"])
             if child.program and made["pid"]:
                 self.born(child, made["pid"])
             elif child.program:  # it could not be made: by itself, then
@@ -280,7 +301,8 @@ class Keeper:
     def drop_template(self, template: Template) -> None:
         """It is gone, or of no use: start by themselves those that it was to make."""
         if template is self.template:
-            self.unforked = template.program
+            if not template.made:
+                self.unforked = template.program
             self.template = None
         else:
             self.retired.remove(template)
@@ -430,13 +452,17 @@ def fork_program(
 
 def start_template(program: dict[str, Any], config: dict[str, Any], directory: str) -> Template:
     """Start a template as a program."""
-    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    line, lifeline = os.pipe()
-    errors = anonymous_file(directory)
-    pid = fork_program("template", program, config, line, theirs.fileno(), errors)
-    os.close(line)
-    theirs.close()
-    return Template(program, pid, ours.detach(), lifeline, errors)
+    ours, theirs, line, lifeline, errors = open_all(socket_pair, os.pipe, lambda: (anonymous_file(directory),))
+    try:
+        pid = fork_program("template", program, config, line, theirs, errors)
+    except SHORTAGES:
+        for fd in (ours, lifeline, errors):
+            os.close(fd)
+        raise
+    finally:
+        os.close(line)
+        os.close(theirs)
+    return Template(program, pid, ours, lifeline, errors)
 
 
 def begin_with_template() -> tuple[Any, ...]:
@@ -449,8 +475,11 @@ def begin_with_template() -> tuple[Any, ...]:
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     line, lifeline = os.pipe()
     errors = anonymous_file(directory)
-    pid = os.fork()
     kept = [*map(int, fds.split(",")), ours.fileno(), lifeline, errors]
+    try:
+        pid = os.fork()
+    except OSError:  # the keeper alone, then: it starts what it can when it is asked for workers
+        pid, kept = -1, kept[:2]
     if pid:
         theirs.close()
         os.close(line)
@@ -484,7 +513,6 @@ def become(name: str, program: dict[str, Any], config: dict[str, Any], lifeline:
     os.dup2(errors, 2)
     for fd in (lifeline, said, stderr):
         os.set_inheritable(fd, True)
-    os.chdir(config["cwd"])
     argv = [*program["argv"], name, marshal.dumps(config).hex(), str(lifeline), str(said), str(stderr)]
     env = program["env"] if name == "template" else {**program["env"], MARK: config["uid"]}
     os.execve(argv[0], argv, env)
@@ -514,6 +542,25 @@ def discard(child: Child) -> None:
     os.close(child.errors)
     if child.status is not None:
         os.close(child.status)
+
+
+def open_all(*openers: Callable[[], tuple[int, ...]]) -> list[int]:
+    """The descriptors that these open. If one of them cannot, those of the others are closed."""
+    opened: list[int] = []
+    try:
+        for opener in openers:
+            opened += opener()
+    except SHORTAGES:
+        for fd in opened:
+            os.close(fd)
+        raise
+    return opened
+
+
+def socket_pair() -> tuple[int, int]:
+    """Two connected sockets that keep the borders of messages."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    return ours.detach(), theirs.detach()
 
 
 def anonymous_file(directory: str) -> int:

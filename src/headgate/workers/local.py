@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import marshal
+import os
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -51,10 +52,12 @@ class LocalWorker:
         self._failure = ""
 
     @property
-    def metadata(self) -> WorkerMetadata:
-        """Who it is and how to reach it; only once it was started."""
-        if not self.pid:
-            raise RuntimeError("this worker was not started")
+    def metadata(self) -> WorkerMetadata | None:
+        """Who it is and how to reach it; None while it is not started."""
+        return self.described() if self.pid else None
+
+    def described(self) -> WorkerMetadata:
+        """Who it is and how to reach it, as far as that is known."""
         return WorkerMetadata(self.uid, self._address, self.pid, __version__, self.tags)
 
     def spawn(self, spawner: Spawner) -> None:
@@ -73,19 +76,33 @@ class LocalWorker:
                 data = cloudpickle.dumps(self.backpressure, 5)
         except Exception as error:
             raise InvalidType(f"backpressure cannot be pickled: {type(error).__name__}: {error}") from error
-        path = f"{spawner.directory}/{self.uid}.hook"
+        path = self._hook_path(spawner)
         with open(path, "wb") as file:
             file.write(data)
         return path
 
+    def clean_up(self, spawner: Spawner) -> None:
+        """Remove what was left for it to read: it ended before it did."""
+        if self.backpressure is not None:
+            try:
+                os.unlink(self._hook_path(spawner))
+            except OSError:
+                pass
+
+    def _hook_path(self, spawner: Spawner) -> str:
+        return f"{spawner.directory}/{self.uid}.hook"
+
     # -- alone --------------------------------------------------------------------------------------------------------
 
     async def start(self, *, timeout: float = 60.0) -> None:
-        """Start its process, with a keeper of its own, and return when it takes calls."""
+        """Start its process, with a keeper of its own, and return when it takes calls. One that has ended, or that was
+        stopped, can be started again."""
+        if self._spawner is not None and self._exited is not None and self._exited.done():
+            await self.stop()
         if self._spawner is not None or self.pid:
             raise RuntimeError("this worker was started already")
         loop = asyncio.get_running_loop()
-        self._ready, self._exited = loop.create_future(), loop.create_future()
+        self._ready, self._exited, self._failure = loop.create_future(), loop.create_future(), ""
         spawner = Spawner(self._on_report)
         spawner.start()
         self._spawner = spawner
@@ -95,23 +112,32 @@ class LocalWorker:
             async with asyncio.timeout(timeout):
                 await self._ready
         except TimeoutError:
-            await spawner.close()
+            await self._end(spawner)
             raise NoWorkersAvailable(f"the worker was not ready within {timeout:g} s") from None
         except BaseException:
-            await spawner.close()
+            await self._end(spawner)
             raise
 
+    async def _end(self, spawner: Spawner) -> None:
+        """End its process and its keeper: it may be started anew."""
+        try:
+            await spawner.close()
+        finally:
+            if self._spawner is spawner:
+                self._spawner, self.pid, self._address = None, 0, ""
+
     async def stop(self, timeout: float = 0) -> None:
-        """End it. 0 cancels what runs; above: lets it finish for so many seconds, then cancels; below: waits."""
-        if self._spawner is None:
+        """End it. 0 cancels what runs; above: lets it finish for so many seconds, then cancels; below: waits. One that
+        is not started is left as it is."""
+        spawner = self._spawner
+        if spawner is None:
             return
-        spawner, self._spawner = self._spawner, None
         try:
             if self.pid and self._exited is not None and not self._exited.done():
                 await stop_remotely(self._address, timeout)
                 await asyncio.wait((self._exited,), timeout=5.0)
         finally:
-            await spawner.close()
+            await self._end(spawner)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -157,6 +183,8 @@ def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
     """Why a worker ended before it was ready, as well as that can be told."""
     text = report.get("errors", b"").decode(errors="replace").strip()
     how = exit_text(report.get("code", 0)) if report["event"] == "exited" else "its keeper is gone"
+    if "unmade" in report:
+        return WorkerStartFailed(f"the process of a worker could not be made: {report['unmade']}")
     what = cause or (text.splitlines()[-1] if text else "it said nothing")
     error = WorkerStartFailed(f"a worker ended before it was ready ({how}): {what}")
     if text:

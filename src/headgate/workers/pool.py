@@ -4,6 +4,9 @@ It is thin: processes are the keeper's business (`spawning`), calls are the prox
 In between stands a discovery, here the pool's own list: proxies know workers only from it.
 
 What is not needed to start processes is imported while they start.
+
+A worker that ends is replaced for as long as the pool is open. Where that fails, `restarts` says when the next try is
+and when callers are told; one worker is started then as a trial, and the others when it is ready.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import marshal
+import math
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Token
 from types import TracebackType
@@ -32,11 +35,10 @@ from headgate.errors import (
 from headgate.resources.fields import is_finite
 from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.restarts import DEATHS, LONGEST, WITHIN, Starts
 from headgate.workers.routines import ACTIVE, CALLER, OPEN
 from headgate.workers.spawning import Spawner, end_strays
 
-DEATHS, WITHIN = 5, 30.0
-"""So many workers that ended before they were ready, within so many seconds, end the pool."""
 _NOT_FORKED = "Start the child as a new program: subprocess, or multiprocessing with the spawn method."
 _LAST = 2.0  # seconds for workers to go by themselves when nothing runs any more
 
@@ -69,8 +71,8 @@ class WorkerPool:
         credentials: Any = None,
         worker: Callable[..., Any] | None = None,
         quorum: int = 1,
-        quorum_timeout: float = 60,
-        shutdown_timeout: float = 60,
+        quorum_timeout: float | None = 60,
+        shutdown_timeout: float | None = 60,
         max_payload: int = 2**30,
     ) -> None:
         self.tags: tuple[str, ...] = tags
@@ -117,12 +119,15 @@ class WorkerPool:
         self._state = "new"
         self._members: dict[str, Member] = {}
         self._leaving: dict[str, Member] = {}
-        self._deaths: deque[float] = deque(maxlen=DEATHS)
-        self._failure: WorkerStartFailed | None = None
+        self._starts = Starts()
+        self._next_try: asyncio.TimerHandle | None = None
+        self._trouble = ""  # why the last start failed
+        self._failure: WorkerStartFailed | None = None  # what callers are told who find no worker
         self._changed: list[asyncio.Future[None]] = []
         self._proxies: dict[asyncio.AbstractEventLoop, Any] = {}
         self._discovery: Any = None
         self._spawner: Spawner | None = None
+        self._keeper_ended = False  # and there is no other yet
         self._forks = True  # workers are forks of a template
         self._loop: asyncio.AbstractEventLoop | None = None
         self._token: Token[Any] | None = None
@@ -166,9 +171,11 @@ class WorkerPool:
         return self
 
     def _start_keeper(self) -> None:
-        self._spawner = Spawner(self._on_report, several=self._forks)
-        self._spawner.start()
-        self._spawner.listen()
+        folder = None if self._spawner is None else self._spawner.folder
+        spawner = Spawner(self._on_report, several=self._forks, folder=folder)
+        spawner.start()
+        spawner.listen()
+        self._spawner, self._keeper_ended = spawner, False
 
     def _spawn_one(self) -> None:
         worker = self._factory(*self.tags, credentials=None)
@@ -180,12 +187,12 @@ class WorkerPool:
         if worker.uid in self._members:
             raise InvalidArgument("worker= made the same worker twice", remedy="Make a new one at each call.")
         assert self._spawner is not None, "the keeper was started"
-        self._members[worker.uid] = Member(worker)
         worker.spawn(self._spawner)
+        self._members[worker.uid] = Member(worker)
 
-    async def _until_ready(self, timeout: float | None = None) -> None:
-        """All that were started are ready; or, when that takes too long, as many as the quorum asks."""
-        deadline = clock.now() + (self._quorum_timeout if timeout is None else timeout)
+    async def _until_ready(self) -> None:
+        """All that were started are ready; or, when that takes too long or fails, as many as the quorum asks."""
+        deadline = clock.now() + (math.inf if self._quorum_timeout is None else self._quorum_timeout)
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -195,18 +202,19 @@ class WorkerPool:
             if ready >= self._size:
                 return
             left = deadline - clock.now()
+            if ready >= self._quorum and (left <= 0 or self._starts.keeps_failing(clock.now())):
+                return
             if left <= 0:
-                if ready >= self._quorum:
-                    return
                 raise NoWorkersAvailable(
                     f"{ready} of {self._size} workers were ready within quorum_timeout={self._quorum_timeout:g} s"
+                    + (f"; {self._why_none()}" if self._starts.failed_tries else "")
                 )
             await self._change(left)
 
     async def _change(self, timeout: float) -> None:
         future = asyncio.get_running_loop().create_future()
         self._changed.append(future)
-        await asyncio.wait((future,), timeout=timeout)
+        await asyncio.wait((future,), timeout=None if timeout == math.inf else timeout)
 
     async def _resolved(self, balancer: Any) -> Any:
         """The balancer itself: given, made by a factory, or by entering a context manager."""
@@ -271,6 +279,7 @@ class WorkerPool:
             pool=self._id,
             max_payload=self._max_payload,
         )
+        proxy.why_none = self._why_none
         if self._failure is not None:
             proxy.fail(self._failure)
         proxy.follow(self._discovery.subscribe())
@@ -283,6 +292,8 @@ class WorkerPool:
             worker = member.worker
             metadata = WorkerMetadata(worker.uid, worker._address, worker.pid, _version(), worker.tags)
             state, load = member.view, 0
+            if state == "ready" and _is_dead(worker.pid):  # and its keeper has not said so yet
+                state = "lost"
             for proxy in list(self._proxies.values()):
                 for view in proxy.views():
                     if view.uid == worker.uid:
@@ -332,6 +343,11 @@ class WorkerPool:
                 self._leaving[member.worker.uid] = member
             await asyncio.gather(*(self._dismiss(member) for member in surplus))
             await self._until_ready()
+            if len(self._members) < size and self._starts.keeps_failing(clock.now()):
+                raise WorkerStartFailed(
+                    f"{len(self._members)} of {size} workers are there, and starting more keeps failing: "
+                    f"{self._trouble}. The pool goes on trying"
+                )
 
     async def _dismiss(self, member: Member) -> None:
         """Let one finish what it has, and go."""
@@ -340,8 +356,9 @@ class WorkerPool:
         uid = member.worker.uid
         deadline = clock.now()
         if member.worker.pid and member.view == "ready":
-            self._discovery.announce("worker-dropped", member.worker.metadata)
-            await stop_remotely(member.worker._address, self._shutdown_timeout)
+            self._discovery.announce("worker-dropped", member.worker.described())
+            timeout = -1.0 if self._shutdown_timeout is None else self._shutdown_timeout
+            await stop_remotely(member.worker._address, timeout)
             deadline = clock.now() + _LAST
         while uid in self._leaving and clock.now() < deadline:
             await self._change(0.1)
@@ -371,6 +388,10 @@ class WorkerPool:
                 self._said(member, marshal.loads(report["said"]))
             elif event == "exited":
                 self._exited(member, report)
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        """Wake those who wait for workers to come or go."""
         changed, self._changed = self._changed, []
         for future in changed:
             if not future.done():
@@ -383,8 +404,9 @@ class WorkerPool:
         member.view = "ready"
         if member.stopping:
             return
-        self._discovery.announce("worker-added", member.worker.metadata)
-        _emit("WorkerReady", member.worker)
+        self._discovery.announce("worker-added", member.worker.described())
+        _emit("WorkerReady", member.worker, failed_tries=self._starts.failed_tries)
+        self._start_works()
 
     def _exited(self, member: Member, report: Mapping[str, Any]) -> None:
         worker = member.worker
@@ -392,19 +414,14 @@ class WorkerPool:
         self._leaving.pop(worker.uid, None)
         was_ready = member.view == "ready"
         if was_ready:
-            self._discovery.announce("worker-dropped", worker.metadata)
+            self._discovery.announce("worker-dropped", worker.described())
         if member.stopping or self._state not in ("open", "starting"):
             _emit("WorkerStopped", worker)
             return
         if not was_ready:
-            self._deaths.append(clock.now())
-            if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] <= WITHIN:
-                failure = start_failure(member.failure, report)
-                failure.args = (f"{failure.args[0]}. It was the {DEATHS}th to do so within {WITHIN:g} s",)
-                self._fail(failure)
-        restarted = self._failure is None and len(self._members) < self._size
-        if restarted:
-            self._replace()
+            self._start_failed(start_failure(member.failure, report), worker)
+            return
+        restarted = len(self._members) < self._size and self._start_workers(1)
         if report.get("code") == 0 and was_ready and not member.lost:  # somebody told it to stop
             _emit("WorkerStopped", worker)
         else:
@@ -412,16 +429,77 @@ class WorkerPool:
             reason = f"it was ended, being out of reach: {member.lost}" if member.lost and "code" in report else reason
             _emit("WorkerLostEvent", worker, reason=reason, restarted=restarted)
 
-    def _replace(self) -> None:
+    def _start_workers(self, count: int) -> bool:
+        """Start so many, and the keeper if it has ended. False: that failed, and is tried again later."""
         try:
-            self._spawn_one()
+            if self._keeper_ended:
+                self._start_keeper()
+            for _ in range(count):
+                self._spawn_one()
+        except WorkerStartFailed as error:
+            self._start_failed(error)
+            return False
         except Exception as error:  # a factory that fails now and did not before
-            failure = WorkerStartFailed(f"a worker could not be replaced: {error}")
+            failure = WorkerStartFailed(f"a worker could not be started: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            self._fail(failure)
+            self._start_failed(failure)
+            return False
+        return True
 
-    def _fail(self, error: WorkerStartFailed) -> None:
-        """No worker can be started: whoever waits for one is told."""
+    def _start_failed(self, failure: WorkerStartFailed, worker: LocalWorker | None = None) -> None:
+        """A worker did not become ready: try again later, and see what to tell those who wait for one."""
+        now, starts = clock.now(), self._starts
+        pause = starts.failed(now)
+        self._trouble = failure.message
+        if starts.hopeless and not self._members:
+            self._stop_trying()
+            failure.args = (f"{failure.args[0]}. It was the {DEATHS}th to do so within {WITHIN:g} s",)
+            self._tell_waiting(failure)
+        else:
+            self._try_again_in(pause)
+            left = any(member.view == "ready" for member in self._members.values())
+            if self._state == "open" and not left and starts.keeps_failing(now):
+                text = f"no worker is left, and starting one has failed {starts.failed_tries} times in a row"
+                failure.args = (f"{text}: {failure.args[0]}. The pool tries again in {pause:.1f} s",)
+                self._tell_waiting(failure)
+        if worker is not None and self._spawner is not None:
+            worker.clean_up(self._spawner)
+        retry_in = None if self._next_try is None else pause
+        _emit("WorkerNotStarted", worker, reason=self._trouble, failed_tries=starts.failed_tries, retry_in=retry_in)
+
+    def _try_again_in(self, seconds: float) -> None:
+        self._stop_trying()
+        self._next_try = asyncio.get_running_loop().call_later(seconds, self._try_again)
+
+    def _try_again(self) -> None:
+        """A pause is over: start one worker as a trial. The others follow when it is ready."""
+        self._next_try = None
+        self._starts.trying()
+        if self._state in ("starting", "open") and len(self._members) < self._size:
+            if self._start_workers(1):
+                self._try_again_in(LONGEST)  # one that hangs while it starts does not keep the others from being tried
+            self._tell_change()
+
+    def _why_none(self) -> str:
+        """Why there may be no worker: the last start failed. Called on other threads too."""
+        return f"the last start of a worker failed: {self._trouble}" if self._starts.failed_tries else ""
+
+    def _start_works(self) -> None:
+        """A worker is ready: start whatever is missing, at once."""
+        self._starts.ready()
+        self._stop_trying()
+        if self._failure is not None:
+            self._tell_waiting(None)
+        if self._state in ("starting", "open") and len(self._members) < self._size:
+            self._start_workers(self._size - len(self._members))
+
+    def _stop_trying(self) -> None:
+        timer, self._next_try = self._next_try, None
+        if timer is not None:
+            timer.cancel()
+
+    def _tell_waiting(self, error: WorkerStartFailed | None) -> None:
+        """Have callers who find no worker raise this; None: have them wait for one, as usual."""
         self._failure = error
         for loop, proxy in list(self._proxies.items()):
             _on(loop, proxy.fail, error)
@@ -431,20 +509,15 @@ class WorkerPool:
         if self._state not in ("open", "starting") or self._spawner is None:
             return
         old = self._spawner
-        members = list(self._members.values())
-        self._spawner = None
+        members = [*self._members.values(), *self._leaving.values()]
+        self._keeper_ended = True
         self._forks = any(member.view == "ready" for member in members)  # else it may have been the template's fault
-        try:
-            self._start_keeper()
-        except Exception as error:
-            self._spawner = old
-            failure = WorkerStartFailed(f"the keeper of the workers was killed and could not be replaced: {error}")
-            self._fail(failure)
-            return
-        end_strays(old.directory)
         self._farewell = asyncio.get_running_loop().create_task(old.close())
         for member in members:
+            self._members.pop(member.worker.uid, None)
+        for member in members:
             self._exited(member, {"event": "gone"})
+        end_strays(old.directory)
 
     def _on_lost(self, metadata: WorkerMetadata, reason: str) -> None:
         """A proxy cannot reach a worker of ours: it is replaced, so it must not live on."""
@@ -497,10 +570,12 @@ class WorkerPool:
 
     async def _finish(self, *, hurry: bool) -> None:
         """Refuse, drain, cancel, drop, stop, close: in this order."""
+        self._stop_trying()
         try:
             for loop, proxy in list(self._proxies.items()):
                 _on(loop, proxy.refuse, "it is closing")
-            deadline = clock.now() + (0.0 if hurry else self._shutdown_timeout)
+            patience = math.inf if self._shutdown_timeout is None else self._shutdown_timeout
+            deadline = clock.now() + (0.0 if hurry else patience)
             while self._calls() and clock.now() < deadline and self._state != "hurrying":  # noqa: ASYNC110 - calls of several loops end here
                 await asyncio.sleep(0.005)
             await asyncio.gather(
@@ -509,7 +584,7 @@ class WorkerPool:
             if self._discovery is not None:
                 for member in list(self._members.values()):
                     if member.view == "ready":
-                        self._discovery.announce("worker-dropped", member.worker.metadata)
+                        self._discovery.announce("worker-dropped", member.worker.described())
             await self._stop_workers()
         finally:
             self._state = "closed"
@@ -545,12 +620,13 @@ class WorkerPool:
         return f"<WorkerPool {self._state}{': ' + counts if counts else ''}>"
 
 
-def _emit(name: str, worker: LocalWorker, **fields: Any) -> None:
-    """Tell whoever listens to workers."""
+def _emit(name: str, worker: LocalWorker | None, **fields: Any) -> None:
+    """Tell whoever listens to workers. None: it concerns one that was not even made."""
     from headgate.workers import events
 
     if events.WORKERS.listeners:
-        event = getattr(events, name)(at=clock.wall(), uid=worker.uid, pid=worker.pid, **fields)
+        uid, pid = ("", 0) if worker is None else (worker.uid, worker.pid)
+        event = getattr(events, name)(at=clock.wall(), uid=uid, pid=pid, **fields)
         events.WORKERS.emit(event)
 
 
@@ -600,9 +676,12 @@ def _whole(name: str, value: Any, least: int) -> None:
         raise InvalidArgument(f"{name} must be >= {least}, got {value}")
 
 
-def _seconds(name: str, value: Any) -> float:
+def _seconds(name: str, value: Any) -> float | None:
+    """None: no limit."""
+    if value is None:
+        return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidType(f"{name} must be a number of seconds, got {type(value).__name__}")
+        raise InvalidType(f"{name} must be a number of seconds or None, got {type(value).__name__}")
     if not is_finite(value) or value < 0:
         raise InvalidArgument(f"{name} must be >= 0, got {value!r}")
     return float(value)

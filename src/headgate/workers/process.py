@@ -20,6 +20,7 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
 
     line.arm(lifeline)
     try:
+        enter_folder(config["cwd"], os.path.dirname(config["address"].removeprefix("unix:")))
         prepare()
         from headgate.workers.loops import new_loop
         from headgate.workers.serving import serve
@@ -45,6 +46,28 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
         except Exception:  # closed, or there is none
             pass
     os._exit(0)  # threads of routines that cannot be interrupted must not keep it
+
+
+def enter_folder(folder: str, private: str) -> None:
+    """Make it the current folder, as it is the client's. One that is gone keeps no worker from starting: most routines
+    never use it. Such a worker is in a folder that is gone as well, as the client is: a relative path fails there, and
+    does not silently mean a file elsewhere."""
+    try:
+        os.chdir(folder)
+        return
+    except OSError as error:
+        reason = error
+    try:
+        gone = os.path.join(private, f"gone-{os.getpid()}")
+        os.mkdir(gone, 0o700)
+        os.chdir(gone)
+        os.rmdir(gone)
+    except OSError:
+        os.chdir("/")
+    sys.stderr.write(
+        f"headgate: the folder of this worker (pid {os.getpid()}) cannot be entered: {reason}. It runs without one; "
+        "relative paths will not work in it. Change to a folder that exists (os.chdir) in your program.\n"
+    )
 
 
 def prepare() -> None:

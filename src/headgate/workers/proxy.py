@@ -69,7 +69,7 @@ class Proxy:
         balancer: Any,
         *,
         quorum: int = 1,
-        quorum_timeout: float = 60.0,
+        quorum_timeout: float | None = 60.0,
         on_lost: Callable[[WorkerMetadata, str], None] | None = None,
         pool: str = "",
         max_payload: int = 0,
@@ -84,6 +84,7 @@ class Proxy:
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
         self._pool = pool
+        self.why_none: Callable[[], str] = str  # tells why there may be no worker
         self.max_payload: int = max_payload
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Connection] = set()  # blocked: no new calls
@@ -487,9 +488,8 @@ class Proxy:
             raise NoWorkersAvailable(f"no worker took {routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
-        now = clock.now()
-        patience = self._quorum_timeout if until is None else min(self._quorum_timeout, max(0.0, until - now))
-        scope = asyncio.timeout(patience)
+        limits = (self._quorum_timeout, None if until is None else max(0.0, until - clock.now()))
+        scope = asyncio.timeout(min((one for one in limits if one is not None), default=None))
         try:
             async with scope:
                 await waiter
@@ -516,7 +516,7 @@ class Proxy:
             uid = connection.metadata.uid
             why = "blocked by a routine that holds its loop" if connection.blocked else self.view(connection).state
             reasons[uid] = tried.get(uid, why)
-        return listed(reasons) if reasons else "none is there"
+        return "; ".join(filter(None, (listed(reasons) or "none is there", not len(self._roster) and self.why_none())))
 
     async def _bounded(
         self,
@@ -659,8 +659,8 @@ class Proxy:
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
-    def fail(self, error: BaseException) -> None:
-        """There will be no workers: tell whoever waits for one, and whoever comes."""
+    def fail(self, error: BaseException | None) -> None:
+        """No worker can be started: tell whoever waits for one, and whoever comes. None: it can be again."""
         self._failure = error
         self._wake()
 

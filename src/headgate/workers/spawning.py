@@ -49,8 +49,12 @@ _open: weakref.WeakSet[Spawner] = weakref.WeakSet()
 class Spawner:
     """A keeper, and a directory for the workers it keeps."""
 
-    def __init__(self, on_event: Callable[[dict[str, Any]], None], *, several: bool = False) -> None:
+    def __init__(
+        self, on_event: Callable[[dict[str, Any]], None], *, several: bool = False, folder: str | None = None
+    ) -> None:
         self._on_event = on_event
+        self.folder: str | None = folder
+        """The current folder, as it was last known."""
         self._several = several  # a template is worth its while
         self._reader: asyncio.Task[None] | None = None
         self._ours: socket.socket | None = None
@@ -125,12 +129,14 @@ class Spawner:
     def _config(self) -> dict[str, Any]:
         """Where its modules are, and its folder: as they are here and now."""
         try:
-            folder = os.getcwd()
-        except OSError as error:
-            raise WorkerStartFailed(
-                f"workers start in the current folder, and there is none: {error}",
-                remedy="Change to a folder that exists (os.chdir) before the pool is entered.",
-            ) from error
+            self.folder = os.getcwd()
+        except OSError as error:  # it was removed: workers start all the same (see `process.enter_folder`)
+            if self.folder is None:
+                raise WorkerStartFailed(
+                    f"workers start in the current folder, and there is none: {error}",
+                    remedy="Change to a folder that exists (os.chdir) before the pool is entered.",
+                ) from error
+        folder = self.folder
         return {"path": [entry or folder for entry in sys.path], "cwd": folder}
 
     def _environment(self) -> dict[str, str]:

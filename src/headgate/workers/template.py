@@ -5,6 +5,9 @@ the keeper starts one template per program (interpreter, flags, environment), an
 the worker's parent is gone at once, and so the keeper, being the subreaper, becomes its parent and learns how it ends.
 The process in between says which pid it made before it goes: whoever is the keeper's child has been announced.
 
+A fork that fails is said instead, with a pid of 0, and the template goes on: the keeper then starts that worker as a
+program, if it can.
+
 A template has no threads and runs no code of the user. gRPC is imported, but not used: it is what a process may do
 before it forks. Where something started a thread while Python itself started, the template ends, and the keeper starts
 workers one by one, as it does on systems without subreapers.
@@ -23,6 +26,8 @@ from headgate.workers import lifeline, process
 
 MESSAGE = 1 << 17
 """Bytes of a request at most."""
+DESCRIPTORS = 3
+"""What comes with a request: lifeline, status, and the file for what is written to stderr."""
 
 
 def main(config: dict[str, Any], line: int, requests: int, stderr: int) -> None:
@@ -41,15 +46,18 @@ def main(config: dict[str, Any], line: int, requests: int, stderr: int) -> None:
         return
     gc.freeze()  # what is there now is never looked at again, and so stays shared
     while True:
-        request, fds, _, _ = socket.recv_fds(keeper, MESSAGE, 3)
+        request, fds, _, _ = socket.recv_fds(keeper, MESSAGE, DESCRIPTORS)
         if not request:
             return
-        between = os.fork()
+        try:
+            between = os.fork() if len(fds) == DESCRIPTORS else -1  # else there was no room for them here
+        except OSError:
+            between = -1
         if between == 0:
             _make_worker(marshal.loads(request), fds, keeper, line)
         for fd in fds:
             os.close(fd)
-        if os.waitpid(between, 0)[1]:  # it ended before it could say what it made
+        if between < 0 or os.waitpid(between, 0)[1]:  # it ended before it could say what it made
             keeper.send(marshal.dumps({"uid": marshal.loads(request)["uid"], "pid": 0}))
 
 
@@ -78,11 +86,6 @@ def _become_worker(config: dict[str, Any], line: int, status: int, errors: int) 
     os.environ["HEADGATE_WORKER"] = config["uid"]
     rpc.LOADED_IN = os.getpid()  # imported, and never used before
     sys.path[:] = config["path"]
-    try:
-        os.chdir(config["cwd"])
-    except OSError as error:
-        process.tell(status, failed=str(error), cause=f"{type(error).__name__}: {error}")
-        return
     process.main(config, line, status, stderr)
 
 
