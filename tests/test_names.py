@@ -30,6 +30,7 @@ ERRORS = {
     "PoolExhausted",
     "QueueFull",
     "RemoteError",
+    "RoutineExited",
     "RoutineTimeout",
     "RpcError",
     "ScopeNeedsStore",

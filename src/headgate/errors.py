@@ -28,7 +28,8 @@
     │   ├── TaskExpired                         HEADGATE-TSK-004
     │   ├── TaskStale                           HEADGATE-TSK-005
     │   ├── RoutineTimeout (TimeoutError)       HEADGATE-TSK-006
-    │   └── RemoteError                         HEADGATE-TSK-007
+    │   ├── RemoteError                         HEADGATE-TSK-007
+    │   └── RoutineExited                       HEADGATE-TSK-008
     ├── a store cannot be used
     │   ├── StoreLocked                         HEADGATE-STO-001
     │   ├── StoreWriteFailed                    HEADGATE-STO-002
@@ -292,6 +293,18 @@ class RemoteError(HeadgateError):
 
     code = "HEADGATE-TSK-007"
     remedy = "Make the exception picklable to get the real one."
+
+
+class RoutineExited(HeadgateError):
+    """What ran on a worker called `sys.exit()`, or raised KeyboardInterrupt. Only that call or task has failed."""
+
+    code = "HEADGATE-TSK-008"
+    remedy = "Return, or raise another exception: on a worker there is no program to end."
+
+    def __init__(self, message: str = "", *, exit_code: int = 1, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.exit_code: int = exit_code
+        """What the exit code of a program would be that ended so: 0 for `sys.exit()`, 1 for `sys.exit("text")`."""
 
 
 # -- a store cannot be used -------------------------------------------------------------------------------------------

@@ -19,7 +19,16 @@ from typing import Any
 import pytest
 
 import headgate
-from headgate import ContextVar, InvalidType, LocalWorker, NoWorkersAvailable, RoutineTimeout, WorkerPool, routine
+from headgate import (
+    ContextVar,
+    InvalidType,
+    LocalWorker,
+    NoWorkersAvailable,
+    RoutineExited,
+    RoutineTimeout,
+    WorkerPool,
+    routine,
+)
 from tests.context import travel_jobs as far
 from tests.context.conftest import Apart
 from tests.context.travel_jobs import NOTHING, UNSET, Planted, extra, region, tenant, values
@@ -93,7 +102,7 @@ def test_s81_changes_come_back_with_an_exception(shared: Apart, fn: Any) -> None
 
 def test_s81_changes_come_back_with_an_exit(shared: Apart) -> None:
     async def main() -> None:
-        with pytest.raises(SystemExit):
+        with pytest.raises(RoutineExited):
             await far.swap_and_exit(tenant="left")
         assert values() == ("left", UNSET, UNSET)
 

@@ -19,6 +19,7 @@ from headgate import (
     DisableResource,
     Resource,
     ResourcePool,
+    RoutineExited,
     RoutineTimeout,
     do_dispatch,
     routine,
@@ -26,6 +27,8 @@ from headgate import (
 )
 from headgate import TaskPool as Pool
 from tests.pipeline.line_support import Apart
+from tests.workers.jobs import note
+from tests.workers.support import lines
 
 
 class Revoked(DisableResource):
@@ -140,26 +143,76 @@ LEAVES = """
 import asyncio, sys, headgate
 
 async def leaves(key):
-    raise SystemExit(3)
+    sys.exit(3)
+
+def leaves_plainly(key):
+    sys.exit(3)
+
+async def interrupts(key):
+    raise KeyboardInterrupt
 
 async def main():
     keys = headgate.ResourcePool({"a": "secret-a"})
+    where, what, how = sys.argv[1:]
     async with headgate.WorkerPool(spawn=1) as workers:
-        async with headgate.TaskPool(resources=keys, workers=workers if sys.argv[1] == "there" else None) as pool:
-            (await pool.submit(leaves)).on_end(lambda handle: print(handle.status, flush=True))
-            await asyncio.sleep(60)
+        async with headgate.TaskPool(resources=keys, workers=workers if where == "there" else None) as pool:
+            ended = asyncio.Event()
+            fn = globals()[what]
+            if how == "Task":  # not sent at once, but awaited in a Task of the pool's
+                fn = headgate.routine(timeout=50)(fn)
+            handle = await pool.submit(fn)
+            handle.on_end(lambda handle: (print(handle.status, flush=True), ended.set()))
+            await asyncio.wait_for(ended.wait(), 40)
+            for _ in range(100):
+                await asyncio.sleep(0)
+        print("went on", flush=True)
 
 if __name__ == "__main__":
     asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("where", ["here", "there"])
-def test_line_sys_exit_ends_the_program_wherever_the_task_runs(tmp_path: Path, where: str) -> None:
-    program = tmp_path / "program.py"
+def left(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = folder / "program.py"
     program.write_text(LEAVES)
-    ran = subprocess.run([sys.executable, program, where], capture_output=True, text=True, timeout=50)
+    command = [sys.executable, str(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("what", ["leaves", "leaves_plainly"])
+def test_line_sys_exit_in_a_task_that_runs_here_ends_the_program_as_in_asyncio(tmp_path: Path, what: str) -> None:
+    ran = left(tmp_path, "here", what, "")
     assert (ran.returncode, ran.stdout) == (3, "failed\n"), ran.stderr
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("how", ["sent", "Task"])
+@pytest.mark.parametrize("what", ["leaves", "leaves_plainly", "interrupts"])
+def test_w43_sys_exit_in_a_task_on_a_worker_fails_that_task_alone(tmp_path: Path, what: str, how: str) -> None:
+    ran = left(tmp_path, "there", what, how)
+    assert (ran.returncode, ran.stdout) == (0, "failed\nwent on\n"), ran.stderr
+
+
+async def exits(key: Resource[str], path: str) -> None:
+    note(path, key.resource_id)
+    sys.exit("no such file")
+
+
+def test_w43_an_exit_is_an_exception_of_the_tasks_own(shared: Apart, log: str) -> None:
+    async def main() -> None:
+        chosen = keys()
+        async with Pool(resources=chosen, workers=shared.pool) as pool:
+            handle = await pool.submit(exits, log, retries=2)
+            with pytest.raises(RoutineExited, match="no such file") as caught:
+                await handle
+        assert caught.value.exit_code == 1
+        assert isinstance(caught.value.__cause__, SystemExit)
+        assert "in exits" in caught.value.__notes__[-1]
+        assert lines(log) == ["a"] * 3, "it was retried, and the key was in order"
+        assert chosen.snapshot()["a"]["status"] == "healthy"
+
+    shared(main)
 
 
 async def meddling(key: Resource[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextvars
 import ctypes
@@ -509,6 +510,27 @@ async def exits_in_a_child_task(code: int = 3) -> None:
 @routine
 async def exits_in_an_executor(code: int = 3) -> None:
     await asyncio.to_thread(sys.exit, code)
+
+
+@routine
+async def parses(*arguments: str) -> None:
+    argparse.ArgumentParser(prog="job").parse_args(arguments)
+
+
+@routine(retries=3)
+async def notes_and_exits(path: str, code: Any) -> None:
+    note(path, "ran")
+    sys.exit(code)
+
+
+@routine
+async def calls_exits(catches: bool) -> Any:
+    try:
+        await exits(7)
+    except headgate.RoutineExited as error:
+        if catches:
+            return error.exit_code
+        raise
 
 
 @routine

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+import headgate
 from headgate import HeadgateError, InvalidArgument, RemoteError, WorkerPool, routine
 from headgate.testing import capture_events
 from tests.workers import jobs
@@ -423,6 +424,54 @@ def test_s43_an_exception_with_a_broken_repr_is_an_outcome_too(shared: Shared) -
         with pytest.raises((jobs.BreaksItsRepr, RemoteError)):
             await jobs.fails(jobs.BreaksItsRepr)
         assert await jobs.add(1, 2) == 3
+
+    shared(main)
+
+
+@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (3, 3), (-1, -1), (True, 1), ("text", 1), ((1, 2), 1)])
+def test_w43_sys_exit_on_a_worker_is_an_error_of_that_call(shared: Shared, log: str, given: Any, code: int) -> None:
+    async def main() -> None:
+        with pytest.raises(headgate.RoutineExited, match="notes_and_exits") as caught:
+            await jobs.notes_and_exits(log, given)
+        error = caught.value
+        assert isinstance(error, headgate.HeadgateError)
+        assert error.exit_code == code
+        assert isinstance(error.__cause__, SystemExit)
+        assert error.__cause__.code == given
+        assert error.__notes__[-1].startswith("Remote traceback")
+        assert not getattr(error.__cause__, "__notes__", ())
+        assert pickle.loads(pickle.dumps(error)).exit_code == code
+        assert lines(log) == ["ran"], "an exception is an answer: retries= is for lost workers"
+
+    shared(main)
+
+
+def test_w43_what_exits_in_a_library_is_named(shared: Shared) -> None:
+    async def main() -> None:
+        with pytest.raises(headgate.RoutineExited, match=r"sys\.exit\(2\)") as caught:
+            await jobs.parses("--unknown")
+        assert "argparse" in caught.value.__notes__[-1]
+
+    shared(main)
+
+
+def test_w43_a_call_that_exits_ends_nothing_else(shared: Shared) -> None:
+    async def main() -> None:
+        alone = [asyncio.create_task(end()) for end in (jobs.exits, jobs.exits_in_a_thread, jobs.interrupts)]
+        beside = [asyncio.create_task(jobs.slow(0.1, n)) for n in range(4)]
+        await asyncio.wait([*alone, *beside])  # nobody awaits those that exit
+        assert [type(task.exception()) for task in alone] == [headgate.RoutineExited] * 3
+        assert [task.result() for task in beside] == [0, 1, 2, 3]
+        assert await jobs.calls_exits(True) == 7
+        with pytest.raises(headgate.RoutineExited) as caught:
+            await jobs.calls_exits(False)
+        assert caught.value.exit_code == 7
+        mapped = [one async for one in headgate.map(jobs.exits, [4, 5], return_exceptions=True)]
+        assert [one.exit_code for one in mapped] == [4, 5]
+        with pytest.raises(headgate.RoutineExited, match="exits"):
+            await shared.pool.broadcast(jobs.exits)
+        with headgate.do_dispatch(False), pytest.raises(SystemExit):
+            await jobs.exits()  # here it is what it is
 
     shared(main)
 

@@ -588,7 +588,10 @@ ENDS = st.sampled_from(["drain", "close", "drop", "break"])
 
 
 def told(error: BaseException) -> tuple[Any, ...]:
-    """An exception, as far as it must be the same. Who was cancelled by whom is told by its type."""
+    """An exception, as far as it must be the same. Who was cancelled by whom is told by its type. What would end a
+    program comes as RoutineExited from a worker, unless its consumer has thrown it."""
+    if isinstance(error, headgate.RoutineExited) and error.__cause__ is not None:
+        error = error.__cause__
     said: tuple[Any, ...] = (type(error).__name__, str(error), getattr(error, "field", None))
     if isinstance(error, asyncio.CancelledError):
         return said
@@ -831,8 +834,8 @@ def test_s05_an_exception_that_was_thrown_in_arrives_in_the_body_with_its_fields
     shared(main)
 
 
-@pytest.mark.parametrize(("way", "kind"), [("exit", SystemExit), ("interrupt", KeyboardInterrupt)])
-def test_s30_what_ends_a_program_ends_the_generator_only(shared: Shared, way: str, kind: type[BaseException]) -> None:
+@pytest.mark.parametrize(("way", "code"), [("exit", 3), ("interrupt", 130)])
+def test_s30_what_ends_a_program_ends_the_generator_only(shared: Shared, way: str, code: int) -> None:
     async def main() -> None:
         before = states(shared.pool)
         beside = [stream_jobs.count(3) for _ in range(4)]
@@ -841,13 +844,31 @@ def test_s30_what_ends_a_program_ends_the_generator_only(shared: Shared, way: st
         for _ in range(2):
             stream = stream_jobs.exits(way)
             assert await anext(stream) == 1
-            with pytest.raises(kind):
+            with pytest.raises(headgate.RoutineExited) as caught:
                 await anext(stream)
+            assert caught.value.exit_code == code
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
         for stream in beside:
             assert [x async for x in stream] == [1, 2]
         assert states(shared.pool) == before
+        await none_is_open(shared.pool)
+
+    shared(main)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_w43_an_exit_that_its_consumer_throws_into_a_generator_stays_the_consumers(
+    shared: Shared, log: str, kind: type[BaseException]
+) -> None:
+    async def main() -> None:
+        stream = stream_jobs.counts(log, 3)
+        await anext(stream)
+        with pytest.raises(kind):
+            await stream.athrow(kind(4))
+        with pytest.raises(kind):
+            async with contextlib.asynccontextmanager(stream_jobs.counts)(log, 3):
+                raise kind(4)
         await none_is_open(shared.pool)
 
     shared(main)

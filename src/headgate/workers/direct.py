@@ -93,7 +93,9 @@ class Direct:
                 result = context.run(proxy._finished, routine, flight, call, answer, None)
             except BaseException as error:
                 if self._owner.raised(error) and isinstance(error, (KeyboardInterrupt, SystemExit)):
-                    proxy.loop.call_soon(_raise, error)  # as its Task would: not from here, where answers are read
+                    # Ctrl-C in this very moment, for what a routine raises there is none of these. As its Task would:
+                    # not from here, where answers are read.
+                    proxy.loop.call_soon(_raise, error)
             else:
                 self._owner.returned(result)
             return

@@ -5,7 +5,7 @@ same way. While a routine computes and holds this loop, the server's goes on ans
 can be taken out again by the server's thread: nothing of it has begun.
 
 A routine's exception is its outcome, whatever it is: SystemExit and KeyboardInterrupt too, caught inside its coroutine,
-because asyncio lets those two end a loop.
+because asyncio lets those two end a loop. Its caller gets them as RoutineExited, for the same reason.
 """
 
 from __future__ import annotations

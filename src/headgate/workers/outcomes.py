@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from copy import copy
 from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
-from headgate.errors import InvalidArgument, PoolClosed, RemoteError, WorkerLost
+from headgate.errors import InvalidArgument, PoolClosed, RemoteError, RoutineExited, WorkerLost
+from headgate.workers.codec import load_exception
 from headgate.workers.events import TASKS, TaskDispatched, TaskFinished
 from headgate.workers.model import TaskException
 
 if TYPE_CHECKING:
+    from headgate.workers.arrivals import Scope
     from headgate.workers.connection import Connection
-    from headgate.workers.exchange import Outgoing
+    from headgate.workers.exchange import Answer, Outgoing
     from headgate.workers.parcels import Parcel
     from headgate.workers.routines import Routine
 
+_ENDS_A_PROGRAM = (SystemExit, KeyboardInterrupt)
+"""What asyncio lets through: raised in a task, they end its loop, whoever awaits the task."""
 INSIDE = "Call it inside the `async with` block of its pool, and have its results there."
 _client = ""  # what the ids of this process's tasks begin with
 
@@ -100,6 +105,37 @@ def lost(routine: Routine, call: Outgoing, connection: Connection, *, stopped: b
         worker=uid,
         remedy=remedy,
     )
+
+
+def raised(
+    routine: Routine, connection: Connection, answer: Answer, scope: Scope | None, thrown: BaseException | None
+) -> BaseException:
+    """What a routine raised, or that it was cancelled, for its caller. `thrown`: what the consumer of a generator
+    raised in it at this step."""
+    if answer.kind == "cancelled":
+        error = load_exception(answer.payload, scope) if answer.payload else None
+        return error if isinstance(error, CancelledError) else CancelledError()
+    error = load_exception(answer.payload, scope)
+    if isinstance(error, _ENDS_A_PROGRAM) and not isinstance(thrown, type(error)):
+        return _exited(routine, connection, error)
+    return error
+
+
+def _exited(routine: Routine, connection: Connection, error: BaseException) -> RoutineExited:
+    """The error for a routine that raised one of `_ENDS_A_PROGRAM`, which is its cause."""
+    worker = f"on worker {connection.metadata.uid}"
+    if isinstance(error, SystemExit):
+        given = error.code
+        code = 0 if given is None else given if isinstance(given, int) else 1  # as Python does
+        call = f"sys.exit({'' if given is None else repr(given)})"
+        made = RoutineExited(f"{routine.tag} called {call} {worker}", exit_code=code)
+    else:
+        made = RoutineExited(f"{routine.tag} raised KeyboardInterrupt {worker}", exit_code=130)
+    notes = getattr(error, "__notes__", None)
+    if notes:  # the last one is its traceback there
+        made.add_note(notes.pop())
+    made.__cause__ = error
+    return made
 
 
 def unreadable(routine: Routine, error: BaseException) -> RemoteError:

@@ -27,7 +27,7 @@ from headgate.resources.seats import Flight
 from headgate.workers import carriage
 from headgate.workers.arrivals import Scope, loads
 from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
-from headgate.workers.codec import dump_arguments, load_exception
+from headgate.workers.codec import dump_arguments
 from headgate.workers.connection import Connection, Happening
 from headgate.workers.events import TASKS, WORKERS, WorkerBlocked, WorkerUnblocked
 from headgate.workers.exchange import CONFIRMATION, UNREAD, Answer, Outgoing, Request
@@ -40,6 +40,7 @@ from headgate.workers.outcomes import (
     listed,
     lost,
     not_finished,
+    raised,
     refuse_long,
     tell_dispatched,
     tell_ended,
@@ -624,15 +625,10 @@ class Proxy:
         answer: Answer,
         scope: Scope | None,
         failures: Sequence[str] = (),
+        thrown: BaseException | None = None,
     ) -> NoReturn:
-        """The routine ended so: raise it here."""
-        error: BaseException
-        if answer.kind == "cancelled":
-            error = load_exception(answer.payload, scope) if answer.payload else asyncio.CancelledError()
-            if not isinstance(error, asyncio.CancelledError):
-                error = asyncio.CancelledError()
-        else:
-            error = load_exception(answer.payload, scope)
+        """The routine ended so: raise it here. `thrown`: what its consumer raised in a generator at this step."""
+        error = raised(routine, connection, answer, scope, thrown)
         if TASKS.listeners:
             notes = getattr(error, "__notes__", None)
             text = str(notes[-1]) if isinstance(notes, list) and notes else ""

@@ -108,7 +108,7 @@ class Stream:
             self._call.waiter = None
         else:
             answer = await self._step(self._call, what, value)
-        return self._read(self._call, answer)
+        return self._read(self._call, answer, value if what == "throw" else None)
 
     async def _step(self, call: Outgoing, what: Advance, value: Any) -> Answer:
         if what == "next":
@@ -204,7 +204,7 @@ class Stream:
             f"{connection.metadata.uid} did not confirm its end: it may be running still"
         )
 
-    def _read(self, call: Outgoing, answer: Answer) -> Any:
+    def _read(self, call: Outgoing, answer: Answer, thrown: BaseException | None) -> Any:
         """What this answer means for the consumer."""
         proxy, routine = self._proxy, self._routine
         scope = None if self._running is None else self._running.scope
@@ -224,7 +224,7 @@ class Stream:
             if failures:
                 carriage.tell(routine.tag, failures)
             return END
-        return proxy.raise_answer(routine, call, self._connection, answer, scope, failures)
+        return proxy.raise_answer(routine, call, self._connection, answer, scope, failures, thrown)
 
     def _read_end(self, call: Outgoing, answer: Answer) -> Flight:
         self._over = True
