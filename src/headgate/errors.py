@@ -346,6 +346,9 @@ class WorkerLost(HeadgateError):
         *,
         task: str | None = None,
         worker: str | None = None,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        stderr: str = "",
         remedy: str | None = None,
     ) -> None:
         super().__init__(message, remedy=remedy)
@@ -353,6 +356,12 @@ class WorkerLost(HeadgateError):
         """The id of the task that it had."""
         self.worker: str | None = worker
         """The uid of the worker."""
+        self.exit_code: int | None = exit_code
+        """The exit code of its process; None: a signal killed it, or that is not known."""
+        self.signal: int | None = signal
+        """The number of the signal that killed it; None: none did, or that is not known."""
+        self.stderr: str = stderr
+        """The last lines that it wrote to stderr, as far as they are known, without values of resources."""
 
 
 class WorkerStartFailed(HeadgateError):

@@ -24,6 +24,7 @@ from typing import (
     get_type_hints,
     overload,
 )
+from weakref import WeakSet
 
 from headgate.core.cancellation import Steered
 from headgate.core.clock import clock
@@ -56,6 +57,8 @@ Resources = Sequence[Resource[T]] | Mapping[str, Resource[T]] | Sequence[T] | Ma
 
 DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
 
+POOLS: WeakSet[ResourcePool[Any]] = WeakSet()
+"""The pools of this process: values of their resources are shown to nobody."""
 _names = itertools.count(1)
 _MISSING: Any = ...
 _END: Any = object()
@@ -150,6 +153,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 chance=_chance,
                 owner=self,
             )
+        POOLS.add(self)
 
     # -- using resources ----------------------------------------------------------------------------------------------
 

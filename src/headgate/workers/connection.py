@@ -25,6 +25,7 @@ from typing import Any, Literal
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.workers import memory
+from headgate.workers.endings import LAST_WORD, Ending
 from headgate.workers.exchange import HELD, OUTBOX, Advance, Answer, Outgoing
 from headgate.workers.model import WorkerMetadata
 from headgate.workers.parcels import Borrowed, ConversationBroken, Parcel, Unreadable
@@ -76,6 +77,12 @@ class Connection:
         self.blocked: bool = False
         self.reason: str = ""
         """Why it is over."""
+        self.ending: Ending | None = None
+        """How the worker's process ended, once that is known."""
+        self.awaits_ending: bool = False
+        """Will somebody call `learn` when the process has ended?"""
+        self._held: list[Answer] = []  # of calls that were lost: until it is known how the process ended
+        self._hold: asyncio.TimerHandle | None = None
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._channel: Any = None
@@ -240,8 +247,8 @@ class Connection:
             _answer(answer)
 
     def reads(self, call: Outgoing) -> bool:
-        """Is an answer of this call still being read?"""
-        return call in self._fetching
+        """Is an answer of this call still being read, or held?"""
+        return call in self._fetching or any(answer.call is call for answer in self._held)
 
     def _fetch(self, answer: Answer, borrowed: Borrowed) -> None:
         probe = self.session.probe
@@ -333,9 +340,28 @@ class Connection:
         self._look = self._pace = None
         for descriptor in self.session.loans.take_released():
             os.close(descriptor)
+        if happening in ("lost", "stopped") and self.awaits_ending and self.ending is None:
+            self._held = [answer for answer in answers if answer.kind == "lost"]
+            answers = [answer for answer in answers if answer.kind != "lost"]
+            if self._held:
+                self._hold = self._loop.call_later(LAST_WORD, self.let_go)
         for answer in answers:
             self._arrived(answer)
         self._tell(self, happening, reason)
+
+    def learn(self, ending: Ending) -> None:
+        """The worker's process has ended so."""
+        self.ending = ending
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Nobody waits any longer to know how the process ended."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.cancel()
+        held, self._held = self._held, []
+        for answer in held:
+            self._arrived(answer)
 
     def give_up(self, call: Outgoing) -> None:
         """Nobody waits for it any more: its answer, if one comes, is dropped, and a generator is closed."""

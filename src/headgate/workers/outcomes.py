@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, PoolClosed, RemoteError, RoutineExited, WorkerLost
+from headgate.workers import carriage
 from headgate.workers.codec import load_exception
-from headgate.workers.events import TASKS, TaskDispatched, TaskFinished
+from headgate.workers.endings import Ending
+from headgate.workers.events import TASKS, WORKERS, TaskDispatched, TaskFinished, WorkerBlocked, WorkerUnblocked
 from headgate.workers.model import TaskException
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headgate.workers.arrivals import Scope
     from headgate.workers.connection import Connection
     from headgate.workers.exchange import Answer, Outgoing
@@ -76,6 +80,19 @@ def tell_ended(
         )
 
 
+def tell_blocked(connection: Connection, tag: str) -> None:
+    """A worker's loop is held, by a routine of this tag if that is known."""
+    if WORKERS.listeners:
+        metadata = connection.metadata
+        WORKERS.emit(WorkerBlocked(at=clock.wall(), uid=metadata.uid, pid=metadata.pid, tag=tag or None))
+
+
+def tell_unblocked(connection: Connection) -> None:
+    """It takes calls again."""
+    if WORKERS.listeners:
+        WORKERS.emit(WorkerUnblocked(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
+
+
 def described(error: BaseException) -> TaskException:
     """An exception of ours, for events."""
     return TaskException(type(error).__qualname__, str(error))
@@ -94,20 +111,28 @@ def lost(routine: Routine, call: Outgoing, connection: Connection, *, stopped: b
     task, uid, pid = task_id(call), connection.metadata.uid, connection.metadata.pid
     what = "was stopped" if stopped else "was lost"
     why = "it did not wait for the task to end" if stopped else connection.reason
+    ending = connection.ending or Ending()
+    why = f"{ending} ({why})" if str(ending) else why
     retries = routine.options.retries
     remedy = f"All its attempts (retries={retries}) were lost so: see what ends the workers." if retries else None
     if remedy is None and call.request is not None:
         remedy = "Use `submit(..., retries=n)` for a task that may run twice; it then goes to another worker."
-    return WorkerLost(
+    error = WorkerLost(
         f"worker {uid} (pid {pid}) {what} while it had task {task} ({routine.tag}): {why}. "
         "The task may have run, in part or whole",
         task=task,
         worker=uid,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        stderr=ending.stderr,
         remedy=remedy,
     )
+    if ending.stderr:
+        error.add_note(f"The last that worker {uid} wrote to stderr:\n{ending.stderr}")
+    return error
 
 
-def raised(
+def _raised(
     routine: Routine, connection: Connection, answer: Answer, scope: Scope | None, thrown: BaseException | None
 ) -> BaseException:
     """What a routine raised, or that it was cancelled, for its caller. `thrown`: what the consumer of a generator
@@ -136,6 +161,32 @@ def _exited(routine: Routine, connection: Connection, error: BaseException) -> R
         made.add_note(notes.pop())
     made.__cause__ = error
     return made
+
+
+def raise_answer(
+    routine: Routine,
+    call: Outgoing,
+    connection: Connection,
+    answer: Answer,
+    scope: Scope | None,
+    failures: Sequence[str] = (),
+    thrown: BaseException | None = None,
+) -> NoReturn:
+    """The routine ended so: raise it here. `thrown`: what its consumer raised in a generator at this step."""
+    error = _raised(routine, connection, answer, scope, thrown)
+    if TASKS.listeners:
+        notes = getattr(error, "__notes__", None)
+        text = str(notes[-1]) if isinstance(notes, list) and notes else ""
+        tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, text))
+    if failures:
+        carriage.tell(routine.tag, failures, error)
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        # Python puts the exception that is being handled here in its place.
+        BaseException.__setattr__(error, "__context__", context)
+        del error
 
 
 def unreadable(routine: Routine, error: BaseException) -> RemoteError:

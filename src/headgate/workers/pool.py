@@ -33,6 +33,7 @@ from headgate.errors import (
     WorkerStartFailed,
 )
 from headgate.resources.fields import is_finite
+from headgate.workers.endings import ending_of
 from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
 from headgate.workers.restarts import DEATHS, LONGEST, WITHIN, Starts
@@ -278,6 +279,7 @@ class WorkerPool:
             on_lost=self._on_lost,
             pool=self._id,
             max_payload=self._max_payload,
+            awaits_endings=True,
         )
         proxy.why_none = self._why_none
         if self._failure is not None:
@@ -412,6 +414,9 @@ class WorkerPool:
         worker = member.worker
         self._members.pop(worker.uid, None)
         self._leaving.pop(worker.uid, None)
+        ending = ending_of(report)
+        for loop, proxy in list(self._proxies.items()):
+            _on(loop, proxy.learn, worker.uid, ending)
         was_ready = member.view == "ready"
         if was_ready:
             self._discovery.announce("worker-dropped", worker.described())
@@ -426,7 +431,8 @@ class WorkerPool:
             _emit("WorkerStopped", worker)
         else:
             reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
-            reason = f"it was ended, being out of reach: {member.lost}" if member.lost and "code" in report else reason
+            if member.lost and report.get("code") == -signal.SIGKILL:  # else it had ended by itself
+                reason = f"it was ended, being out of reach: {member.lost}"
             _emit("WorkerLostEvent", worker, reason=reason, restarted=restarted)
 
     def _start_workers(self, count: int) -> bool:

@@ -2,16 +2,20 @@
 ready, or why never.
 
 Until it is ready its stderr is a file of the keeper's, so that whatever ends it too early can be told to the client.
+From then on it is the client's, and the file gets a copy: its last lines are in WorkerLost.
 """
 
 from __future__ import annotations
 
 import atexit
+import io
 import marshal
 import os
 import sys
 import traceback
 from typing import Any
+
+_KEPT, _MOST_KEPT = 4000, 65536  # bytes of stderr: as many as the keeper reads, and when the rest is dropped
 
 
 def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> None:
@@ -31,7 +35,9 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
     os.set_inheritable(stderr, False)
 
     def ready() -> None:
+        copy = os.dup(2)
         restore_stderr(stderr)
+        keep_copy(copy)
         tell(status, ready=True, pid=os.getpid())
 
     def failed(error: BaseException) -> None:
@@ -100,6 +106,57 @@ def restore_stderr(real: int) -> None:
     os.close(real)
     while early:
         early = early[os.write(2, early) :]
+
+
+class _Copied(io.FileIO):
+    """Stderr, of which the last `_KEPT` bytes and more are kept in a file of the keeper's as well.
+
+    Only what is written through `sys.stderr`. Descriptor 2 stays the client's own: a pipe in its place would be no
+    terminal, would fill up when its reader is slow, and would be held open by whatever the worker starts.
+    """
+
+    copy: int = -1
+    _size: int = 0
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        try:
+            self._keep(bytes(data[: written or 0]))
+        except OSError:  # no room for it: it was written where it belongs
+            pass
+        return written
+
+    def _keep(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > _MOST_KEPT:
+            size = os.fstat(self.copy).st_size
+            data = (os.pread(self.copy, _KEPT, max(0, size - _KEPT)) + data)[-_KEPT:]
+            os.ftruncate(self.copy, 0)
+            os.lseek(self.copy, 0, os.SEEK_SET)
+            self._size = len(data)
+        os.write(self.copy, data)  # at the place where faulthandler would go on
+
+
+def keep_copy(fd: int) -> None:
+    """Keep what is written to stderr from now on in this file too, and what Python says of a fatal signal only there:
+    the client is told it when this process has died."""
+    import faulthandler
+
+    if not faulthandler.is_enabled():
+        faulthandler.enable(fd, all_threads=False)
+    old = sys.stderr
+    if not isinstance(old, io.TextIOWrapper):
+        return  # there is none, or somebody has put something else there
+    raw = _Copied(2, "wb", closefd=False)
+    raw.copy, raw.name = fd, "<stderr>"
+    sys.stderr = io.TextIOWrapper(
+        raw if old.write_through else io.BufferedWriter(raw),
+        encoding=old.encoding,
+        errors=old.errors,
+        line_buffering=True,
+        write_through=old.write_through,
+    )
+    sys.__stderr__ = sys.stderr  # type: ignore[misc] # Python's own is the one that stays when others are put there
 
 
 def tell(status: int, **report: Any) -> None:

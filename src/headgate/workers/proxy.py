@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
 from headgate.errors import (
@@ -25,13 +26,14 @@ from headgate.errors import (
 )
 from headgate.resources.seats import Flight
 from headgate.workers import carriage
-from headgate.workers.arrivals import Scope, loads
+from headgate.workers.arrivals import loads
 from headgate.workers.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
 from headgate.workers.codec import dump_arguments
 from headgate.workers.connection import Connection, Happening
-from headgate.workers.events import TASKS, WORKERS, WorkerBlocked, WorkerUnblocked
+from headgate.workers.endings import Ending
+from headgate.workers.events import TASKS
 from headgate.workers.exchange import CONFIRMATION, UNREAD, Answer, Outgoing, Request
-from headgate.workers.model import Report, Task, TaskException, WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.model import Report, Task, WorkerMetadata, WorkerState, WorkerView
 from headgate.workers.outcomes import (
     INSIDE,
     client_id,
@@ -40,10 +42,12 @@ from headgate.workers.outcomes import (
     listed,
     lost,
     not_finished,
-    raised,
+    raise_answer,
     refuse_long,
+    tell_blocked,
     tell_dispatched,
     tell_ended,
+    tell_unblocked,
     unreadable,
 )
 from headgate.workers.parcels import Parcel
@@ -74,6 +78,7 @@ class Proxy:
         on_lost: Callable[[WorkerMetadata, str], None] | None = None,
         pool: str = "",
         max_payload: int = 0,
+        awaits_endings: bool = False,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.seen: Any = None
@@ -87,6 +92,8 @@ class Proxy:
         self._pool = pool
         self.why_none: Callable[[], str] = str  # tells why there may be no worker
         self.max_payload: int = max_payload
+        self._awaits_endings = awaits_endings
+        self._known: WeakValueDictionary[str, Connection] = WeakValueDictionary()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Connection] = set()  # blocked: no new calls
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
@@ -117,9 +124,10 @@ class Proxy:
         if known is not None:
             return
         self._evicted.pop(metadata.uid, None)
-        self._roster.admit(
-            metadata.uid, Connection(metadata, next(_epochs), client_id(), self._happened, self.max_payload)
-        )
+        connection = Connection(metadata, next(_epochs), client_id(), self._happened, self.max_payload)
+        connection.awaits_ending = self._awaits_endings
+        self._known[metadata.uid] = connection
+        self._roster.admit(metadata.uid, connection)
         self._introduce()
         self._wake()
 
@@ -130,6 +138,12 @@ class Proxy:
             self._remove(connection)
             self._end(connection)
         self._evicted.pop(uid, None)
+
+    def learn(self, uid: str, ending: Ending) -> None:
+        """The process of this worker has ended so."""
+        connection = self._known.get(uid)
+        if connection is not None:
+            connection.learn(ending)
 
     def set_members(self, members: list[WorkerMetadata]) -> None:
         """These and no others may be used."""
@@ -198,17 +212,11 @@ class Proxy:
         """A connection tells how it is."""
         if happening == "blocked":
             self._busy.add(connection)
-            if WORKERS.listeners:
-                WORKERS.emit(
-                    WorkerBlocked(
-                        at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid, tag=reason or None
-                    )
-                )
+            tell_blocked(connection, reason)
         elif happening == "unblocked":
             self._busy.discard(connection)
             self._wake()
-            if WORKERS.listeners:
-                WORKERS.emit(WorkerUnblocked(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
+            tell_unblocked(connection)
         elif happening == "room":
             self._wake(_AT_A_TIME)
         elif happening == "closed":
@@ -265,7 +273,7 @@ class Proxy:
         if self._custom is not None:
             self._report(connection, "accepted")
         if answer.kind != "returned":
-            self.raise_answer(routine, call, connection, answer, scope, failures)
+            raise_answer(routine, call, connection, answer, scope, failures)
         if TASKS.listeners:
             tell_ended(routine, call, connection, "returned")
         try:
@@ -617,32 +625,6 @@ class Proxy:
         if answer.kind not in ("lost", "unsent", "stopped"):
             self._report(connection, "transient")
 
-    def raise_answer(
-        self,
-        routine: Routine,
-        call: Outgoing,
-        connection: Connection,
-        answer: Answer,
-        scope: Scope | None,
-        failures: Sequence[str] = (),
-        thrown: BaseException | None = None,
-    ) -> NoReturn:
-        """The routine ended so: raise it here. `thrown`: what its consumer raised in a generator at this step."""
-        error = raised(routine, connection, answer, scope, thrown)
-        if TASKS.listeners:
-            notes = getattr(error, "__notes__", None)
-            text = str(notes[-1]) if isinstance(notes, list) and notes else ""
-            tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, text))
-        if failures:
-            carriage.tell(routine.tag, failures, error)
-        context = error.__context__
-        try:
-            raise error
-        finally:
-            # Python puts the exception that is being handled here in its place.
-            BaseException.__setattr__(error, "__context__", context)
-            del error
-
     def _raise_closed(self, routine: Routine, call: Outgoing, connection: Connection) -> NoReturn:
         error = not_finished(routine, self._closed)
         tell_ended(routine, call, connection, "closed", described(error))
@@ -684,6 +666,8 @@ class Proxy:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
         connections = [*self._roster, *self._gone]
+        for connection in list(self._known.values()):
+            connection.let_go()
         for connection in connections:
             for call in [call for call in self._calls if call.number in connection.session.sent]:
                 connection.cancel(call)

@@ -16,7 +16,7 @@ from headgate.workers import carriage
 from headgate.workers.arrivals import loads
 from headgate.workers.codec import dump_sent, dump_thrown
 from headgate.workers.exchange import CONFIRMATION, Advance, Answer, Outgoing, Request
-from headgate.workers.outcomes import refuse_long, unreadable
+from headgate.workers.outcomes import raise_answer, refuse_long, unreadable
 from headgate.workers.parcels import Parcel
 from headgate.workers.routines import END
 
@@ -224,7 +224,7 @@ class Stream:
             if failures:
                 carriage.tell(routine.tag, failures)
             return END
-        return proxy.raise_answer(routine, call, self._connection, answer, scope, failures, thrown)
+        return raise_answer(routine, call, self._connection, answer, scope, failures, thrown)
 
     def _read_end(self, call: Outgoing, answer: Answer) -> Flight:
         self._over = True

@@ -1,0 +1,62 @@
+"""How a worker process ended, as its keeper tells: exit code or signal, and what it wrote to stderr last.
+
+A stream to a worker that died ends a moment before its keeper can say how. So the calls that were lost with it wait for
+that word, for `LAST_WORD` seconds at most (see `Connection`). Workers that are not of this pool's keeper are not waited
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from headgate.workers.keeper import TAIL
+
+LAST_WORD = 0.25
+"""Seconds to wait for the keeper's report; it comes within a few milliseconds, as a rule."""
+LINES = 20
+"""Lines of stderr that are told."""
+
+
+class Ending(NamedTuple):
+    """How a worker ended."""
+
+    exit_code: int | None = None
+    """None: it was killed by a signal, or that is not known."""
+    signal: int | None = None
+    """None: it ended by itself, or that is not known."""
+    stderr: str = ""
+    """The last lines that it wrote, without values of resources."""
+
+    def __str__(self) -> str:
+        from headgate.workers.local import exit_text
+
+        if self.signal is not None:
+            return exit_text(-self.signal)
+        return "" if self.exit_code is None else exit_text(self.exit_code)
+
+
+def ending_of(report: Mapping[str, Any]) -> Ending:
+    """What a report of the keeper says; nothing, if the keeper itself is gone."""
+    code = report.get("code")
+    if code is None:
+        return Ending()
+    errors = report.get("errors", b"")
+    if len(errors) >= TAIL:  # it begins in the middle of a line, maybe of a value
+        errors = errors.partition(b"\n")[2]
+    stderr = "\n".join(without_values(errors.decode(errors="replace")).strip().splitlines()[-LINES:])
+    return Ending(None, -code, stderr) if code < 0 else Ending(code, None, stderr)
+
+
+def without_values(text: str) -> str:
+    """This text without the values of resources that are in a pool of this process."""
+    if not text:
+        return text
+    from headgate.resources.model import without_value
+    from headgate.resources.pool import POOLS
+
+    for pool in list(POOLS):
+        rotation = pool._rotation
+        for resource in [*(seat.resource for seat in list(rotation.seats.values())), *rotation._left]:
+            text = without_value(text, resource)
+    return text
