@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.errors import (
     DispatchTimeout,
     InvalidArgument,
@@ -46,7 +47,7 @@ from headgate.resources import events
 from headgate.resources.call import Call
 from headgate.resources.fields import checked_affinity, checked_attempts, checked_names
 from headgate.resources.leasing import Leases
-from headgate.resources.model import Resource, without_value
+from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.seats import ANY, DOOMED, Flight, Want
 from headgate.resources.signals import Signal
@@ -265,10 +266,6 @@ class Permit:
     def placed(self, uid: str) -> None:
         """A worker was given the call."""
         self.worker = uid
-
-    def hide(self, text: str) -> str:
-        """This text without the value of the resource, should somebody have put it there."""
-        return text if self.resource is None else without_value(text, self.resource)
 
     def interrupt(self, why: str) -> None:
         """Stop it soon. From any thread."""
@@ -571,8 +568,7 @@ class Line(Supply):
         if call is None:
             call = self._calls[task] = leases.call(_want(task), None if task.terms.wish is None else task.terms.wish[1])
         resource_id = flight.seat.resource.resource_id
-        said = without_value(_text(signal), flight.seat.resource)
-        reason = f"{resource_id}: {said} ({type(signal).__name__})"
+        reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
         if call.failed(flight, signal, clock.now()):
             self._pool._tell_attempt(task, reason, clock.wall())
             return leases.exhausted(call)
@@ -590,7 +586,7 @@ class Line(Supply):
         """It has ended, and not with a result."""
         permit: Permit | None = task.permit
         error = task.outcome.error if task.status == "failed" else None
-        shown = None if error is None else told(error, functools.partial(self.hide, task))
+        shown = None if error is None else told(error)
         if permit is not None:
             task.permit = (permit.resource_id, permit.worker, shown)
             permit.task = permit.resource = None
@@ -656,14 +652,6 @@ class Line(Supply):
         if not times or None in times:
             return {"cause": "resources", "seconds": None}
         return {"cause": "cooldown", "seconds": min(time for time in times if time is not None)}
-
-    def hide(self, task: TaskRecord, text: str) -> str:
-        """Without the values of the resources it was tried with."""
-        text = task.permit.hide(text) if isinstance(task.permit, Permit) else text
-        call = self._calls.get(task)
-        if call is None or self._leases is None:
-            return text
-        return self._leases.hide(text, {attempt.resource_id for attempt in call.attempts})
 
     def shown(self, task: TaskRecord) -> str:
         """Its exception, without the value of its resource."""

@@ -113,8 +113,8 @@ def _covers(wanted: str, name: str) -> bool:
 
 
 def _report(listener: Listener, event: Event) -> None:
-    import logging
+    from headgate.core.redaction import log_exception
 
     # By name: the repr of a bound method shows its whole object, which may hold secrets.
     name = getattr(listener, "__qualname__", type(listener).__qualname__)
-    logging.getLogger("headgate.events").exception("listener %s failed on the event %r", name, event.name)
+    log_exception("headgate.events", "listener %s failed on the event %r", name, event.name)

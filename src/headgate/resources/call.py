@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headgate.core.redaction import redact
 from headgate.errors import PoolExhausted
-from headgate.resources.model import Attempt, without_value
+from headgate.resources.model import Attempt
 from headgate.resources.plan import Plan
 from headgate.resources.seats import Flight
 from headgate.resources.signals import RetryOperation, Signal
@@ -49,7 +50,7 @@ class Call:
     def failed(self, flight: Flight, signal: Signal, now: float) -> bool:
         """An attempt ended in `signal`. Was it the last?"""
         resource_id = flight.seat.resource.resource_id
-        self._said = without_value(repr(signal), flight.seat.resource)
+        self._said = redact(repr(signal))
         self.attempts.append(Attempt(resource_id, signal, now - flight.acquired_at))
         if isinstance(signal, RetryOperation):
             self._retried |= {resource_id}

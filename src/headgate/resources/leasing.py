@@ -11,7 +11,7 @@ It stands there on the event loop of its pool and takes what it was granted ther
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.call import Call
-from headgate.resources.model import Resource, without_value
+from headgate.resources.model import Resource
 from headgate.resources.plan import Plan
 from headgate.resources.pool import ResourcePool
 from headgate.resources.seats import ANY, Flight, WaitTicket, Want
@@ -195,14 +195,6 @@ class Leases:
         self.pool._count(error, request_id, attempts)
 
     # -- looking -------------------------------------------------------------------------------------------------------
-
-    def hide(self, text: str, resource_ids: Collection[str]) -> str:
-        """This text without the values of these resources, as far as the pool has them."""
-        for resource_id in resource_ids:
-            seat = self.pool._rotation.seats.get(resource_id)
-            if seat is not None:
-                text = without_value(text, seat.resource)
-        return text
 
     def matching(self, want: Want) -> list[tuple[str, int | None, bool, list[Flight]]]:
         """Those that `want` means and that are not disabled: id, limit, is it healthy and takes no more, its uses."""

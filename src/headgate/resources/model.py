@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
+from headgate.core.redaction import learn, meet, redact
 from headgate.core.weak import WeakList
 from headgate.errors import InvalidArgument
 from headgate.resources.fields import checked_id, checked_limit, checked_names, checked_number
@@ -29,13 +30,15 @@ class Resource(Generic[T]):
     Two pools may hold the same Resource: its health, what is in flight and its limit are shared between them.
     `status`, `cooldown_until`, `last_acquired_at` and `consecutive_cooldown` are kept by the pools; read them, do not
     set them. The times are monotonic readings that mean nothing outside this process. `value` appears in no repr, log
-    or event.
+    or event: text that contains it shows the id instead.
     """
 
     __slots__ = (
+        "__weakref__",
         "_flights",
         "_outage",
         "_seats",
+        "_value",
         "consecutive_cooldown",
         "cooldown_until",
         "last_acquired_at",
@@ -43,7 +46,6 @@ class Resource(Generic[T]):
         "resource_id",
         "status",
         "tags",
-        "value",
         "weight",
     )
 
@@ -61,7 +63,7 @@ class Resource(Generic[T]):
         weight: float = 1.0,
     ) -> None:
         self.resource_id: str = checked_id(resource_id)
-        self.value: T = value
+        self._value = value
         self.max_in_flight: int | None = checked_limit(max_in_flight)
         if status not in RESOURCE_STATUSES:
             raise InvalidArgument(
@@ -82,6 +84,21 @@ class Resource(Generic[T]):
         self._outage = 0  # the newest acquisition when the last cooldown began; older ones are of the same outage
         self._seats: WeakList[Seat] = WeakList()  # its places in pools; a pool that is dropped takes its seat along
 
+    @property
+    def value(self) -> T:
+        """The key, the proxy, the GPU. Yours: pools pass it on and show it to nobody."""
+        return self._value
+
+    @value.setter
+    def value(self, value: T) -> None:
+        self._value = value
+        if getattr(self, "_seats", None):
+            self._hide()
+
+    def _hide(self) -> None:
+        """It is in use by a pool: its value is to be shown to nobody."""
+        learn(self.resource_id, self._value, self)
+
     def __repr__(self) -> str:
         limit = "" if self.max_in_flight is None else f", max_in_flight={self.max_in_flight}"
         tags = f", tags={sorted(self.tags)}" if self.tags else ""
@@ -91,7 +108,7 @@ class Resource(Generic[T]):
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
         if type(self) is not Resource:
             return super().__reduce_ex__(protocol)
-        fields = (self.resource_id, self.value, self.max_in_flight)
+        fields = (self.resource_id, self._value, self.max_in_flight)
         if self.status != "healthy" or self.consecutive_cooldown or self.cooldown_until:
             health = (self.status, self.cooldown_until, self.consecutive_cooldown)
             return _arrived, (*fields, self.tags, self.weight, *health)
@@ -99,13 +116,14 @@ class Resource(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
-        fields = {name: getattr(self, name) for name in Resource.__slots__ if not name.startswith("_")}
+        fields = {name: getattr(self, name) for name in ("value", *Resource.__slots__) if not name.startswith("_")}
         return {**getattr(self, "__dict__", {}), **fields}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
         self._flights, self._outage, self._seats = {}, 0, WeakList()
+        meet(self.resource_id, self._value)
 
     @classmethod
     def __agent_notes__(cls) -> str:
@@ -115,31 +133,6 @@ class Resource(Generic[T]):
             "`value` and `resource_id`; treat every other field as read-only, pools keep them. `max_in_flight=1` makes "
             "it exclusive, None unlimited. Never log `value`."
         )
-
-
-def without_value(text: str, resource: Resource[Any]) -> str:
-    """This text without the value of the resource, should somebody have put it there, as it is or as a repr shows it.
-
-    Text, bytes, and those in a mapping, a list or a tuple; what is shorter than four characters is no secret.
-    """
-    for secret in _secrets(resource.value):
-        if len(secret) > 3:
-            for form in (secret, repr(secret)[1:-1]):
-                text = text.replace(form, f"<{resource.resource_id}>")
-    return text
-
-
-def _secrets(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, bytes):
-        yield value.decode(errors="replace")
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _secrets(part) if isinstance(part, (str, bytes)) else ()
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _secrets(part) if isinstance(part, (str, bytes)) else ()
 
 
 _NO_TAGS: frozenset[str] = frozenset()
@@ -158,7 +151,7 @@ def _arrived(
     """A copy of a resource, as a rule of another process. Its fields were checked there; it was not used here."""
     resource: Resource[Any] = object.__new__(Resource)
     resource.resource_id = resource_id
-    resource.value = value
+    resource._value = value
     resource.max_in_flight = max_in_flight
     resource.tags = tags
     resource.weight = weight
@@ -169,6 +162,7 @@ def _arrived(
     resource._flights = {}
     resource._outage = 0
     resource._seats = WeakList()
+    meet(resource_id, value)
     return resource
 
 
@@ -206,6 +200,9 @@ class Attempt(NamedTuple):
     resource_id: str
     signal: Signal
     duration: float
+
+    def __repr__(self) -> str:
+        return redact(f"Attempt({self.resource_id!r}, {self.signal!r}, {self.duration!r})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from typing import (
     get_type_hints,
     overload,
 )
-from weakref import WeakSet
 
 from headgate.core.cancellation import Steered
 from headgate.core.clock import clock
@@ -57,8 +56,6 @@ Resources = Sequence[Resource[T]] | Mapping[str, Resource[T]] | Sequence[T] | Ma
 
 DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
 
-POOLS: WeakSet[ResourcePool[Any]] = WeakSet()
-"""The pools of this process: values of their resources are shown to nobody."""
 _names = itertools.count(1)
 _MISSING: Any = ...
 _END: Any = object()
@@ -153,7 +150,8 @@ class ResourcePool(PoolShell[T], Generic[T]):
                 chance=_chance,
                 owner=self,
             )
-        POOLS.add(self)
+        for resource in members:
+            resource._hide()
 
     # -- using resources ----------------------------------------------------------------------------------------------
 
@@ -341,6 +339,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
             resource = Resource(resource_id, value, **fields)
         with turn:
             effects = self._rotation.add(resource, clock.now())
+        resource._hide()
         self._report_member(events.ResourceAdded, resource.resource_id)
         self._carry_out(effects)
         self._watch()
@@ -376,7 +375,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         wanted = members_of(described)
         plain = {id(item) for item in wanted} - {id(item) for item in _items(described)}
         rotation = self._rotation
-        added: list[str] = []
+        fresh: list[Resource[T]] = []
         removed: list[str] = []
         with turn:
             staying = {r.resource_id: r for r in wanted if _stays(rotation.seats.get(r.resource_id), r)}
@@ -386,15 +385,17 @@ class ResourcePool(PoolShell[T], Generic[T]):
             for resource in wanted:
                 if resource.resource_id not in staying:
                     rotation.admit(resource)
-                    added.append(resource.resource_id)
+                    fresh.append(resource)
                 elif id(resource) not in plain:
                     rotation.retag(rotation.seats[resource.resource_id].resource, resource)
             rotation.reorder([resource.resource_id for resource in wanted])
             effects = rotation.settle(clock.now())
+        for resource in fresh:
+            resource._hide()
         for resource_id in removed:
             self._report_member(events.ResourceRemoved, resource_id)
-        for resource_id in added:
-            self._report_member(events.ResourceAdded, resource_id)
+        for resource in fresh:
+            self._report_member(events.ResourceAdded, resource.resource_id)
         self._carry_out(effects)
         self._watch()
         self._tell_followers()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable
 
 from headgate.core.clock import clock
+from headgate.core.redaction import log_exception
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.call import Call
@@ -16,8 +16,6 @@ from headgate.resources.model import ResourceStatus, Usage
 from headgate.resources.seats import Flight
 
 StateChange = Callable[[str, ResourceStatus, ResourceStatus, int], object]
-
-_log = logging.getLogger("headgate.resources")
 
 
 class Reporting:
@@ -130,7 +128,7 @@ class Reporting:
         try:
             self._on_state_change(resource_id, old, new, seq)
         except (Exception, asyncio.CancelledError):
-            _log.exception("on_state_change callback failed in %s for %s", self.name, resource_id)
+            log_exception("headgate.resources", "on_state_change callback failed in %s for %s", self.name, resource_id)
 
     def _report_member(self, kind: type[events.ResourceAdded | events.ResourceRemoved], resource_id: str) -> None:
         if events.MEMBERS.listeners:

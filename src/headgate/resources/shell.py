@@ -29,13 +29,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from headgate.core.cancellation import Steered, adopt
 from headgate.core.clock import clock
+from headgate.core.redaction import log_exception, redact
 from headgate.core.weak import WeakList
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.call import AttemptTimeout, Call
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.fields import is_finite
-from headgate.resources.model import Resource, without_value
+from headgate.resources.model import Resource
 from headgate.resources.plan import Plan
 from headgate.resources.reporting import Reporting
 from headgate.resources.rotation import Rotation
@@ -352,7 +353,7 @@ class PoolShell(Reporting, Generic[T]):
                 effects = rotation.ended(flight, now)
                 self._retries += 1
         reason = signal.reason
-        self._carry_out(effects, without_value(reason, flight.seat.resource) if isinstance(reason, str) else None)
+        self._carry_out(effects, redact(reason) if isinstance(reason, str) else None)
         self._report_released(flight, _outcome(signal))
 
     def _succeed(self, flight: Flight, outcome: events.UsageOutcome = "ok") -> None:
@@ -370,7 +371,8 @@ class PoolShell(Reporting, Generic[T]):
             if isinstance(signal, type) and issubclass(signal, SIGNALS):
                 signal = signal()
         except (Exception, asyncio.CancelledError):
-            _log.exception("the classifier of %s failed on %s; taken as no signal", self.name, type(outcome).__name__)
+            name, kind = self.name, type(outcome).__name__
+            log_exception("headgate.resources", "the classifier of %s failed on %s; taken as no signal", name, kind)
             return None
         if signal is None or isinstance(signal, SIGNALS):
             return signal

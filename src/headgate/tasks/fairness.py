@@ -17,6 +17,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from headgate.core.redaction import redact
+
 _ROUNDS = 256
 
 
@@ -147,6 +149,10 @@ class KeyAge:
     p99: float
     lag: float
     """How long its oldest queued task has been waiting; 0 when none is."""
+
+    def __repr__(self) -> str:
+        ages = f"count={self.count}, p50={self.p50!r}, p99={self.p99!r}, lag={self.lag!r}"
+        return f"KeyAge(key={redact(repr(self.key))}, {ages})"
 
 
 @dataclass(frozen=True, slots=True)

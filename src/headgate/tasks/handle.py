@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, NoReturn, TypeVar
 
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.errors import InvalidType, TaskCancelled, TaskExpired, TaskFailed, TaskRejected, TaskStale
 from headgate.stores.codec import Opaque
 from headgate.tasks.model import UNFINISHED, Dropped, TaskRecord, TaskSnapshot
@@ -127,7 +128,7 @@ class TaskHandle(TaskRecord, Generic[R]):
 
     def __repr__(self) -> str:
         what = f" {self.key!r}" if self.key is not None else ""
-        return f"<TaskHandle {self.label}{what} {self.status}>"
+        return redact(f"<TaskHandle {self.label}{what} {self.status}>")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise InvalidType(

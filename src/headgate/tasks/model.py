@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
+from headgate.core.redaction import redact
 from headgate.tasks.idempotency import Window
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class View(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.items())
-        return f"{type(self).__name__}({fields})"
+        return redact(f"{type(self).__name__}({fields})")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self),)

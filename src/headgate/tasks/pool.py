@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
 from headgate.stores.jsonl import JsonLinesStore
 from headgate.stores.port import Store
@@ -449,7 +450,7 @@ def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) ->
 
 
 def _failure_of(task: TaskRecord) -> str:
-    return repr(task.outcome.error)
+    return redact(repr(task.outcome.error))
 
 
 PoolT = TypeVar("PoolT", bound=TaskPool)

@@ -11,9 +11,10 @@ import io
 import pickle
 import pickletools
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from headgate.core.redaction import redact
 from headgate.errors import TaskFailed
 from headgate.stores.codec import canonical
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
@@ -56,21 +57,14 @@ class Records:
         """An attempt has ended, and another will follow."""
         self._journal.append({"kind": "requeue", "at": at, "task": task.number})
 
-    def ended(
-        self,
-        task: TaskRecord,
-        status: TaskStatus,
-        at: float,
-        done: Done | None = None,
-        hide: Callable[[str], str] | None = None,
-    ) -> None:
-        """Its terminal state. `hide` takes out of a text what must not be written down."""
+    def ended(self, task: TaskRecord, status: TaskStatus, at: float, done: Done | None = None) -> None:
+        """Its terminal state."""
         entry: Entry = {"kind": "end", "at": at, "task": task.number, "status": status}
         outcome = task.outcome
         if status == "completed":
             entry["result"] = outcome
         elif status == "failed":
-            entry["error"] = _told(outcome, hide)
+            entry["error"] = _told(outcome)
         elif status == "rejected":
             entry["reason"], entry["policy"] = outcome
         self._seated.discard(task)
@@ -208,15 +202,13 @@ def _status(status: str) -> TaskStatus:
     return known.get(status, "stale")
 
 
-def _told(failure: Failure, hide: Callable[[str], str] | None) -> ErrorText:
+def _told(failure: Failure) -> ErrorText:
     kind = type(failure.error)
     try:
         lines = "".join(traceback.format_exception(kind, failure.error, failure.traceback))
     except Exception:
         lines = ""
-    text = _text(failure.error)
-    if hide is not None:
-        text, lines = hide(text), hide(lines)
+    text, lines = redact(_text(failure.error)), redact(lines)  # before they are cut: half a secret is not found
     return {"type": f"{kind.__module__}:{kind.__qualname__}", "text": text[:_LONGEST], "traceback": lines[-_LONGEST:]}
 
 

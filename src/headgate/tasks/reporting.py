@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.tasks.admission import Policy
 from headgate.tasks.audit import AuditFile
 from headgate.tasks.events import (
@@ -41,7 +42,11 @@ class Reporter:
         """It was accepted."""
         self._tell(
             PoolSubmit(
-                **self._of(task), key=task.key, partition=task.partition, priority=task.priority, queue_depth=depth
+                **self._of(task),
+                key=_shown(task.key),
+                partition=_shown(task.partition),
+                priority=task.priority,
+                queue_depth=depth,
             )
         )
 
@@ -84,7 +89,7 @@ class Reporter:
     def unsaved(self, task: TaskRecord, error: Exception) -> None:
         """The end of a task is not on disk."""
         if POOLS.listeners:
-            POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=_id(task), error=str(error)))
+            POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=_id(task), error=redact(str(error))))
 
     def close(self) -> None:
         """Close the audit file, and say how many events are not in it."""
@@ -109,6 +114,10 @@ class Reporter:
         if POOLS.listeners:
             told = PoolAuditFailed(at=clock.wall(), **self._about, path=str(audit.path), error=str(audit.error))
             POOLS.emit(told)
+
+
+def _shown(key: Hashable) -> Hashable:
+    return redact(key) if isinstance(key, str) else key
 
 
 def _id(task: TaskRecord) -> str:

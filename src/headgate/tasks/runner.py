@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headgate.core.cancellation import primed
+from headgate.core.redaction import redact
 from headgate.tasks.model import TaskRecord, Terms
 from headgate.tasks.waiting import CURRENT
 
@@ -49,10 +50,10 @@ class Again(Exception):
         self.resource_id: str | None = resource_id
 
 
-def told(error: BaseException, hide: Callable[[str], str] = str) -> str:
-    """An exception in one line, without what `hide` takes out."""
+def told(error: BaseException) -> str:
+    """An exception in one line, as it may be shown to people."""
     try:
-        text = hide(str(error)).partition("\n")[0]
+        text = redact(str(error)).partition("\n")[0]
     except Exception:
         text = "(it cannot be shown)"
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -156,10 +157,6 @@ class Supply:
     def waiting_for(self, needs: Collection[Hashable]) -> dict[str, Any]:
         """What tasks of these needs wait for, and for how long."""
         return {"cause": "runner", "seconds": None}
-
-    def hide(self, task: TaskRecord, text: str) -> str:
-        """This text about a task that ends, without what nobody but the task may know."""
-        return text
 
     def shown(self, task: TaskRecord) -> str:
         """The exception of a task that has failed, as it may be shown to people."""

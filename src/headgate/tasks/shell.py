@@ -375,8 +375,7 @@ class PoolShell:
         failures = task.attempt if supply is None else supply.failures(task)
         if failures > terms.retries or (terms.deadline is not None and terms.deadline <= now) or _opened(task):
             return False
-        reason = told(error) if supply is None else told(error, partial(supply.hide, task))
-        self._requeue(task, reason, spent=True, resource_id=getattr(task.permit, "resource_id", None))
+        self._requeue(task, told(error), spent=True, resource_id=getattr(task.permit, "resource_id", None))
         return True
 
     def _requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None = None) -> None:
@@ -465,8 +464,7 @@ class PoolShell:
         assert self._records is not None, "only durable pools write"
         done = partial(self._written, task, status, moment)
         try:
-            hide = None if self._supply is None else partial(self._supply.hide, task)
-            self._records.ended(task, status, moment.wall, done, hide)
+            self._records.ended(task, status, moment.wall, done)
         except Exception as broken:  # a store that breaks its promise never to raise: the work is done all the same
             error = StoreWriteFailed(f"the store of {self.name!r} raised in append(): {broken!r}")
             error.__cause__ = broken
@@ -549,8 +547,7 @@ class PoolShell:
         moment = self._moment()
         self._ledger.move(task, "running")  # for no time at all: only what runs can fail
         if self._records is not None:
-            hide = None if self._supply is None else partial(self._supply.hide, task)
-            self._records.ended(task, "failed", moment.wall, None, hide)
+            self._records.ended(task, "failed", moment.wall)
         self._conclude(task, "failed", moment)
 
     def _unseat(self, task: TaskRecord) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from headgate.core.redaction import redact
 from headgate.tasks.model import Mark, TaskRecord
 from headgate.tasks.runner import Supply, told
 
@@ -33,7 +34,7 @@ def story_of(task: TaskRecord, supply: Supply | None, now: float) -> Story:
     if task.ended is not None:
         marks.append(Mark(task.ended.wall, _end(task, supply)))
     lines = [f"{_time(mark.wall)}  {max(0.0, mark.wall - began):+9.3f} s  {mark.what}" for mark in marks]
-    return Story("\n".join([_title(task, now), *(f"  {line}" for line in lines)]))
+    return Story(redact("\n".join([_title(task, now), *(f"  {line}" for line in lines)])))
 
 
 def _waits_again(task: TaskRecord) -> bool:

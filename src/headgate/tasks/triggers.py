@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import Any
 
+from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.registry import pool_get
@@ -129,4 +130,5 @@ def _as_priority(value: Any) -> int:
 def _log(pool: str, error: Exception) -> None:
     import logging
 
-    logging.getLogger("headgate.tasks").error("an event for the pool %r was not submitted: %s", pool, error)
+    log = logging.getLogger("headgate.tasks")
+    log.error("an event for the pool %r was not submitted: %s", pool, redact(str(error)))

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Generator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, overload
 
+from headgate.core.redaction import log_exception
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.lending import Waits, ancestors
 from headgate.tasks.model import TaskRecord, TaskSnapshot
@@ -166,9 +167,7 @@ class Callback:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # a CancelledError of its own must not end ours
-            import logging
-
-            logging.getLogger("headgate.tasks").exception("a callback at the end of %r failed", self._task)
+            log_exception("headgate.tasks", "a callback at the end of %r failed", self._task)
 
 
 def wake(task: TaskRecord) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headgate.context.chains import CHAIN, NONE, VALUES, present
 from headgate.context.travel import Exchange, outgoing, received, refused, warn, warn_and_go_on
+from headgate.core.redaction import log_exception
 from headgate.errors import InvalidArgument
 from headgate.workers.arrivals import loads
 from headgate.workers.codec import dump_whole
-
-_log = logging.getLogger("headgate.workers")
 
 if TYPE_CHECKING:
     from headgate.workers.exchange import Answer, Outgoing
@@ -95,7 +93,7 @@ def changed(running: Running) -> bytes:
     try:
         data = exchange.send(dump_whole, lenient=True, tag=tag, most=limit)
     except BaseException as error:
-        _log.exception("what %s set in its Context cannot be told to its caller", tag)
+        log_exception("headgate.workers", "what %s set in its Context cannot be told to its caller", tag)
         data = refused(f"what {tag} set in its Context cannot be written down ({type(error).__name__})")
     return data
 

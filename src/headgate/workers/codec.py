@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from headgate.context.variables import bare
+from headgate.core.redaction import redact
 from headgate.errors import InvalidType, RemoteError
 from headgate.resources.model import Resource
 from headgate.resources.signals import SIGNALS, CooldownResource
@@ -300,7 +301,8 @@ def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
     try:
         dumped, note, name, said = loads(data)
     except BaseException as cause:
-        return RemoteError(f"the routine raised something that cannot be read here ({_said(cause)})")
+        return RemoteError(f"the routine raised something that cannot be read here ({redact(_said(cause))})")
+    note, said = redact(note), redact(said)  # ours to write; the exception itself stays as it is
     error: Any = None
     reason, remedy = "which cannot travel", None
     if dumped:

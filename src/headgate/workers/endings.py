@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headgate.core.redaction import redact
 from headgate.workers.keeper import TAIL
 
 LAST_WORD = 0.25
@@ -44,19 +45,5 @@ def ending_of(report: Mapping[str, Any]) -> Ending:
     errors = report.get("errors", b"")
     if len(errors) >= TAIL:  # it begins in the middle of a line, maybe of a value
         errors = errors.partition(b"\n")[2]
-    stderr = "\n".join(without_values(errors.decode(errors="replace")).strip().splitlines()[-LINES:])
+    stderr = "\n".join(redact(errors.decode(errors="replace")).strip().splitlines()[-LINES:])
     return Ending(None, -code, stderr) if code < 0 else Ending(code, None, stderr)
-
-
-def without_values(text: str) -> str:
-    """This text without the values of resources that are in a pool of this process."""
-    if not text:
-        return text
-    from headgate.resources.model import without_value
-    from headgate.resources.pool import POOLS
-
-    for pool in list(POOLS):
-        rotation = pool._rotation
-        for resource in [*(seat.resource for seat in list(rotation.seats.values())), *rotation._left]:
-            text = without_value(text, resource)
-    return text

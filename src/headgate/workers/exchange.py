@@ -56,10 +56,6 @@ class Request(Protocol):
     def placed(self, uid: str) -> None:
         """A worker was given the call."""
 
-    def hide(self, text: str) -> str:
-        """This text, without secrets of the request."""
-        ...
-
 
 class Outgoing:
     """A call, as the client's end of a session keeps it."""

@@ -25,6 +25,7 @@ from headgate.context.chains import VALUES
 from headgate.context.travel import Elsewhere, Exchange
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
+from headgate.core.redaction import log_exception, redact
 from headgate.core.threads import call_in_thread, current_frames
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers import carriage
@@ -249,7 +250,7 @@ class TaskLoop:
             try:
                 self.loop.run_forever()
             except BaseException as error:  # a task that a routine left behind raised SystemExit
-                _log.warning("something a routine started raised %r; the worker goes on", error)
+                _log.warning("something a routine started raised %s; the worker goes on", redact(repr(error)))
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -524,7 +525,7 @@ class TaskLoop:
         except BaseException as error:
             if running.cancels or running.stopped:
                 raise
-            _log.exception("the backpressure hook raised; %s is refused", running.begun.function.tag)
+            log_exception("headgate.workers", "the backpressure hook raised; %s is refused", running.begun.function.tag)
             return "exhausted", f"its backpressure hook raised {type(error).__name__}: {error}".encode()
         finally:
             VALUES.set(before)  # it sees what its caller has set, and is no part of the call

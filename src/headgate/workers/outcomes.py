@@ -7,6 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING, NoReturn
 
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument, PoolClosed, RemoteError, RoutineExited, WorkerLost
 from headgate.workers import carriage
 from headgate.workers.codec import load_exception
@@ -65,8 +66,8 @@ def tell_ended(
     """A call has its outcome."""
     if TASKS.listeners:
         request = call.request
-        if request is not None and exception is not None:
-            exception = TaskException(exception.type, request.hide(exception.traceback))
+        if exception is not None:
+            exception = TaskException(exception.type, redact(exception.traceback))
         TASKS.emit(
             TaskFinished(
                 at=clock.wall(),
@@ -193,7 +194,7 @@ def unreadable(routine: Routine, error: BaseException) -> RemoteError:
     """What it returned or yielded cannot be read here."""
     how = "yielded" if routine.traveller.generator else "returned"
     return RemoteError(
-        f"what {routine.tag} {how} cannot be read here: {type(error).__name__}: {error}",
+        f"what {routine.tag} {how} cannot be read here: {type(error).__name__}: {redact(str(error))}",
         remedy="Its class must be importable here, and what it pickles must unpickle.",
     )
 
@@ -209,7 +210,7 @@ def fresh(error: BaseException) -> BaseException:
 
 def listed(reasons: dict[str, str]) -> str:
     """Workers and why each of them did not take a call."""
-    return "; ".join(f"{uid}: {reason}" for uid, reason in reasons.items())
+    return "; ".join(f"{uid}: {redact(reason)}" for uid, reason in reasons.items())
 
 
 def refuse_long(routine: Routine, payload: bytes | Parcel, most: int) -> None:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.errors import (
     InvalidArgument,
     InvalidType,
@@ -433,7 +434,7 @@ class WorkerPool:
             reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
             if member.lost and report.get("code") == -signal.SIGKILL:  # else it had ended by itself
                 reason = f"it was ended, being out of reach: {member.lost}"
-            _emit("WorkerLostEvent", worker, reason=reason, restarted=restarted)
+            _emit("WorkerLostEvent", worker, reason=redact(reason), restarted=restarted)
 
     def _start_workers(self, count: int) -> bool:
         """Start so many, and the keeper if it has ended. False: that failed, and is tried again later."""
@@ -471,7 +472,7 @@ class WorkerPool:
         if worker is not None and self._spawner is not None:
             worker.clean_up(self._spawner)
         retry_in = None if self._next_try is None else pause
-        _emit("WorkerNotStarted", worker, reason=self._trouble, failed_tries=starts.failed_tries, retry_in=retry_in)
+        _emit("WorkerNotStarted", worker, reason=redact(self._trouble), failed_tries=starts.failed_tries, retry_in=retry_in)
 
     def _try_again_in(self, seconds: float) -> None:
         self._stop_trying()

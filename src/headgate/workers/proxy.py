@@ -10,7 +10,6 @@ was sent and not answered is lost when its worker is, and runs again only if its
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
+from headgate.core.redaction import log_exception
 from headgate.errors import (
     DispatchTimeout,
     NoWorkersAvailable,
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 _RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
 _GONE = frozenset({"lost", "stopped"})
 _AT_A_TIME = 32  # of those who wait for room: each that finds some wakes another
-_log = logging.getLogger("headgate.workers")
 TASK_NUMBERS = count(1)
 _epochs = count(1)
 
@@ -474,7 +473,7 @@ class Proxy:
         try:
             self._custom.report(self.view(connection), report)
         except Exception:  # the call has its outcome, and must not lose it
-            _log.exception("report() of the balancer %r failed", self._custom)
+            log_exception("headgate.workers", "report() of the balancer %r failed", self._custom)
 
     def _custom_choice(
         self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any, bulky: bool
@@ -525,7 +524,8 @@ class Proxy:
             uid = connection.metadata.uid
             why = "blocked by a routine that holds its loop" if connection.blocked else self.view(connection).state
             reasons[uid] = tried.get(uid, why)
-        return "; ".join(filter(None, (listed(reasons) or "none is there", not len(self._roster) and self.why_none())))
+        why_none = "" if len(self._roster) else self.why_none()
+        return "; ".join(filter(None, (listed(reasons) or "none is there", why_none)))
 
     async def _bounded(
         self,
