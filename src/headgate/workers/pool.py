@@ -472,7 +472,8 @@ class WorkerPool:
         if worker is not None and self._spawner is not None:
             worker.clean_up(self._spawner)
         retry_in = None if self._next_try is None else pause
-        _emit("WorkerNotStarted", worker, reason=redact(self._trouble), failed_tries=starts.failed_tries, retry_in=retry_in)
+        reason, tries = redact(self._trouble), starts.failed_tries
+        _emit("WorkerNotStarted", worker, reason=reason, failed_tries=tries, retry_in=retry_in)
 
     def _try_again_in(self, seconds: float) -> None:
         self._stop_trying()
