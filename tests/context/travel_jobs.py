@@ -705,8 +705,7 @@ async def dispatches_what_cannot_be_written() -> str:
 # One interpreter plays a script with stdlib variables in one process, or with headgate's over several. Tokens are known
 # by the number of the `set` that made them; a call gets all that its caller has and gives back those that are new, and
 # a step of a generator brings in both directions only what is new. So old copies stay where they are and are used.
-# Tokens may also be put into the value of a variable and taken from there: a bare call has no others and gives none
-# back.
+# Tokens may also be stowed in the value of a variable and taken from there: a bare call has no others.
 
 Op = tuple[Any, ...]
 Tokens = dict[int, Any]
