@@ -292,3 +292,20 @@ async def opens_no_more() -> None:
 async def may_open_again() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
+
+
+@routine
+async def no_watchdogs(count: int) -> None:
+    """From now on so many threads of faulthandler cannot be started."""
+    import faulthandler
+
+    real, left = faulthandler.dump_traceback_later, [count]
+
+    def later(*args: Any, **kwargs: Any) -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise RuntimeError("unable to start watchdog thread")
+        faulthandler.dump_traceback_later = real
+        real(*args, **kwargs)
+
+    faulthandler.dump_traceback_later = later

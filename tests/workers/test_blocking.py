@@ -12,7 +12,7 @@ import pytest
 
 from headgate import RemoteError, RoutineExited, WorkerPool
 from headgate.testing import Captured, capture_events
-from tests.workers import jobs
+from tests.workers import attack_jobs, jobs
 from tests.workers.support import Shared, alive, in_flight, lines, pids, run, states, times, until
 
 pytestmark = pytest.mark.integration
@@ -151,6 +151,18 @@ def test_f34_threads_do_not_block_the_loop(shared: Shared, log: str) -> None:
                 await asyncio.sleep(0.02)
             await asyncio.gather(*holders)
         assert "worker_blocked" not in events.names
+
+    shared(main)
+
+
+@pytest.mark.parametrize("count", [1, 1000], ids=["once", "for long"])
+def test_w34_a_worker_without_its_watchdog_thread_still_gives_signs_of_life(shared: Shared, count: int) -> None:
+    async def main() -> None:
+        with nobody_is_lost() as events:
+            await shared.pool.broadcast(attack_jobs.no_watchdogs, count)
+            await asyncio.gather(*(jobs.slow(2.6) for _ in range(2)))
+            assert "worker_blocked" not in events.names
+            await shared.pool.broadcast(attack_jobs.no_watchdogs, 0)
 
     shared(main)
 

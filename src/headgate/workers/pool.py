@@ -209,7 +209,7 @@ class WorkerPool:
             if left <= 0:
                 raise NoWorkersAvailable(
                     f"{ready} of {self._size} workers were ready within quorum_timeout={self._quorum_timeout:g} s"
-                    + (f"; {self._why_none()}" if self._starts.failed_tries else "")
+                    + self._why_none()
                 )
             await self._change(left)
 
@@ -490,7 +490,7 @@ class WorkerPool:
 
     def _why_none(self) -> str:
         """Why there may be no worker: the last start failed. Called on other threads too."""
-        return f"the last start of a worker failed: {self._trouble}" if self._starts.failed_tries else ""
+        return f"; the last start of a worker failed: {self._trouble}" if self._starts.failed_tries else ""
 
     def _start_works(self) -> None:
         """A worker is ready: start whatever is missing, at once."""

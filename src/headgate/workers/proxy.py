@@ -524,8 +524,7 @@ class Proxy:
             uid = connection.metadata.uid
             why = "blocked by a routine that holds its loop" if connection.blocked else self.view(connection).state
             reasons[uid] = tried.get(uid, why)
-        why_none = "" if len(self._roster) else self.why_none()
-        return "; ".join(filter(None, (listed(reasons) or "none is there", why_none)))
+        return (listed(reasons) or "none is there") + ("" if len(self._roster) else self.why_none())
 
     async def _bounded(
         self,

@@ -25,6 +25,7 @@ from headgate.workers.exchange import HELD, PULSE, UNREAD, Advance, Begun, Heard
 from headgate.workers.execution import Outcome, Running, TaskLoop
 from headgate.workers.functions import Arrived
 from headgate.workers.model import BackpressureContext, WorkerMetadata
+from headgate.workers.orphans import Orphans
 from headgate.workers.parcels import Borrowed, Parcel
 from headgate.workers.routines import CALLER
 from headgate.workers.rpc import EOF, grpc
@@ -477,6 +478,7 @@ class Watch:
         self._named: object = None  # what was last named as holding the loop
         self._told = 0.0
         self._looked = 0.0
+        self._orphans = Orphans(lambda: service.tasks.busy)
 
     def begin(self) -> None:
         """There is something to look after."""
@@ -486,20 +488,22 @@ class Watch:
 
     def _look(self) -> None:
         tasks = self._service.tasks
+        self._orphans.begin()
         if not tasks.busy:
             self._timer = None
             self._named = self._suspect = None
             if _SPEAKS:
                 faulthandler.cancel_dump_traceback_later()
             return
+        # First of all: what fails below must not end the looks, and with them the signs of life.
+        self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
         now = clock.now()
         if tasks.asked is not None and now - self._looked > 2 * _BEAT:
             tasks.asked = now  # this thread had no turn itself: that says nothing about the other
         self._looked = now
         age = 0.0 if tasks.asked is None else now - tasks.asked
         tasks.ask(now)
-        if _SPEAKS:
-            faulthandler.dump_traceback_later(_MUTE, file=2)
+        _speak_later()
         if age > HELD - _BEAT:
             self._name(age)
         if age > HELD:
@@ -509,7 +513,6 @@ class Watch:
         if now - self._told >= PULSE or (age > HELD and now - self._told >= _BEAT):
             self._told = now
             self._service.beat(age)
-        self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
 
     def _name(self, age: float) -> None:
         held = self._service.tasks.held_by() or self
@@ -531,6 +534,16 @@ class Watch:
 
 
 _SPEAKS = hasattr(faulthandler, "dump_traceback_later")
+
+
+def _speak_later() -> None:
+    """Have faulthandler write the stacks if this thread has no turn. It needs a thread for that: where none can be
+    started now, nothing is written, and the next look tries again."""
+    if _SPEAKS:
+        try:
+            faulthandler.dump_traceback_later(_MUTE, file=2)
+        except (RuntimeError, MemoryError):
+            pass
 
 
 def _has_more(conversation: Conversation) -> bool:

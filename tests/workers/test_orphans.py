@@ -1,0 +1,59 @@
+"""W33: what the children of routines leave behind is reaped by their worker, and nothing that somebody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from headgate import WorkerPool
+from tests.workers import jobs, orphan_jobs
+from tests.workers.support import alive, pids, run, until
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a subreaper"),
+]
+
+
+async def no_zombies() -> None:
+    async with asyncio.timeout(20):
+        while await orphan_jobs.zombies_here():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.1)
+
+
+def test_w33_orphans_of_a_routine_do_not_stay_as_zombies() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as pool:
+            [worker] = pids(pool)
+            left = await orphan_jobs.orphans() | await orphan_jobs.orphans_of_a_thread()
+            assert len(left) == 27
+            await until(lambda: not any(map(exists, left)), 20)  # while no call runs any more
+            daemons = await jobs.family()
+            await no_zombies()
+            assert all(alive(pid) for pid in daemons.values()), "only what has ended is reaped"
+            assert pids(pool) == [worker]
+        await until(lambda: not any(map(alive, daemons.values())))
+
+    run(main, patience=60)
+
+
+def test_w33_no_exit_status_is_taken_from_whoever_waits_for_it() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1):
+            got = await orphan_jobs.statuses()
+            assert {name: found for name, (found, _) in got.items()} == {name: code for name, (_, code) in got.items()}
+            await no_zombies()
+
+    run(main, patience=60)
+
+
+def exists(pid: int) -> bool:
+    """Also as a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
