@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import fcntl
 import gc
 import os
 import random
@@ -26,6 +27,7 @@ import pytest
 
 from headgate import WorkerPool, WorkerStartFailed
 from headgate.testing import no_leaks
+from headgate.workers import spawning
 from tests.workers import jobs
 from tests.workers.support import (
     MARK,
@@ -215,6 +217,77 @@ def test_f33_a_crash_leaves_files_only_until_the_next_start(
     done = script(START_AND_STOP, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
     assert files(runtime) == []
+
+
+DIES_WHILE_IT_STARTS = """
+import asyncio, os, headgate
+from headgate.workers import spawning
+def dies(*args, **kwargs):
+    os.kill(os.getpid(), 9)
+{place} = dies
+async def main():
+    async with headgate.WorkerPool(spawn=1):
+        pass
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["os.rename", "spawning.fcntl.flock", "spawning._locked"])
+def test_w33_a_client_killed_while_it_starts_leaves_files_only_until_the_next_start(
+    runtime: Path, tmp_path: Path, place: str
+) -> None:
+    done = script(DIES_WHILE_IT_STARTS.format(place=place), tmp_path)
+    assert done.returncode == -9
+    [left] = os.listdir(runtime)
+    assert left.startswith(spawning.NEW)
+    spawning.sweep(str(runtime))
+    assert os.listdir(runtime) == []
+
+
+def test_w33_folders_of_clients_that_are_starting_are_not_swept(runtime: Path) -> None:
+    kept = [runtime / f"{spawning.NEW}held", runtime / f"{spawning.NEW}full", runtime / "headgate-other"]
+    for path in kept:
+        path.mkdir()
+    (runtime / f"{spawning.NEW}full" / "something").touch()
+    (runtime / f"{spawning.NEW}link").symlink_to(kept[2])
+    with open(kept[0] / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        spawning.sweep(str(runtime))
+        assert sorted(os.listdir(runtime)) == sorted([*(path.name for path in kept), f"{spawning.NEW}link"])
+
+
+def test_w33_starts_and_sweeps_at_the_same_moment_do_not_disturb_each_other(runtime: Path, scale: float) -> None:
+    made: list[str] = []
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def start() -> None:
+        try:
+            for _ in range(max(20, int(200 * scale))):
+                directory, lock = spawning.make_directory()
+                made.append(directory)
+                assert os.path.isfile(os.path.join(directory, "lock"))
+                os.close(lock)
+        except BaseException as error:
+            failed.append(error)
+
+    def sweep() -> None:
+        while not ended.is_set():
+            spawning.sweep(str(runtime))
+
+    sweepers = [threading.Thread(target=sweep) for _ in range(2)]
+    starters = [threading.Thread(target=start) for _ in range(3)]
+    for thread in (*sweepers, *starters):
+        thread.start()
+    for thread in starters:
+        thread.join()
+    ended.set()
+    for thread in sweepers:
+        thread.join()
+    assert failed == []
+    assert len(set(made)) == len(made)
+    spawning.sweep(str(runtime))
+    assert os.listdir(runtime) == []
 
 
 # -- the worker is killed ---------------------------------------------------------------------------------------------

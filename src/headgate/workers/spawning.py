@@ -40,6 +40,8 @@ _DEFAULTS = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
 WARNINGS = "HEADGATE_PYTHONWARNINGS"
 """What PYTHONWARNINGS and -W say here of warnings of ours, for workers to read themselves."""
 NEW, PREFIX = "headgate-new-", "headgate-pool-"
+TRIES = 20
+"""How often a directory is made that somebody sweeps before it is locked."""
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
 
@@ -299,7 +301,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def make_directory() -> tuple[str, int]:
     """A fresh directory that only we may enter, with a path short enough for sockets; and its lock, held.
 
-    It gets its name when the lock is held, so nobody who sweeps can take it for one that was left behind.
+    It gets its name when the lock is held, so nobody who sweeps can take it for one that was left behind. Before that,
+    for a moment, somebody can: then another is made.
     """
     for base in _bases():
         if not os.path.isdir(base) or not os.access(base, os.W_OK | os.X_OK):
@@ -307,22 +310,37 @@ def make_directory() -> tuple[str, int]:
         if len(os.fsencode(base)) + len(PREFIX) + 8 + 1 + 32 > MAX_PATH:
             continue
         sweep(base)
-        try:
+        for _ in range(TRIES):
             token = os.urandom(4).hex()
             made = os.path.join(base, NEW + token)
-            os.mkdir(made, 0o700)
-        except OSError:
-            continue
-        lock = os.open(os.path.join(made, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        named = os.path.join(base, PREFIX + token)
-        os.rename(made, named)
-        return named, lock
+            try:
+                os.mkdir(made, 0o700)
+            except OSError:
+                break
+            try:
+                return _locked(made, os.path.join(base, PREFIX + token))
+            except FileNotFoundError:  # somebody swept it
+                continue
     raise WorkerStartFailed(
         f"no folder for the sockets of workers: {', '.join(_bases())} cannot be written to, or their paths "
         f"are too long (a socket's path has at most {MAX_PATH} bytes)",
         remedy="Set XDG_RUNTIME_DIR or TMPDIR to a short path that can be written to.",
     )
+
+
+def _locked(made: str, named: str) -> tuple[str, int]:
+    """Lock a new directory, and give it its name. FileNotFoundError: it was swept meanwhile."""
+    lock = -1
+    try:
+        lock = os.open(os.path.join(made, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(made, named)
+    except BaseException:
+        _remove(made)
+        if lock >= 0:
+            os.close(lock)
+        raise
+    return named, lock
 
 
 def _bases() -> list[str]:
@@ -332,9 +350,9 @@ def _bases() -> list[str]:
 
 
 def sweep(base: str) -> None:
-    """Remove what keepers that were killed left behind."""
+    """Remove what keepers that were killed left behind, and clients that were killed before they had one."""
     try:
-        found = [entry for entry in os.scandir(base) if entry.name.startswith(PREFIX)]
+        found = [entry for entry in os.scandir(base) if entry.name.startswith((PREFIX, NEW))]
     except OSError:
         return
     for entry in found:
@@ -354,10 +372,12 @@ def _remove(path: str) -> None:
 
 
 def _remove_if_left(path: str) -> None:
-    """Remove it if it has a lock that nobody holds."""
+    """Remove it if it has a lock that nobody holds; or none yet, while it has no name."""
     try:
         fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
+        if os.path.basename(path).startswith(NEW):
+            os.rmdir(path)  # only if it is empty
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
