@@ -104,9 +104,20 @@ WORKERS = {
 
 
 def test_the_names_at_the_root_are_exactly_these() -> None:
-    assert set(headgate.__all__) == ERRORS | RESOURCES | TASKS | CONTEXT | WORKERS | {"subscribe", "__version__"}
-    assert all(hasattr(headgate, name) for name in headgate.__all__)
-    assert set(headgate.__all__) <= set(dir(headgate))
+    names = ERRORS | RESOURCES | TASKS | CONTEXT | WORKERS | {"subscribe", "__version__"}
+    assert set(headgate.__all__) == names - {"map"}
+    assert all(hasattr(headgate, name) for name in names)
+    assert names <= set(dir(headgate))
+
+
+def test_importing_all_names_does_not_shadow_map() -> None:
+    given: dict[str, object] = {}
+    exec("from headgate import *; doubled = [*map(lambda n: 2 * n, (1, 2))]", given)
+    assert given["doubled"] == [2, 4]
+    assert "map" not in given
+    assert given["TaskPool"] is headgate.TaskPool
+    assert given["__version__"] == __version__
+    assert headgate.map is headgate.workers.map
 
 
 def test_every_error_is_at_the_root() -> None:

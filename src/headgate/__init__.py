@@ -95,10 +95,13 @@ if TYPE_CHECKING:
         WorkerPool,
         current_task,
         do_dispatch,
-        map,  # noqa: A004 - as headgate.map
         routine,
     )
+    from headgate.workers import (
+        map as map,  # noqa: A004 - as headgate.map; not in __all__, and public all the same
+    )
 
+# `from headgate import *` gives these. Not `map`: it would shadow the builtin. `headgate.map` is public all the same.
 __all__ = [
     "Backpressure",
     "BackpressureContext",
@@ -171,7 +174,6 @@ __all__ = [
     "fifo",
     "install_task_factory",
     "lifo",
-    "map",
     "pipeline_scope",
     "pool_create",
     "pool_get",
@@ -249,4 +251,4 @@ if not TYPE_CHECKING:  # a checker that sees this believes in every name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "map"})

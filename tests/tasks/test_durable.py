@@ -31,6 +31,8 @@ from headgate import (
     pool_get,
     pool_list,
     pool_wait,
+    ring_buffer,
+    subscribe,
 )
 from headgate.errors import PoolBusy, QueueFull
 from headgate.stores import JsonLinesStore, MemoryStore, read_journal
@@ -477,6 +479,61 @@ def test_s31_dropped_tasks_are_recorded(on_full: Any) -> None:
     again = durable()
     assert again.snapshot().rejected == 3
     assert {task.rejection_policy for task in again.snapshot().tasks if task.status == "rejected"} == {on_full}
+
+
+@pytest.mark.parametrize("store", ["memory", "files"])
+@pytest.mark.parametrize("on_full", ["drop_oldest", "drop_fair", "ring_buffer"])
+def test_t31_a_durable_pool_holds_no_more_than_its_depth(on_full: Any, store: str) -> None:
+    policy = ring_buffer(3) if on_full == "ring_buffer" else backpressure_queue(3, on_full)
+
+    async def main() -> None:
+        options = {"store": MemoryStore()} if store == "memory" else {}
+        async with durable(backpressure=policy, **options) as pool:
+            gate = asyncio.Event()
+            await pool.submit(gate.wait)
+            depths: list[int] = []
+
+            def look(event: Any) -> None:
+                depths.extend((pool.snapshot(0).queued, pool.size() - 1, getattr(event, "queue_depth", 0)))
+
+            unsubscribe = subscribe(look, "lifecycle.pool.audit")
+            submits = [asyncio.create_task(pool.submit(double, number, delay=number % 2)) for number in range(20)]
+            while not all(submit.done() for submit in submits):
+                depths.append(pool.snapshot(0).queued)
+                await asyncio.sleep(0)
+            unsubscribe()
+            assert max(depths) <= 4  # the newcomer, before its victim is told
+            handles = [submit.result() for submit in submits]
+            assert [handle.status for handle in handles] == ["rejected"] * 17 + ["queued"] * 3
+            assert pool.snapshot(0).queued == 3
+            gate.set()
+            assert [await handle for handle in handles[-3:]] == [34, 36, 38]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["submitter", "close"])
+def test_t31_a_task_that_is_being_written_can_be_cancelled(how: str) -> None:
+    async def main() -> None:
+        pool = durable(backpressure=ring_buffer(1))
+        gate = asyncio.Event()
+        held = [await pool.submit(gate.wait), await pool.submit(double, 1)]
+        submits = [asyncio.create_task(pool.submit(double, number)) for number in range(5)]
+        await asyncio.sleep(0)
+        if how == "submitter":
+            for submit in submits:
+                submit.cancel()
+            await asyncio.wait(submits)
+            gate.set()
+            assert await held[1] == 2, "nobody took its place"
+            await pool.close()
+        else:
+            await pool.close(cancel=True)
+            assert {handle.status for handle in [*held, *[await submit for submit in submits]]} == {"cancelled"}
+        assert pool.size() == 0
+        assert pool.snapshot(0).cancelled == (5 if how == "submitter" else 7)
+
+    asyncio.run(main())
 
 
 def test_s30_the_door_of_a_durable_pool() -> None:

@@ -448,3 +448,24 @@ async def test_s15_a_callback_that_raises_loses_no_slot_and_no_waiter() -> None:
         assert await waiter == "done"
         assert await behind == "done"
         assert pool.size() == 0
+
+
+@pytest.mark.parametrize("error", [LookupError("callback"), asyncio.CancelledError()])
+@virtual
+async def test_t15_on_end_of_a_finished_task_logs_what_its_callback_raises(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def grumble(_: Any) -> None:
+        raise error
+
+    async with TaskPool("work") as pool:
+        handle = await pool.submit(quick)
+        await handle
+        handle.on_end(grumble)
+        [record] = caplog.records
+        assert record.getMessage() == f"a callback at the end of {handle!r} failed"
+        assert record.exc_info is not None
+        assert record.exc_info[1] is error
+        error = SystemExit(3)
+        with pytest.raises(SystemExit):
+            handle.on_end(grumble)

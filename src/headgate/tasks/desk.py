@@ -38,6 +38,7 @@ class Desk:
         "_tracked",
         "_various",
         "_victims",
+        "coming",
         "policy",
         "queue",
         "shut",
@@ -49,6 +50,8 @@ class Desk:
     ) -> None:
         self._strategy = strategy
         self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
+        self.coming: set[TaskRecord] = set()
+        """Not accepted yet, and not counted: they will take the place of others, who have theirs until then."""
         self._families = Families()
         self._victims = victims_of(policy)
         self._limits: KeyLimits | None = None
@@ -124,6 +127,8 @@ class Desk:
 
     def enqueue(self, task: TaskRecord) -> None:
         """It waits for its turn."""
+        if self.coming:
+            self.coming.discard(task)
         if self._aside and task in self._aside:
             self._aside.discard(task)
             if self._victims is not None:
@@ -142,9 +147,16 @@ class Desk:
         self._joined(task)
 
     def set_aside(self, task: TaskRecord, *, accepted: bool = True) -> None:
-        """It takes a place in the queue, and no turn yet: it is delayed, or not `accepted` yet, and then no victim."""
+        """It takes a place in the queue, and no turn yet: it is delayed, or not `accepted` yet.
+
+        Where a newcomer takes the place of a victim, it has none before it is accepted.
+        """
+        if self._victims is not None and not accepted:
+            self.coming.add(task)
+            return
+        self.coming.discard(task)
         self._aside.add(task)
-        if self._victims is not None and accepted:
+        if self._victims is not None:
             self._victims.joined(task)
 
     def queued(self) -> Iterator[TaskRecord]:
@@ -158,7 +170,9 @@ class Desk:
 
     def discard(self, task: TaskRecord) -> None:
         """It leaves the queue and will not run."""
-        if task in self._aside:
+        if task in self.coming:
+            self.coming.discard(task)
+        elif task in self._aside:
             self._aside.discard(task)
             if self._victims is not None:
                 self._victims.left(task)

@@ -192,8 +192,7 @@ class Entrance(PoolShell):
         """Drop whom the policy names, if the newcomer made the queue too long."""
         desk, bound = self._desk, self._policy.max_depth
         assert bound is not None, "a policy that drops has one"
-        unaccepted = sum(task.slot is None and not task.finished for task in self._writing)
-        while desk.depth - unaccepted > bound:
+        while desk.depth > bound:
             victim = desk.victim(newcomer)
             desk.discard(victim)
             self._drop(victim, newcomer)

@@ -55,10 +55,11 @@ class TaskHandle(TaskRecord, Generic[R]):
 
     def on_end(self, callback: Callable[[TaskHandle[R]], object]) -> None:
         """Call this back, at once and on the loop, when it reaches its terminal state; now if it has."""
+        waiter = Callback(callback, self)
         if self.finished:
-            callback(self)
+            waiter.set_result(None)
         else:
-            add_waiter(self, Callback(callback, self))
+            add_waiter(self, waiter)
 
     def snapshot(self) -> TaskSnapshot:
         """How it stands: status, result or error, timestamps."""

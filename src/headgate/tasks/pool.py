@@ -353,7 +353,7 @@ class TaskPool(Entrance):
         """A task waits for a whole pool: it lends its slot, as it would for single tasks."""
         self._refuse_own(waiter)
         while not self._is_idle():
-            await wait_for(list(self._unfinished()))
+            await wait_for([*self._unfinished(), *self._desk.coming])
             await asyncio.sleep(0)
 
     def _refuse_own(self, waiter: TaskRecord | None) -> None:
@@ -383,7 +383,7 @@ class TaskPool(Entrance):
             self._ledger.withdraw(arrival.task)
             self._welcome(arrival, PoolClosed(f"the pool {self.name!r} was closed before there was room for the task"))
         if cancel:
-            for task in list(self._unfinished()):
+            for task in [*self._unfinished(), *self._desk.coming]:
                 self._cancel(task)
         await self.drain()
         if self._closing is None:

@@ -364,7 +364,7 @@ class PoolShell:
 
     def _give_up_queued(self) -> None:
         """The loop ends around the pool: nobody will run what is queued."""
-        for task in list(self._desk.queued()):
+        for task in [*self._desk.queued(), *self._desk.coming]:
             self._discard(task, "cancelled")
             self._given_up += 1
 
