@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextvars
 import copy
@@ -421,6 +422,7 @@ def test_s03_a_function_of_main_sees_its_globals_of_now(tmp_path: Path) -> None:
 
 
 QUICK_START = """
+import ast
 import asyncio
 import headgate
 @headgate.routine
@@ -554,10 +556,64 @@ def test_s07_without_a_pool_the_error_shows_what_to_add() -> None:
             await jobs.add(1, 2)
         said = str(caught.value)
         assert "add" in said
-        [first, second] = [line for line in said.splitlines() if line.startswith("    ")]
-        assert first.strip() == "async with headgate.WorkerPool():"
-        assert second.startswith(" " * 8), "the call, inside of it"
+        [first, second, third] = [line for line in said.splitlines() if line.startswith("    ")]
+        assert first.strip() == "import headgate"
+        assert second.strip() == "async with headgate.WorkerPool():"
+        assert third.startswith(" " * 8), "the call, inside of it"
         assert isinstance(caught.value, HeadgateError)
+
+    run(main)
+
+
+class Notebook:
+    """Runs cells as IPython does: top-level await, names in common, a task and a context for each cell."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+
+    async def cell(self, source: str) -> None:
+        code = compile(source, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        running = eval(code, self.names)
+        if running is not None:
+            await asyncio.create_task(running, context=contextvars.Context())
+
+    async def remedies(self, source: str) -> list[str]:
+        """The pieces of code in the remedy of the NoActivePool that a cell raises."""
+        with pytest.raises(NoActivePool) as caught:
+            await self.cell(source)
+        lines = [line if line.startswith("    ") or not line else "---" for line in str(caught.value).splitlines()]
+        return [piece for piece in map(textwrap.dedent, "\n".join(lines).split("---")) if piece.strip()]
+
+
+@pytest.mark.parametrize("name", ["add", "count"])
+def test_s07_the_remedy_works_when_it_is_pasted(name: str) -> None:
+    """Into a cell of a notebook, and into an async function of a script."""
+    asks = {"add": "result = await add(1, 2)", "count": "result = [item async for item in count(3)]"}[name]
+    arguments = {"add": "1, 2", "count": "3"}[name]
+
+    async def main() -> None:
+        notebook = Notebook()
+        await notebook.cell("from tests.workers.jobs import add\nfrom tests.workers.stream_jobs import count")
+        [opens] = await notebook.remedies(asks)
+        printed: list[Any] = []
+        notebook.names["print"] = printed.append
+        await notebook.cell(opens.replace("...", arguments))
+        assert notebook.names.pop("result", None) == 3 or printed == [0, 1, 2]
+
+        script = {**notebook.names, "headgate": None}
+        body = textwrap.indent(opens.replace("...", arguments), "    ")
+        exec(f"async def main():\n{body}\n    return locals().get('result')", script)
+        printed.clear()
+        assert await script["main"]() == 3 or printed == [0, 1, 2]
+
+        await notebook.cell("import headgate\nworkers = headgate.WorkerPool(spawn=1)\nawait workers.__aenter__()")
+        pieces = await notebook.remedies(asks)
+        assert len(pieces) == 2
+        for piece in pieces:
+            printed.clear()
+            await notebook.cell(piece.replace("...", arguments))
+            assert notebook.names.pop("result", None) == 3 or printed == [0, 1, 2]
+        await notebook.cell("await workers.__aexit__(None, None, None)")
 
     run(main)
 

@@ -164,11 +164,6 @@ class StoredTasks(Sequence[StoredTask]):
     def __iter__(self) -> Iterator[StoredTask]:
         return map(self._read, self._tasks)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment] # as a list
-
     def __repr__(self) -> str:
         return f"<{len(self)} stored tasks>"
 

@@ -161,15 +161,24 @@ def _proxy_for(routine: Routine) -> tuple[Any, str]:
 
 def _no_pool(routine: Routine) -> NoActivePool:
     name = routine.tag.rpartition(".")[2].partition(":")[0]
-    use = f"async for item in {name}(...): ..." if routine.traveller.generator else f"result = await {name}(...)"
-    lines = f"Open one:\n\n    async with headgate.WorkerPool():\n        {use}\n"
+    if routine.traveller.generator:
+        use, through = f"async for item in {name}(...): print(item)", f"async for item in pool.stream({name}, ...):"
+        through += " print(item)"
+    else:
+        use, through = f"result = await {name}(...)", f"result = await (await pool.submit({name}, ...))"
+    # Complete, so that it can be pasted: in a notebook everything has to be in one cell.
+    lines = (
+        "Open one, in an async function or in the same cell of a notebook:\n\n"
+        f"    import headgate\n\n    async with headgate.WorkerPool():\n        {use}\n"
+    )
     message = f"{routine.tag} was called and no WorkerPool is open around the call"
     if not OPEN:
         return NoActivePool(message, remedy=lines)
     return NoActivePool(
         f"{message} (one is open in this process, but not in this context)",
-        remedy=f"{lines}\nOr reach the one that is open: threads and cells of a notebook begin with a context of their "
-        "own, so call through asyncio.to_thread or contextvars.copy_context().run.",
+        remedy=f"{lines}\nOr use the one that is open, which threads and other cells of a notebook do not see by "
+        "themselves. If it is called `workers`:\n\n"
+        f"    import headgate\n\n    async with headgate.TaskPool(workers=workers) as pool:\n        {through}\n",
     )
 
 
