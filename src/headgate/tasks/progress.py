@@ -1,7 +1,15 @@
-"""How far is it? Drawn with rich on a terminal where rich is installed, and as plain lines otherwise."""
+"""How far is it? Drawn with rich on a terminal where rich is installed, and as plain lines otherwise.
+
+A bar is drawn again and again over itself, so whatever else is written to the terminal meanwhile would tear it. rich
+takes care of what goes through ``sys.stderr`` and ``sys.stdout``; log handlers keep the stream that they were made
+with, so those that write to the same terminal are given another one as long as the bar is there. What they write stands
+above it.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
@@ -84,6 +92,28 @@ class _Lines(_Silent):
         self._out.flush()
 
 
+def _handlers_of(terminal: TextIO) -> list[logging.StreamHandler[Any]]:
+    """The log handlers that write to this terminal, of all loggers."""
+    loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+    handlers = {
+        handler: None for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers
+    }
+    return [
+        handler
+        for handler in handlers
+        if isinstance(handler, logging.StreamHandler) and _is_same(handler.stream, terminal)
+    ]
+
+
+def _is_same(stream: Any, terminal: TextIO) -> bool:
+    if stream is terminal:
+        return True
+    try:
+        return bool(stream.isatty()) and os.path.samestat(os.fstat(stream.fileno()), os.fstat(terminal.fileno()))
+    except Exception:  # closed, no file at all, or something that only looks like a stream
+        return False
+
+
 class _Rich(_Silent):
     """A bar that moves."""
 
@@ -99,15 +129,30 @@ class _Rich(_Silent):
             TimeElapsedColumn(),
             TextColumn("{task.fields[failed]}"),
             console=Console(stderr=True),
+            redirect_stdout=sys.stdout.isatty(),  # else it is a file or a pipe, and what is printed belongs there
         )
+        self._handlers: list[logging.StreamHandler[Any]] = []
+        self._streams: list[Any] = []  # what they wrote to before
+        self._terminal: TextIO = sys.stderr
+        self._above: TextIO = sys.stderr
         self._failed = 0
         self._row = self._bar.add_task(title, total=total, failed="")
 
     def __enter__(self) -> Self:
+        self._terminal = sys.stderr
         self._bar.start()
+        self._above = sys.stderr  # rich has put another in its place
+        if self._above is not self._terminal:
+            self._handlers = [one for one in _handlers_of(self._terminal) if type(one.stream) is not type(self._above)]
+            self._streams = [handler.setStream(self._above) for handler in self._handlers]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for handler, stream in zip(self._handlers, self._streams, strict=True):
+            if handler.stream is self._above:  # else somebody else has given it another
+                handler.setStream(stream)
+        self._handlers.clear()
+        self._streams.clear()
         self._bar.stop()
 
     def advance(self, *, failed: bool) -> None:
