@@ -111,11 +111,16 @@ class Proxy:
         self._listener = self.loop.create_task(self._follow(events))
 
     async def _follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
-        async for event in events:
-            if event.type == "worker-dropped":
-                self.drop(event.metadata.uid)
-            else:
-                self.admit(event.metadata)
+        try:
+            async for event in events:
+                if event.type == "worker-dropped":
+                    self.drop(event.metadata.uid)
+                else:
+                    self.admit(event.metadata)
+        finally:
+            # The loop ends. A task that was cancelled keeps its frames (from Python 3.13 on), those of asyncio.run too,
+            # and with them every task and so every stream of that loop; the pool keeps this proxy.
+            self._listener = None
 
     def admit(self, metadata: WorkerMetadata) -> None:
         """It may be used."""
