@@ -28,7 +28,7 @@ from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
-from headgate.core.cancellation import primed
+from headgate.core.cancellation import Steered, primed
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import (
@@ -55,7 +55,7 @@ from headgate.tasks.functions import explain, is_async
 from headgate.tasks.model import PLAIN, Scope, TaskRecord
 from headgate.tasks.pool import TaskPool as PlainTaskPool
 from headgate.tasks.pool import pool_from
-from headgate.tasks.runner import Again, Runner, Supply, told
+from headgate.tasks.runner import Again, Runner, Supply, Taskless, told
 from headgate.tasks.strategies import Strategy
 from headgate.tasks.streams import StreamBody
 from headgate.tasks.waiting import CURRENT
@@ -234,6 +234,8 @@ class Permit:
     """Did it run here although there are workers?"""
     doomed: bool = False
     """Was it told to stop, because an older use of the resource failed?"""
+    running: Any = None
+    """What stops it, and knows whether a CancelledError came from that: a `Steered` or a `Direct`; None: not yet."""
 
     def __init__(self, task: TaskRecord, flight: Flight | None, resource: Any) -> None:
         self.task: TaskRecord | None = task
@@ -281,12 +283,18 @@ class Permit:
         task = self.task
         if task is None or self.flight is None or task.permit is not self or _is_open(task):
             return
+        if task in task.owner._asked:
+            return  # it is being cancelled: do not disturb its clean-up
         self.doomed = True
-        if task.task is not None:
-            task.task.cancel(_STOP)
+        if self.running is not None:
+            self.running.stop(_STOP)
 
 
 _STOP = "headgate: an older use of its resource failed"
+
+
+class _Doomed(asyncio.CancelledError):
+    """It was told to stop before its function was called."""
 
 
 def _is_open(task: TaskRecord) -> bool:
@@ -298,39 +306,12 @@ def _opened(permit: Permit, flight: Flight) -> None:
     """Its first item is out: from here on it is not interrupted for others."""
     flight.request_id = permit.request_id
     flight.handle = None
+    if permit.running is not None:
+        permit.running.spare()
 
 
 Past = tuple[str | None, str | None, str | None]
 """What remains of a permit when its task has ended: resource, worker, and how its failure may be shown to people."""
-
-
-class _Remote:
-    """A task that runs on a worker and that nobody awaits: its answer ends it."""
-
-    __slots__ = ("_line", "_permit", "_pool", "_task")
-
-    def __init__(self, line: Line, pool: PoolShell, task: TaskRecord, permit: Permit) -> None:
-        self._line = line
-        self._pool = pool
-        self._task = task
-        self._permit = permit
-
-    def returned(self, result: Any) -> None:
-        """What the function returned there."""
-        try:
-            self._line._succeed(self._task, self._permit, result)
-        except Exception as error:
-            self._pool._ended_badly(self._task, error)
-        else:
-            self._pool._end(self._task, "completed", result)
-
-    def raised(self, error: BaseException) -> bool:
-        """What it raised there, or on the way."""
-        return not self._pool._ended_badly(self._task, self._line._outcome(self._task, self._permit, error))
-
-    def unplaced(self) -> None:
-        """No worker has run it: it waits for one in a Task."""
-        self._pool._make(self._task)
 
 
 class Line(Supply):
@@ -460,15 +441,25 @@ class Line(Supply):
             await primed()
             CURRENT.set(task)
             if permit.doomed:
-                raise asyncio.CancelledError(_STOP)
+                raise _Doomed
             fn: Any = task.fn
             args = task.args if flight is None else (permit.resource, *task.args)
             if self._placing is not None:
-                result = await self._place(self._placing, pool, task, args, permit)
+                made: Any = self._place(self._placing, pool, task, args, permit)
             elif fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
-                result = await fn(*args)
+                made = fn(*args)
             else:
-                result = await pool._call(task, args)
+                made = pool._call(task, args)
+            if flight is None or flight.handle is not permit:
+                result = await made
+            else:  # it may be interrupted, as an operation of `ResourcePool.run`: only if it suspends
+                try:
+                    first = made.send(None)
+                except StopIteration as done:
+                    result = done.value
+                else:
+                    permit.running = Steered(made, first, patient=True)
+                    result = await permit.running
             self._succeed(task, permit, result)
         except BaseException as error:
             if not pool._ended_badly(task, self._outcome(task, permit, error)):
@@ -482,7 +473,9 @@ class Line(Supply):
         if self._placing is None or permit.doomed or context is None or task.fn.__class__ is not FunctionType:
             return None
         args = task.args if permit.flight is None else (permit.resource, *task.args)
-        return self._placing.send(task.fn, args, permit, context, _Remote(self, pool, task, permit))
+        sent = self._placing.send(task.fn, args, permit, context, Taskless(self, pool, task, permit))
+        permit.running = sent
+        return sent
 
     def _place(
         self, placing: Placing, pool: PoolShell, task: TaskRecord, args: tuple[Any, ...], permit: Permit
@@ -529,6 +522,7 @@ class Line(Supply):
             return broken
         finally:
             self._vacating = False
+            permit.running = None  # it holds the Task, which may hold the exception, whose traceback holds the permit
             leases.dropped(flight)  # if nothing else has ended it
 
     def _learn(
@@ -537,10 +531,11 @@ class Line(Supply):
         """An attempt raised: tell the resource pool, and return what its task is to raise."""
         flight.request_id = permit.request_id
         permit.flight = None
-        pool = self._pool
         if isinstance(error, asyncio.CancelledError):
-            ours = permit.doomed and error.args == (_STOP,)  # and not somebody else's, who came later
-            if not ours or task in pool._asked or _is_open(task):
+            # Not by what it says: whatever it passed on its way may have raised another in its place.
+            running = permit.running
+            ours = isinstance(error, _Doomed) or (running is not None and running.is_ours(error))
+            if not ours or not permit.doomed or task in self._pool._asked or _is_open(task):
                 leases.dropped(flight)
                 return error
             leases.stopped(flight)

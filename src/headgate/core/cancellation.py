@@ -19,7 +19,8 @@ too. Where one steered operation awaits another and both are asked at once, the 
 whose it is (`_Notice`), and the other is told when that one has ended.
 
 Price: about 0.2 us for each suspension. Known residue: a stdlib TaskGroup whose child fails during its exit leaks a
-count on 3.11 and 3.12, and is then taken for the outer world, which is the safe side.
+count on 3.11 and 3.12, and is then taken for the outer world, which is the safe side. Where that would lose a task
+(`patient`), such an operation is not interrupted any more.
 """
 
 from __future__ import annotations
@@ -44,13 +45,21 @@ class Steered(Generic[R]):
         "_loop",
         "_operation",
         "_owed",
+        "_patient",
         "_suspended_on",
         "_task",
         "asked",
     )
 
-    def __init__(self, operation: Coroutine[Any, Any, R], first: Any, context: Context | None = None) -> None:
-        """`operation` was stepped once, in the current task, and suspended on `first`."""
+    def __init__(
+        self, operation: Coroutine[Any, Any, R], first: Any, context: Context | None = None, *, patient: bool = False
+    ) -> None:
+        """`operation` was stepped once, in the current task, and suspended on `first`.
+
+        With `patient`, an interruption waits while the task's ``cancelling()`` count is above its base: whatever raised
+        the count is handled first. So a count that was never taken back makes the operation immune to `interrupt`,
+        and a CancelledError that came from `interrupt` is never taken for one of the outer world.
+        """
         task = asyncio.current_task()
         assert task is not None, "asyncio runs coroutines in tasks"
         self._operation: Coroutine[Any, Any, R] | None = operation
@@ -59,6 +68,7 @@ class Steered(Generic[R]):
         self._loop = task.get_loop()
         self._base = _settled(task)
         self._context = context
+        self._patient = patient
         self._owed = False  # asked while nothing could be cancelled: to be thrown at a resume
         self._arriving = False  # what it waits on was cancelled for it, and it has not resumed since
         self._behind: list[Steered[Any]] = []  # asked in the same turn, of the same task: their turn comes after this
@@ -74,6 +84,17 @@ class Steered(Generic[R]):
         except RuntimeError:
             pass  # its loop is closed: nothing runs there any more
 
+    def stop(self, why: object) -> None:
+        """`interrupt`, called on the operation's own loop, without the turn that it takes to get there."""
+        if self.asked is None:
+            self.asked = why
+        self._cancel()
+
+    def spare(self) -> None:
+        """Take back what was asked and has not arrived: from here on it is not to be interrupted."""
+        self.asked = None
+        self._owed = False
+
     def is_ours(self, error: asyncio.CancelledError) -> bool:
         """Does this CancelledError, which just left the operation, come from `interrupt` alone?"""
         if self.asked is None or self._task.cancelling() > self._base:
@@ -87,9 +108,9 @@ class Steered(Generic[R]):
 
     def _cancel(self) -> None:
         future = self._suspended_on
-        if self._operation is None or self._arriving:
+        if self._operation is None or self._arriving or self.asked is None:
             return
-        if future is None:
+        if future is None or (self._patient and self._task.cancelling() > self._base):
             self._owed = True
         elif future.done():
             sender = _sender(getattr(future, "_cancel_message", None))
@@ -107,6 +128,7 @@ class Steered(Generic[R]):
     def __await__(self) -> Generator[Any, Any, R]:
         operation = self._operation
         assert operation is not None, "a Steered is awaited once"
+        error: BaseException | None = None
         send, throw, close = operation.send, operation.throw, operation.close
         if self._context is not None:
             send, throw, close = (_inside(self._context, call) for call in (send, throw, close))
@@ -138,6 +160,7 @@ class Steered(Generic[R]):
             self._operation = None
             for other in self._behind:
                 self._loop.call_soon(other._cancel)
+            del self, error  # the traceback holds this frame, the task may hold the exception, and this the task
 
     def _pay(self, error: BaseException | None) -> BaseException | None:
         """What to resume with, now that an interrupt is owed."""

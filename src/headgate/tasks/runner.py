@@ -165,3 +165,32 @@ class Supply:
     def describe(self, permit: Any) -> str:
         """With what and where a task of this permit ran, for its story."""
         return ""
+
+
+class Taskless:
+    """A task that runs on a worker and that nobody awaits: its answer ends it."""
+
+    __slots__ = ("_line", "_permit", "_pool", "_task")
+
+    def __init__(self, line: Any, pool: PoolShell, task: TaskRecord, permit: Any) -> None:
+        self._line = line
+        self._pool = pool
+        self._task = task
+        self._permit = permit
+
+    def returned(self, result: Any) -> None:
+        """What the function returned there."""
+        try:
+            self._line._succeed(self._task, self._permit, result)
+        except Exception as error:
+            self._pool._ended_badly(self._task, error)
+        else:
+            self._pool._end(self._task, "completed", result)
+
+    def raised(self, error: BaseException) -> bool:
+        """What it raised there, or on the way. Must whoever ran it raise it too?"""
+        return not self._pool._ended_badly(self._task, self._line._outcome(self._task, self._permit, error))
+
+    def unplaced(self) -> None:
+        """No worker has run it: it waits for one in a Task."""
+        self._pool._make(self._task)

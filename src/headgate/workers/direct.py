@@ -12,6 +12,7 @@ import asyncio
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headgate.core.cancellation import primed
 from headgate.workers import carriage
 from headgate.workers.codec import dump_arguments
 from headgate.workers.events import TASKS
@@ -57,10 +58,20 @@ class Direct:
     def cancel(self, message: Any = None) -> bool:
         """Tell the worker, and wait for the end there: that takes a Task."""
         if self._ending is None:
-            self._ending = self._proxy.loop.create_task(self._cancelled(message), context=self._context.copy())
+            body = self._cancelled(message)
+            body.send(None)
+            self._ending = self._proxy.loop.create_task(body, context=self._context.copy())
         else:
             self._ending.cancel(message)
         return True
+
+    def stop(self, why: object) -> None:
+        """Interrupt it, for a reason that is no cancellation of its owner."""
+        self.cancel(why)
+
+    def is_ours(self, error: asyncio.CancelledError) -> bool:
+        """Does this CancelledError, which ended it, come from `stop` alone? (Whoever cancels its owner knows that.)"""
+        return self._ending is None or not self._ending.cancelling()
 
     def announce(self) -> None:
         """Tell that a worker was given it: when its owner has told what comes before."""
@@ -108,11 +119,16 @@ class Direct:
 
     async def _cancelled(self, message: Any) -> None:
         proxy, connection, call = self._proxy, self._connection, self._call
-        if call.waiter is None:
-            return  # it has been answered
+        begun = False
         try:
+            await primed()
+            if call.waiter is None:
+                return  # it has been answered
+            begun = True
             answer = await proxy.cancelled(connection, call, asyncio.CancelledError(message))
         except BaseException as error:
+            if not begun and call.waiter is None:
+                raise  # it has been answered, and its loop ends
             proxy.waits_no_more_for(call)
             proxy._give_up(connection, call)
             proxy.ended(self._routine, self._flight, call, connection, error)
