@@ -55,7 +55,7 @@ from headgate.tasks.functions import explain, is_async
 from headgate.tasks.model import PLAIN, Scope, TaskRecord
 from headgate.tasks.pool import TaskPool as PlainTaskPool
 from headgate.tasks.pool import pool_from
-from headgate.tasks.runner import Again, Runner, Supply, Taskless, told
+from headgate.tasks.runner import Again, Runner, Supply, Taskless
 from headgate.tasks.strategies import Strategy
 from headgate.tasks.streams import StreamBody
 from headgate.tasks.waiting import CURRENT
@@ -310,8 +310,8 @@ def _opened(permit: Permit, flight: Flight) -> None:
         permit.running.spare()
 
 
-Past = tuple[str | None, str | None, str | None]
-"""What remains of a permit when its task has ended: resource, worker, and how its failure may be shown to people."""
+Past = tuple[str | None, str | None]
+"""What remains of a permit when its task has ended: resource and worker."""
 
 
 class Line(Supply):
@@ -508,7 +508,7 @@ class Line(Supply):
                 self._vacating = False
             if self._calls:
                 self._calls.pop(task, None)
-        task.permit = (permit.resource_id, permit.worker, None)
+        task.permit = (permit.resource_id, permit.worker)
 
     def _outcome(self, task: TaskRecord, permit: Permit, error: BaseException) -> BaseException:
         """It raised: what its task is to raise."""
@@ -581,12 +581,9 @@ class Line(Supply):
         """It has ended, and not with a result."""
         permit: Permit | None = task.permit
         error = task.outcome.error if task.status == "failed" else None
-        shown = None if error is None else told(error)
         if permit is not None:
-            task.permit = (permit.resource_id, permit.worker, shown)
+            task.permit = (permit.resource_id, permit.worker)
             permit.task = permit.resource = None
-        elif shown is not None:
-            task.permit = (None, None, shown)
         if self._calls:
             self._calls.pop(task, None)
         if task.started is not None and self._leases is not None:
@@ -648,14 +645,9 @@ class Line(Supply):
             return {"cause": "resources", "seconds": None}
         return {"cause": "cooldown", "seconds": min(time for time in times if time is not None)}
 
-    def shown(self, task: TaskRecord) -> str:
-        """Its exception, without the value of its resource."""
-        past: Past | None = task.permit
-        return (past and past[2]) or told(task.outcome.error)
-
     def describe(self, permit: Permit | Past) -> str:
         """With which resource, on which worker."""
-        resource_id, worker = (permit.resource_id, permit.worker) if isinstance(permit, Permit) else permit[:2]
+        resource_id, worker = (permit.resource_id, permit.worker) if isinstance(permit, Permit) else permit
         with_what = "" if resource_id is None else f" with {resource_id}"
         return with_what + ("" if worker is None else f" on worker {worker}")
 

@@ -119,6 +119,14 @@ def test_r07_a_value_that_was_replaced_is_still_hidden() -> None:
     assert redactor.redact("sk-of-yesterday sk-of-today-01") == "<key-1> <key-1>"
 
 
+def test_r07_of_two_resources_with_one_value_the_newest_names_it() -> None:
+    redactor, owner = knowing("sk-0123456789", label="old")
+    newer = Owner()
+    redactor.learn("new", "sk-0123456789", newer)
+    assert redactor.redact("sk-0123456789") == "<new>"
+    del owner
+
+
 def test_r07_past_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_PAST", 10)
     redactor, living = knowing("sk-that-lives-on")

@@ -125,9 +125,9 @@ class Redactor:
 
     def _add(self, text: str, label: str) -> None:
         if text not in self._labels:
-            self._labels[text] = label
             self._index(text)
             self._longest_first = None
+        self._labels[text] = label  # of two that have the same value, the newest
 
     def _index(self, text: str) -> None:
         start = text[:_SHORTEST]

@@ -129,38 +129,36 @@ class Victims(Protocol):
 class Oldest:
     """Whoever was submitted first. One that comes back to the queue is as old as it was."""
 
-    __slots__ = ("_heap", "_serial", "_tasks")
+    __slots__ = ("_heap", "_tasks")
 
     def __init__(self) -> None:
-        self._tasks: set[TaskRecord] = set()
-        self._heap: list[tuple[int, int, TaskRecord]] = []  # one that has left is dropped when it surfaces
-        self._serial = count()
+        self._tasks: dict[int, TaskRecord] = {}  # by number
+        self._heap: list[int] = []  # numbers; one that has left is dropped when it surfaces
 
     def joined(self, task: TaskRecord) -> None:
         """Remember it."""
-        self._tasks.add(task)
-        heapq.heappush(self._heap, (task.number, next(self._serial), task))
+        self._tasks[task.number] = task
+        heapq.heappush(self._heap, task.number)
         if len(self._heap) > 2 * len(self._tasks) + 64:
-            self._heap = [(one.number, next(self._serial), one) for one in self._tasks]
-            heapq.heapify(self._heap)
+            self._heap = sorted(self._tasks)
 
     def left(self, task: TaskRecord) -> None:
         """Forget it."""
-        self._tasks.discard(task)
+        self._tasks.pop(task.number, None)
         if not self._tasks:
             self._heap.clear()
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
         """The one with the smallest number."""
-        heap = self._heap
-        while heap[0][2] not in self._tasks:
+        heap, tasks = self._heap, self._tasks
+        while heap[0] not in tasks:
             heapq.heappop(heap)
-        if heap[0][2] is newcomer and len(self._tasks) > 1:
-            return min((task for task in self._tasks if task is not newcomer), key=lambda task: task.number)
-        return heap[0][2]
+        if tasks[heap[0]] is newcomer and len(tasks) > 1:
+            return tasks[min(number for number, task in tasks.items() if task is not newcomer)]
+        return tasks[heap[0]]
 
-    def __contains__(self, task: object) -> bool:
-        return task in self._tasks
+    def __contains__(self, task: TaskRecord) -> bool:
+        return task.number in self._tasks
 
     def __len__(self) -> int:
         return len(self._tasks)

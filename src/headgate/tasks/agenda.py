@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import count
 from typing import Literal
+from weakref import ref
 
 from headgate.tasks.model import TaskRecord
 
@@ -18,15 +19,15 @@ class Agenda:
     __slots__ = ("_bound", "_heap", "_serial")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Errand, TaskRecord]] = []
+        self._heap: list[tuple[float, int, Errand, ref[TaskRecord]]] = []  # not to keep the results of those that left
         self._serial = count()
         self._bound = 64
 
     def add(self, at: float, errand: Errand, task: TaskRecord) -> None:
         """Remember it."""
-        heapq.heappush(self._heap, (at, next(self._serial), errand, task))
+        heapq.heappush(self._heap, (at, next(self._serial), errand, ref(task)))
         if len(self._heap) > self._bound:
-            self._heap = [entry for entry in self._heap if entry[3].status == "queued"]
+            self._heap = [entry for entry in self._heap if _queued(entry[3]) is not None]
             heapq.heapify(self._heap)
             self._bound = 2 * len(self._heap) + 64
 
@@ -37,13 +38,19 @@ class Agenda:
     def next_at(self) -> float | None:
         """When the next one is due."""
         heap = self._heap
-        while heap and heap[0][3].status != "queued":
+        while heap and _queued(heap[0][3]) is None:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def due(self, now: float) -> Iterator[tuple[Errand, TaskRecord]]:
         """Take out what is due, in order."""
         while self._heap and self._heap[0][0] <= now:
-            _, _, errand, task = heapq.heappop(self._heap)
-            if task.status == "queued":
+            _, _, errand, reference = heapq.heappop(self._heap)
+            if (task := _queued(reference)) is not None:
                 yield errand, task
+
+
+def _queued(reference: ref[TaskRecord]) -> TaskRecord | None:
+    """The task, if it is there and queued."""
+    task = reference()
+    return task if task is not None and task.status == "queued" else None

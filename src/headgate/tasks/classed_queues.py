@@ -28,7 +28,7 @@ MAX_CLASSES = 64
 Rank = tuple[float, int, int]
 Entry = tuple[Rank, int, "Holder", Hashable]
 
-_NOTHING: tuple[None, float, tuple[int, int], float] = (None, 0.0, (0, 0), 0.0)
+_NOTHING: tuple[int, float, tuple[int, int], float] = (0, 0.0, (0, 0), 0.0)
 _INNER: dict[str, Callable[[], Any]] = {"lifo": LifoQueue, "priority": PriorityQueue}
 
 
@@ -95,7 +95,7 @@ class ClassedQueue:
         self._past: dict[Hashable, float] = {}  # tags of partitions that ran empty (fair share)
         self._bound = 64
         self._virtual = 0.0
-        self._undo: tuple[TaskRecord | None, float, tuple[int, int], float] = _NOTHING
+        self._undo: tuple[int, float, tuple[int, int], float] = _NOTHING
 
     @property
     def classes(self) -> Collection[Hashable]:
@@ -116,7 +116,7 @@ class ClassedQueue:
     def put_back(self, task: TaskRecord) -> None:
         """It is its turn still."""
         (popped, tag, rank, virtual), self._undo = self._undo, _NOTHING
-        same = popped is task
+        same = popped == task.number
         holder = self._join(task, rank[1] if same else -next(self._turns), front=True)
         if same and self.rounds is not None:
             holder.tag, self._virtual = tag, virtual
@@ -169,7 +169,7 @@ class ClassedQueue:
             return None
         _, _, holder, need = best
         task: TaskRecord = holder.queues[need].peek()
-        self._undo = task, holder.tag, self._ranks[task], self._virtual
+        self._undo = task.number, holder.tag, self._ranks[task], self._virtual
         if self._kind == "fair_share":
             # One that was passed over, for nothing could serve it, has kept its turn, and has no claim on the rest.
             self._virtual = holder.tag = max(holder.tag, self._virtual)
@@ -185,7 +185,7 @@ class ClassedQueue:
             self.remove(task)
         else:
             if self._kind == "fair_share":
-                self._undo = task, holder.tag, (0, -next(self._turns)), self._virtual
+                self._undo = task.number, holder.tag, (0, -next(self._turns)), self._virtual
             self._serve(holder, task)
 
     def remove(self, task: TaskRecord) -> None:

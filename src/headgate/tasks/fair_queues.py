@@ -226,7 +226,7 @@ class ShareQueue:
         self._entries = count(1)
         self._parked: set[Hashable] = set()
         self._virtual = 0.0
-        self._undo: tuple[TaskRecord | None, float] = (None, 0.0)  # the last that was popped, and its tag
+        self._undo: tuple[int, float] = (0, 0.0)  # the number of the last that was popped, and its tag
         self._bound = 64
         self._size = 0
 
@@ -250,7 +250,7 @@ class ShareQueue:
                 continue
             task = account.head
             assert task is not None, "a partition in the heap has something queued"
-            self._undo = task, start
+            self._undo = task.number, start
             self._virtual = start
             self._charge(account, task)
             return task
@@ -260,7 +260,7 @@ class ShareQueue:
         """Its partition has its tag again."""
         account = self._account(task)
         popped, start = self._undo
-        if popped is task:  # and no sum of floats that may differ in its last digit
+        if popped == task.number:  # and no sum of floats that may differ in its last digit
             account.start = start
         account.prepend(task)
         self._size += 1
@@ -270,7 +270,7 @@ class ShareQueue:
     def take(self, task: TaskRecord) -> None:
         """Take out this one, and charge it: it runs as the others do."""
         account = self._accounts[task.partition]
-        self._undo = task, account.start
+        self._undo = task.number, account.start
         self._charge(account, task)
 
     def inherit(self, virtual: float, tags: dict[Hashable, float]) -> None:
@@ -323,7 +323,7 @@ class ShareQueue:
         """The busy period is over: everyone begins anew."""
         self._past.clear()
         self._heap.clear()
-        self._undo = (None, 0.0)
+        self._undo = (0, 0.0)
         self._virtual = 0.0
 
     def _account(self, task: TaskRecord) -> Account:

@@ -9,7 +9,7 @@ from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import InvalidType, TaskCancelled, TaskExpired, TaskFailed, TaskRejected, TaskStale
 from headgate.stores.codec import Opaque
-from headgate.tasks.model import UNFINISHED, Dropped, TaskRecord, TaskSnapshot
+from headgate.tasks.model import UNFINISHED, TaskRecord, TaskSnapshot, task_snapshot
 from headgate.tasks.story import Story, story_of
 from headgate.tasks.waiting import Callback, add_waiter, wait_for_one
 
@@ -63,31 +63,8 @@ class TaskHandle(TaskRecord, Generic[R]):
 
     def snapshot(self) -> TaskSnapshot:
         """How it stands: status, result or error, timestamps."""
-        status, outcome = self.status, self.outcome
-        dropped: Dropped | None = outcome if status == "rejected" else None  # a result may lie about its class
-        failed = self._seen() if status == "failed" else None
-        return TaskSnapshot(
-            {
-                "_type": "pool_task",
-                "id": self.id,
-                "pool": self.pool,
-                "pool_id": self.pool_id,
-                "status": status,
-                "key": self.key,
-                "partition": self.partition,
-                "priority": self.priority,
-                "idempotency_key": self.terms.idempotency_key,
-                "labels": self.terms.labels or {},
-                "attempt": self.attempt,
-                "submitted_at": self.submitted_at,
-                "started_at": self.started and self.started.wall,
-                "finished_at": self.ended and self.ended.wall,
-                "result": outcome if status == "completed" else None,
-                "error": failed,
-                "rejection_reason": dropped and dropped.reason,
-                "rejection_policy": dropped and dropped.policy,
-            }
-        )
+        failed = self._seen() if self.status == "failed" else None
+        return task_snapshot(self, self.owner, self.outcome if self.status == "completed" else None, failed)
 
     def story(self) -> Story:
         """What happened to it so far, a line each with times and reasons: ``print(handle.story())``."""
@@ -123,7 +100,7 @@ class TaskHandle(TaskRecord, Generic[R]):
 
     def _seen(self) -> BaseException:
         """Its exception; somebody knows of it now."""
-        self.owner._unseen.pop(self, None)
+        self.owner._unseen.pop(self.number, None)
         error: BaseException = self.outcome.error
         return error
 

@@ -46,7 +46,7 @@ class KeyedQueue:
         self._heap: list[tuple[Rank, int, TaskRecord]] = []  # an entry that is not first of its partition is old
         self._entries = count()
         self._parked: set[Hashable] = set()
-        self._undo: tuple[TaskRecord | None, Rank] = (None, (0, 0))  # the last that was popped
+        self._undo: tuple[int, Rank] = (0, (0, 0))  # the number of the last that was popped
 
     def push(self, task: TaskRecord) -> None:
         """Where the order puts it."""
@@ -66,7 +66,7 @@ class KeyedQueue:
         popped, rank = self._undo
         partition = self._partition(task)
         partition.push_front(task)
-        self._joined(partition, task, rank[1] if popped is task else -next(self._turns))
+        self._joined(partition, task, rank[1] if popped == task.number else -next(self._turns))
 
     def pop(self) -> TaskRecord | None:
         """Take out the first that is not parked."""
@@ -76,7 +76,8 @@ class KeyedQueue:
             key = task.partition
             # One that left and came back has another rank; one that is not first of its partition is listed later.
             if self._ranks.get(task) == rank and key not in self._parked and self._partitions[key].peek() is task:
-                self._undo = task, rank
+                self._undo = task.number, rank
+                heapq.heappop(heap)  # now, and not when it surfaces again: it would hold the task, and so its result
                 self.remove(task)
                 return task
             heapq.heappop(heap)
@@ -89,6 +90,8 @@ class KeyedQueue:
         was_first = partition.peek() is task
         partition.remove(task)
         del self._ranks[task]
+        if not self._ranks:
+            self._heap.clear()
         if not len(partition):
             del self._partitions[key]
         elif was_first and key not in self._parked:
@@ -113,7 +116,7 @@ class KeyedQueue:
     def idle(self) -> None:
         """Nothing waits: no entry means anything."""
         self._heap.clear()
-        self._undo = (None, (0, 0))
+        self._undo = (0, (0, 0))
 
     def _partition(self, task: TaskRecord) -> Peekable:
         partition = self._partitions.get(task.partition)

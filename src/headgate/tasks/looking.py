@@ -8,9 +8,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
-from headgate.errors import InvalidArgument
+from headgate.errors import InvalidArgument, TaskFailed
 from headgate.tasks.fairness import PoolStats, stats_of
-from headgate.tasks.model import PoolSnapshot, View
+from headgate.tasks.model import PoolSnapshot, Remains, TaskSnapshot, Told, View, task_snapshot
 
 if TYPE_CHECKING:
     from headgate.tasks.pool import TaskPool
@@ -41,7 +41,7 @@ def pool_snapshot(pool: TaskPool, tasks: int) -> PoolSnapshot:
             "backpressure": desk.policy.descriptor(),
             "config": dict(pool._config),
             "waiting_for": _waiting_for(pool),
-            "tasks": tuple(task.snapshot() for task in _newest(pool, tasks)),
+            "tasks": tuple(_shown(pool, task) for task in _newest(pool, tasks)),
         }
     )
 
@@ -49,6 +49,18 @@ def pool_snapshot(pool: TaskPool, tasks: int) -> PoolSnapshot:
 def _newest(pool: TaskPool, tasks: int) -> list[Any]:
     known = chain(pool._unfinished(), pool._ledger.remembered(), pool._ledger.newest_former(tasks))
     return nlargest(tasks, known, key=lambda task: task.number)
+
+
+def _shown(pool: TaskPool, task: Any) -> TaskSnapshot:
+    if not isinstance(task, Remains):
+        shown: TaskSnapshot = task.snapshot()
+        return shown
+    error = None
+    if isinstance(task.outcome, Told):
+        pool._unseen.pop(task.number, None)  # somebody knows of it now
+        error = TaskFailed(f"{pool.name}#{task.number} failed with {task.outcome.line}")
+        error.add_note(task.outcome.traceback())
+    return task_snapshot(task, pool, None, error)
 
 
 _TERMINAL: tuple[Any, ...] = ("completed", "failed", "rejected", "cancelled", "expired", "stale")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from weakref import ref
 
 from headgate.core.redaction import redact
 from headgate.tasks.idempotency import Window
@@ -73,6 +74,7 @@ class TaskRecord:
     """
 
     __slots__ = (
+        "__weakref__",
         "after",
         "args",
         "attempt",
@@ -165,11 +167,95 @@ class Dropped(NamedTuple):
     policy: str
 
 
+class Told(NamedTuple):
+    """What is kept of an exception when nobody can ask for it any more: text, without the values of resources."""
+
+    kind: str
+    text: str
+    frames: tuple[Any, ...] = ()
+    """Where it came from, the outermost first: code and line number by turns, flat, to make few objects."""
+    cause: Told | None = None
+
+    @property
+    def line(self) -> str:
+        """All of it in one line, for people."""
+        text = self.text.partition("\n")[0]
+        text = text if len(text) <= _LINE else f"{text[:_LINE]}..."
+        return f"{self.kind}: {text}" if text else self.kind
+
+    def traceback(self) -> str:
+        """The traceback, as text. Lines of source are read now, if they can be."""
+        from traceback import StackSummary
+
+        causes = f"{self.cause.traceback()}\n\nThis led to:\n\n" if self.cause is not None else ""
+        steps = zip(self.frames[::2], self.frames[1::2], strict=True)
+        frames = "".join(StackSummary.from_list([(c.co_filename, line, c.co_name, None) for c, line in steps]).format())
+        head = "Traceback (most recent call last):\n" if frames else ""
+        return f"{causes}{head}{frames}{self.kind}: {self.text}"
+
+
+_LINE = 200  # characters of a text that is one line of another
+_TEXT = 20_000
+_FRAMES = 50
+_CAUSES = 5
+
+
+def told_of(error: BaseException, traceback: TracebackType | None, causes: int = _CAUSES) -> Told:
+    """What is kept of this exception. Refers to no frame and no object of it."""
+    try:
+        text = redact(str(error))
+        text = text if len(text) <= _TEXT else text[:_TEXT]
+    except Exception:  # it runs code of users
+        text = "(it cannot be shown)"
+    frames: list[Any] = []
+    while traceback is not None:
+        frames += traceback.tb_frame.f_code, traceback.tb_lineno
+        traceback = traceback.tb_next
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    before = None if cause is None or not causes else told_of(cause, cause.__traceback__, causes - 1)
+    return Told(type(error).__qualname__, text, tuple(frames[-2 * _FRAMES :]), before)
+
+
 class Failure(NamedTuple):
     """The outcome of a failed task: its exception, and the traceback as it was before anybody raised it again."""
 
     error: BaseException
     traceback: TracebackType | None
+    told: Told
+
+
+def failure(error: BaseException) -> Failure:
+    """The outcome of a task that raised this."""
+    return Failure(error, error.__traceback__, told_of(error, error.__traceback__))
+
+
+class Remains(NamedTuple):
+    """What a pool remembers of a finished task: all but its result, its exception and its function.
+
+    As long as somebody holds the handle, `task` gives it.
+    """
+
+    task: ref[TaskRecord]
+    number: int
+    status: TaskStatus
+    key: Hashable
+    partition: Hashable
+    priority: int
+    terms: Terms
+    attempt: int
+    moment: Moment
+    started: Moment | None
+    ended: Moment | None
+    outcome: Told | Dropped | None
+
+
+def ended_so(task: TaskRecord) -> Told | Dropped | None:
+    """What is remembered of the outcome of a finished task."""
+    outcome = task.outcome
+    if task.status == "failed" and outcome is not None:
+        told: Told = outcome.told
+        return told
+    return outcome if task.status == "rejected" else None
 
 
 class View(Mapping[str, Any]):
@@ -215,7 +301,11 @@ class View(Mapping[str, Any]):
 
 
 class TaskSnapshot(View):
-    """How a task stands."""
+    """How a task stands.
+
+    Its `result` and its `error` are there as long as somebody holds the handle, or the task holds an idempotency key.
+    In the snapshot of a pool they are gone after that: `result` is None, and `error` a TaskFailed with the text.
+    """
 
     __slots__ = ()
 
@@ -238,6 +328,34 @@ class TaskSnapshot(View):
         error: BaseException | None
         rejection_reason: str | None
         rejection_policy: str | None
+
+
+def task_snapshot(task: Any, pool: Any, result: Any, error: BaseException | None) -> TaskSnapshot:
+    """How a task of this pool stands, of which there is a record or what remains of one."""
+    terms: Terms = task.terms
+    dropped: Dropped | None = task.outcome if task.status == "rejected" else None  # a result may lie about its class
+    return TaskSnapshot(
+        {
+            "_type": "pool_task",
+            "id": f"{pool.id}/{task.number}",
+            "pool": str(pool.name),
+            "pool_id": str(pool.id),
+            "status": task.status,
+            "key": task.key,
+            "partition": task.partition,
+            "priority": task.priority,
+            "idempotency_key": terms.idempotency_key,
+            "labels": terms.labels or {},
+            "attempt": task.attempt,
+            "submitted_at": task.moment.wall,
+            "started_at": task.started and task.started.wall,
+            "finished_at": task.ended and task.ended.wall,
+            "result": result,
+            "error": error,
+            "rejection_reason": dropped and dropped.reason,
+            "rejection_policy": dropped and dropped.policy,
+        }
+    )
 
 
 class PoolSnapshot(View):

@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
 from headgate.core.clock import clock
-from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
 from headgate.stores.jsonl import JsonLinesStore
 from headgate.stores.port import Store
@@ -395,8 +394,7 @@ class TaskPool(Entrance):
             self._beat.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        shown = _failure_of if self._supply is None else self._supply.shown
-        self._report.unseen(list(self._unseen), self._forgotten, shown)
+        self._report.unseen(self._unseen, self._forgotten)
         self._unseen.clear()
         if self._records is not None:
             await self._records.close()
@@ -447,10 +445,6 @@ class TaskPool(Entrance):
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
     """A `TaskPool` from keywords, or from one mapping of them. `stale_after_ms` is `stale_after` in milliseconds."""
     return pool_from(TaskPool, options, keywords)
-
-
-def _failure_of(task: TaskRecord) -> str:
-    return redact(repr(task.outcome.error))
 
 
 PoolT = TypeVar("PoolT", bound=TaskPool)

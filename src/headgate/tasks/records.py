@@ -21,7 +21,7 @@ from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
 from headgate.stores.scanning import Brief, StoredTasks
 from headgate.tasks.idempotency import Window, checked_window, difference, work_of
 from headgate.tasks.ledger import Former
-from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms
+from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms, Told
 
 
 class Records:
@@ -167,7 +167,7 @@ def restore(task: TaskRecord, stored: StoredTask) -> None:
         failed = TaskFailed(f"{task.label} failed in a former run with {kind}: {text}")
         if told.get("traceback"):
             failed.add_note(str(told["traceback"]))
-        task.outcome = Failure(failed, None)
+        task.outcome = Failure(failed, None, Told(str(kind), str(text)))
     elif stored["status"] == "rejected":
         task.outcome = Dropped(str(stored["reason"] or ""), str(stored["policy"] or ""))
 

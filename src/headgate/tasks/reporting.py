@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from headgate.core.clock import clock
@@ -25,7 +25,7 @@ from headgate.tasks.events import (
     PoolUnsaved,
     PoolUnseen,
 )
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.model import TaskRecord, Told
 
 
 class Reporter:
@@ -80,10 +80,11 @@ class Reporter:
         error = type(task.outcome.error).__qualname__ if task.status == "failed" else None
         self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
 
-    def unseen(self, failed: list[TaskRecord], more: int, shown: Callable[[TaskRecord], str]) -> None:
-        """The pool closes, and nobody knows that these failed, and so many more."""
+    def unseen(self, failed: Mapping[int, Told], more: int) -> None:
+        """The pool closes, and nobody knows that these failed (by number), and so many more."""
         if failed and POOLS.listeners:
-            first = f"{_id(failed[0])}: {shown(failed[0])}"
+            number, told = next(iter(failed.items()))
+            first = f"{self._about['pool_id']}/{number}: {told.line}"
             POOLS.emit(PoolUnseen(at=clock.wall(), **self._about, count=len(failed) + more, first=first))
 
     def unsaved(self, task: TaskRecord, error: Exception) -> None:

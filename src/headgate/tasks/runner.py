@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headgate.core.cancellation import primed
-from headgate.core.redaction import redact
-from headgate.tasks.model import TaskRecord, Terms
+from headgate.tasks.model import TaskRecord, Terms, told_of
 from headgate.tasks.waiting import CURRENT
 
 if TYPE_CHECKING:
@@ -52,15 +51,9 @@ class Again(Exception):
 
 def told(error: BaseException) -> str:
     """An exception in one line, as it may be shown to people."""
-    try:
-        text = redact(str(error)).partition("\n")[0]
-    except Exception:
-        text = "(it cannot be shown)"
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    return told_of(error, None, 0).line
 
 
-_LONGEST = 200
 _MOST_TERMS = 1024
 
 
@@ -157,10 +150,6 @@ class Supply:
     def waiting_for(self, needs: Collection[Hashable]) -> dict[str, Any]:
         """What tasks of these needs wait for, and for how long."""
         return {"cause": "runner", "seconds": None}
-
-    def shown(self, task: TaskRecord) -> str:
-        """The exception of a task that has failed, as it may be shown to people."""
-        return told(task.outcome.error)
 
     def describe(self, permit: Any) -> str:
         """With what and where a task of this permit ran, for its story."""

@@ -33,7 +33,7 @@ from headgate.tasks.events import AUDIT
 from headgate.tasks.functions import is_async
 from headgate.tasks.ledger import Ledger
 from headgate.tasks.lending import Waits, stuck, waiting_for
-from headgate.tasks.model import PLAIN, Dropped, Failure, Mark, Moment, TaskRecord, TaskStatus
+from headgate.tasks.model import PLAIN, Dropped, Mark, Moment, TaskRecord, TaskStatus, Told, failure
 from headgate.tasks.records import Records
 from headgate.tasks.reporting import Reporter
 from headgate.tasks.runner import Again, Supply, told
@@ -70,7 +70,7 @@ class PoolShell:
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
         self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
-        self._unseen: OrderedDict[TaskRecord, None] = OrderedDict()  # failed, and nobody knows yet
+        self._unseen: OrderedDict[int, Told] = OrderedDict()  # who failed, and nobody knows yet
         self._forgotten = 0  # and more of them
         self._given_up = 0  # queued when the loop ended around the pool
         self._timer: asyncio.TimerHandle | None = None
@@ -355,7 +355,7 @@ class PoolShell:
             return True
         if isinstance(error, Exception) and asked != "cancel" and self._retry(task, error):
             return True
-        self._end(task, "failed", Failure(error, error.__traceback__))
+        self._end(task, "failed", failure(error))
         return not isinstance(error, (KeyboardInterrupt, SystemExit))
 
     def _loop_is_ending(self) -> bool:
@@ -488,13 +488,15 @@ class PoolShell:
         """Its terminal state: record it, and let go of what it held."""
         self._ledger.end(task, status, moment)
         task.task = task.context = None
+        while task.parent is not None and task.parent.finished:
+            task.parent = task.parent.parent  # its handle may live long, and need not hold the results of those before
         if self._supply is not None and status != "completed":
             self._supply.forget(task)
         if task.terms is PLAIN or task.terms.idempotency_key is None:
             task.fn = None
             task.args = ()
         if status == "failed":
-            self._unseen[task] = None
+            self._unseen[task.number] = task.outcome.told
             if len(self._unseen) > _UNSEEN:
                 del self._unseen[next(iter(self._unseen))]
                 self._forgotten += 1
@@ -543,7 +545,7 @@ class PoolShell:
             self._desk.discard(task)
         else:
             self._unseat(task)
-        task.outcome = Failure(error, error.__traceback__)
+        task.outcome = failure(error)
         moment = self._moment()
         self._ledger.move(task, "running")  # for no time at all: only what runs can fail
         if self._records is not None:

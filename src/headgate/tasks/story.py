@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from headgate.core.redaction import redact
 from headgate.tasks.model import Mark, TaskRecord
-from headgate.tasks.runner import Supply, told
+from headgate.tasks.runner import Supply
 
 
 class Story(str):
@@ -32,7 +32,7 @@ def story_of(task: TaskRecord, supply: Supply | None, now: float) -> Story:
     if task.status == "queued" and task.terms.need in task.owner._desk.shut and supply is not None:
         marks.append(Mark(now, f"waits: {supply.why_not(task)}"))
     if task.ended is not None:
-        marks.append(Mark(task.ended.wall, _end(task, supply)))
+        marks.append(Mark(task.ended.wall, _end(task)))
     lines = [f"{_time(mark.wall)}  {max(0.0, mark.wall - began):+9.3f} s  {mark.what}" for mark in marks]
     return Story(redact("\n".join([_title(task, now), *(f"  {line}" for line in lines)])))
 
@@ -73,10 +73,10 @@ def _options(task: TaskRecord) -> str:
     return f" with {', '.join(said)}" if said else ""
 
 
-def _end(task: TaskRecord, supply: Supply | None) -> str:
+def _end(task: TaskRecord) -> str:
     outcome = task.outcome
     if task.status == "failed":
-        return f"failed: {told(outcome.error) if supply is None else supply.shown(task)}"
+        return f"failed: {outcome.told.line}"
     if task.status == "rejected":
         return f"rejected: {outcome.reason}"
     if task.status == "expired":
