@@ -188,3 +188,27 @@ async def statuses() -> dict[str, tuple[int, int]]:
     for name, code, wait in waits:
         got[name] = (wait(), code)
     return got
+
+
+def says_and_sleeps(writer: int) -> None:
+    os.write(writer, b".")
+    time.sleep(60)
+
+
+@routine
+async def terminated(number: int, at_once: bool) -> int | None:
+    """Start a process by fork, send it this signal, and tell how it ended."""
+    reader, writer = os.pipe()
+    made = multiprocessing.get_context("fork").Process(target=says_and_sleeps, args=(writer,))
+    made.start()
+    try:
+        if not at_once:
+            await asyncio.to_thread(os.read, reader, 1)
+        assert made.pid is not None
+        os.kill(made.pid, number)
+        await asyncio.to_thread(made.join, 10)
+        return made.exitcode
+    finally:
+        made.kill()
+        os.close(reader)
+        os.close(writer)

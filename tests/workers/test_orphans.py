@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 
 import pytest
@@ -48,6 +49,20 @@ def test_w33_no_exit_status_is_taken_from_whoever_waits_for_it() -> None:
             await no_zombies()
 
     run(main, patience=60)
+
+
+def test_w31_a_signal_to_a_process_that_a_routine_forked_is_not_one_to_its_worker() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as pool:
+            before = pids(pool)
+            assert await orphan_jobs.terminated(signal.SIGINT, at_once=False) == 1
+            assert await orphan_jobs.terminated(signal.SIGTERM, at_once=False) == -signal.SIGTERM
+            for _ in range(10):
+                assert await orphan_jobs.terminated(signal.SIGTERM, at_once=True) == -signal.SIGTERM
+            assert await jobs.add(1, 2) == 3
+            assert pids(pool) == before
+
+    run(main)
 
 
 def exists(pid: int) -> bool:

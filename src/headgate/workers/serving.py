@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -65,3 +66,30 @@ def _listen_to_signals(service: Service, drain: float) -> None:
 
     loop.add_signal_handler(signal.SIGINT, stop)
     loop.add_signal_handler(signal.SIGTERM, terminate)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_signals)
+
+
+class _Held(threading.local):
+    mask: Any = None
+
+
+_held = _Held()
+
+
+def _hold_signals() -> None:
+    """Before a routine forks: what comes for its process waits until that has handlers of its own."""
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _release_signals() -> None:
+    if _held.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
+
+
+def _forget_signals() -> None:
+    """In a process that a routine forked: our handlers are not its own. With them a signal to that process would not
+    end it, and would be told to the worker's loop, through a descriptor that both have."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_signals()
