@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 from headgate.core.cancellation import Steered, primed
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
+from headgate.core.spelling import named_options
 from headgate.errors import (
     DispatchTimeout,
     InvalidArgument,
@@ -99,6 +100,7 @@ class TaskPool(PlainTaskPool):
     as in `headgate.tasks.TaskPool`.
     """
 
+    @named_options
     def __init__(
         self,
         name: str | None = None,
@@ -197,7 +199,10 @@ class TaskPool(PlainTaskPool):
 
 
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
-    """A `TaskPool` from keywords, or from one mapping of them. `stale_after_ms` is `stale_after` in milliseconds."""
+    """A `TaskPool` from keywords, or from one mapping of them; what is None counts as not given.
+
+    `stale_after_ms` is `stale_after` in milliseconds, `scope_id` and `run_id` are `pipeline_id`, `strategy` is `queue`.
+    """
     return pool_from(TaskPool, options, keywords)
 
 

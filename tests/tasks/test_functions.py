@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import types
 from contextvars import ContextVar
 from typing import Any
 
@@ -277,3 +278,47 @@ async def test_s17_a_wrong_call_is_the_tasks_failure() -> None:
         with pytest.raises(TypeError, match="argument"):
             await handle
         assert await (await pool.submit(quick)) == "done"
+
+
+# -- generators --------------------------------------------------------------------------
+
+
+def numbers(n: int = 3) -> Any:
+    yield from range(n)
+
+
+class Numbers:
+    def __call__(self) -> Any:
+        yield 1
+
+    def listed(self) -> Any:
+        yield 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [numbers, functools.partial(numbers, 2), Numbers(), Numbers().listed, lambda: (yield 1)],
+    ids=["function", "partial", "object", "method", "lambda"],
+)
+@virtual
+async def test_t17_a_generator_function_is_refused_with_the_remedy(fn: Any) -> None:
+    async with TaskPool() as pool:
+        for call in (lambda: pool.submit_nowait(fn), lambda: pool.map(fn, [1])):
+            with pytest.raises(InvalidType, match="must not be a generator function") as caught:
+                call()
+            assert "returns a list" in str(caught.value)
+            assert "pool.stream" in str(caught.value)
+        assert pool.snapshot().total == 0
+
+
+@virtual
+async def test_t17_what_returns_a_generator_or_is_awaitable_is_none() -> None:
+    @types.coroutine
+    def awaitable() -> Any:
+        yield from asyncio.sleep(0).__await__()
+        return 3
+
+    async with TaskPool() as pool:
+        assert await (await pool.submit(lambda: numbers(2))) is not None
+        assert await (await pool.submit(list, (1, 2))) == [1, 2]
+        assert await (await pool.submit(awaitable)) == 3

@@ -469,3 +469,50 @@ async def test_t15_on_end_of_a_finished_task_logs_what_its_callback_raises(
         error = SystemExit(3)
         with pytest.raises(SystemExit):
             handle.on_end(grumble)
+
+
+# -- as the seed's code reads them -------------------------------------------------------
+
+
+@virtual
+async def test_t15_handles_and_pools_say_what_they_are_as_attribute_and_key() -> None:
+    async with TaskPool("review") as pool:
+        handle = await pool.submit(quick, key="acme")
+        assert handle._type == handle["_type"] == "pool_task"
+        assert pool._type == pool["_type"] == "pool"
+        for name in ("id", "pool", "pool_id", "submitted_at", "status", "key"):
+            assert handle[name] == getattr(handle, name)
+        assert (pool["name"], pool["id"]) == ("review", pool.id)
+        for thing, name in ((handle, "outcome"), (handle, "nonsense"), (pool, "_desk")):
+            with pytest.raises(KeyError, match=name):
+                thing[name]
+        for thing in (handle, pool):
+            with pytest.raises(TypeError):
+                list(thing)  # type: ignore[call-overload]
+
+
+@virtual
+async def test_t15_dir_shows_what_is_for_users() -> None:
+    async with TaskPool() as pool:
+        handle = await pool.submit(quick)
+        assert dir(handle) == [
+            "attempt",
+            "cancel",
+            "finished",
+            "id",
+            "key",
+            "on_end",
+            "partition",
+            "pool",
+            "pool_id",
+            "priority",
+            "snapshot",
+            "status",
+            "story",
+            "submitted_at",
+        ]
+        for name in dir(handle):
+            assert hasattr(handle, name)
+        shown = dir(await pool_wait(handle))
+        assert {"status", "result", "_type", "items"} <= set(shown)
+        assert [name for name in shown if name.startswith("_")] == ["_type"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from types import MappingProxyType
@@ -17,15 +18,19 @@ from headgate import (
     InvalidType,
     PipelineIdMissing,
     PoolClosed,
+    ResourcePool,
     ScopeNeedsStore,
     TaskCancelled,
     TaskPool,
+    WorkerPool,
     fifo,
     pipeline_scope,
     pool_create,
     pool_get,
     pool_list,
 )
+from headgate.stores import JsonLinesStore
+from headgate.tasks import TaskPool as PlainTaskPool
 from headgate.testing import run, settle, virtual
 from tests.tasks.support import Gate, Turns, broken, counts, quick, slow
 
@@ -484,3 +489,90 @@ def test_s06_a_pipeline_pool_needs_an_id(given: Any, tmp_path: Any, monkeypatch:
 def test_s06_a_pipeline_scope_has_an_id(blank: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="pipeline_id"), pipeline_scope(blank):
         pass
+
+
+# -- spellings ---------------------------------------------------------------------------
+
+
+def test_t01_what_is_none_counts_as_not_given() -> None:
+    names = ("name", "max_concurrent", "queue", "backpressure", "scope", "pipeline_id", "stale_after", "stale_after_ms")
+    pool = pool_create(dict.fromkeys((*names, "store", "keep", "audit", "strategy", "scope_id", "run_id")))
+    seen = pool.snapshot()
+    assert (seen.max_concurrent, seen.queue["kind"], seen.backpressure["kind"]) == (1, "priority", "unbounded")
+    assert seen.config["keep"] == 10_000
+    with pytest.raises(InvalidArgument, match="Did you mean max_concurrent"):
+        pool_create(max_concurent=None)
+
+
+@pytest.mark.parametrize("spelling", ["pipeline_id", "scope_id", "run_id"])
+def test_t06_the_seeds_names_of_the_pipeline(spelling: str, tmp_path: Any) -> None:
+    pool = pool_create({"scope": "pipeline", spelling: "p-1", "store": JsonLinesStore(tmp_path)})
+    assert pool.snapshot().config["pipeline_id"] == "p-1"
+
+
+SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"strategy": "fifo"}, {"queue": {"kind": "fifo"}}),
+    ({"queue": {"strategy": "lifo"}}, {"queue": {"kind": "lifo"}}),
+    (
+        {"queue": {"kind": "fair_round_robin", "key_field": "tenant_id"}},
+        {"queue": {"kind": "fair_round_robin", "key": "tenant_id"}},
+    ),
+    (
+        {"strategy": {"strategy": "fair_round_robin", "key": None}},
+        {"queue": {"kind": "fair_round_robin", "key": "key"}},
+    ),
+    (
+        {"backpressure": {"strategy": "queue", "capacity": 3, "on_full": None}},
+        {"backpressure": {"kind": "queue", "max_depth": 3, "on_full": "block_submitter"}},
+    ),
+    (
+        {"backpressure": {"kind": "ring_buffer", "max_depth": 4}},
+        {"backpressure": {"kind": "ring_buffer", "capacity": 4}},
+    ),
+    (
+        {"backpressure": {"_type": "backpressure", "kind": "fail_fast", "max_depth": None}},
+        {"backpressure": {"kind": "fail_fast"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "meant"), SPELLINGS)
+def test_t04_the_seeds_other_spellings(given: dict[str, Any], meant: dict[str, Any]) -> None:
+    seen = pool_create(given).snapshot()
+    for name, descriptor in meant.items():
+        assert dict(seen[name]) == descriptor
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"queue": "fifo", "strategy": "fifo"},
+        {"pipeline_id": "a", "run_id": "a", "scope": "pipeline"},
+        {"scope_id": "a", "run_id": "b", "scope": "pipeline"},
+        {"stale_after": 1, "stale_after_ms": 1000},
+        {"queue": {"kind": "fifo", "strategy": "fifo"}},
+        {"queue": {"kind": "fair_round_robin", "key": "a", "key_field": "a"}},
+        {"backpressure": {"kind": "queue", "max_depth": 1, "capacity": 1}},
+    ],
+)
+def test_t04_two_spellings_of_one_option_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="are names of one option"):
+        pool_create(given)
+    assert pool_list() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "near"),
+    [
+        (TaskPool, {"max_concurent": 3}, "max_concurrent"),
+        (PlainTaskPool, {"back_pressure": None}, "backpressure"),
+        (ResourcePool, {"resources": {"a": 1}, "max_atempts": 3}, "max_attempts"),
+        (WorkerPool, {"spwan": 3}, "spawn"),
+    ],
+)
+def test_t10_a_misspelt_option_of_a_constructor_names_the_nearest(kind: Any, arguments: Any, near: str) -> None:
+    with pytest.raises(TypeError, match=f"{kind.__name__}.. has no option .* Did you mean {near}") as caught:
+        kind(**arguments)
+    assert isinstance(caught.value, HeadgateError)
+    assert near in inspect.signature(kind).parameters, "its signature is as it was"
+    assert pool_list() == []

@@ -12,6 +12,7 @@ from headgate import (
     InvalidArgument,
     InvalidType,
     QueueFull,
+    ResourcePool,
     SubmitTimeout,
     TaskExpired,
     TaskPool,
@@ -365,3 +366,80 @@ async def test_s13_the_handle_shows_the_key_that_was_given() -> None:
     async with TaskPool(queue=fair_round_robin("tenant_id")) as pool:
         assert (await pool.submit(quick, key="k", tenant_id="t")).key == "k"
         assert (await pool.submit(quick)).key is None
+
+
+async def ask(question: int, model: str = "small") -> str:
+    return f"{question} {model}"
+
+
+async def many(question: int, model: str = "small") -> Any:
+    yield f"{question} {model}"
+
+
+@virtual
+async def test_t10_a_keyword_of_the_function_is_told_from_an_option() -> None:
+    async with TaskPool() as pool:
+        calls = {
+            "submit": lambda: pool.submit_nowait(ask, 1, model="m"),  # type: ignore[arg-type, call-overload]
+            "map": lambda: pool.map(ask, [1], model="m"),
+            "stream": lambda: pool.stream(many, 1, model="m"),
+        }
+        for name, call in calls.items():
+            with pytest.raises(InvalidArgument) as caught:
+                call()
+            assert f"{name}() has no option 'model': it is a parameter of" in str(caught.value)
+            assert f"{name}(functools.partial(" in str(caught.value)
+            assert "model=...)" in str(caught.value)
+            assert "delay" not in str(caught.value)
+        with pytest.raises(InvalidArgument, match="parameter of ask"):
+            await pool.submit(functools.partial(ask, 1), model="m")  # type: ignore[call-arg]
+        with pytest.raises(InvalidArgument, match="Did you mean priority"):
+            await pool.submit(ask, 1, prioritty=1)
+        with pytest.raises(InvalidArgument, match="has no option 'modle'"):
+            await pool.submit(ask, 1, modle="m")
+        assert await (await pool.submit(functools.partial(ask, model="m"), 1)) == "1 m"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "tenant_id",
+        "key",
+        "priority",
+        "idempotency_key",
+        "window",
+        "timeout",
+        "ttl",
+        "deadline",
+        "retries",
+        "delay",
+        "wait_timeout",
+        "cost",
+        "labels",
+        "tags",
+        "exclude",
+        "affinity",
+        "max_attempts",
+    ],
+)
+@virtual
+async def test_t17a_a_function_where_a_value_is_expected_is_refused(option: str) -> None:
+    def tenant_of(item: Any) -> str:
+        return "acme"
+
+    keys = ResourcePool({"a": 1})
+    async with TaskPool(queue=fair_round_robin("tenant_id"), resources=keys) as pool:
+        more = {"idempotency_key": "k"} if option == "window" else {}
+        for value in (tenant_of, lambda item: 3, functools.partial(tenant_of, 1), str):
+            options: dict[str, Any] = {option: value, **more}
+            calls: list[Any] = [lambda o=options: pool.submit_nowait(quick, **o)]
+            if option not in ("idempotency_key", "window"):
+                calls += [lambda o=options: pool.map(quick, [1], **o), lambda o=options: pool.stream(many, **o)]
+            for call in calls:
+                with pytest.raises(InvalidType, match=f"{option} must be a plain value, got .*, which is to be called"):
+                    call()
+            with pytest.raises(InvalidType, match="plain value"):
+                await pool.submit(quick, **options)
+        with pytest.raises(InvalidType, match="tenant_id must be a plain value"):
+            await pool.submit(quick, labels={"tenant_id": tenant_of})
+        assert pool.snapshot().total == 0, "nothing of it was accepted"

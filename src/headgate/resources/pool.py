@@ -27,6 +27,7 @@ from typing import (
 
 from headgate.core.cancellation import Steered
 from headgate.core.clock import clock
+from headgate.core.spelling import named_options
 from headgate.errors import InvalidType
 from headgate.resources import events
 from headgate.resources.checks import (
@@ -110,6 +111,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         **settings: Unpack[PoolSettings],
     ) -> None: ...
 
+    @named_options
     def __init__(
         self,
         resources: Any,

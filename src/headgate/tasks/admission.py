@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from headgate.errors import InvalidArgument
+from headgate.tasks.config import respell
 from headgate.tasks.model import TaskRecord
 
 OnFull: TypeAlias = Literal["block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter"]
@@ -84,9 +85,13 @@ def policy_of(backpressure: object) -> Policy:
         backpressure = "fail_fast"
     given = {"kind": backpressure} if backpressure is None or isinstance(backpressure, str) else backpressure
     if isinstance(given, Mapping):
-        options = dict(given)
-        kind = options.pop("kind", None)
-        kind = "unbounded" if kind is None else str(kind)
+        options = {name: value for name, value in given.items() if value is not None and name != "_type"}
+        respell("backpressure", options, "kind", "strategy")
+        kind = str(options.pop("kind", "unbounded"))
+        if kind == "ring_buffer":
+            respell("backpressure", options, "capacity", "max_depth")
+        else:
+            respell("backpressure", options, "max_depth", "capacity")
         factory = {"queue": backpressure_queue, "ring_buffer": ring_buffer, "fail_fast": fail_fast}.get(kind)
         if kind == "unbounded" and not options:
             return UNBOUNDED

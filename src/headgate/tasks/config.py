@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +43,23 @@ def seconds_of(milliseconds: Any) -> Any:
     if not is_finite(milliseconds) or milliseconds <= 0:
         raise InvalidArgument(f"stale_after_ms must be > 0 milliseconds, got {milliseconds!r}")
     return milliseconds / 1000
+
+
+def respell(what: str, options: dict[str, Any], name: str, *others: str) -> None:
+    """Put an option that was given under one of its other names under its own."""
+    refuse_both(what, options, name, *others)
+    for other in others:
+        if other in options:
+            options[name] = options.pop(other)
+
+
+def refuse_both(what: str, options: Mapping[str, Any], *names: str) -> None:
+    """InvalidArgument: an option was given under two of its names."""
+    given = [name for name in names if name in options]
+    if len(given) > 1:
+        raise InvalidArgument(
+            f"{what} was given {' and '.join(given)}, which are names of one option", remedy=f"Pass {names[0]} alone."
+        )
 
 
 def check_store(store: object) -> None:

@@ -86,7 +86,7 @@ class Entrance(PoolShell):
         elif simple and (value := options.get("priority", "")).__class__ is int:
             priority = value
         elif options or not self._plain:
-            priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._supply)
+            priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._supply, fn)
             if terms.need is not None:
                 self._desk.check_need(terms.need)
         task: TaskHandle[Any] = TaskHandle(

@@ -10,7 +10,8 @@ from typing import Any
 from headgate.errors import InvalidType
 
 _COROUTINE = inspect.CO_COROUTINE
-_ASYNC_GENERATOR = inspect.CO_ASYNC_GENERATOR
+_GENERATOR = inspect.CO_GENERATOR
+_AWAITABLE_GENERATOR = inspect.CO_ITERABLE_COROUTINE
 
 
 def is_async(fn: Any) -> bool:
@@ -37,9 +38,26 @@ def check_function(fn: Any) -> None:
         raise InvalidType(f"fn must be callable, got {type(fn).__name__}", remedy="Pass a function and its arguments.")
     if inspect.isasyncgenfunction(_unwrapped(fn)):
         raise InvalidType(
-            f"fn must not be an async generator function, got {_name(fn)}",
+            f"fn must not be an async generator function, got {name_of(fn)}",
             remedy="Take its items with `async for item in pool.stream(fn, ...)`, or submit one that returns a list.",
         )
+    if _is_generator(_unwrapped(fn)):
+        raise InvalidType(
+            f"fn must not be a generator function, got {name_of(fn)}: calling it runs nothing of it",
+            remedy="Submit one that returns a list; or make it an async generator, and take its items with "
+            "`async for item in pool.stream(fn, ...)`.",
+        )
+
+
+def takes(fn: Any, name: str) -> bool:
+    """Has it a parameter of this name that can be given by keyword?"""
+    if fn is None:
+        return False
+    try:
+        parameter = inspect.signature(fn).parameters.get(name)
+    except (TypeError, ValueError):
+        return False  # it has no signature
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
 def explain(error: TypeError, fn: Any, args: tuple[Any, ...]) -> None:
@@ -67,5 +85,17 @@ def _unwrapped(fn: Any) -> Any:
     return fn
 
 
-def _name(fn: Any) -> str:
+def _is_generator(fn: Any) -> bool:
+    """Does calling it give a generator? One that is made awaitable (types.coroutine) is none."""
+    if not inspect.isfunction(fn) and not inspect.ismethod(fn):
+        if inspect.isclass(fn):
+            return False
+        fn = getattr(type(fn), "__call__", fn)  # noqa: B004 - what it is, not whether it is there
+    code = getattr(fn, "__code__", None)
+    return code is not None and code.co_flags & (_GENERATOR | _AWAITABLE_GENERATOR) == _GENERATOR
+
+
+def name_of(fn: Any) -> str:
+    """How a message calls it."""
+    fn = _unwrapped(fn)
     return getattr(fn, "__qualname__", type(fn).__qualname__)

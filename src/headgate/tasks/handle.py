@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
@@ -24,6 +24,8 @@ class TaskHandle(TaskRecord, Generic[R]):
     """
 
     __slots__ = ()
+
+    _type: ClassVar[Literal["pool_task"]] = "pool_task"
 
     @property
     def id(self) -> str:
@@ -104,6 +106,17 @@ class TaskHandle(TaskRecord, Generic[R]):
         error: BaseException = self.outcome.error
         return error
 
+    def __getitem__(self, name: str) -> Any:
+        """`_type`, `id`, `pool`, `pool_id`, `submitted_at`, `status` and `key`, also as keys."""
+        if name not in _KEYS:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    __iter__ = None  # else Python would take its keys for a sequence
+
+    def __dir__(self) -> list[str]:
+        return list(_PUBLIC)  # the record of the pool, which it is too, is not for users
+
     def __repr__(self) -> str:
         what = f" {self.key!r}" if self.key is not None else ""
         return redact(f"<TaskHandle {self.label}{what} {self.status}>")
@@ -113,3 +126,9 @@ class TaskHandle(TaskRecord, Generic[R]):
             f"{self!r} cannot be pickled or copied: it belongs to this process",
             remedy="Await it here and send its result.",
         )
+
+
+_KEYS = ("_type", "id", "pool", "pool_id", "submitted_at", "status", "key")
+_METHODS = ("cancel", "on_end", "snapshot", "story")
+_FIELDS = ("attempt", "finished", "partition", "priority")
+_PUBLIC = tuple(sorted((*_METHODS, *_FIELDS, *_KEYS[1:])))

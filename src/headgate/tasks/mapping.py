@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.core.feeding import Bell, Feeder, check_items
 from headgate.errors import InvalidArgument
 from headgate.tasks.functions import check_function
-from headgate.tasks.options import check_names
+from headgate.tasks.options import check_names, refuse_callables
 from headgate.tasks.progress import Progress, progress_of
 from headgate.tasks.waiting import lend_while, wait_for
 
@@ -38,7 +38,8 @@ def run_map(
     check_function(fn)
     check_items(items, window)
     own = pool._supply.options if pool._supply is not None else ()
-    check_names(options, pool._strategy, "map()", ("ordered", "window", "return_exceptions", "progress", *own))
+    check_names(options, pool._strategy, "map()", ("ordered", "window", "return_exceptions", "progress", *own), fn)
+    refuse_callables(options)
     if "idempotency_key" in options:
         raise InvalidArgument(
             "map() cannot take one idempotency_key for all items",

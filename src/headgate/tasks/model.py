@@ -290,7 +290,7 @@ class View(Mapping[str, Any]):
         raise AttributeError(f"a {type(self).__name__} is frozen: it tells how things were")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self})
+        return sorted({*(name for name in super().__dir__() if not name.startswith("_")), *self})
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.items())

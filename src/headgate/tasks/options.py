@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.fields import is_finite
+from headgate.tasks.functions import name_of, takes
 from headgate.tasks.idempotency import checked_window
 from headgate.tasks.model import PLAIN, Terms
 from headgate.tasks.runner import Supply
@@ -21,12 +22,18 @@ NOTHING: Final[Asked] = (0, None, None, PLAIN)
 
 
 def parse(
-    options: dict[str, Any], args: tuple[Any, ...], strategy: Strategy, now: float, supply: Supply | None = None
+    options: dict[str, Any],
+    args: tuple[Any, ...],
+    strategy: Strategy,
+    now: float,
+    supply: Supply | None = None,
+    fn: Any = None,
 ) -> Asked:
     """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be."""
     fair = strategy.key
     own = supply.options if supply is not None else ()
-    check_names(options, strategy, own=own)
+    check_names(options, strategy, own=own, fn=fn)
+    refuse_callables(options)
     checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in options.items() if name in _CHECKS}
     key = checked.get(KEY)
     labels = checked.get("labels") or {}
@@ -67,11 +74,23 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
     )
 
 
-def check_names(options: Iterable[str], strategy: Strategy, what: str = "submit()", own: tuple[str, ...] = ()) -> None:
-    """Refuse keywords that nobody knows, with the nearest that is known."""
+def check_names(
+    options: Iterable[str],
+    strategy: Strategy,
+    what: str = "submit()",
+    own: tuple[str, ...] = (),
+    fn: Any = None,
+) -> None:
+    """Refuse keywords that nobody knows: with the nearest that is known, or as a parameter of `fn`, if it has one."""
     known = dict.fromkeys([*own, *OPTIONS, strategy.key])
     for name in options:
         if name not in known:
+            if takes(fn, name):
+                raise InvalidArgument(
+                    f"{what} has no option {name!r}: it is a parameter of {name_of(fn)}",
+                    remedy=f"Keyword arguments of the function go in with functools.partial: "
+                    f"{what[:-2]}(functools.partial({name_of(fn)}, {name}=...), ...).",
+                )
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known)}."
             if name in ("tags", "exclude", "affinity", "max_attempts"):
@@ -85,9 +104,20 @@ def check_names(options: Iterable[str], strategy: Strategy, what: str = "submit(
             )
 
 
+def refuse_callables(options: Mapping[str, Any]) -> None:
+    """InvalidType: a function, where a plain value is expected."""
+    for name, value in options.items():
+        if callable(value):
+            raise InvalidType(
+                f"{name} must be a plain value, got {name_of(value)}, which is to be called",
+                remedy=f"Call it, and pass what it returns: {name}={name_of(value)}(...).",
+            )
+
+
 def _key(name: str, value: Any) -> Hashable:
     if value is None:
         return None
+    refuse_callables({name: value})  # it may stand in labels
     if isinstance(value, str):
         if not value.strip():
             raise InvalidArgument(f"{name} must not be blank, got {value!r}", remedy="Leave it out, or name something.")

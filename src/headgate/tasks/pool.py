@@ -7,7 +7,6 @@ the end.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import os
 from collections.abc import (
@@ -24,14 +23,23 @@ from concurrent.futures import Future
 from datetime import timedelta
 from threading import Thread
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, overload
+from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
 from headgate.core.clock import clock
+from headgate.core.spelling import named_options, nearest
 from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
 from headgate.stores.jsonl import JsonLinesStore
 from headgate.stores.port import Store
 from headgate.tasks.admission import Policy, policy_of
-from headgate.tasks.config import check_store, checked_name, checked_stale_after, checked_whole, seconds_of
+from headgate.tasks.config import (
+    check_store,
+    checked_name,
+    checked_stale_after,
+    checked_whole,
+    refuse_both,
+    respell,
+    seconds_of,
+)
 from headgate.tasks.desk import Desk
 from headgate.tasks.door import Arrival
 from headgate.tasks.entrance import Entrance
@@ -63,6 +71,9 @@ class TaskPool(Entrance):
     closed. ``async with TaskPool(...) as pool:`` drains and closes it, or cancels everything if the block raises.
     """
 
+    _type: ClassVar[Literal["pool"]] = "pool"
+
+    @named_options
     def __init__(
         self,
         name: str | None = None,
@@ -435,6 +446,14 @@ class TaskPool(Entrance):
             await self.close(cancel=True)
             raise
 
+    def __getitem__(self, name: str) -> Any:
+        """`_type`, `id` and `name`, also as keys."""
+        if name not in ("_type", "id", "name"):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    __iter__ = None  # else Python would take its keys for a sequence
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise InvalidType(
             f"the pool {self.name!r} cannot be pickled or copied: its budget belongs to this process",
@@ -443,10 +462,14 @@ class TaskPool(Entrance):
 
 
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
-    """A `TaskPool` from keywords, or from one mapping of them. `stale_after_ms` is `stale_after` in milliseconds."""
+    """A `TaskPool` from keywords, or from one mapping of them; what is None counts as not given.
+
+    `stale_after_ms` is `stale_after` in milliseconds, `scope_id` and `run_id` are `pipeline_id`, `strategy` is `queue`.
+    """
     return pool_from(TaskPool, options, keywords)
 
 
+_OTHER_NAMES = ("stale_after_ms", "strategy", "scope_id", "run_id")
 PoolT = TypeVar("PoolT", bound=TaskPool)
 
 
@@ -459,10 +482,13 @@ def pool_from(kind: type[PoolT], options: Mapping[str, Any] | None, keywords: di
             remedy="Pass keywords: pool_create(name='review', max_concurrent=5).",
         )
     given = {**(options or {}), **keywords}
+    for option in given:
+        if option not in known and option not in _OTHER_NAMES:
+            raise InvalidArgument(f"pool_create() has no option {option!r}", remedy=nearest(option, known))
+    given = {name: value for name, value in given.items() if value is not None}
     if "stale_after_ms" in given:
+        refuse_both("pool_create()", given, "stale_after", "stale_after_ms")
         given["stale_after"] = seconds_of(given.pop("stale_after_ms"))
-    for option in given.keys() - known:
-        near = difflib.get_close_matches(str(option), known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known)}."
-        raise InvalidArgument(f"pool_create() has no option {option!r}", remedy=hint)
+    respell("pool_create()", given, "queue", "strategy")
+    respell("pool_create()", given, "pipeline_id", "scope_id", "run_id")
     return kind(**given)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.fields import is_finite
 from headgate.tasks.classed_queues import ClassedQueue
+from headgate.tasks.config import respell
 from headgate.tasks.fair_queues import FairQueue, ShareQueue
 from headgate.tasks.keyed_queues import KeyedQueue
 from headgate.tasks.queues import FifoQueue, LifoQueue, PriorityQueue, Queue
@@ -222,7 +223,9 @@ def strategy_of(queue: object) -> Strategy:
     if isinstance(queue, str):
         queue = {"kind": queue}
     if isinstance(queue, Mapping):
-        options = dict(queue)
+        options = {name: value for name, value in queue.items() if value is not None and name != "_type"}
+        respell("queue", options, "kind", "strategy")
+        respell("queue", options, "key", "key_field")
         factory = _FACTORIES.get(str(options.pop("kind", "")))
         if factory is not None:
             try:

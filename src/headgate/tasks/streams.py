@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.tasks.options import check_names
+from headgate.tasks.options import check_names, refuse_callables
 from headgate.tasks.waiting import enclosing, lend_meanwhile, lend_while, wait_for
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def run_stream(pool: TaskPool, fn: Any, args: tuple[Any, ...], options: dict[str
     """Check what can be checked now, and return the items-to-be."""
     check_generator(fn)
     own = pool._supply.options if pool._supply is not None else ()
-    check_names(options, pool._strategy, "stream()", own)
+    check_names(options, pool._strategy, "stream()", own, fn)
+    refuse_callables(options)
     if "idempotency_key" in options:
         raise InvalidArgument(
             "stream() cannot take an idempotency_key: items are handed out and not kept",

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
+from headgate.core.spelling import named_options
 from headgate.errors import (
     InvalidArgument,
     InvalidType,
@@ -62,6 +63,7 @@ class Member:
 class WorkerPool:
     """Worker processes that run routines called in this block: ``async with WorkerPool(spawn=4): await add(1, 2)``."""
 
+    @named_options
     def __init__(
         self,
         *tags: str,

@@ -115,7 +115,7 @@ class Twin:
     def refuse_descendant(self) -> None:
         """The same for one that was taken out of turn: it is put first."""
         task = self._any()
-        if task is not None and (self.kind == "fair_share" or task is not self.queue._undo[0]):
+        if task is not None and (self.kind == "fair_share" or task.number != self.queue._undo[0]):
             self.queue.take(task)
             self.queue.put_back(task)
             self.model.refuse(task)
@@ -201,7 +201,7 @@ class Twin:
         assert self.queue.pop() is None
         self.idle()
         assert not self.queue._past
-        assert self.queue._undo[0] is None
+        assert not self.queue._undo[0]
 
 
 COMMANDS = (
