@@ -349,6 +349,7 @@ class WorkerLost(HeadgateError):
         exit_code: int | None = None,
         signal: int | None = None,
         stderr: str = "",
+        neighbours: int = 0,
         remedy: str | None = None,
     ) -> None:
         super().__init__(message, remedy=remedy)
@@ -362,6 +363,8 @@ class WorkerLost(HeadgateError):
         """The number of the signal that killed it; None: none did, or that is not known."""
         self.stderr: str = stderr
         """The last lines that it wrote to stderr, as far as they are known, without values of resources."""
+        self.neighbours: int = neighbours
+        """How many other calls of this event loop were lost with it."""
 
 
 class WorkerStartFailed(HeadgateError):

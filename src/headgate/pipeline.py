@@ -134,7 +134,6 @@ class TaskPool(PlainTaskPool):
             audit=audit,
             runner=runner,
         )
-
         if self._line is not None and self._fair in self._line.options:
             self._let_go()
             raise InvalidArgument(
@@ -235,6 +234,7 @@ class Permit:
 
     # No slots: one is made for each attempt, and what most never have is not set.
     worker: str | None = None
+    max_calls: int = 0  # see `workers.exchange.Request`
     here: bool = False
     """Did it run here although there are workers?"""
     doomed: bool = False
@@ -517,6 +517,8 @@ class Line(Supply):
 
     def _outcome(self, task: TaskRecord, permit: Permit, error: BaseException) -> BaseException:
         """It raised: what its task is to raise."""
+        if isinstance(error, WorkerLost) and self._placing is not None and error.worker == permit.worker:
+            self._placing.losses.note(permit.request_id, task.terms.retries + 1 - self.failures(task), error.neighbours)
         leases, flight = self._leases, permit.flight
         if leases is None or flight is None:
             return error

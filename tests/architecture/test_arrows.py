@@ -90,6 +90,7 @@ PURE = (
     "tasks/options.py",
     "tasks/queues.py",
     "tasks/strategies.py",
+    "workers/admission.py",
     "workers/balancing.py",
     "workers/model.py",
     "workers/exchange.py",

@@ -7,9 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
 
 from headgate import routine
 from tests.workers.jobs import note
+from tests.workers.support import lines, until
 
 
 def end(how: str) -> None:
@@ -75,3 +78,58 @@ async def culprit(path: str, n: int, how: str, seconds: float) -> int:
     end(how)
     await asyncio.sleep(60)
     return n
+
+
+@routine
+async def calls_others(depth: int) -> list[int]:
+    """The pids of all."""
+    if depth == 0:
+        return [os.getpid()]
+    return [os.getpid(), *await calls_others(depth - 1)]
+
+
+@routine
+def calls_others_in_a_thread(depth: int) -> list[int]:
+    return asyncio.run(calls_others(depth))  # type: ignore[no-any-return, arg-type]
+
+
+@routine
+async def held(path: str, name: str, depth: int = 0) -> list[int]:
+    """Note that it begins; wait until it is let go; call others; note that it ends."""
+    note(path, f"{name} begins")
+    await until(Path(f"{path}.{name}").exists, 30)
+    found = await calls_others(depth) if depth else [os.getpid()]
+    note(path, f"{name} ends")
+    return found
+
+
+@routine
+async def noted(path: str, text: str) -> int:
+    note(path, text)
+    return os.getpid()
+
+
+@routine
+async def counts() -> AsyncGenerator[int, None]:
+    for n in range(1000):
+        yield n
+
+
+@routine(retries=1)
+async def dies_beside(path: str, caller: int) -> int:
+    """Ends its worker the first time, if that is not its caller's."""
+    note(path, f"{os.getpid()} {caller}")
+    if len(lines(path)) == 1:
+        end("SIGKILL")
+        await asyncio.sleep(60)
+    return os.getpid()
+
+
+@routine
+async def calls_one_that_dies(path: str) -> tuple[int, int]:
+    return os.getpid(), await dies_beside(path, os.getpid())
+
+
+async def with_key(key: Any, fn: Any, *args: Any) -> Any:
+    """One of these, as a task with a resource."""
+    return await fn(*args)

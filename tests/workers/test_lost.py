@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import signal
 import threading
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 
+import headgate
 from headgate import ResourcePool, WorkerLost, WorkerPool
 from headgate.testing import no_leaks
 from headgate.workers.endings import LINES, Ending, ending_of
 from headgate.workers.keeper import TAIL
+from headgate.workers.mapping import routine_for
 from tests.workers import jobs, lost_jobs
-from tests.workers.support import Shared, all_ready, lines, pids, script, until
+from tests.workers.support import Shared, all_ready, in_flight, lines, pids, run, script, until
 
 pytestmark = pytest.mark.integration
 
@@ -164,3 +167,267 @@ def test_w92_what_a_report_of_the_keeper_says() -> None:
     cut = b"23456789 is half of a value" + b"." * TAIL + b"\nsk-abcdefghij \xff"
     assert ending_of(report(-9, cut[-TAIL:])).stderr == "<b> �"
     del keys
+
+
+# -- who dies with whom -----------------------------------------------------------------------------------------------
+
+once = headgate.routine(retries=1)
+twice = headgate.routine(retries=2)
+AGAIN = {
+    1: (once(lost_jobs.neighbour), once(lost_jobs.culprit)),
+    2: (twice(lost_jobs.neighbour), twice(lost_jobs.culprit)),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(("retries", "how"), [(1, "SIGSEGV"), (2, "exit 3")])
+def test_w92_a_call_that_crashes_fails_by_itself(log: str, workers: int, retries: int, how: str) -> None:
+    neighbour, culprit = AGAIN[retries]
+
+    async def main() -> None:
+        async with WorkerPool(spawn=workers):
+            calls = [asyncio.create_task(neighbour(log, n, 0.02)) for n in range(30)]
+            calls[10:10] = culprits = [asyncio.create_task(culprit(log, n, how, 0.01)) for n in range(2)]
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            assert [one for one in ended if not isinstance(one, BaseException)] == list(range(30)), ended
+            for one in culprits:
+                error = one.exception()
+                assert isinstance(error, WorkerLost)
+                assert (error.exit_code, error.signal) == ((3, None) if how == "exit 3" else (None, 11))
+            for n in range(2):
+                assert sum(line.startswith(f"culprit {n} ") for line in lines(log)) == retries + 1
+
+    run(main)
+
+
+class Rerun:
+    """A request that was lost before: its call is to have few neighbours."""
+
+    request_id, tenant, holds = "", "", False
+
+    def __init__(self, max_calls: int) -> None:
+        self.max_calls = max_calls
+
+    def placed(self, uid: str) -> None:
+        pass
+
+    def hide(self, text: str) -> str:
+        return text
+
+
+def again(pool: WorkerPool, fn: Any, *args: Any, limit: float | None = None, max_calls: int = 1) -> asyncio.Task[Any]:
+    """Call a routine as one is called that was on a worker when it died."""
+    call = pool._proxy().call(routine_for(fn, "it"), args, {}, limit, "", request=Rerun(max_calls))
+    return asyncio.ensure_future(call)
+
+
+async def reserved(pool: WorkerPool, is_reserved: bool = True) -> None:
+    proxy = pool._proxy()
+    await until(lambda: {one.reserved for one in proxy._roster} == {is_reserved})
+
+
+async def noted(log: str, *wanted: str) -> None:
+    await until(lambda: lines(log) == [*wanted])
+
+
+def let_go(log: str, *names: str) -> None:
+    for name in names:
+        Path(f"{log}.{name}").touch()
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Shared]:
+    """One worker, which nobody kills."""
+    single = Shared(spawn=1, lazy=False)
+    single.open()
+    yield single
+    single.close()
+
+
+def test_w92_while_one_runs_alone_others_wait_until_it_has_ended(
+    single: Shared, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this loop, of another, and a broadcast; for longer than quorum_timeout."""
+
+    async def main() -> None:
+        monkeypatch.setattr(single.pool._proxy(), "_quorum_timeout", 0.1)
+        alone = again(single.pool, lost_jobs.held, log, "alone")
+        await noted(log, "alone begins")
+        others = [asyncio.create_task(lost_jobs.noted(log, "other")) for _ in range(5)]
+        context = contextvars.copy_context()
+        others.append(asyncio.create_task(asyncio.to_thread(context.run, asyncio.run, jobs.echo(1))))
+        others.append(asyncio.create_task(single.pool.broadcast(lost_jobs.noted, log, "other")))
+        assert not (await asyncio.wait(others, timeout=0.5))[0]
+        let_go(log, "alone")
+        await asyncio.gather(alone, *others)
+        assert lines(log) == ["alone begins", "alone ends", *["other"] * 6]
+        await reserved(single.pool, False)
+
+    single(main)
+
+
+@pytest.mark.parametrize("fn", [lost_jobs.calls_others, lost_jobs.calls_others_in_a_thread], ids=["async", "thread"])
+def test_w92_what_one_that_runs_alone_calls_is_admitted(single: Shared, fn: Any) -> None:
+    async def main() -> None:
+        assert set(await again(single.pool, fn, 5)) == set(pids(single.pool))
+
+    single(main)
+
+
+def test_w92_while_one_waits_to_be_alone_what_runs_may_call_others(single: Shared, log: str) -> None:
+    async def main() -> None:
+        first = asyncio.create_task(lost_jobs.held(log, "first", 4))
+        await noted(log, "first begins")
+        alone = [again(single.pool, lost_jobs.held, log, name) for name in ("one", "two")]
+        await reserved(single.pool)
+        later = asyncio.create_task(lost_jobs.noted(log, "later"))
+        let_go(log, "first", "one", "two")
+        await asyncio.gather(first, *alone, later)
+        assert lines(log)[:2] == ["first begins", "first ends"]
+        assert lines(log)[2:] == ["one begins", "one ends", "two begins", "two ends", "later"]
+
+    single(main)
+
+
+@pytest.mark.parametrize("way", ["cancelled", "dispatch_timeout"])
+def test_w92_who_waits_to_be_alone_may_give_up(single: Shared, log: str, way: str) -> None:
+    async def main() -> None:
+        first = asyncio.create_task(lost_jobs.held(log, "first"))
+        await noted(log, "first begins")
+        alone = again(single.pool, lost_jobs.held, log, "alone", limit=0.3 if way == "dispatch_timeout" else None)
+        await reserved(single.pool)
+        if way == "cancelled":
+            alone.cancel()
+        with pytest.raises((asyncio.CancelledError, headgate.DispatchTimeout)) as caught:
+            await alone
+        assert "room" in str(caught.value) or way == "cancelled"
+        await lost_jobs.noted(log, "later")  # although the first one runs still
+        let_go(log, "first")
+        await first
+        assert lines(log) == ["first begins", "later", "first ends"]
+        await reserved(single.pool, False)
+
+    single(main)
+
+
+def test_w92_one_that_runs_alone_can_be_cancelled(single: Shared, log: str) -> None:
+    async def main() -> None:
+        alone = again(single.pool, lost_jobs.held, log, "alone")
+        await noted(log, "alone begins")
+        later = asyncio.create_task(lost_jobs.noted(log, "later"))
+        alone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await alone
+        await later
+        await reserved(single.pool, False)
+
+    single(main)
+
+
+def test_w92_a_client_that_goes_leaves_nothing_reserved(single: Shared, log: str) -> None:
+    async def main() -> None:
+        first = asyncio.create_task(lost_jobs.held(log, "first"))
+        await noted(log, "first begins")
+        context = contextvars.copy_context()
+
+        async def elsewhere() -> None:
+            alone = again(single.pool, lost_jobs.held, log, "alone")
+            await asyncio.sleep(0.1)
+            assert not alone.done()
+
+        await asyncio.to_thread(context.run, asyncio.run, elsewhere())
+        await lost_jobs.noted(log, "later")
+        let_go(log, "first")
+        await first
+
+    single(main)
+
+
+def test_w92_a_generator_at_rest_keeps_nobody_from_being_alone(single: Shared) -> None:
+    """Its consumer may wait for that very call."""
+
+    async def main() -> None:
+        async for n in lost_jobs.counts():
+            assert await again(single.pool, jobs.add, n, 1) == n + 1
+            if n == 3:
+                break
+        gc.collect()
+        await until(lambda: in_flight(single.pool) == 0)
+
+    single(main)
+
+
+def test_w92_some_neighbours(single: Shared, log: str) -> None:
+    async def main() -> None:
+        first = asyncio.create_task(lost_jobs.held(log, "first"))
+        await noted(log, "first begins")
+        limited = again(single.pool, lost_jobs.held, log, "limited", max_calls=3)
+        await noted(log, "first begins", "limited begins")
+        second = asyncio.create_task(lost_jobs.held(log, "second"))
+        await noted(log, "first begins", "limited begins", "second begins")
+        await reserved(single.pool)
+        third = asyncio.create_task(lost_jobs.noted(log, "third"))
+        let_go(log, "first")
+        await asyncio.gather(first, third)
+        let_go(log, "limited", "second")
+        await asyncio.gather(limited, second)
+
+    single(main)
+
+
+def test_w92_a_worker_without_calls_is_preferred(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        await all_ready(shared.pool, 2)
+        first = asyncio.create_task(lost_jobs.held(log, "first"))
+        await noted(log, "first begins")
+        found = {await again(shared.pool, jobs.pid) for _ in range(4)}
+        let_go(log, "first")
+        assert found == set(pids(shared.pool)) - set(await first)
+
+    shared(main)
+
+
+def test_w92_a_nested_call_is_run_again_away_from_its_caller(shared: Shared, log: str) -> None:
+    """Its caller has lost nothing yet, and is not to be lost with it."""
+
+    async def main() -> None:
+        async with WorkerPool(spawn=3) as pool:
+            await jobs.pid()
+            caller, ran = await lost_jobs.calls_one_that_dies(log)
+            if lines(log)[0].split()[0] != str(caller):  # else both were lost
+                assert ran != caller
+            await all_ready(pool, 3)
+
+    shared(main)
+
+
+def test_w92_leaving_the_pool_while_one_waits_to_be_alone(log: str) -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1, shutdown_timeout=5) as pool:
+            first = asyncio.create_task(lost_jobs.held(log, "first"))
+            await noted(log, "first begins")
+            alone = again(pool, lost_jobs.held, log, "alone")
+            await reserved(pool)
+            let_go(log, "first", "alone")
+        ended = await asyncio.gather(alone, return_exceptions=True)
+        assert isinstance(ended[0], (headgate.PoolClosed, list)), ended
+        assert await first
+
+    run(main)
+
+
+def test_w92_a_worker_that_stops_sends_those_who_wait_elsewhere(log: str) -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1, shutdown_timeout=5) as pool:
+            first = asyncio.create_task(lost_jobs.held(log, "first"))
+            await noted(log, "first begins")
+            alone = again(pool, jobs.pid)
+            await reserved(pool)
+            old = pids(pool)[0]
+            os.kill(old, signal.SIGTERM)  # it finishes what it has, and another comes
+            await asyncio.sleep(0.05)
+            let_go(log, "first")
+            assert await first == [old]
+            assert await alone != old
+
+    run(main)

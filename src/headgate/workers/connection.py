@@ -27,7 +27,7 @@ from headgate.core.clock import clock
 from headgate.workers import memory
 from headgate.workers.endings import LAST_WORD, Ending
 from headgate.workers.exchange import HELD, OUTBOX, Advance, Answer, Outgoing
-from headgate.workers.model import WorkerMetadata
+from headgate.workers.model import WorkerMetadata, WorkerState
 from headgate.workers.parcels import Borrowed, ConversationBroken, Parcel, Unreadable
 from headgate.workers.rpc import EOF, grpc
 from headgate.workers.session import ClientSession
@@ -58,7 +58,9 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-Happening = Literal["open", "refused", "lost", "stopped", "closed", "blocked", "unblocked", "room"]
+Happening = Literal[
+    "open", "refused", "lost", "stopped", "closed", "blocked", "unblocked", "room", "reserved", "unreserved"
+]
 
 
 class Connection:
@@ -83,6 +85,11 @@ class Connection:
         """Will somebody call `learn` when the process has ended?"""
         self._held: list[Answer] = []  # of calls that were lost: until it is known how the process ended
         self._hold: asyncio.TimerHandle | None = None
+        self.casualties: int = 0
+        """Calls of this conversation that were lost when it broke."""
+        self.reserved: bool = False
+        """Does the worker refuse calls, because one of few neighbours runs there or waits?"""
+        self._asked: dict[int, asyncio.Future[bool]] = {}  # for room
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._channel: Any = None
@@ -101,6 +108,20 @@ class Connection:
     def in_flight(self) -> int:
         """Calls that were submitted and not answered."""
         return self.session.waiting
+
+    @property
+    def state(self) -> WorkerState:
+        """How the worker is, as far as this conversation can tell."""
+        if self.session.state == "stopping":
+            return "stopping"
+        if self.session.state == "over":
+            return "lost"
+        return "blocked" if self.blocked else "ready"
+
+    @property
+    def load(self) -> int:
+        """The same, and calls that wait for room there."""
+        return self.session.waiting + len(self._asked)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -128,6 +149,44 @@ class Connection:
         gone = self.session.cancel(call)
         self._rouse()
         return gone
+
+    async def reserve(self, max_calls: int, caller: str, overdue: bool, patience: float) -> int:
+        """Ask for room for a call; the number of the reservation, or 0 if none was granted in so many seconds."""
+        number = self.session.room.ask(max_calls, caller, overdue)
+        granted = self._asked[number] = self._loop.create_future()
+        self.open()
+        self._rouse()
+        timer = self._loop.call_later(patience, _decide, granted, False)
+        kept = False
+        try:
+            kept = await granted
+        finally:
+            timer.cancel()
+            del self._asked[number]
+            if not kept:
+                self.release(number)
+        return number if kept else 0
+
+    def release(self, number: int) -> None:
+        """Nobody needs this room any more."""
+        if self.session.state != "over":
+            self.session.room.release(number)
+            self._rouse()
+
+    def give_no_room(self) -> None:
+        """Those who wait for room here are to look elsewhere."""
+        for granted in self._asked.values():
+            _decide(granted, False)
+
+    def _heard_of_room(self) -> None:
+        room = self.session.room
+        for number in room.granted:
+            if number in self._asked:
+                _decide(self._asked[number], True)
+        room.granted.clear()
+        if room.closed != self.reserved:
+            self.reserved = room.closed
+            self._tell(self, "reserved" if self.reserved else "unreserved", "")
 
     def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
         """Tell the worker whom its routines may call."""
@@ -204,6 +263,10 @@ class Connection:
                 self._go_on()
             elif session.stirs:
                 self._rouse()
+            if session.room.granted or session.room.closed != self.reserved:
+                self._heard_of_room()
+            if message.stopping:
+                self.give_no_room()
             if message.HasField("pulse"):
                 self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
             elif self.blocked and (message.results or message.yields):
@@ -325,6 +388,8 @@ class Connection:
     def _set_blocked(self, blocked: bool, tag: str) -> None:
         if blocked != self.blocked:
             self.blocked = blocked
+            if blocked:
+                self.give_no_room()
             self._tell(self, "blocked" if blocked else "unblocked", tag)
 
     def _break(self, happening: Happening, reason: str) -> None:
@@ -334,6 +399,8 @@ class Connection:
             happening, reason = "stopped", "it has stopped"
         self.reason = reason
         answers = self.session.broken()
+        self.casualties = sum(answer.kind == "lost" for answer in answers)
+        self.give_no_room()
         for timer in (self._look, self._pace):
             if timer is not None:
                 timer.cancel()
@@ -399,6 +466,11 @@ class Connection:
         if channel is not None:
             await channel.close()
             await asyncio.sleep(LINGER)
+
+
+def _decide(granted: asyncio.Future[bool], result: bool) -> None:
+    if not granted.done():
+        granted.set_result(result)
 
 
 def _answer(answer: Answer) -> None:

@@ -153,7 +153,7 @@ def begin(
 ) -> Direct | None:
     """Send a call to a worker that can take it now; None: there is none, or the call is not simple."""
     options = routine.options
-    if options.retries or options.timeout is not None:
+    if options.retries or options.timeout is not None or request.max_calls:
         return None
     arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
     bulky = isinstance(arguments, Parcel)

@@ -27,7 +27,17 @@ HELD = 1.0
 """Seconds without a turn after which a task loop counts as held."""
 
 Kind = Literal[
-    "yielded", "returned", "raised", "cancelled", "stopped", "unavailable", "exhausted", "not_started", "lost", "unsent"
+    "yielded",
+    "returned",
+    "raised",
+    "cancelled",
+    "stopped",
+    "unavailable",
+    "exhausted",
+    "not_started",
+    "lost",
+    "unsent",
+    "crowded",
 ]
 """How a call ended, but for "yielded": a generator goes on. The next four ran; of "lost" nobody knows; the others never
 began."""
@@ -37,6 +47,10 @@ Advance = Literal["next", "send", "throw", "close"]
 
 class Request(Protocol):
     """What a call is a part of: a task of a pool, which wants to be told, and knows what must not be."""
+
+    max_calls: int
+    """How many calls may run on its worker while it does, itself included; 0: any number. Set when it is run again
+    after its worker was lost."""
 
     @property
     def request_id(self) -> str:
@@ -71,6 +85,7 @@ class Outgoing:
         "number",
         "prefetch",
         "request",
+        "reservation",
         "started",
         "task",
         "tell_start",
@@ -117,6 +132,8 @@ class Outgoing:
         self.tenant: str = tenant
         self.request: Any = request
         """What it is a part of, if it was not called by itself (see `Request`)."""
+        self.reservation: int = 0
+        """The room that was granted for it; 0: it needs none."""
         self.exchange: Any = None
         """Of a generator: what its worker knows of that; the shell's."""
         self.backlog: Any = None
@@ -150,6 +167,7 @@ class Begun(NamedTuple):
     prefetch: int = 0
     context: bytes = b""
     tenant: str = ""
+    reservation: int = 0
 
 
 class Stepped(NamedTuple):

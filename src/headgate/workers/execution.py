@@ -29,6 +29,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.core.threads import call_in_thread, current_frames
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers import carriage
+from headgate.workers.admission import Ask
 from headgate.workers.arrivals import Scope
 from headgate.workers.codec import dump_exception, dumps, load_arguments
 from headgate.workers.exchange import Begun, Kind, Stepped
@@ -36,6 +37,7 @@ from headgate.workers.functions import missing_module
 from headgate.workers.generating import Order, Orders, advance
 from headgate.workers.model import BackpressureContext, Task
 from headgate.workers.parcels import Parcel
+from headgate.workers.room import REFUSED, Room
 from headgate.workers.routines import CALLER
 
 THREADS = 32
@@ -93,6 +95,16 @@ class Running:
         return f"{self.client}/{self.begun.task}"
 
     @property
+    def caller(self) -> str:
+        """The id of the task that called it."""
+        return self.begun.caller
+
+    @property
+    def rests(self) -> bool:
+        """Is it a generator between two steps?"""
+        return self.paused is not None
+
+    @property
     def pool(self) -> Any:
         """Where routines go that it calls itself."""
         return self.session.nested
@@ -130,11 +142,13 @@ class TaskLoop:
         deliver: Callable[[list[Outcome]], None],
         backpressure: Callable[[BackpressureContext], Any] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        on_room: Callable[[list[Ask], bool], None] | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
         self.asked: float | None = None
         """Since when a sign of life is asked for and none has come; None: none is owed."""
         self.running: dict[tuple[Any, int], Running] = {}
+        self.room: Room = Room(self.running, server, on_room or (lambda granted, closed: None), self._wake)
         self._where = where
         self._server = server
         self._deliver = deliver
@@ -267,7 +281,8 @@ class TaskLoop:
         else:
             self._slice = FIRST
         self._began, self._began_at = 0, now
-        incoming, loop = self._incoming, self.loop
+        incoming, loop, room = self._incoming, self.loop, self.room
+        room.hear()
         while self._steps:
             session, step = self._steps.popleft()
             stepping = self.running.get((session, step.number))
@@ -280,7 +295,13 @@ class TaskLoop:
                 running = incoming.popleft()
             except IndexError:
                 break
+            limited = running.begun.reservation or room.active
+            if limited and not room.admits(running):
+                self._send((running.session, running.begun.number, "crowded", REFUSED, False, 0, b""))
+                continue
             self.running[running.session, running.begun.number] = running
+            if limited:
+                room.began()
             running.executes = True
             self._executing += 1
             if running.begun.function.generator:
@@ -460,6 +481,8 @@ class TaskLoop:
         would be in one that is local; if nobody waits for it any more, or the worker stops, it is closed."""
         running.paused = clock.now()
         self.count(running)
+        if self.room.active:
+            self.room.look()
         if not (self._executing or self._incoming):
             self._flush()
         try:
@@ -563,6 +586,8 @@ class TaskLoop:
     def _end(self, running: Running, kind: Kind, payload: bytes | Parcel, context: bytes = b"") -> None:
         self.running.pop((running.session, running.begun.number), None)
         running.task = None  # its Context holds this, and it holds its Context
+        if self.room.active:
+            self.room.ended(running)
         self._admitted -= running.admitted
         if running.executes:
             running.executes = False

@@ -102,12 +102,19 @@ def described(error: BaseException) -> TaskException:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def not_finished(routine: Routine, why: str) -> PoolClosed:
+def raise_lost(routine: Routine, call: Outgoing, connection: Connection, answer: Answer, closed: str) -> NoReturn:
+    """Its worker is gone, or its pool was closed before it ended (`closed`: why)."""
+    error = _not_finished(routine, closed) if closed else _lost(routine, call, connection, answer.kind == "stopped")
+    tell_ended(routine, call, connection, "closed" if closed else "lost", described(error))
+    raise error
+
+
+def _not_finished(routine: Routine, why: str) -> PoolClosed:
     """Its pool was closed before it ended."""
     return PoolClosed(f"{routine.tag} was not finished when its pool was closed ({why})", remedy=INSIDE)
 
 
-def lost(routine: Routine, call: Outgoing, connection: Connection, *, stopped: bool) -> WorkerLost:
+def _lost(routine: Routine, call: Outgoing, connection: Connection, stopped: bool) -> WorkerLost:
     """Its worker is gone."""
     task, uid, pid = task_id(call), connection.metadata.uid, connection.metadata.pid
     what = "was stopped" if stopped else "was lost"
@@ -126,6 +133,7 @@ def lost(routine: Routine, call: Outgoing, connection: Connection, *, stopped: b
         exit_code=ending.exit_code,
         signal=ending.signal,
         stderr=ending.stderr,
+        neighbours=max(0, connection.casualties - 1),
         remedy=remedy,
     )
     if ending.stderr:

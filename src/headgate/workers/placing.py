@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.workers.direct import Direct, Owner, begin
 from headgate.workers.exchange import Request
 from headgate.workers.functions import inside, routine_of
+from headgate.workers.isolation import Losses
 from headgate.workers.model import RoutineOptions
 from headgate.workers.routines import ACTIVE, Routine, as_routine, dispatch_limit, do_dispatch, generator_over
 
@@ -37,6 +38,7 @@ class Placing:
 
     def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
+        self.losses: Losses = Losses()
         self._routines: dict[Any, Any] = {}  # how functions travel is remembered there
         self._closures: dict[Any, Any] = {}  # the same for a few of those that hold on to something
 
@@ -55,7 +57,7 @@ class Placing:
         """Call a function without awaiting it, in this context; None if it is not that simple, or something is wrong:
         it comes up again where it is awaited."""
         routine = self._routine(fn)
-        if routine is HERE:
+        if routine is HERE or (self.losses and request.request_id in self.losses):
             return None
         try:
             return context.run(self._begin, routine, args, request, context, owner)
@@ -81,6 +83,7 @@ class Placing:
             ACTIVE.set(self._workers)
             here: Awaitable[Any] = HERE
             return here
+        self.losses.limit(request)
         proxy, caller = self._workers._proxy(), request.request_id
         there: Awaitable[Any] = proxy.call(routine, given, kwargs, dispatch_limit(), caller, request=request)
         return there
@@ -92,6 +95,7 @@ class Placing:
             ACTIVE.set(self._workers)
             here: AsyncGenerator[Any, Any] = HERE
             return here
+        self.losses.limit(request)
         proxy, limit, caller = self._workers._proxy(), dispatch_limit(), request.request_id
         return generator_over(lambda args, kwargs: proxy.stream(routine, args, kwargs, limit, caller, request=request))(
             *given, **kwargs

@@ -33,16 +33,16 @@ from headgate.workers.connection import Connection, Happening
 from headgate.workers.endings import Ending
 from headgate.workers.events import TASKS
 from headgate.workers.exchange import CONFIRMATION, UNREAD, Answer, Outgoing, Request
-from headgate.workers.model import Report, Task, WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.isolation import RESERVED, after_loss, max_calls_of, shunned
+from headgate.workers.model import Report, Task, WorkerMetadata, WorkerView
 from headgate.workers.outcomes import (
     INSIDE,
     client_id,
     described,
     fresh,
     listed,
-    lost,
-    not_finished,
     raise_answer,
+    raise_lost,
     refuse_long,
     tell_blocked,
     tell_dispatched,
@@ -78,6 +78,7 @@ class Proxy:
         pool: str = "",
         max_payload: int = 0,
         awaits_endings: bool = False,
+        here: str = "",
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.seen: Any = None
@@ -91,10 +92,13 @@ class Proxy:
         self._pool = pool
         self.why_none: Callable[[], str] = str  # tells why there may be no worker
         self.max_payload: int = max_payload
+        self.here: str = here
+        """The uid of the worker that it is on; "": on none."""
         self._awaits_endings = awaits_endings
         self._known: WeakValueDictionary[str, Connection] = WeakValueDictionary()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: set[Connection] = set()  # blocked: no new calls
+        self._reserved: set[Connection] = set()  # a call of few neighbours runs or waits there: no others
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
         self._evicted: dict[str, str] = {}
         self._calls: dict[Outgoing, None] = {}
@@ -175,14 +179,8 @@ class Proxy:
 
     def view(self, connection: Connection) -> WorkerView:
         """One of them."""
-        state: WorkerState = "ready"
-        if connection.session.state == "stopping":
-            state = "stopping"
-        elif connection.session.state == "over":
-            state = "lost"
-        elif connection.blocked:
-            state = "blocked"
-        elif self._roster.cooling(connection.metadata.uid, clock.now()):
+        state = connection.state
+        if state == "ready" and self._roster.cooling(connection.metadata.uid, clock.now()):
             state = "cooling"
         return WorkerView(connection.metadata, state, connection.in_flight)
 
@@ -197,6 +195,7 @@ class Proxy:
             self._roster.drop(uid)
             self._introduce()
         self._busy.discard(connection)
+        self._reserved.discard(connection)
         self._wake()
 
     def _end(self, connection: Connection) -> None:
@@ -221,6 +220,11 @@ class Proxy:
             self._busy.discard(connection)
             self._wake()
             tell_unblocked(connection)
+        elif happening == "reserved":
+            self._reserved.add(connection)
+        elif happening == "unreserved":
+            self._reserved.discard(connection)
+            self._wake()
         elif happening == "room":
             self._wake(_AT_A_TIME)
         elif happening == "closed":
@@ -316,6 +320,8 @@ class Proxy:
         options = routine.options
         timeout = options.timeout or 0.0
         attempts = options.retries if not to else 0
+        isolation = max_calls_of(request)
+        may_stay = True
         tried: dict[str, str] = {}
         until = None if limit is None else clock.now() + limit
         tenant = "" if request is None else request.tenant
@@ -324,9 +330,15 @@ class Proxy:
             running.begins_to_wait()
         try:
             while True:
-                flight = self._only(to, routine, tried) if to else self._choose(routine, number, tried, bulky)
+                if isolation is not None:
+                    chosen = isolation.place(self, routine, number, tried, bulky, until, limit, caller)
+                    flight: Flight | None = await chosen
+                elif to:
+                    flight = self._only(to, routine, tried)
+                else:
+                    flight = self._choose(routine, number, tried, bulky, may_stay)
                 if flight is None:
-                    await self._until_there_is_one(routine, tried, until, limit)
+                    await self.until_there_is_one(routine, tried, until, limit)
                     continue
                 connection: Connection = flight.seat.resource.value
                 waiter = self.loop.create_future()
@@ -344,6 +356,8 @@ class Proxy:
                     request,
                 )
                 call.backlog, call.exchange = backlog, exchange
+                if isolation is not None:
+                    call.reservation = isolation.reservation
                 if request is not None:
                     request.placed(connection.metadata.uid)
                 if TASKS.listeners:
@@ -368,13 +382,19 @@ class Proxy:
                     raise
                 finally:
                     self._calls.pop(call, None)
+                    if isolation is not None:
+                        connection.release(isolation.reservation)
                 kind = answer.kind
                 if kind in _RAN:
                     return done(routine, flight, call, answer, running)
                 self.unanswered(routine, flight, call, answer, tried, again=attempts > 0)
+                if kind == "lost":
+                    isolation = after_loss(isolation, attempts, connection.casualties - 1)
                 if kind in _GONE:
                     attempts -= 1
                     tried.clear()
+                elif kind == "crowded":
+                    may_stay = may_stay and connection.metadata.uid != self.here
         finally:
             if running is not None:
                 running.waits_no_more()
@@ -385,10 +405,8 @@ class Proxy:
         """It did not run, or nobody knows whether it did. Raises if it cannot be placed again; `again`: even then."""
         connection: Connection = flight.seat.resource.value
         self._refused(flight, connection, answer, tried)
-        if self._closed:
-            self._raise_closed(routine, call, connection)
-        if answer.kind in _GONE and not again:
-            self._raise_lost(routine, call, connection, answer.kind == "stopped")
+        if self._closed or (answer.kind in _GONE and not again):
+            raise_lost(routine, call, connection, answer, self._closed)
 
     def stream(
         self,
@@ -423,9 +441,7 @@ class Proxy:
         """The worker of a generator is gone, or the pool is."""
         connection: Connection = flight.seat.resource.value
         self._roster.ended(flight)
-        if self._closed:
-            self._raise_closed(routine, call, connection)
-        self._raise_lost(routine, call, connection, answer.kind == "stopped")
+        raise_lost(routine, call, connection, answer, self._closed)
 
     def ended(
         self, routine: Routine, flight: Flight, call: Outgoing, connection: Connection, error: BaseException
@@ -436,17 +452,23 @@ class Proxy:
         outcome = "timeout" if isinstance(error, TimeoutError) else outcome
         tell_ended(routine, call, connection, outcome, described(error))
 
-    def _choose(self, routine: Routine, number: int, tried: dict[str, str], bulky: bool) -> Flight | None:
-        """The next worker that takes calls and has not refused this one."""
+    def is_usable(self, routine: Routine) -> bool:
+        """Are enough workers there? Raises if the pool is closed."""
         if self._closed:
             raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
-        if not self._reached_quorum:
-            if len(self._roster) < self._quorum:
-                return None
-            self._reached_quorum = True
+        self._reached_quorum = self._reached_quorum or len(self._roster) >= self._quorum
+        return self._reached_quorum
+
+    def _choose(
+        self, routine: Routine, number: int, tried: dict[str, str], bulky: bool, may_stay: bool = True
+    ) -> Flight | None:
+        """The next worker that takes calls and has not refused this one. `may_stay`: on the one on which we are, even
+        if it refuses others."""
+        if (self._closed or not self._reached_quorum) and not self.is_usable(routine):
+            return None
         avoid: Any = tried
-        if self._busy:
-            avoid = {*tried, *(connection.metadata.uid for connection in self._busy)}
+        if self._busy or self._reserved:
+            avoid = shunned(self._roster, self._busy, self._reserved, tried, self.here if may_stay else "")
         if self._custom is not None:
             return self._custom_choice(self._custom, routine, number, avoid, bulky)
         flight = self._roster.next(clock.now(), avoid)
@@ -458,13 +480,12 @@ class Proxy:
 
     def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Flight | None:
         """This one, or none."""
-        if self._closed:
-            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
+        self.is_usable(routine)
         connection = self._roster.get(uid)
         if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
             why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
             raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
-        return self._roster.take(uid, clock.now())
+        return None if connection in self._reserved else self._roster.take(uid, clock.now())
 
     async def until_known(self, uids: list[str]) -> None:
         """Wait until discovery has told of these, for a moment at most."""
@@ -490,7 +511,7 @@ class Proxy:
                 return self._roster.take(view.uid, clock.now())
         return None
 
-    async def _until_there_is_one(
+    async def until_there_is_one(
         self, routine: Routine, tried: dict[str, str], until: float | None, limit: float | None
     ) -> None:
         """Nobody can take it now: wait for somebody new, or give up."""
@@ -501,7 +522,8 @@ class Proxy:
             raise NoWorkersAvailable(f"no worker took {routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
-        limits = (self._quorum_timeout, None if until is None else max(0.0, until - clock.now()))
+        patience = None if self._reserved else self._quorum_timeout  # a call that runs alone will end
+        limits = (patience, None if until is None else max(0.0, until - clock.now()))
         scope = asyncio.timeout(min((one for one in limits if one is not None), default=None))
         try:
             async with scope:
@@ -527,7 +549,9 @@ class Proxy:
         reasons = {**self._evicted}
         for connection in self._roster:
             uid = connection.metadata.uid
-            why = "blocked by a routine that holds its loop" if connection.blocked else self.view(connection).state
+            why: str = self.view(connection).state
+            if connection.blocked or connection.reserved:
+                why = "blocked by a routine that holds its loop" if connection.blocked else RESERVED
             reasons[uid] = tried.get(uid, why)
         return (listed(reasons) or "none is there") + ("" if len(self._roster) else self.why_none())
 
@@ -629,16 +653,6 @@ class Proxy:
         if answer.kind not in ("lost", "unsent", "stopped"):
             self._report(connection, "transient")
 
-    def _raise_closed(self, routine: Routine, call: Outgoing, connection: Connection) -> NoReturn:
-        error = not_finished(routine, self._closed)
-        tell_ended(routine, call, connection, "closed", described(error))
-        raise error
-
-    def _raise_lost(self, routine: Routine, call: Outgoing, connection: Connection, stopped: bool) -> NoReturn:
-        error = lost(routine, call, connection, stopped=stopped)
-        tell_ended(routine, call, connection, "lost", described(error))
-        raise error
-
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException | None) -> None:
@@ -654,6 +668,8 @@ class Proxy:
     def refuse(self, why: str) -> None:
         """No new calls from now on."""
         self._closed = why
+        for connection in self._roster:
+            connection.give_no_room()
         self._wake()
 
     def abandon(self) -> None:

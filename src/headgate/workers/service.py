@@ -21,6 +21,7 @@ from headgate.core.clock import clock
 from headgate.core.threads import on_loop
 from headgate.errors import HeadgateError
 from headgate.workers import memory
+from headgate.workers.admission import Ask
 from headgate.workers.exchange import HELD, PULSE, UNREAD, Advance, Begun, Heard, Stepped
 from headgate.workers.execution import Outcome, Running, TaskLoop
 from headgate.workers.functions import Arrived
@@ -57,13 +58,14 @@ class Nested:
     One for each pool, whoever called: with one for each conversation, every level of nesting would double the streams.
     """
 
-    def __init__(self, pool: str, tasks: TaskLoop) -> None:
+    def __init__(self, pool: str, tasks: TaskLoop, uid: str) -> None:
         self.peers: list[tuple[str, str]] = []
         """The workers of the pool, as a client last said."""
         self.max_payload: int = 0
         self._pool = pool
         self._tasks = tasks
         self._loop = tasks.loop
+        self._uid = uid
         self._made: Any = None
 
     def _proxy(self) -> Any:
@@ -75,7 +77,8 @@ class Nested:
             from headgate.workers.balancing import RoundRobinLoadBalancer
             from headgate.workers.proxy import Proxy
 
-            self._made = Proxy(RoundRobinLoadBalancer(), pool=self._pool, max_payload=self.max_payload)
+            balancer = RoundRobinLoadBalancer()
+            self._made = Proxy(balancer, pool=self._pool, max_payload=self.max_payload, here=self._uid)
         peers = self.peers
         if self._made.seen is not peers:
             self._made.seen = peers
@@ -241,9 +244,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.uid: str = uid
-        self.tasks: TaskLoop = TaskLoop(where, asyncio.get_running_loop(), self._deliver, backpressure, loop)
+        self.tasks: TaskLoop = TaskLoop(
+            where, asyncio.get_running_loop(), self._deliver, backpressure, loop, self._tell_room
+        )
         self.stopped: asyncio.Event = asyncio.Event()
         self.stopping: bool = False
+        self._reserved = False
         self._conversations: dict[Conversation, None] = {}
         self._nested: dict[str, Nested] = {}
         self._idle = asyncio.Event()
@@ -267,7 +273,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         return None
 
     async def _converse(self, _: Any, context: Any) -> None:
-        conversation = Conversation(self.uid, context, Nested("", self.tasks))
+        conversation = Conversation(self.uid, context, Nested("", self.tasks, self.uid))
         session = conversation.session
         writer: asyncio.Task[None] | None = None
         try:
@@ -280,6 +286,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 await context.write(reply.SerializeToString())
                 return
             self._conversations[conversation] = None
+            if self._reserved:
+                session.reserved(True)
             writer = asyncio.create_task(conversation.write())
             while True:
                 data = await context.read()
@@ -296,6 +304,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             left = conversation.end()
             if left:
                 self.tasks.abandon(conversation, left)
+            self.tasks.room.leave(conversation)
             self._leave(conversation)
             if writer is not None:
                 writer.cancel()
@@ -306,9 +315,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         begun, cancels, steps = conversation.hear(message)
         if message.HasField("peers") and session.peers is not None:
             pool, peers = session.peers
-            conversation.nested = self._nested.setdefault(pool, Nested(pool, self.tasks))
+            conversation.nested = self._nested.setdefault(pool, Nested(pool, self.tasks, self.uid))
             conversation.nested.peers = peers
             conversation.nested.max_payload = session.max_payload
+        if message.reserves or message.released:
+            self.tasks.room.ask(conversation, () if self.stopping else message.reserves, message.released)
         if self.stopping and begun:
             for call in begun:
                 session.answer(call.number, "unavailable", b"the worker is stopping")
@@ -387,6 +398,17 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 conversation.flush()
         if not self.tasks.busy:
             self._idle.set()
+
+    def _tell_room(self, granted: list[Ask], reserved: bool) -> None:
+        """Calls of few neighbours may begin; do others have to wait?"""
+        for ask in granted:
+            ask.session.session.grant(ask.number)
+            ask.session.flush()
+        if reserved != self._reserved:
+            self._reserved = reserved
+            for conversation in self._conversations:
+                conversation.session.reserved(reserved)
+                conversation.flush()
 
     def beat(self, age: float) -> None:
         """Tell every client that waits how the task loop is."""

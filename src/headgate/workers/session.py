@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Any, Literal
 
+from headgate.workers.admission import Reservations
 from headgate.workers.exchange import (
     CROWD,
     KEPT,
@@ -68,6 +69,7 @@ _REFUSALS: dict[int, Kind] = {
     Refusal.UNAVAILABLE: "unavailable",
     Refusal.RESOURCE_EXHAUSTED: "exhausted",
     Refusal.NOT_STARTED: "not_started",
+    Refusal.CROWDED: "crowded",
 }
 _WHYS = {kind: why for why, kind in _REFUSALS.items()}
 _KINDS = {kind: number for number, kind in _RESULTS.items()}
@@ -107,6 +109,7 @@ class ClientSession(Side):
         self._abandoned: list[int] = []
         self._peers: tuple[str, list[tuple[str, str]]] | None = None
         self._can_read = False
+        self.room: Reservations = Reservations()
         self._functions: OrderedDict[FunctionForm, int] = OrderedDict()
         self._kept = 0
         self._last_function = 0
@@ -129,6 +132,7 @@ class ClientSession(Side):
             or self._abandoned
             or self._peers is not None
             or self._can_read
+            or self.room.unsaid
         )
 
     @property
@@ -294,6 +298,8 @@ class ClientSession(Side):
                 message.peers.workers.add(uid=uid, address=address)
             message.peers.SetInParent()
             self._peers = None
+        if self.room.unsaid:
+            self.room.write(message)
         if self._abandoned:
             for transfer in self._abandoned:
                 message.chunks.add(transfer=transfer, abandoned=True)
@@ -330,6 +336,7 @@ class ClientSession(Side):
             self.pulse = message.pulse
         if message.stopping:
             self.state = "stopping"
+        self.room.hear(message)
         # Before anything is taken out: a message that breaks the conversation must leave every call to `broken`.
         items = [self._payload(one, one.payload) for one in message.yields]
         payloads = [self._payload(one, one.payload) for one in message.results]
@@ -402,6 +409,8 @@ class ClientSession(Side):
             frame.prefetch = call.prefetch
         if call.tenant:
             frame.tenant = call.tenant
+        if call.reservation:
+            frame.reservation = call.reservation
         if call.context:
             frame.context = call.context
             defined += len(call.context)
@@ -536,6 +545,7 @@ class WorkerSession(Side):
             call.prefetch,
             call.context,
             call.tenant,
+            call.reservation,
         )
         self.open[call.number] = begun
         return begun
@@ -633,6 +643,16 @@ class WorkerSession(Side):
         """Tell that new calls will be refused."""
         if self.state == "open":
             self._message().stopping = True
+
+    def grant(self, number: int) -> None:
+        """There is room for the call of this reservation."""
+        if self.state == "open":
+            self._message().granted.append(number)
+
+    def reserved(self, reserved: bool) -> None:
+        """Tell that other calls are refused, or that they are not any more."""
+        if self.state == "open":
+            self._message().reserved = reserved
 
     def take(self) -> ToClient | None:
         """The next message, to be handed to the transport now. None: there is nothing."""

@@ -8,7 +8,7 @@ from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Un
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers", "steps", "credits", "returned", "shares")
+    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers", "steps", "credits", "returned", "shares", "reserves", "released")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class ToWorker(_message.Message):
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    RESERVES_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     definitions: _containers.RepeatedCompositeFieldContainer[Definition]
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
@@ -31,7 +33,21 @@ class ToWorker(_message.Message):
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
     returned: _containers.RepeatedScalarFieldContainer[int]
     shares: bool
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., shares: bool = ...) -> None: ...
+    reserves: _containers.RepeatedCompositeFieldContainer[Reserve]
+    released: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., shares: bool = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping[str, _Any]]]] = ..., released: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("number", "max_calls", "caller", "overdue")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MAX_CALLS_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    max_calls: int
+    caller: str
+    overdue: bool
+    def __init__(self, number: _Optional[int] = ..., max_calls: _Optional[int] = ..., caller: _Optional[str] = ..., overdue: bool = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("oldest", "newest", "epoch", "client", "version", "max_payload", "probe")
@@ -88,7 +104,7 @@ class Definition(_message.Message):
     def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant")
+    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant", "reservation")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +117,7 @@ class Call(_message.Message):
     LOAN_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
     number: int
     function: int
     arguments: bytes
@@ -113,7 +130,8 @@ class Call(_message.Message):
     loan: Loan
     prefetch: int
     tenant: str
-    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    reservation: int
+    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ..., tenant: _Optional[str] = ..., reservation: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "kind", "count", "payload", "transfer", "loan", "context")
@@ -208,7 +226,7 @@ class Loan(_message.Message):
     def __init__(self, number: _Optional[int] = ..., descriptor: _Optional[int] = ..., layout: _Optional[_Union[Layout, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refused", "started", "chunks", "results", "refusals", "pulse", "stopping", "yields", "credits", "returned")
+    __slots__ = ("welcome", "refused", "started", "chunks", "results", "refusals", "pulse", "stopping", "yields", "credits", "returned", "granted", "reserved")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +238,8 @@ class ToClient(_message.Message):
     YIELDS_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     started: _containers.RepeatedScalarFieldContainer[int]
@@ -231,7 +251,9 @@ class ToClient(_message.Message):
     yields: _containers.RepeatedCompositeFieldContainer[Yield]
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
     returned: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, _Any]]] = ..., refused: _Optional[_Union[Refused, _Mapping[str, _Any]]] = ..., started: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping[str, _Any]]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping[str, _Any]]]] = ..., pulse: _Optional[_Union[Pulse, _Mapping[str, _Any]]] = ..., stopping: bool = ..., yields: _Optional[_Iterable[_Union[Yield, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ...) -> None: ...
+    granted: _containers.RepeatedScalarFieldContainer[int]
+    reserved: bool
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, _Any]]] = ..., refused: _Optional[_Union[Refused, _Mapping[str, _Any]]] = ..., started: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping[str, _Any]]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping[str, _Any]]]] = ..., pulse: _Optional[_Union[Pulse, _Mapping[str, _Any]]] = ..., stopping: bool = ..., yields: _Optional[_Iterable[_Union[Yield, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., granted: _Optional[_Iterable[int]] = ..., reserved: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "uid", "version", "probe", "shares")
@@ -308,9 +330,11 @@ class Refusal(_message.Message):
         UNAVAILABLE: _ClassVar[Refusal.Why]
         RESOURCE_EXHAUSTED: _ClassVar[Refusal.Why]
         NOT_STARTED: _ClassVar[Refusal.Why]
+        CROWDED: _ClassVar[Refusal.Why]
     UNAVAILABLE: Refusal.Why
     RESOURCE_EXHAUSTED: Refusal.Why
     NOT_STARTED: Refusal.Why
+    CROWDED: Refusal.Why
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
