@@ -23,7 +23,10 @@ import pytest
 import headgate
 from headgate import HeadgateError, InvalidArgument, InvalidType, NoActivePool, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
+from headgate.workers.execution import THREADS
+from headgate.workers.routines import dispatch_limit
 from tests.workers import jobs
+from tests.workers import limit_jobs as limits
 from tests.workers.support import Shared, environment, in_flight, lines, pids, run, script, until
 
 pytestmark = pytest.mark.integration
@@ -710,6 +713,46 @@ def test_f08_a_dispatch_timeout_does_not_bound_the_routine(shared: Shared) -> No
             assert await jobs.slow(0.6, "late") == "late"
 
     shared(main)
+
+
+def test_w08_a_dispatch_timeout_reaches_nested_calls(shared: Shared) -> None:
+    async def main() -> None:
+        assert await limits.limit_at_depth(1) == [None, None]
+        with headgate.RuntimeContext(dispatch_timeout=7.5):
+            assert await limits.limit_at_depth(2) == [7.5, 7.5, 7.5]
+            assert await limits.limit_in_a_thread() == 7.5
+            assert [limit async for limit in limits.limits_of_items()] == [7.5, 7.5]
+            async with headgate.TaskPool(workers=shared.pool) as tasks:
+                assert await (await tasks.submit(limits.limit_at_depth, 1)) == [7.5, 7.5]
+        assert await limits.limit_at_depth(1) == [None, None], "nothing of it is left on the worker"
+
+    shared(main)
+
+
+def test_w08_a_nested_call_that_is_not_begun_in_time_raises_dispatch_timeout(log: str) -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1):
+            crowd = [asyncio.create_task(limits.stays_within_time(log, 1.5)) for _ in range(THREADS)]
+            await until(lambda: len(lines(log)) == THREADS)
+            with headgate.RuntimeContext(dispatch_timeout=0.3), pytest.raises(headgate.DispatchTimeout):
+                await limits.calls_short()
+            await asyncio.gather(*crowd)
+
+    run(main)
+
+
+def test_w08_a_runtime_context_without_an_argument_leaves_the_outer_limit() -> None:
+    with headgate.RuntimeContext() as nothing:
+        assert nothing.dispatch_timeout is None
+    with headgate.RuntimeContext(dispatch_timeout=2):
+        with headgate.RuntimeContext() as inner:
+            assert inner.dispatch_timeout == 2
+            assert dispatch_limit() == 2
+        with headgate.RuntimeContext(dispatch_timeout=None) as lifted:
+            assert lifted.dispatch_timeout is None
+            assert dispatch_limit() is None
+        assert dispatch_limit() == 2
+    assert dispatch_limit() is None
 
 
 # -- what a task knows about itself -----------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_s05_a_cancellation_does_not_overtake_the_value_it_follows(shared: Share
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers wait half a second for what does not end. That it is five is shown in `test_failures`."""
     monkeypatch.setattr("headgate.workers.proxy.CONFIRMATION", 0.5)
-    monkeypatch.setattr("headgate.workers.streams.CONFIRMATION", 0.5)
+    monkeypatch.setattr("headgate.workers.connection.CONFIRMATION", 0.5)
 
 
 @pytest.mark.usefixtures("soon_given_up")

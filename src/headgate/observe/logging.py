@@ -46,8 +46,13 @@ def _log_pool(event: Any) -> None:
         log.warning("%s: %d events are not in the audit file %s", event.pool, event.count, event.path)
 
 
+_LOGGED_OF_WORKERS = frozenset(
+    {"worker_lost", "worker_blocked", "worker_unblocked", "worker_not_started", "worker_ready", "worker_replaced"}
+)
+
+
 def _log_worker(event: Any) -> None:
-    if event.name not in ("worker_lost", "worker_blocked", "worker_unblocked", "worker_not_started", "worker_ready"):
+    if event.name not in _LOGGED_OF_WORKERS:
         return
     if event.name == "worker_ready" and not event.failed_tries:
         return
@@ -64,6 +69,11 @@ def _log_worker(event: Any) -> None:
         log.info("%s is ready: workers start again, after %d tries that failed", who, event.failed_tries)
     elif event.name == "worker_lost":
         log.warning("%s is lost: %s%s", who, event.reason, "; another takes its place" if event.restarted else "")
+    elif event.name == "worker_replaced":
+        log.warning("%s is replaced: %s; it finishes its other calls", who, event.reason)
+    elif event.name == "worker_blocked" and event.threads:
+        why = "its thread places are held by calls that timed out or were cancelled and go on"
+        log.warning("%s is blocked: %s; no new calls that need a thread go there until one ends", who, why)
     elif event.name == "worker_blocked":
         why = f"{event.tag} holds its loop" if event.tag else "its loop is held, or it gives no sign of life"
         log.warning("%s is blocked: %s; no new calls go there until it is free", who, why)

@@ -12,6 +12,11 @@ or says nothing for a while although it has calls, because a routine holds the i
 to all, so messages would split again and again, down to one call each (measured: 1.9 calls a message and a fifth of the
 rate, at 100 callers on two workers). So after a message the next one waits until something came back, or for two
 milliseconds. The first call to a worker that owes nothing never waits.
+
+**Timeouts** are the worker's to keep. If it does not, the caller is told `CONFIRMATION` seconds later at the most. When
+a call has begun, and so when its timeout is over, the worker's server says with each pulse: so a call that stands in
+line there is never ended, however long the line. A worker whose interpreter's lock is held says nothing at all. Then
+the timeout of a call that it was given, and has not said anything about, is counted from when it was last heard.
 """
 
 from __future__ import annotations
@@ -26,8 +31,9 @@ from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.workers import memory
 from headgate.workers.endings import LAST_WORD, Ending
-from headgate.workers.exchange import HELD, OUTBOX, Advance, Answer, Outgoing
-from headgate.workers.model import WorkerMetadata, WorkerState
+from headgate.workers.exchange import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
+from headgate.workers.isolation import RESERVED
+from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerState
 from headgate.workers.parcels import Borrowed, ConversationBroken, Parcel, Unreadable
 from headgate.workers.rpc import EOF, grpc
 from headgate.workers.session import ClientSession
@@ -59,7 +65,18 @@ CHANNEL_OPTIONS = (
 )
 
 Happening = Literal[
-    "open", "refused", "lost", "stopped", "closed", "blocked", "unblocked", "room", "reserved", "unreserved"
+    "open",
+    "refused",
+    "lost",
+    "stopped",
+    "closed",
+    "blocked",
+    "unblocked",
+    "crowded",
+    "uncrowded",
+    "reserved",
+    "unreserved",
+    "room",
 ]
 
 
@@ -73,10 +90,14 @@ class Connection:
         client: str,
         tell: Callable[[Connection, Happening, str], None],
         max_payload: int = 0,
+        limits: Limits = UNLIMITED,
+        replace: Callable[[str, str, bool], None] | None = None,
     ) -> None:
         self.metadata: WorkerMetadata = metadata
         self.session: ClientSession = ClientSession(epoch, client, __version__, max_payload)
         self.blocked: bool = False
+        self.crowded: bool = False
+        """Are all its thread places held by calls that nobody waits for?"""
         self.reason: str = ""
         """Why it is over."""
         self.ending: Ending | None = None
@@ -101,13 +122,18 @@ class Connection:
         self._heard = 0.0
         self._closing = False
         self._was_full = False
+        self._limits = limits
+        self._replace = replace  # a worker, by its uid: why, and whether at once
+        self._timed: dict[Outgoing, None] = {}  # calls with a timeout
+        self._ending = ""  # why it is being ended
         self._fetching: dict[Outgoing, deque[Answer]] = {}  # what came after an answer that is still being read
+        self._resent: dict[int, Callable[[Parcel | None, BaseException | None], None]] = {}  # loans that are to come so
         self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
 
     @property
     def in_flight(self) -> int:
-        """Calls that were submitted and not answered."""
-        return self.session.waiting
+        """Calls that were submitted and not answered, also those that nobody waits for any more."""
+        return self.session.waiting + len(self.session.left)
 
     @property
     def state(self) -> WorkerState:
@@ -116,12 +142,12 @@ class Connection:
             return "stopping"
         if self.session.state == "over":
             return "lost"
-        return "blocked" if self.blocked else "ready"
+        return "blocked" if self.blocked or self.crowded else "ready"
 
     @property
     def load(self) -> int:
         """The same, and calls that wait for room there."""
-        return self.session.waiting + len(self._asked)
+        return self.in_flight + len(self._asked)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -129,6 +155,8 @@ class Connection:
         """Send it with the next message. Its waiter, a future, gets the Answer."""
         session = self.session
         session.submit(call)
+        if call.timeout:
+            self._timed[call] = None
         if self._idle is not None:
             self._rouse()
         elif not self._tasks:
@@ -137,15 +165,28 @@ class Connection:
             self._heard = clock.now()
             self._watch()
 
+    async def begins(self, call: Outgoing, waiter: asyncio.Future[None], until: float) -> bool:
+        """Wait until a call has begun, or was answered. False: it has not by `until`."""
+        while not (call.started or waiter.done()):
+            left = until - clock.now()
+            if left <= 0:
+                return False
+            await asyncio.wait((waiter,), timeout=min(left, 0.05))
+        return True
+
     def step(
         self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0, context: bytes = b""
     ) -> None:
         """Have a generator go on. Its waiter gets the Answer."""
+        if call.timeout:
+            self._timed[call] = None
+            call.handed, call.due = clock.now(), None
         self.session.step(call, advance, payload, count, context)
         self._rouse()
 
     def cancel(self, call: Outgoing) -> bool:
         """True: it was never sent, and is gone. False: the worker is told, and its answer will come."""
+        self._timed.pop(call, None)  # who cancels it knows for how long to wait
         gone = self.session.cancel(call)
         self._rouse()
         return gone
@@ -251,7 +292,15 @@ class Connection:
                 return
             self._heard = clock.now()
             message = ToClient.FromString(data)
-            for answer in session.receive(message):
+            if message.HasField("pulse") and self._timed:
+                for timed in message.pulse.timed:
+                    told = session.sent.get(timed.number)
+                    if told is not None:
+                        told.due = self._heard + timed.left / 1000
+            answers = session.receive(message)
+            if session.resent:
+                self._take_resent()
+            for answer in answers:
                 call = answer.call
                 if call.backlog is not None or answer.payload.__class__ is Borrowed:
                     self._arrived(answer)
@@ -271,12 +320,40 @@ class Connection:
                 self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
             elif self.blocked and (message.results or message.yields):
                 self._set_blocked(False, "")
+            if session.ended or message.HasField("takes_threads") or message.retiring:
+                self._hear_more(message)
+
+    def _hear_more(self, message: ToClient) -> None:
+        """What is seldom said."""
+        self._note_ended()
+        if message.HasField("takes_threads") and message.takes_threads == self.crowded:
+            self.crowded = not message.takes_threads
+            self._tell(self, "crowded" if self.crowded else "uncrowded", "")
+        for retiring in message.retiring:
+            uid = retiring.uid or self.metadata.uid
+            if retiring.at_once and uid == self.metadata.uid:
+                self._end(retiring.reason)
+            elif self._replace is not None:
+                self._replace(uid, retiring.reason, retiring.at_once)
+
+    def _note_ended(self) -> None:
+        for call in self.session.take_ended():
+            ended, call.ended = call.ended, None
+            if ended is not None:
+                ended()
+
+    def _end(self, reason: str) -> None:
+        """It cannot go on: whoever started it is to end it."""
+        if not self._ending:
+            self._ending = reason
+            if self._replace is not None:
+                self._replace(self.metadata.uid, reason, True)
 
     async def _write(self) -> None:
         stream, session = self._stream, self.session
         try:
             while True:
-                if session.loans.waiting or session.loans.released:
+                if session.loans.waiting or session.loans.released or session.loans.recalled:
                     memory.lend(session, self._rouse)
                 message = None if self._pace is not None and session.can_wait else session.take()
                 if message is None:
@@ -318,8 +395,16 @@ class Connection:
         pid = probe.pid if probe is not None else 0
 
         def done(parcel: Parcel | None, error: BaseException | None) -> None:
+            if isinstance(error, memory.Unopened) and not self.session.over:
+                self.session.cannot_read(borrowed)
+                self._resent[borrowed.number] = finish
+                self._rouse()
+                return
             self.session.has_read(borrowed)
             self._rouse()
+            finish(parcel, error)
+
+        def finish(parcel: Parcel | None, error: BaseException | None) -> None:
             if isinstance(error, (FileNotFoundError, ProcessLookupError)):
                 _answer(Answer(answer.call, "lost"))  # its process is gone
             else:
@@ -334,6 +419,13 @@ class Connection:
 
         memory.aside(sum(length for length, _ in borrowed.segments), lambda: memory.read(pid, borrowed), done)
 
+    def _take_resent(self) -> None:
+        """What could not be read has come in chunks."""
+        for number, parcel in self.session.take_resent():
+            finish = self._resent.pop(number, None)
+            if finish is not None:
+                finish(parcel, None if parcel is not None else OSError("its worker cannot read it either"))
+
     def _go_on(self) -> None:
         pace, self._pace = self._pace, None
         if pace is not None:
@@ -344,6 +436,15 @@ class Connection:
         idle, self._idle = self._idle, None
         if idle is not None and not idle.done():
             idle.set_result(None)
+
+    @property
+    def obstacle(self) -> str:
+        """Why calls cannot begin there, for people; "": they can."""
+        if self.blocked:
+            return "blocked by a routine that holds its loop"
+        if self.crowded:
+            return "its thread places are held by calls that timed out or were cancelled"
+        return RESERVED if self.reserved else ""
 
     def can_take(self, bulky: bool) -> bool:
         """May the next call go here? Not when the worker stops, nor when the outbox is long."""
@@ -370,13 +471,81 @@ class Connection:
         if now - late > _LATE:
             self._heard = now  # this loop had no turn itself: that says nothing about the worker
         silent = now - self._heard
-        if session.sent:
+        if session.sent or session.left:
             if silent > SILENT:
                 self._set_blocked(True, "")
+                self._judge(now, silent)
+            if self._timed and now - late <= _LATE:  # else what came meanwhile is still to be read
+                self._end_overdue(now, silent)
         elif self.blocked and silent > _EXPIRY:
             self._set_blocked(False, "")
-        if session.waiting or self.blocked:
+        if session.waiting or session.left or self.blocked:
             self._watch()
+
+    def _end_overdue(self, now: float, silent: float) -> None:
+        """Tell the callers of calls that are past their timeout, and that the worker does not end."""
+        sent = self.session.sent
+        for call in list(self._timed):
+            if not call.number:
+                continue  # it is on its way
+            if sent.get(call.number) is not call:
+                del self._timed[call]
+                continue
+            if call.handed is None:
+                call.handed = now
+            if call.due is None and silent <= SILENT:
+                continue  # it waits for its turn, or for an order
+            due = self._due(call)
+            waiter = call.waiter
+            if waiter is None or isinstance(waiter, Answer) or waiter.done():
+                continue
+            if now < due + max(0.0, CONFIRMATION - 2 * _LOOK):  # less, because this is looked at twice a second
+                continue
+            if call.request is not None and call.request.holds:
+                continue  # what it holds is in use until it has ended
+            del self._timed[call]
+            call.waiter = Answer(call, "overdue")
+            waiter.set_result(None)
+
+    def _judge(self, now: float, silent: float) -> None:
+        """It says nothing: is it because a routine holds the interpreter's lock for too long?"""
+        overdue, blocked = self._limits
+        if blocked is not None and silent >= blocked:
+            self._end(f"it gives no sign of life for {silent:.0f} s, and max_blocked is {blocked:g}")
+        elif overdue is not None and silent >= overdue and (late := self._holder(now, overdue)) is not None:
+            self._end(
+                f"it gives no sign of life for {silent:.0f} s, and has {late.form.tag}, {overdue:g} s or more past its "
+                "timeout"
+            )
+
+    def _holder(self, now: float, overdue: float) -> Outgoing | None:
+        """The call past its timeout that holds the interpreter's lock, if it can be no other.
+
+        Calls begin in the order in which they were sent. So one that the worker never said had begun holds the lock,
+        unless one that was sent before it does; one that had begun, unless any other does. Calls that need a thread may
+        begin later than others do. A call without a timeout may hold the lock for as long as it likes.
+        """
+        first: Outgoing | None = None  # past its timeout
+        for call in sorted((*self.session.sent.values(), *self.session.left.values()), key=lambda call: call.number):
+            if call.backlog is not None and call.waiter is None:
+                continue  # a generator between two steps
+            late = call.timeout and now - self._due(call) >= overdue
+            if late:
+                first = first or call
+            elif first is None or first.due is not None or first.form.thread:
+                return None
+        return first
+
+    def is_late(self, call: Outgoing) -> bool:
+        """Is it past its timeout, as far as that is known? Of one that never said it had begun it is, once it is the
+        reason why the worker is ended."""
+        known = call.due is not None or (self._ending and call.timeout and call.number)
+        return bool(known) and clock.now() >= self._due(call)
+
+    def _due(self, call: Outgoing) -> float:
+        """When its timeout is over."""
+        since = self._heard if call.handed is None else max(call.handed, self._heard)
+        return call.due if call.due is not None else since + call.timeout
 
     def block(self) -> None:
         """It refused a call because its loop is held."""
@@ -395,7 +564,9 @@ class Connection:
     def _break(self, happening: Happening, reason: str) -> None:
         if self.session.state == "over" and self.reason:
             return
-        if happening == "lost" and self.session.state == "stopping":
+        if self._ending:
+            reason = f"it was ended, to be replaced: {self._ending}"
+        elif happening == "lost" and self.session.state == "stopping":
             happening, reason = "stopped", "it has stopped"
         self.reason = reason
         answers = self.session.broken()
@@ -407,6 +578,9 @@ class Connection:
         self._look = self._pace = None
         for descriptor in self.session.loans.take_released():
             os.close(descriptor)
+        for finish in list(self._resent.values()):
+            finish(None, ProcessLookupError())
+        self._resent.clear()
         if happening in ("lost", "stopped") and self.awaits_ending and self.ending is None:
             self._held = [answer for answer in answers if answer.kind == "lost"]
             answers = [answer for answer in answers if answer.kind != "lost"]
@@ -414,6 +588,8 @@ class Connection:
                 self._hold = self._loop.call_later(LAST_WORD, self.let_go)
         for answer in answers:
             self._arrived(answer)
+        self._note_ended()
+        self._timed.clear()
         self._tell(self, happening, reason)
 
     def learn(self, ending: Ending) -> None:
@@ -434,7 +610,12 @@ class Connection:
         """Nobody waits for it any more: its answer, if one comes, is dropped, and a generator is closed."""
         if call.backlog is not None:
             self.step(call, "close")
+        self._timed.pop(call, None)
         self.session.abandon(call)
+
+    def has_left(self, call: Outgoing) -> bool:
+        """Was it given up, and has its worker not ended it?"""
+        return self.session.left.get(call.number) is call
 
     async def close(self, reason: str = "its pool was closed") -> None:
         """End the stream. Calls that are not answered get the answer that they were lost or never sent."""

@@ -130,7 +130,7 @@ class Direct:
             if not begun and call.waiter is None:
                 raise  # it has been answered, and its loop ends
             proxy.waits_no_more_for(call)
-            proxy._give_up(connection, call)
+            proxy.give_up(connection, call)
             proxy.ended(self._routine, self._flight, call, connection, error)
             if self._owner.raised(error):
                 raise

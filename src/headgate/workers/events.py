@@ -64,6 +64,15 @@ class WorkerLostEvent(WorkerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReplaced(WorkerEvent):
+    """It is of no use any more: it gets no new calls, finishes those it has, and another takes its place."""
+
+    name: ClassVar[str] = "worker_replaced"
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(WorkerEvent):
     """It ended, as it was told to."""
 
@@ -78,11 +87,14 @@ class WorkerBlocked(WorkerEvent):
 
     tag: str | None
     """Which routine, if that could be told."""
+    threads: bool = False
+    """True: its loop is free; its thread places are all held by calls that timed out or were cancelled and go on. It
+    gets no new calls that need a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUnblocked(WorkerEvent):
-    """Its loop is free again."""
+    """Its loop is free again, or one of its thread places."""
 
     name: ClassVar[str] = "worker_unblocked"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, Protocol
 
 from headgate.workers.model import FunctionForm
-from headgate.workers.parcels import Borrowed, Lending, Loans, Parcel, Payload, Transfers, segments_of
-from headgate.workers.wire.wire_pb2 import ToClient, ToWorker
+from headgate.workers.parcels import Borrowed, Lending, Lent, Loans, Parcel, Payload, Transfers, segments_of
+from headgate.workers.wire.wire_pb2 import Resent, ToClient, ToWorker
 
 OLDEST, NEWEST = 1, 1
 """The protocols this release speaks."""
@@ -35,12 +35,14 @@ Kind = Literal[
     "unavailable",
     "exhausted",
     "not_started",
+    "no_thread",
+    "reserved",
     "lost",
+    "overdue",
     "unsent",
-    "crowded",
 ]
-"""How a call ended, but for "yielded": a generator goes on. The next four ran; of "lost" nobody knows; the others never
-began."""
+"""How a call ended, but for "yielded": a generator goes on. The next four ran; of "lost" nobody knows; "overdue" may be
+running still, and its caller waits no longer; the others never began."""
 Advance = Literal["next", "send", "throw", "close"]
 """What a generator is to do."""
 
@@ -79,9 +81,13 @@ class Outgoing:
         "backlog",
         "caller",
         "context",
+        "due",
+        "ended",
         "exchange",
         "form",
+        "handed",
         "lending",
+        "limit",
         "number",
         "prefetch",
         "request",
@@ -138,6 +144,14 @@ class Outgoing:
         """Of a generator: what its worker knows of that; the shell's."""
         self.backlog: Any = None
         """Of a generator: answers that nobody has taken yet; the shell's, opaque here."""
+        self.limit: float = 0.0
+        """Seconds in which calls that it makes itself must have begun; 0: no limit."""
+        self.handed: float | None = None
+        """Of one with a timeout: when the worker was given it, or told to take the next step; the shell's."""
+        self.due: float | None = None
+        """Of one with a timeout: when that is over, as the worker last said; None: it has not begun. The shell's."""
+        self.ended: Any = None
+        """Whom to tell, when it was abandoned, that the worker has ended it; the shell's."""
 
 
 class Answer(NamedTuple):
@@ -168,6 +182,7 @@ class Begun(NamedTuple):
     context: bytes = b""
     tenant: str = ""
     reservation: int = 0
+    dispatch_timeout: float = 0.0
 
 
 class Stepped(NamedTuple):
@@ -199,6 +214,10 @@ class Side:
         self.loans: Loans[Any] = Loans()
         self._transfers: Transfers[Any] = Transfers()
         self._returns: list[int] = []
+        self._unread: list[int] = []  # loans of the other side that it is to send in chunks
+        self._resending: list[Resent] = []  # what it could not read of ours, and has in chunks
+        self.resent: list[tuple[int, Parcel | None]] = []
+        """Loans of the other side that came in chunks, until the shell has taken them; None: they could not be sent."""
 
     def may_lend(self, may: bool) -> None:
         """The other side can, or cannot, read memory of this one."""
@@ -237,6 +256,33 @@ class Side:
         if not self.over:
             self._returns.append(borrowed.number)
 
+    def cannot_read(self, borrowed: Borrowed) -> None:
+        """What the other side lent cannot be read: it is to send it. It comes as one of `resent`."""
+        if not self.over:
+            self._unread.append(borrowed.number)
+
+    def resend(self, lent: Lent, parcel: Parcel | None) -> None:
+        """The other side could not read this. None: neither can we."""
+        if self.over:
+            return
+        frame = Resent(loan=lent.number)
+        if parcel is None:
+            self._resending.append(frame)
+        else:
+            frame.transfer = self._transfers.begin(parcel, frame)
+
+    def take_resent(self) -> list[tuple[int, Parcel | None]]:
+        """Loans that came in chunks, each once."""
+        resent, self.resent = self.resent, []
+        return resent
+
+    def _follows(self, frame: Any) -> None:
+        """The last chunk was taken of what this frame needs."""
+        if isinstance(frame, Resent):
+            self._resending.append(frame)
+        else:
+            self._landed(frame)
+
     def _payload(self, frame: Any, inline: bytes) -> Payload:
         """What a frame that came speaks of."""
         if inline:
@@ -258,22 +304,33 @@ class Side:
             self._transfers.receive(message)
         if message.returned:
             self.loans.returned(message.returned)
+        if message.unread:
+            self.loans.recall(message.unread)
+        for resent in message.resent:
+            parcel = self._transfers.parcel(resent.transfer) if resent.transfer else None
+            self.resent.append((resent.loan, parcel))
 
     @property
     def stirs(self) -> bool:
         """Did what came set something going, or free something?"""
         transfers, loans = self._transfers, self.loans
         return bool(
-            self._returns or transfers.grants or transfers.leaving or loans.waiting or loans.writing or loans.released
+            self.owes or transfers.leaving or loans.waiting or loans.writing or loans.released or loans.recalled
         )
 
     @property
     def owes(self) -> bool:
         """Is there something to tell the other side about what it sent?"""
-        return bool(self._returns or self._transfers.grants)
+        return bool(self._returns or self._transfers.grants or self._unread or self._resending)
 
     def _settle(self, message: ToWorker | ToClient) -> None:
-        """Tell what was read, and that there is room."""
+        """Tell what was read and what could not be, and that there is room."""
+        if self._unread:
+            message.unread.extend(self._unread)
+            self._unread.clear()
+        if self._resending:
+            message.resent.extend(self._resending)
+            self._resending.clear()
         if self._returns:
             message.returned.extend(self._returns)
             self._returns.clear()
@@ -285,3 +342,6 @@ class Side:
         self.loans.end()
         self._transfers = Transfers()
         self._returns.clear()
+        self._unread.clear()
+        self._resending.clear()
+        self.resent.clear()

@@ -11,6 +11,7 @@ because asyncio lets those two end a loop. Its caller gets them as RoutineExited
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import inspect
 import logging
@@ -26,7 +27,7 @@ from headgate.context.travel import Elsewhere, Exchange
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
-from headgate.core.threads import call_in_thread, current_frames
+from headgate.core.threads import current_frames
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers import carriage
 from headgate.workers.admission import Ask
@@ -35,10 +36,12 @@ from headgate.workers.codec import dump_exception, dumps, load_arguments
 from headgate.workers.exchange import Begun, Kind, Stepped
 from headgate.workers.functions import missing_module
 from headgate.workers.generating import Order, Orders, advance
+from headgate.workers.loops import end_loop
 from headgate.workers.model import BackpressureContext, Task
 from headgate.workers.parcels import Parcel
+from headgate.workers.places import Aside, Places
 from headgate.workers.room import REFUSED, Room
-from headgate.workers.routines import CALLER
+from headgate.workers.routines import CALLER, limit_dispatch
 
 THREADS = 32
 """Routines that run in threads at the same time, those that wait for others apart: the rest stand in line. With one
@@ -50,6 +53,10 @@ FIRST, SLICE = 32, 512
 """Calls that are begun in one turn of the loop: at first, and at most, when they prove to be short."""
 FORGOTTEN = 5.0
 """Seconds between two steps after which a worker that stops does not wait for a generator any longer."""
+HELD_PLACES = b"its thread places are held by calls that timed out or were cancelled"
+"""Why a call was refused that needs a thread."""
+FAREWELL = 1.5
+"""Seconds that tasks and generators which routines left on the loop have to end, when the worker stops."""
 TURN = 0.005
 """Seconds that a turn should take, and that an outcome may wait for others to share a message with."""
 
@@ -64,6 +71,10 @@ class Running:
     cancels: int = 0
     seated: bool = False
     """Does it take one of the threads?"""
+    forsaken: bool = False
+    """Does it take one although nobody waits for it any more?"""
+    due: float | None = None
+    """When its timeout is over; None: it has none, or waits for its turn, or for an order."""
     admitted: bool = False
     """Has it passed the backpressure hook?"""
     stopped: bool = False
@@ -143,6 +154,7 @@ class TaskLoop:
         backpressure: Callable[[BackpressureContext], Any] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         on_room: Callable[[list[Ask], bool], None] | None = None,
+        on_threads: Callable[[bool], None] | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
         self.asked: float | None = None
@@ -167,8 +179,10 @@ class TaskLoop:
         self._outcomes: list[Outcome] = []
         self._first_at = 0.0
         self._threads: ThreadPoolExecutor | None = None
-        self._threads_free = asyncio.Semaphore(THREADS)
+        self.places: Places = Places(THREADS, self._tell_places)
+        self._on_threads = on_threads
         self._stopping = False
+        self._closings: set[concurrent.futures.Future[Any]] = set()  # of what clients had here
         self._thread = threading.Thread(target=self._run, name="headgate tasks", daemon=True)
 
     def start(self) -> None:
@@ -176,10 +190,11 @@ class TaskLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop and its thread. Whatever still runs on it is cancelled."""
+        """End the loop and its thread. Whatever still runs on it is cancelled, and what routines left there ended."""
+        concurrent.futures.wait(self._closings, timeout=FAREWELL / 3)
         self._stopping = True
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=1.0)
+        self._thread.join(timeout=FAREWELL)
 
     # -- called on the server's thread --------------------------------------------------------------------------------
 
@@ -208,9 +223,11 @@ class TaskLoop:
     def leave(self, closing: Callable[[], Any]) -> None:
         """A client is gone: close on the task loop what it had there."""
         try:
-            asyncio.run_coroutine_threadsafe(closing(), self.loop)
+            future = asyncio.run_coroutine_threadsafe(closing(), self.loop)
         except RuntimeError:
-            pass
+            return
+        self._closings.add(future)
+        future.add_done_callback(self._closings.discard)
 
     def take_back(self) -> list[Running]:
         """Calls that were handed over and have not begun: they will not."""
@@ -226,11 +243,38 @@ class TaskLoop:
         """Is there anything it runs or should?"""
         return bool(self.running or self._incoming)
 
-    def is_waited_for(self, now: float) -> bool:
+    def is_waited_for(self, now: float, *, forsaken: bool = True) -> bool:
         """Is there anything that a worker which is to stop should wait for? A generator that nobody has asked for an
-        item in a while is not."""
-        recent = (one.paused is None or now - one.paused < FORGOTTEN for one in list(self.running.values()))
+        item in a while is not, nor, unless `forsaken`, a thread that nobody waits for."""
+        recent = (
+            (one.paused is None or now - one.paused < FORGOTTEN) and (forsaken or not one.forsaken)
+            for one in list(self.running.values())
+        )
         return bool(self._incoming) or any(recent)
+
+    def timed(self, now: float) -> list[tuple[Running, float]]:
+        """Calls with a timeout that have begun, and the seconds that each may still run."""
+        return [(one, due - now) for one in list(self.running.values()) if (due := one.due) is not None]
+
+    def loop_overdue(self, now: float) -> tuple[Running | None, float]:
+        """Of a loop that is held: by which call, and for how many seconds that call has been past its timeout.
+
+        What holds it may be a task that a call started: it is one of theirs if all calls there are past their timeout.
+        """
+        held = self.held_by()
+        if held is not None:
+            return held, now - held.due if held.due is not None else 0.0
+        there = [one for one in list(self.running.values()) if not one.seated and one.paused is None]
+        if not there or any(one.due is None for one in there):
+            return None, 0.0
+        return None, min(now - one.due for one in there if one.due is not None)
+
+    def places_overdue(self, now: float) -> float:
+        """For how many seconds every thread place has been held by a call that is past its timeout."""
+        if not self.places.are_held:
+            return 0.0
+        late = [now - one.due for one in list(self.running.values()) if one.forsaken and one.due is not None]
+        return min(late) if len(late) >= self.places.total else 0.0
 
     def ask(self, now: float) -> None:
         """Ask for a sign of life, if none is owed."""
@@ -265,6 +309,7 @@ class TaskLoop:
                 self.loop.run_forever()
             except BaseException as error:  # a task that a routine left behind raised SystemExit
                 _log.warning("something a routine started raised %s; the worker goes on", redact(repr(error)))
+        end_loop(self.loop, FAREWELL - 0.2)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -297,7 +342,7 @@ class TaskLoop:
                 break
             limited = running.begun.reservation or room.active
             if limited and not room.admits(running):
-                self._send((running.session, running.begun.number, "crowded", REFUSED, False, 0, b""))
+                self._send((running.session, running.begun.number, "reserved", REFUSED, False, 0, b""))
                 continue
             self.running[running.session, running.begun.number] = running
             if limited:
@@ -368,16 +413,25 @@ class TaskLoop:
         try:
             await primed()
             CALLER.set(running)
+            if begun.dispatch_timeout:
+                limit_dispatch(begun.dispatch_timeout)
+            if begun.timeout:
+                running.due = clock.now() + begun.timeout
             if begun.context:
                 carriage.arrived(running, begun.context)
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)
                 return
             if begun.function.thread:
-                await self._threads_free.acquire()
+                running.due = None  # to stand in line is not to run
+                if not await self.places.take():
+                    self._end(running, "no_thread", HELD_PLACES)
+                    return
                 running.seated = True
-            if begun.tell_start:
-                self._send((running.session, begun.number, None, b"", False, 0, b""))
+            if begun.timeout:
+                running.due = clock.now() + begun.timeout
+            if begun.tell_start:  # not with others: it may hold the loop from its first line on
+                self._hand_back([(running.session, begun.number, None, b"", False, 0, b"")])
             fn = begun.function.load(running.scope)
             assert isinstance(begun.arguments, (bytes, Parcel)), "they were read"
             try:
@@ -444,6 +498,8 @@ class TaskLoop:
         since = clock.now()
         try:
             while order is not None:
+                if running.begun.timeout:
+                    running.due = clock.now() + running.begun.timeout
                 while orders.contexts:
                     carriage.arrived(running, orders.contexts.pop(0))
                 step = advance(generator, order)
@@ -480,6 +536,7 @@ class TaskLoop:
         """Between two steps: until there is an order. A cancellation that comes now is raised in the generator, as it
         would be in one that is local; if nobody waits for it any more, or the worker stops, it is closed."""
         running.paused = clock.now()
+        running.due = None
         self.count(running)
         if self.room.active:
             self.room.look()
@@ -505,22 +562,29 @@ class TaskLoop:
 
     async def _within(self, begun: Begun, call: Any) -> Any:
         limit = asyncio.timeout(begun.timeout)
+        due = clock.now() + begun.timeout
         try:
             async with limit:
-                return await call
+                result = await call
         except TimeoutError:
             if not limit.expired():
                 raise
             raise RoutineTimeout(
                 f"{begun.function.tag} ran longer than its timeout of {begun.timeout:g} s and was cancelled"
             ) from None
+        if clock.now() > due and not limit.expired() and not begun.function.thread:
+            raise RoutineTimeout(
+                f"{begun.function.tag} ran longer than its timeout of {begun.timeout:g} s, without an await at which "
+                "it could be cancelled"
+            )
+        return result
 
     async def _call(self, running: Running, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not running.begun.function.thread:
             return await fn(*args, **kwargs)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1000, thread_name_prefix="headgate routine")
-        aside, elsewhere = _Aside(fn, args, kwargs), Elsewhere()
+        aside, elsewhere = Aside(fn, args, kwargs), Elsewhere()
         future = self.loop.run_in_executor(self._threads, elsewhere.context.run, aside)
         stopped: asyncio.CancelledError | None = None
         while not future.done():  # a thread cannot be interrupted, so neither can this wait
@@ -529,6 +593,9 @@ class TaskLoop:
             except asyncio.CancelledError as error:
                 stopped = error
                 aside.cancel()
+                if running.seated and not running.forsaken:
+                    running.forsaken = True
+                    self.places.forsake()
         elsewhere.bring_back()
         if stopped is not None and aside.loop is None and not future.cancelled():
             future.exception()
@@ -543,6 +610,7 @@ class TaskLoop:
         try:
             refused = self._backpressure(context)
             if inspect.isawaitable(refused):
+                running.due = None
                 refused = await refused
             refused = bool(refused)
         except BaseException as error:
@@ -581,7 +649,16 @@ class TaskLoop:
         """It needs no thread to itself any more: it has ended, or waits for others."""
         if running.seated:
             running.seated = False
-            self._threads_free.release()
+            forsaken, running.forsaken = running.forsaken, False
+            self.places.give_back(forsaken=forsaken)
+
+    def _tell_places(self, free: bool) -> None:
+        """Calls that need a thread can begin, or cannot."""
+        if self._on_threads is not None:
+            try:
+                self._server.call_soon_threadsafe(self._on_threads, free)
+            except RuntimeError:  # the server is gone
+                pass
 
     def _end(self, running: Running, kind: Kind, payload: bytes | Parcel, context: bytes = b"") -> None:
         self.running.pop((running.session, running.begun.number), None)
@@ -621,42 +698,3 @@ class TaskLoop:
             self._server.call_soon_threadsafe(self._deliver, outcomes)
         except RuntimeError:  # the server is gone: so is whoever waited
             pass
-
-
-class _Aside:
-    """A call in a thread: a plain function, or an async one on a loop of its own."""
-
-    def __init__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.fn: Any = fn
-        self.args: tuple[Any, ...] = args
-        self.kwargs: dict[str, Any] = kwargs
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
-
-    def __call__(self) -> Any:
-        result = call_in_thread(self.fn, self.args, self.kwargs)
-        if not inspect.iscoroutine(result):
-            return result
-        with asyncio.Runner() as runner:
-            self.loop = runner.get_loop()
-            elsewhere = Elsewhere()
-            try:
-                return runner.run(self._follow(result), context=elsewhere.context)
-            finally:
-                elsewhere.bring_back()
-
-    async def _follow(self, coroutine: Any) -> Any:
-        self._task = asyncio.current_task()
-        if self._cancelled and self._task is not None:
-            self._task.cancel()
-        return await coroutine
-
-    def cancel(self) -> None:
-        """From the task loop: cancel it if it can be."""
-        self._cancelled = True
-        if self.loop is not None and self._task is not None:
-            try:
-                self.loop.call_soon_threadsafe(self._task.cancel)
-            except RuntimeError:  # it has just ended
-                pass

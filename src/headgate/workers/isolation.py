@@ -7,7 +7,6 @@ Meanwhile such a worker takes no other calls, and so the first ones that wait lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
@@ -39,7 +38,7 @@ class Isolation:
         """The number of the room that it was granted."""
         self._patience = PATIENCE
         self._since = clock.now()
-        self._crowded: set[str] = set()  # workers that had no room, this time around
+        self._full: set[str] = set()  # workers that had no room, this time around
 
     async def place(
         self,
@@ -55,8 +54,8 @@ class Isolation:
         """Find a worker that has room, and wait for it. Raises what placing any other call would."""
         while True:
             connection = self._roomiest(proxy, routine, number, tried, bulky)
-            if connection is None and self._crowded:
-                self._crowded.clear()
+            if connection is None and self._full:
+                self._full.clear()
                 self._patience *= 2
                 continue
             if connection is None:
@@ -77,7 +76,7 @@ class Isolation:
                     f"{routine.tag} is run again after its worker was lost, and no worker had room for it (at most "
                     f"{self.max_calls - 1} other calls beside it) within dispatch_timeout={limit:g} s"
                 )
-            self._crowded.add(connection.metadata.uid)
+            self._full.add(connection.metadata.uid)
 
     def _roomiest(
         self, proxy: Proxy, routine: Routine, number: int, tried: dict[str, str], bulky: bool
@@ -85,7 +84,7 @@ class Isolation:
         """The worker to ask for room: the one with the fewest calls, and last that on which we are."""
         if not proxy.is_usable(routine):
             return None
-        avoid = {*tried, *self._crowded, *(one.metadata.uid for one in proxy._busy)}
+        avoid = {*tried, *self._full, *proxy.openings.unable(routine.traveller.thread)}
         if proxy._custom is not None:
             flight = proxy._custom_choice(proxy._custom, routine, number, avoid, bulky)
             if flight is None:
@@ -95,23 +94,6 @@ class Isolation:
             return chosen
         there = [one for one in proxy._roster if one.metadata.uid not in avoid and one.can_take(bulky)]
         return min(there, key=lambda one: (one.metadata.uid == proxy.here, one.reserved, one.load), default=None)
-
-
-def shunned(
-    roster: Iterable[Connection],
-    busy: Collection[Connection],
-    reserved: Collection[Connection],
-    tried: Collection[str],
-    here: str,
-) -> set[str]:
-    """Workers that are not asked to take a call: they refused it, are blocked, or are reserved. The one on which we are
-    (`here`) is asked when no other can be, even if it is reserved: it admits what is called from there."""
-    avoid = {*tried, *(one.metadata.uid for one in (*busy, *reserved))}
-    if here in avoid and here not in tried and not any(one.metadata.uid == here for one in busy):
-        others = (one for one in roster if one.session.state not in ("stopping", "over"))
-        if all(one.metadata.uid in avoid for one in others):
-            avoid.discard(here)
-    return avoid
 
 
 def after_loss(before: Isolation | None, attempts: int, neighbours: int) -> Isolation:

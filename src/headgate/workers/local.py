@@ -13,7 +13,7 @@ from headgate.context.variables import bare
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
 from headgate.workers.loops import kind_of
-from headgate.workers.model import BackpressureLike, WorkerMetadata
+from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata
 from headgate.workers.spawning import Spawner
 
 _ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
@@ -60,10 +60,11 @@ class LocalWorker:
         """Who it is and how to reach it, as far as that is known."""
         return WorkerMetadata(self.uid, self._address, self.pid, __version__, self.tags)
 
-    def spawn(self, spawner: Spawner) -> None:
-        """Have it started by this keeper."""
+    def spawn(self, spawner: Spawner, limits: Limits = UNLIMITED) -> None:
+        """Have it started by this keeper. It ends when a limit is exceeded: for somebody who replaces it."""
         self._address = spawner.address(self.uid)
         config: dict[str, Any] = {"address": self._address, "loop": kind_of(asyncio.get_running_loop())}
+        config["limits"] = tuple(limits)
         if self.backpressure is not None:
             config["hook"] = self._write_hook(spawner)
         spawner.spawn(self.uid, config)

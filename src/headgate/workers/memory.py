@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.workers.exchange import Side
-from headgate.workers.parcels import Borrowed, Lending, Parcel
+from headgate.workers.parcels import Borrowed, Lending, Lent, Parcel
 from headgate.workers.wire.wire_pb2 import Probe
 
 AT_ONCE = 1024 * 1024
@@ -94,18 +94,37 @@ def write(parcel: Parcel) -> int:
     return descriptor
 
 
+class Unopened(OSError):
+    """Memory of another process cannot be read from here now, and nothing of it was."""
+
+
 def read(pid: int, borrowed: Borrowed) -> Parcel:
-    """Move it out of the memory of that process. OSError: the process is gone."""
+    """Move it out of the memory of that process. `Unopened`: it may be sent; another OSError: the process is gone."""
     size = sum(length for length, _ in borrowed.segments)
-    descriptor = _open(pid, borrowed.descriptor, size, os.O_RDWR)
     try:
-        removal = _Removal(descriptor, size) if size >= PIECEWISE else None
+        descriptor = _open(pid, borrowed.descriptor, size, os.O_RDWR)
+    except (FileNotFoundError, ProcessLookupError):
+        raise
+    except OSError as error:
+        raise Unopened(str(error)) from error
+    try:
+        try:
+            removal = _Removal(descriptor, size) if size >= PIECEWISE else None
+        except OSError as error:
+            raise Unopened(str(error)) from error
         pickle, *buffers = [_read(descriptor, length, writable, removal) for length, writable in borrowed.segments]
         if removal is not None:
             removal.close()
     finally:
         os.close(descriptor)
     return Parcel(bytes(pickle), buffers, borrowed.lifted)
+
+
+def read_back(lent: Lent) -> Parcel:
+    """What this process has lent, to be sent otherwise."""
+    os.lseek(lent.descriptor, 0, os.SEEK_SET)
+    pickle, *buffers = [_read(lent.descriptor, length, writable, None) for length, writable in lent.segments]
+    return Parcel(bytes(pickle), buffers, lent.lifted)
 
 
 def _read(descriptor: int, length: int, writable: bool, removal: _Removal | None) -> bytes | bytearray:
@@ -181,11 +200,27 @@ def _on(loop: asyncio.AbstractEventLoop, done: Callable[[Any, BaseException | No
 
 
 def lend(side: Side, flush: Callable[[], None]) -> None:
-    """Write what this end of a conversation wants to lend, and let go of what came back."""
+    """Write what this end of a conversation wants to lend, and let go of what came back or cannot be read there."""
     for descriptor in side.loans.take_released():
         os.close(descriptor)
+    for lent in side.loans.take_recalled():
+        _send_instead(side, lent, flush)
     while (lending := side.loans.begin()) is not None:
         _lend(side, lending, flush)
+
+
+def _send_instead(side: Side, lent: Lent, flush: Callable[[], None]) -> None:
+    def done(parcel: Parcel | None, error: BaseException | None) -> None:
+        side.resend(lent, parcel)
+        flush()
+
+    def read() -> Parcel:
+        try:
+            return read_back(lent)
+        finally:
+            os.close(lent.descriptor)
+
+    aside(sum(length for length, _ in lent.segments), read, done)
 
 
 def _lend(side: Side, lending: Lending[Any], flush: Callable[[], None]) -> None:

@@ -112,6 +112,18 @@ class FunctionForm(NamedTuple):
     generator: bool = False
 
 
+class Limits(NamedTuple):
+    """For how long routines may keep a worker from its work, in seconds, before it is replaced. None: for ever."""
+
+    max_overdue: float | None = None
+    """Holding its loop, the interpreter's lock or all its thread places, past their own timeout."""
+    max_blocked: float | None = None
+    """Holding its loop or the interpreter's lock, with or without a timeout."""
+
+
+UNLIMITED = Limits()
+
+
 class RoutineOptions(NamedTuple):
     """What was said to the decorator."""
 

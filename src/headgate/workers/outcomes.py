@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.errors import InvalidArgument, PoolClosed, RemoteError, RoutineExited, WorkerLost
+from headgate.errors import (
+    DispatchTimeout,
+    InvalidArgument,
+    PoolClosed,
+    RemoteError,
+    RoutineExited,
+    RoutineTimeout,
+    WorkerLost,
+)
 from headgate.workers import carriage
 from headgate.workers.codec import load_exception
 from headgate.workers.endings import Ending
-from headgate.workers.events import TASKS, WORKERS, TaskDispatched, TaskFinished, WorkerBlocked, WorkerUnblocked
+from headgate.workers.events import TASKS, TaskDispatched, TaskFinished
 from headgate.workers.model import TaskException
 
 if TYPE_CHECKING:
@@ -79,19 +87,6 @@ def tell_ended(
                 request_id=None if request is None else request.request_id,
             )
         )
-
-
-def tell_blocked(connection: Connection, tag: str) -> None:
-    """A worker's loop is held, by a routine of this tag if that is known."""
-    if WORKERS.listeners:
-        metadata = connection.metadata
-        WORKERS.emit(WorkerBlocked(at=clock.wall(), uid=metadata.uid, pid=metadata.pid, tag=tag or None))
-
-
-def tell_unblocked(connection: Connection) -> None:
-    """It takes calls again."""
-    if WORKERS.listeners:
-        WORKERS.emit(WorkerUnblocked(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
 
 
 def described(error: BaseException) -> TaskException:
@@ -196,6 +191,23 @@ def raise_answer(
         # Python puts the exception that is being handled here in its place.
         BaseException.__setattr__(error, "__context__", context)
         del error
+
+
+def not_begun(routine: Routine, connection: Connection, limit: float | None) -> DispatchTimeout:
+    """Its worker has not begun it in time."""
+    return DispatchTimeout(
+        f"{routine.tag} had not begun on worker {connection.metadata.uid} {limit:g} s after it was called "
+        "(dispatch_timeout)"
+    )
+
+
+def too_late(routine: Routine, call: Outgoing, connection: Connection, *, gone: bool) -> RoutineTimeout:
+    """Its timeout is over, and its worker has not said how it ended, or is gone."""
+    what = f"a step of {routine.tag}" if routine.traveller.generator else routine.tag
+    how = "is gone" if gone else "did not confirm its end: it may be running still"
+    return RoutineTimeout(
+        f"{what} ran longer than its timeout of {call.timeout:g} s, and worker {connection.metadata.uid} {how}"
+    )
 
 
 def unreadable(routine: Routine, error: BaseException) -> RemoteError:

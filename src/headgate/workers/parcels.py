@@ -5,7 +5,8 @@ into it. As a **transfer** it goes in chunks, one with each message, taking turn
 bytes ahead of what the receiver has taken. As a **loan** it is written into memory that the receiver, a process of the
 same machine, reads and returns; at most `LOANS` of them are open in a conversation, the others wait.
 
-The frame that needs a parcel follows its last chunk, or names the loan: so nothing of it is sent before.
+The frame that needs a parcel follows its last chunk, or names the loan: so nothing of it is sent before. A loan that
+the receiver cannot open (it is short of descriptors, say) is recalled: what it holds goes as a transfer after all.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class Parcel:
     def segments(self) -> list[memoryview]:
         """Its parts, in order."""
         return [memoryview(self.pickle), *(memoryview(buffer) for buffer in self.buffers)]
+
+    def layout(self) -> list[tuple[int, bool]]:
+        """Lengths of its parts, and whether each is writable."""
+        buffers = ((len(buffer), not memoryview(buffer).readonly) for buffer in self.buffers)
+        return [(len(self.pickle), False), *buffers]
 
     def describe(self, layout: Layout) -> None:
         """Write down what it consists of."""
@@ -252,18 +258,31 @@ class Lending(Generic[FrameT]):
         self.descriptor: int = -1
 
 
+class Lent(NamedTuple):
+    """A parcel in memory of this side, that the other side is to read."""
+
+    number: int
+    descriptor: int
+    segments: list[tuple[int, bool]]
+    """Lengths, and whether each is writable."""
+    lifted: int
+    """See `Parcel`."""
+
+
 class Loans(Generic[FrameT]):
     """What is lent to the other side. To make memory and to write into it is the shell's business."""
 
-    __slots__ = ("_last", "_lent", "released", "waiting", "writing")
+    __slots__ = ("_last", "_lent", "recalled", "released", "waiting", "writing")
 
     def __init__(self) -> None:
         self.waiting: deque[Lending[FrameT]] = deque()
         self.writing: list[Lending[FrameT]] = []
-        self._lent: dict[int, int] = {}
+        self._lent: dict[int, Lent] = {}
         self._last = 0
         self.released: list[int] = []
         """Descriptors that the shell is to close."""
+        self.recalled: list[Lent] = []
+        """What the other side could not read, for the shell to read and to close."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.writing)
@@ -291,7 +310,7 @@ class Loans(Generic[FrameT]):
             return None
         self._last += 1
         lending.number, lending.descriptor = self._last, descriptor
-        self._lent[self._last] = descriptor
+        self._lent[self._last] = Lent(self._last, descriptor, lending.parcel.layout(), lending.parcel.lifted)
         return frame
 
     def failed(self, lending: Lending[FrameT]) -> FrameT | None:
@@ -316,16 +335,26 @@ class Loans(Generic[FrameT]):
     def returned(self, numbers: Iterable[int]) -> None:
         """The other side has read these."""
         for number in numbers:
-            descriptor = self._lent.pop(number, None)
-            if descriptor is not None:
-                self.released.append(descriptor)
+            lent = self._lent.pop(number, None)
+            if lent is not None:
+                self.released.append(lent.descriptor)
+
+    def recall(self, numbers: Iterable[int]) -> None:
+        """The other side cannot read these."""
+        self.recalled += [lent for number in numbers if (lent := self._lent.pop(number, None)) is not None]
 
     def end(self) -> None:
         """There is nobody to lend to."""
         self.waiting.clear()
         self.writing.clear()
-        self.released += self._lent.values()
+        self.released += [lent.descriptor for lent in (*self._lent.values(), *self.recalled)]
         self._lent.clear()
+        self.recalled.clear()
+
+    def take_recalled(self) -> list[Lent]:
+        """What is to be read and closed, each once."""
+        recalled, self.recalled = self.recalled, []
+        return recalled
 
     def take_released(self) -> Iterator[int]:
         """Descriptors to close, each once."""

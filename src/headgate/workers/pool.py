@@ -34,30 +34,19 @@ from headgate.errors import (
     PoolClosed,
     WorkerStartFailed,
 )
-from headgate.resources.fields import is_finite
+from headgate.workers.checks import checked_count, checked_limit, checked_seconds, usable_as_balancer
 from headgate.workers.endings import ending_of
 from headgate.workers.local import LocalWorker, exit_text, start_failure
-from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
+from headgate.workers.members import Member, is_dead
+from headgate.workers.model import Limits, WorkerMetadata, WorkerView
 from headgate.workers.restarts import DEATHS, LONGEST, WITHIN, Starts
 from headgate.workers.routines import ACTIVE, CALLER, OPEN
 from headgate.workers.spawning import Spawner, end_strays
 
+MAX_OVERDUE = 30.0
+"""Seconds that calls past their own timeout may hold a worker before it is replaced, unless the pool says otherwise."""
 _NOT_FORKED = "Start the child as a new program: subprocess, or multiprocessing with the spawn method."
 _LAST = 2.0  # seconds for workers to go by themselves when nothing runs any more
-
-
-class Member:
-    """A worker that the pool started."""
-
-    __slots__ = ("failure", "lost", "stopping", "view", "worker")
-
-    def __init__(self, worker: LocalWorker) -> None:
-        self.worker: LocalWorker = worker
-        self.failure: str = ""
-        self.lost: str = ""
-        """Why it was ended, if it could not be reached."""
-        self.stopping: bool = False
-        self.view: WorkerState = "starting"
 
 
 class WorkerPool:
@@ -78,6 +67,8 @@ class WorkerPool:
         quorum_timeout: float | None = 60,
         shutdown_timeout: float | None = 60,
         max_payload: int = 2**30,
+        max_overdue: float | None = MAX_OVERDUE,
+        max_blocked: float | None = None,
     ) -> None:
         self.tags: tuple[str, ...] = tags
         if tags and isinstance(tags[0], int):
@@ -90,9 +81,9 @@ class WorkerPool:
             raise InvalidArgument(
                 "discovery= and credentials= are not there yet", remedy="Leave them out and use `spawn=`."
             )
-        _whole("spawn", spawn, 1)
-        _whole("lease", lease, 0)
-        _whole("quorum", quorum, 1)
+        checked_count("spawn", spawn, 1)
+        checked_count("lease", lease, 0)
+        checked_count("quorum", quorum, 1)
         if quorum is None:
             raise InvalidType("quorum must be a whole number, got NoneType")
         self._size = spawn if spawn is not None else (os.cpu_count() or 1)
@@ -103,15 +94,16 @@ class WorkerPool:
             )
         if not isinstance(lazy, bool):
             raise InvalidType(f"lazy must be True or False, got {lazy!r}")
-        self._quorum_timeout = _seconds("quorum_timeout", quorum_timeout)
-        self._shutdown_timeout = _seconds("shutdown_timeout", shutdown_timeout)
-        _whole("max_payload", max_payload, 1)
+        self._quorum_timeout = checked_seconds("quorum_timeout", quorum_timeout)
+        self._shutdown_timeout = checked_seconds("shutdown_timeout", shutdown_timeout)
+        checked_count("max_payload", max_payload, 1)
         if max_payload is None:
             raise InvalidType("max_payload must be a number of bytes, got NoneType")
         self._max_payload = max_payload
+        self._limits = Limits(checked_limit("max_overdue", max_overdue), checked_limit("max_blocked", max_blocked))
         if worker is not None and not callable(worker):
             raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
-        if loadbalancer is not None and not _usable_as_balancer(loadbalancer):
+        if loadbalancer is not None and not usable_as_balancer(loadbalancer):
             raise InvalidType(
                 f"loadbalancer must have order() and report(), or make something that has, got {loadbalancer!r}"
             )
@@ -191,7 +183,7 @@ class WorkerPool:
         if worker.uid in self._members:
             raise InvalidArgument("worker= made the same worker twice", remedy="Make a new one at each call.")
         assert self._spawner is not None, "the keeper was started"
-        worker.spawn(self._spawner)
+        worker.spawn(self._spawner, self._limits)
         self._members[worker.uid] = Member(worker)
 
     async def _until_ready(self) -> None:
@@ -283,6 +275,8 @@ class WorkerPool:
             pool=self._id,
             max_payload=self._max_payload,
             awaits_endings=True,
+            limits=self._limits,
+            on_retiring=self._on_retiring,
         )
         proxy.why_none = self._why_none
         if self._failure is not None:
@@ -297,13 +291,15 @@ class WorkerPool:
             worker = member.worker
             metadata = WorkerMetadata(worker.uid, worker._address, worker.pid, _version(), worker.tags)
             state, load = member.view, 0
-            if state == "ready" and _is_dead(worker.pid):  # and its keeper has not said so yet
+            if state == "ready" and is_dead(worker.pid):  # and its keeper has not said so yet
                 state = "lost"
             for proxy in list(self._proxies.values()):
                 for view in proxy.views():
                     if view.uid == worker.uid:
                         load += view.in_flight
                         state = view.state if state == "ready" else state
+            if member.replaced:
+                state = "lost"
             found.append(WorkerView(metadata, "stopping" if member.stopping else state, load))
         return found
 
@@ -333,7 +329,7 @@ class WorkerPool:
 
     async def resize(self, size: int) -> None:
         """So many workers from now on; returns when they are ready, or those that leave have finished."""
-        _whole("size", size, 1)
+        checked_count("size", size, 1)
         if size is None:
             raise InvalidType("size must be a whole number, got NoneType")
         async with self._resizing:
@@ -430,12 +426,13 @@ class WorkerPool:
             self._start_failed(start_failure(member.failure, report), worker)
             return
         restarted = len(self._members) < self._size and self._start_workers(1)
-        if report.get("code") == 0 and was_ready and not member.lost:  # somebody told it to stop
+        if report.get("code") == 0 and not (member.lost or member.replaced):  # somebody told it to stop
             _emit("WorkerStopped", worker)
         else:
             reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
             if member.lost and report.get("code") == -signal.SIGKILL:  # else it had ended by itself
                 reason = f"it was ended, being out of reach: {member.lost}"
+            reason = f"it was ended, to be replaced: {member.replaced}" if member.replaced else reason
             _emit("WorkerLostEvent", worker, reason=redact(reason), restarted=restarted)
 
     def _start_workers(self, count: int) -> bool:
@@ -537,9 +534,32 @@ class WorkerPool:
     def _kill(self, uid: str, reason: str) -> None:
         member = self._members.get(uid) or self._leaving.get(uid)
         if self._spawner is not None and self._state == "open" and member is not None:
-            if not _is_dead(member.worker.pid):
+            if not is_dead(member.worker.pid):
                 member.lost = member.lost or reason
             self._spawner.signal(uid, signal.SIGKILL)
+
+    def _on_retiring(self, uid: str, reason: str, at_once: bool) -> None:
+        """Routines keep a worker of ours from its work, as it says itself, or as is seen from outside."""
+        if self._loop is not None and not self._loop.is_closed():
+            _on(self._loop, self._retire, uid, reason, at_once)
+
+    def _retire(self, uid: str, reason: str, at_once: bool) -> None:
+        """Put another in its place: when it has ended, or, if it finishes what it has, now."""
+        member = self._members.get(uid) or self._leaving.get(uid)
+        if member is None or self._spawner is None or self._state != "open":
+            return
+        if at_once:
+            member.replaced = member.replaced or reason
+            self._spawner.signal(uid, signal.SIGKILL)
+        if at_once or member.stopping:
+            return
+        member.stopping = True
+        del self._members[uid]
+        self._leaving[uid] = member
+        self._discovery.announce("worker-dropped", member.worker.described())
+        _emit("WorkerReplaced", member.worker, reason=redact(reason))
+        if self._failure is None and len(self._members) < self._size:
+            self._start_workers(1)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
@@ -660,41 +680,6 @@ async def _close_on(loop: asyncio.AbstractEventLoop, proxy: Any) -> None:
     elif loop.is_running():
         closing = asyncio.run_coroutine_threadsafe(proxy.close("it was closed"), loop)
         await asyncio.wait([asyncio.wrap_future(closing)], timeout=_LAST)
-
-
-def _is_dead(pid: int) -> bool:
-    """Has this process ended, though nobody may have noticed yet? (Linux; elsewhere it is taken to live.)"""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except FileNotFoundError:
-        return os.path.isdir("/proc/self")
-    except OSError:
-        return False
-
-
-def _usable_as_balancer(value: Any) -> bool:
-    return callable(value) or any(hasattr(value, name) for name in ("order", "__aenter__", "__enter__"))
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidType(f"{name} must be a whole number, got {type(value).__name__}")
-    if value < least:
-        raise InvalidArgument(f"{name} must be >= {least}, got {value}")
-
-
-def _seconds(name: str, value: Any) -> float | None:
-    """None: no limit."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidType(f"{name} must be a number of seconds or None, got {type(value).__name__}")
-    if not is_finite(value) or value < 0:
-        raise InvalidArgument(f"{name} must be >= 0, got {value!r}")
-    return float(value)
 
 
 def _version() -> str:

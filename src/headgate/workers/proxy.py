@@ -10,7 +10,6 @@ was sent and not answered is lost when its worker is, and runs again only if its
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,21 +32,22 @@ from headgate.workers.connection import Connection, Happening
 from headgate.workers.endings import Ending
 from headgate.workers.events import TASKS
 from headgate.workers.exchange import CONFIRMATION, UNREAD, Answer, Outgoing, Request
-from headgate.workers.isolation import RESERVED, after_loss, max_calls_of, shunned
-from headgate.workers.model import Report, Task, WorkerMetadata, WorkerView
+from headgate.workers.isolation import after_loss, max_calls_of
+from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata, WorkerView
+from headgate.workers.openings import Openings
 from headgate.workers.outcomes import (
     INSIDE,
     client_id,
     described,
     fresh,
     listed,
+    not_begun,
     raise_answer,
     raise_lost,
     refuse_long,
-    tell_blocked,
     tell_dispatched,
     tell_ended,
-    tell_unblocked,
+    too_late,
     unreadable,
 )
 from headgate.workers.parcels import Parcel
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 _RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
 _GONE = frozenset({"lost", "stopped"})
-_AT_A_TIME = 32  # of those who wait for room: each that finds some wakes another
 TASK_NUMBERS = count(1)
 _epochs = count(1)
 
@@ -79,6 +78,8 @@ class Proxy:
         max_payload: int = 0,
         awaits_endings: bool = False,
         here: str = "",
+        limits: Limits = UNLIMITED,
+        on_retiring: Callable[[str, str, bool], None] | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.seen: Any = None
@@ -94,11 +95,11 @@ class Proxy:
         self.max_payload: int = max_payload
         self.here: str = here
         """The uid of the worker that it is on; "": on none."""
+        self.openings: Openings = Openings()
         self._awaits_endings = awaits_endings
         self._known: WeakValueDictionary[str, Connection] = WeakValueDictionary()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._busy: set[Connection] = set()  # blocked: no new calls
-        self._reserved: set[Connection] = set()  # a call of few neighbours runs or waits there: no others
+        self._limits = limits
+        self._on_retiring = on_retiring
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
         self._evicted: dict[str, str] = {}
         self._calls: dict[Outgoing, None] = {}
@@ -132,12 +133,14 @@ class Proxy:
         if known is not None:
             return
         self._evicted.pop(metadata.uid, None)
-        connection = Connection(metadata, next(_epochs), client_id(), self._happened, self.max_payload)
+        connection = Connection(
+            metadata, next(_epochs), client_id(), self._happened, self.max_payload, self._limits, self._on_retiring
+        )
         connection.awaits_ending = self._awaits_endings
         self._known[metadata.uid] = connection
         self._roster.admit(metadata.uid, connection)
         self._introduce()
-        self._wake()
+        self.openings.wake()
 
     def drop(self, uid: str) -> None:
         """It may not any more."""
@@ -166,7 +169,7 @@ class Proxy:
         """Connect to so many workers now, not at the first call."""
         while len(self._roster) < workers and self._failure is None:
             waiter = self.loop.create_future()
-            self._waiters.append(waiter)
+            self.openings.waiters.append(waiter)
             await waiter
         for connection in self._roster:
             connection.open()
@@ -194,9 +197,7 @@ class Proxy:
         if self._roster.get(uid) is connection:
             self._roster.drop(uid)
             self._introduce()
-        self._busy.discard(connection)
-        self._reserved.discard(connection)
-        self._wake()
+        self.openings.forget(connection)
 
     def _end(self, connection: Connection) -> None:
         self._gone.add(connection)
@@ -213,21 +214,8 @@ class Proxy:
 
     def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
         """A connection tells how it is."""
-        if happening == "blocked":
-            self._busy.add(connection)
-            tell_blocked(connection, reason)
-        elif happening == "unblocked":
-            self._busy.discard(connection)
-            self._wake()
-            tell_unblocked(connection)
-        elif happening == "reserved":
-            self._reserved.add(connection)
-        elif happening == "unreserved":
-            self._reserved.discard(connection)
-            self._wake()
-        elif happening == "room":
-            self._wake(_AT_A_TIME)
-        elif happening == "closed":
+        self.openings.happened(connection, happening, reason)
+        if happening == "closed":
             known = self._roster.get(connection.metadata.uid) is connection
             self._remove(connection)
             if known and not self._closed:  # somebody cancelled all tasks of this loop: the worker is there still
@@ -244,15 +232,6 @@ class Proxy:
                 if self._on_lost is not None and happening == "lost":
                     self._on_lost(connection.metadata, reason)
                 self._end(connection)
-
-    def _wake(self, most: int | None = None) -> None:
-        """Let those look again who wait for a worker; the first `most`, or all."""
-        waiters = self._waiters
-        while waiters and most != 0:
-            waiter = waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                most = most if most is None else most - 1
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -324,6 +303,7 @@ class Proxy:
         may_stay = True
         tried: dict[str, str] = {}
         until = None if limit is None else clock.now() + limit
+        patience: float | None = None
         tenant = "" if request is None else request.tenant
         if running is not None:
             tenant = tenant or running.begun.tenant
@@ -338,7 +318,9 @@ class Proxy:
                 else:
                     flight = self._choose(routine, number, tried, bulky, may_stay)
                 if flight is None:
-                    await self.until_there_is_one(routine, tried, until, limit)
+                    if patience is None and timeout and self.openings.crowded and routine.traveller.thread:
+                        patience = clock.now() + timeout + CONFIRMATION
+                    await self.until_there_is_one(routine, tried, until, limit, patience)
                     continue
                 connection: Connection = flight.seat.resource.value
                 waiter = self.loop.create_future()
@@ -348,14 +330,14 @@ class Proxy:
                     arguments,
                     timeout,
                     caller,
-                    limit is not None or timeout > 0,
+                    limit is not None,
                     waiter,
                     options.prefetch,
                     context,
                     tenant,
                     request,
                 )
-                call.backlog, call.exchange = backlog, exchange
+                call.backlog, call.exchange, call.limit = backlog, exchange, limit or 0.0
                 if isolation is not None:
                     call.reservation = isolation.reservation
                 if request is not None:
@@ -366,18 +348,19 @@ class Proxy:
                 try:
                     try:
                         connection.submit(call)
-                        if self._waiters:
-                            self._wake(1)  # there may be room for another
-                        if until is None and not timeout:
-                            await waiter
-                        else:
-                            await self._bounded(connection, call, waiter, routine, until, limit)
+                        if self.openings.waiters:
+                            self.openings.wake(1)  # there may be room for another
+                        if until is not None and not await connection.begins(call, waiter, until):
+                            raise not_begun(routine, connection, limit)
+                        await waiter
                         answer: Answer = call.waiter
                         call.waiter = None  # they would hold each other
+                        if timeout:
+                            self.check_time(routine, call, connection, answer)
                     except asyncio.CancelledError as error:
                         answer = await self.cancelled(connection, call, error)
                 except BaseException as error:
-                    self._give_up(connection, call)
+                    self.give_up(connection, call)
                     self.ended(routine, flight, call, connection, error)
                     raise
                 finally:
@@ -393,7 +376,7 @@ class Proxy:
                 if kind in _GONE:
                     attempts -= 1
                     tried.clear()
-                elif kind == "crowded":
+                elif kind == "reserved":
                     may_stay = may_stay and connection.metadata.uid != self.here
         finally:
             if running is not None:
@@ -441,16 +424,21 @@ class Proxy:
         """The worker of a generator is gone, or the pool is."""
         connection: Connection = flight.seat.resource.value
         self._roster.ended(flight)
+        self.check_time(routine, call, connection, answer)
         raise_lost(routine, call, connection, answer, self._closed)
 
     def ended(
         self, routine: Routine, flight: Flight, call: Outgoing, connection: Connection, error: BaseException
     ) -> None:
-        """It was given up here, whatever became of it on its worker."""
-        self._roster.ended(flight)
+        """It was given up here, whatever became of it on its worker. Until that has ended it, it counts as load."""
         outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "raised"
         outcome = "timeout" if isinstance(error, TimeoutError) else outcome
+        left = connection.has_left(call)
+        if not left:
+            self._roster.ended(flight)
         tell_ended(routine, call, connection, outcome, described(error))
+        if left:
+            call.request, call.ended = None, lambda: self._roster.ended(flight)
 
     def is_usable(self, routine: Routine) -> bool:
         """Are enough workers there? Raises if the pool is closed."""
@@ -467,8 +455,9 @@ class Proxy:
         if (self._closed or not self._reached_quorum) and not self.is_usable(routine):
             return None
         avoid: Any = tried
-        if self._busy or self._reserved:
-            avoid = shunned(self._roster, self._busy, self._reserved, tried, self.here if may_stay else "")
+        if self.openings.limited:
+            here = self.here if may_stay else ""
+            avoid = self.openings.avoided(self._roster, tried, routine.traveller.thread, here)
         if self._custom is not None:
             return self._custom_choice(self._custom, routine, number, avoid, bulky)
         flight = self._roster.next(clock.now(), avoid)
@@ -485,7 +474,8 @@ class Proxy:
         if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
             why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
             raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
-        return None if connection in self._reserved else self._roster.take(uid, clock.now())
+        shut = connection.reserved or (connection.crowded and routine.traveller.thread)
+        return None if shut else self._roster.take(uid, clock.now())
 
     async def until_known(self, uids: list[str]) -> None:
         """Wait until discovery has told of these, for a moment at most."""
@@ -512,25 +502,32 @@ class Proxy:
         return None
 
     async def until_there_is_one(
-        self, routine: Routine, tried: dict[str, str], until: float | None, limit: float | None
+        self,
+        routine: Routine,
+        tried: dict[str, str],
+        until: float | None,
+        limit: float | None,
+        patience: float | None = None,
     ) -> None:
-        """Nobody can take it now: wait for somebody new, or give up."""
+        """Nobody can take it now: wait for somebody new, or give up; at `patience`, because its timeout is over."""
         if self._failure is not None:
             raise fresh(self._failure)
         admitted = [one for one in self._roster if one.session.state not in ("stopping", "over")]
         if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
             raise NoWorkersAvailable(f"no worker took {routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
-        self._waiters.append(waiter)
-        patience = None if self._reserved else self._quorum_timeout  # a call that runs alone will end
-        limits = (patience, None if until is None else max(0.0, until - clock.now()))
-        scope = asyncio.timeout(min((one for one in limits if one is not None), default=None))
+        self.openings.waiters.append(waiter)
+        now, quorum_timeout = clock.now(), self._quorum_timeout
+        ends = [max(0.0, end - now) for end in (until, patience) if end is not None]
+        if quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
+            ends.append(quorum_timeout)
+        scope = asyncio.timeout(min(ends, default=None))
         try:
             async with scope:
                 await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._wake(1)  # it was its turn, and it goes away: the next one
+                self.openings.wake(1)  # it was its turn, and it goes away: the next one
             raise
         except TimeoutError:
             if not scope.expired():
@@ -538,6 +535,11 @@ class Proxy:
             if until is not None and clock.now() >= until:
                 raise DispatchTimeout(
                     f"{routine.tag} did not reach a worker within dispatch_timeout={limit:g} s: {self._standing(tried)}"
+                ) from None
+            if patience is not None and clock.now() >= patience:
+                raise RoutineTimeout(
+                    f"no worker could begin {routine.tag} within its timeout of {routine.options.timeout:g} s and "
+                    f"{CONFIRMATION:g} s more: {self._standing(tried)}"
                 ) from None
             raise NoWorkersAvailable(
                 f"no worker for {routine.tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
@@ -549,44 +551,17 @@ class Proxy:
         reasons = {**self._evicted}
         for connection in self._roster:
             uid = connection.metadata.uid
-            why: str = self.view(connection).state
-            if connection.blocked or connection.reserved:
-                why = "blocked by a routine that holds its loop" if connection.blocked else RESERVED
-            reasons[uid] = tried.get(uid, why)
+            reasons[uid] = tried.get(uid, connection.obstacle or self.view(connection).state)
         return (listed(reasons) or "none is there") + ("" if len(self._roster) else self.why_none())
 
-    async def _bounded(
-        self,
-        connection: Connection,
-        call: Outgoing,
-        waiter: asyncio.Future[None],
-        routine: Routine,
-        until: float | None,
-        limit: float | None,
-    ) -> None:
-        """Wait for the answer of a call that must have begun by `until`, and whose routine has a timeout."""
-        backstop = None
-        while not waiter.done():
-            if call.started and call.timeout and backstop is None and not (call.request and call.request.holds):
-                backstop = clock.now() + call.timeout + CONFIRMATION
-            dispatching = until is not None and not call.started
-            ends = [end for end in (until if dispatching else None, backstop) if end is not None]
-            left = min(ends) - clock.now() if ends else None
-            if left is not None and left <= 0:
-                if dispatching and until is not None and clock.now() >= until:
-                    self._give_up(connection, call)
-                    raise DispatchTimeout(
-                        f"{routine.tag} had not begun on worker {connection.metadata.uid} "
-                        f"{limit:g} s after it was called (dispatch_timeout)"
-                    )
-                raise RoutineTimeout(
-                    f"{routine.tag} ran longer than its timeout of {call.timeout:g} s, and worker "
-                    f"{connection.metadata.uid} did not confirm its end: it may be running still"
-                )
-            step = 0.05 if dispatching else 0.5 if not call.started else None
-            await asyncio.wait((waiter,), timeout=min((one for one in (left, step) if one is not None), default=None))
+    def check_time(self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer) -> None:
+        """RoutineTimeout if its timeout is over, and its worker has not said how it ended."""
+        late = answer.kind in _GONE and not self._closed and connection.is_late(call)
+        if late or answer.kind == "overdue":
+            raise too_late(routine, call, connection, gone=late)
 
-    def _give_up(self, connection: Connection, call: Outgoing) -> None:
+    def give_up(self, connection: Connection, call: Outgoing) -> None:
+        """Nobody waits for it any more: have it cancelled."""
         if connection.session.state != "over":
             connection.cancel(call)
             connection.give_up(call)
@@ -658,7 +633,7 @@ class Proxy:
     def fail(self, error: BaseException | None) -> None:
         """No worker can be started: tell whoever waits for one, and whoever comes. None: it can be again."""
         self._failure = error
-        self._wake()
+        self.openings.wake()
 
     @property
     def calls(self) -> int:
@@ -670,7 +645,7 @@ class Proxy:
         self._closed = why
         for connection in self._roster:
             connection.give_no_room()
-        self._wake()
+        self.openings.wake()
 
     def abandon(self) -> None:
         """Its loop is closed, so nothing can be awaited: break every conversation."""
@@ -697,4 +672,4 @@ class Proxy:
                 self._roster.drop(connection.metadata.uid)
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
-        self._wake()
+        self.openings.wake()

@@ -110,6 +110,11 @@ def as_routine(fn: Any, options: RoutineOptions) -> Routine:
     return routine
 
 
+def limit_dispatch(seconds: float) -> None:
+    """Calls must have begun within so many seconds, in this context."""
+    _DISPATCH_TIMEOUT.set(seconds)
+
+
 def dispatch_limit() -> float | None:
     """Seconds in which a call must have begun here."""
     return _DISPATCH_TIMEOUT.get()
@@ -393,23 +398,35 @@ def do_dispatch(gate: bool | None = None) -> bool | AbstractContextManager[None]
     return _Gate(gate)
 
 
+_NOT_GIVEN: Any = object()
+
+
 class RuntimeContext:
-    """A block in which dispatch is bounded: a call that no worker has begun in time raises DispatchTimeout."""
+    """A block in which dispatch is bounded: a call that no worker has begun in time raises DispatchTimeout.
 
-    __slots__ = ("_token", "dispatch_timeout")
+    So does each call that a routine called here makes itself. Without `dispatch_timeout` the limit of an outer block
+    stays; None lifts it.
+    """
 
-    def __init__(self, *, dispatch_timeout: float | None = None) -> None:
+    __slots__ = ("_given", "_token", "dispatch_timeout")
+
+    def __init__(self, *, dispatch_timeout: float | None = _NOT_GIVEN) -> None:
+        self._given = dispatch_timeout is not _NOT_GIVEN
+        dispatch_timeout = dispatch_timeout if self._given else None
         if dispatch_timeout is not None:
             if isinstance(dispatch_timeout, bool) or not isinstance(dispatch_timeout, (int, float)):
                 raise InvalidType(f"dispatch_timeout must be seconds or None, got {type(dispatch_timeout).__name__}")
             if not is_finite(dispatch_timeout) or dispatch_timeout <= 0:
                 raise InvalidArgument(f"dispatch_timeout must be above 0, got {dispatch_timeout!r}")
         self.dispatch_timeout: float | None = dispatch_timeout
+        """Seconds in which calls must have begun; None: no limit, or, before the block is entered, that of outside."""
         self._token: Token[float | None] | None = None
 
     def __enter__(self) -> Self:
         if self._token is not None:
             raise RuntimeError("this RuntimeContext was entered already: make a new one")
+        if not self._given:
+            self.dispatch_timeout = _DISPATCH_TIMEOUT.get()
         self._token = _DISPATCH_TIMEOUT.set(self.dispatch_timeout)
         return self
 

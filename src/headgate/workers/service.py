@@ -25,7 +25,7 @@ from headgate.workers.admission import Ask
 from headgate.workers.exchange import HELD, PULSE, UNREAD, Advance, Begun, Heard, Stepped
 from headgate.workers.execution import Outcome, Running, TaskLoop
 from headgate.workers.functions import Arrived
-from headgate.workers.model import BackpressureContext, WorkerMetadata
+from headgate.workers.model import UNLIMITED, BackpressureContext, Limits, WorkerMetadata
 from headgate.workers.orphans import Orphans
 from headgate.workers.parcels import Borrowed, Parcel
 from headgate.workers.routines import CALLER
@@ -36,6 +36,8 @@ from headgate.workers.wire.wire_pb2 import StopReply, StopRequest, ToWorker
 
 HEALTH = "/grpc.health.v1.Health/"
 
+ENDED = 70
+"""The exit code of a worker that ended because a routine held its loop for too long."""
 _BEAT = 0.25
 _MUTE = 1.75  # as long as this thread is not heard, faulthandler speaks
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
@@ -58,14 +60,15 @@ class Nested:
     One for each pool, whoever called: with one for each conversation, every level of nesting would double the streams.
     """
 
-    def __init__(self, pool: str, tasks: TaskLoop, uid: str) -> None:
+    def __init__(self, pool: str, service: Service) -> None:
         self.peers: list[tuple[str, str]] = []
         """The workers of the pool, as a client last said."""
         self.max_payload: int = 0
         self._pool = pool
-        self._tasks = tasks
-        self._loop = tasks.loop
-        self._uid = uid
+        self._service = service
+        self._tasks = service.tasks
+        self._loop = service.tasks.loop
+        self._server = asyncio.get_running_loop()
         self._made: Any = None
 
     def _proxy(self) -> Any:
@@ -77,8 +80,14 @@ class Nested:
             from headgate.workers.balancing import RoundRobinLoadBalancer
             from headgate.workers.proxy import Proxy
 
-            balancer = RoundRobinLoadBalancer()
-            self._made = Proxy(balancer, pool=self._pool, max_payload=self.max_payload, here=self._uid)
+            self._made = Proxy(
+                RoundRobinLoadBalancer(),
+                pool=self._pool,
+                max_payload=self.max_payload,
+                here=self._service.uid,
+                limits=self._service.limits,
+                on_retiring=self._retiring,
+            )
         peers = self.peers
         if self._made.seen is not peers:
             self._made.seen = peers
@@ -102,6 +111,14 @@ class Nested:
     def stream(self, routine: Any, args: Any, kwargs: Any, limit: float | None, caller: str) -> Any:
         """`Proxy.stream`, from another loop than the proxy's."""
         return Across(self, CALLER.get(), (routine, args, kwargs, limit, caller))
+
+    def _retiring(self, uid: str, reason: str, at_once: bool) -> None:
+        """A worker that routines of this one called is to be replaced. One that can say so itself has."""
+        if at_once:
+            try:
+                self._server.call_soon_threadsafe(self._service.report_peer, self, uid, reason)
+            except RuntimeError:  # the server is gone
+                pass
 
     async def close(self) -> None:
         """On the task loop: end its conversations."""
@@ -147,6 +164,7 @@ class Conversation:
         self.fetching: dict[int, Begun] = {}
         """Calls whose arguments are being read."""
         self._lines: dict[int, deque[tuple[Stepped, Callable[[Stepped], None]]]] = {}  # behind one that is being read
+        self._resent: dict[int, Callable[[Parcel | None], None]] = {}  # loans that are to come in chunks
         self._context = context
         self._work = asyncio.Event()
         self._offer: memory.Offer | None = None
@@ -165,12 +183,22 @@ class Conversation:
         if self._offer is not None:
             self._offer.close()
             self._offer = None
-        return self.session.receive(message)
+        heard = self.session.receive(message)
+        for number, parcel in self.session.take_resent():
+            done = self._resent.pop(number, None)
+            if done is not None:
+                done(parcel)
+        return heard
 
-    def read(self, borrowed: Borrowed, done: Callable[[Parcel | None], None]) -> None:
-        """Read what the client lends."""
+    def read(self, borrowed: Borrowed, done: Callable[[Parcel | None], None], *, resend: bool = False) -> None:
+        """Read what the client lends; `resend`: if that cannot be, have it sent."""
 
         def returned(parcel: Parcel | None, error: BaseException | None) -> None:
+            if resend and isinstance(error, memory.Unopened) and not self.session.over:
+                self.session.cannot_read(borrowed)
+                self._resent[borrowed.number] = done
+                self.flush()
+                return
             self.session.has_read(borrowed)
             self.flush()
             done(parcel)
@@ -202,7 +230,7 @@ class Conversation:
                     self._lines[step.number].extend(line)
                     return
 
-        self.read(step.payload, done)
+        self.read(step.payload, done, resend=True)
 
     def flush(self) -> None:
         """There is something to send."""
@@ -221,7 +249,7 @@ class Conversation:
         """Send what there is, for ever. Nothing but the end of the stream cancels this."""
         while True:
             loans = self.session.loans
-            if loans.waiting or loans.released:
+            if loans.waiting or loans.released or loans.recalled:
                 memory.lend(self.session, self.flush)
             message = self.session.take()
             if message is None:
@@ -242,11 +270,24 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         where: str,
         backpressure: Callable[[BackpressureContext], Any] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        limits: Limits = UNLIMITED,
     ) -> None:
         self.uid: str = uid
+        self.limits: Limits = limits
         self.tasks: TaskLoop = TaskLoop(
-            where, asyncio.get_running_loop(), self._deliver, backpressure, loop, self._tell_room
+            where,
+            asyncio.get_running_loop(),
+            self._deliver,
+            backpressure,
+            loop,
+            on_room=self._tell_room,
+            on_threads=self._threads_changed,
         )
+        self.retiring: bool = False
+        """Does it stop because calls that nobody waits for keep it from its work?"""
+        self._retirement: asyncio.Task[None] | None = None
+        self._ending = False
+        self._takes_threads = True
         self.stopped: asyncio.Event = asyncio.Event()
         self.stopping: bool = False
         self._reserved = False
@@ -273,7 +314,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         return None
 
     async def _converse(self, _: Any, context: Any) -> None:
-        conversation = Conversation(self.uid, context, Nested("", self.tasks, self.uid))
+        conversation = Conversation(self.uid, context, Nested("", self))
         session = conversation.session
         writer: asyncio.Task[None] | None = None
         try:
@@ -288,6 +329,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self._conversations[conversation] = None
             if self._reserved:
                 session.reserved(True)
+            if not self._takes_threads:
+                session.takes_threads(False)
             writer = asyncio.create_task(conversation.write())
             while True:
                 data = await context.read()
@@ -315,7 +358,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         begun, cancels, steps = conversation.hear(message)
         if message.HasField("peers") and session.peers is not None:
             pool, peers = session.peers
-            conversation.nested = self._nested.setdefault(pool, Nested(pool, self.tasks, self.uid))
+            conversation.nested = self._nested.setdefault(pool, Nested(pool, self))
             conversation.nested.peers = peers
             conversation.nested.max_payload = session.max_payload
         if message.reserves or message.released:
@@ -414,9 +457,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         """Tell every client that waits how the task loop is."""
         held = self.tasks.held_by() if age > HELD else None
         number, tag = (held.begun.number, held.begun.function.tag) if held is not None else (0, "")
+        timed: dict[Conversation, list[tuple[int, float]]] = {}
+        for running, left in self.tasks.timed(clock.now()):
+            timed.setdefault(running.session, []).append((running.begun.number, left))
         for conversation in self._conversations:
             if conversation.session.open:
-                conversation.session.beat(age, number, tag)
+                conversation.session.beat(age, number, tag, timed.get(conversation, ()))
                 conversation.flush()
 
     def give_back(self) -> None:
@@ -424,6 +470,68 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         for running in self.tasks.take_back():
             running.session.session.answer(running.begun.number, "not_started", b"its task loop is held")
             running.session.flush()
+
+    def _threads_changed(self, free: bool) -> None:
+        """Calls that need a thread can begin, or cannot."""
+        self._takes_threads = free
+        if not free:
+            _log.warning(
+                "all %d thread places of worker %s are held by calls that timed out or were cancelled and go on; calls "
+                "that need a thread go elsewhere until one of them ends",
+                self.tasks.places.total,
+                self.uid,
+            )
+        for conversation in self._conversations:
+            conversation.session.takes_threads(free)
+            conversation.flush()
+
+    def report_peer(self, nested: Nested, uid: str, reason: str) -> None:
+        """A routine of ours called a worker that is to be ended: tell those who introduced it."""
+        for conversation in self._conversations:
+            if conversation.nested is nested:
+                conversation.session.retiring(reason, at_once=True, uid=uid)
+                conversation.flush()
+
+    def judge(self, now: float, age: float) -> None:
+        """Is the worker of no use any more, its loop without a turn for `age` seconds? Then see to its replacement."""
+        overdue, blocked = self.limits
+        if age > HELD:
+            held, late = self.tasks.loop_overdue(now)
+            what = f"{held.begun.function.tag} (task {held.id})" if held is not None else "something a routine started"
+            if overdue is not None and min(age, late) >= overdue:
+                self._end_at_once(f"{what} holds its loop, {late:.0f} s past its timeout")
+            elif blocked is not None and age >= blocked:
+                self._end_at_once(f"{what} holds its loop for {age:.0f} s, and max_blocked is {blocked:g}")
+        elif overdue is not None and not self.stopping and self.tasks.places_overdue(now) >= overdue:
+            self._retire(
+                f"all its {self.tasks.places.total} thread places are held by calls that are {overdue:g} s or more "
+                "past their timeout"
+            )
+
+    def _retire(self, reason: str) -> None:
+        """Finish what somebody waits for, and stop: whoever started this worker starts another."""
+        _log.warning("worker %s is to be replaced: %s. It finishes its other calls", self.uid, reason)
+        self.retiring = True
+        self._announce_end(reason, at_once=False)
+        self._retirement = asyncio.get_running_loop().create_task(self.stop(-1.0))
+
+    def _end_at_once(self, reason: str) -> None:
+        """The loop has no turn: end the process."""
+        if self._ending:
+            return
+        self._ending = True
+        _log.error("worker %s ends, to be replaced: %s. Its other calls are lost", self.uid, reason)
+        self._announce_end(reason, at_once=True)
+        self._retirement = asyncio.get_running_loop().create_task(self._exit())
+
+    def _announce_end(self, reason: str, *, at_once: bool) -> None:
+        for conversation in self._conversations:
+            conversation.session.retiring(reason, at_once=at_once)
+            conversation.flush()
+
+    async def _exit(self) -> None:
+        await self._said_all(1.0)
+        os._exit(ENDED)
 
     # -- health -------------------------------------------------------------------------------------------------------
 
@@ -467,16 +575,20 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self.tasks.stop_all()
             self._cut.clear()
             await self._drained(2.0, forgetful=False)
-        deadline = clock.now() + 2.0
+        await self._said_all(2.0)
+        self.stopped.set()
+
+    async def _said_all(self, seconds: float) -> None:
+        """Wait until what there is to say was said, for so long at most."""
+        deadline = clock.now() + seconds
         while any(map(_has_more, self._conversations)) and clock.now() < deadline:  # noqa: ASYNC110 - the last answers
             await asyncio.sleep(0.005)
-        self.stopped.set()
 
     def _busy(self, forgetful: bool) -> bool:
         if not forgetful:
             return self.tasks.busy
         fetching = any(conversation.fetching for conversation in self._conversations)
-        return fetching or self.tasks.is_waited_for(clock.now())
+        return fetching or self.tasks.is_waited_for(clock.now(), forsaken=not self.retiring)
 
     async def _drained(self, timeout: float | None, *, forgetful: bool = True) -> None:
         deadline = None if timeout is None else clock.now() + timeout
@@ -532,6 +644,7 @@ class Watch:
             self._service.give_back()
         else:
             self._named = self._suspect = None
+        self._service.judge(now, age)
         if now - self._told >= PULSE or (age > HELD and now - self._told >= _BEAT):
             self._told = now
             self._service.beat(age)

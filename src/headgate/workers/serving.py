@@ -12,6 +12,7 @@ from typing import Any
 
 from headgate.workers.arrivals import loads
 from headgate.workers.loops import new_loop
+from headgate.workers.model import Limits
 from headgate.workers.rpc import grpc
 from headgate.workers.service import SERVER_OPTIONS, Service
 
@@ -23,7 +24,7 @@ async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Calla
     uid, address = config["uid"], config["address"]
     try:
         where, hook = f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook"))
-        service = Service(uid, where, hook, new_loop(config.get("loop", "")))
+        service = Service(uid, where, hook, new_loop(config.get("loop", "")), Limits(*config.get("limits", ())))
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((service,))
         if not server.add_insecure_port(address):

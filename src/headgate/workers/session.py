@@ -18,10 +18,12 @@ worker until the client says that it may forget it (`KEPT` bytes, the longest un
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from headgate.workers.admission import Reservations
+from headgate.workers.definitions import Definitions
 from headgate.workers.exchange import (
     CROWD,
     KEPT,
@@ -38,7 +40,6 @@ from headgate.workers.exchange import (
     Side,
     Stepped,
 )
-from headgate.workers.model import FunctionForm
 from headgate.workers.parcels import (
     INLINE,
     ConversationBroken,
@@ -69,7 +70,8 @@ _REFUSALS: dict[int, Kind] = {
     Refusal.UNAVAILABLE: "unavailable",
     Refusal.RESOURCE_EXHAUSTED: "exhausted",
     Refusal.NOT_STARTED: "not_started",
-    Refusal.CROWDED: "crowded",
+    Refusal.NO_THREAD: "no_thread",
+    Refusal.RESERVED: "reserved",
 }
 _WHYS = {kind: why for why, kind in _REFUSALS.items()}
 _KINDS = {kind: number for number, kind in _RESULTS.items()}
@@ -95,6 +97,10 @@ class ClientSession(Side):
         self.apart: int = 0
         """and those that travel apart."""
         self.sent: dict[int, Outgoing] = {}
+        self.left: dict[int, Outgoing] = {}
+        """Calls that were sent and that nobody waits for any more: the worker has not ended them."""
+        self.ended: list[Outgoing] = []
+        """Those of them that have ended, until the shell has taken note."""
         self._client = client
         self._version = version
         self._max_payload = max_payload
@@ -110,9 +116,7 @@ class ClientSession(Side):
         self._peers: tuple[str, list[tuple[str, str]]] | None = None
         self._can_read = False
         self.room: Reservations = Reservations()
-        self._functions: OrderedDict[FunctionForm, int] = OrderedDict()
-        self._kept = 0
-        self._last_function = 0
+        self._definitions = Definitions()
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -126,8 +130,7 @@ class ClientSession(Side):
         transfers = self._transfers
         return bool(
             transfers.leaving
-            or transfers.grants
-            or self._returns
+            or self.owes
             or self._cancels
             or self._abandoned
             or self._peers is not None
@@ -232,7 +235,18 @@ class ClientSession(Side):
     def abandon(self, call: Outgoing) -> None:
         """Nobody waits for its answer any more: it is dropped when it comes."""
         if self.sent.get(call.number) is call:
-            del self.sent[call.number]
+            self.left[call.number] = self.sent.pop(call.number)
+
+    def take_ended(self) -> list[Outgoing]:
+        """Abandoned calls that have ended since this was last asked."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    def _ends(self, number: int) -> None:
+        """There is an end of a call that nobody waits for."""
+        call = self.left.pop(number, None)
+        if call is not None:
+            self.ended.append(call)
 
     def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
         """Tell the worker whom its routines may call: the pool, uids and addresses."""
@@ -290,7 +304,7 @@ class ClientSession(Side):
         if self._can_read:
             message.shares = True
             self._can_read = False
-        if self._returns or transfers.grants:
+        if self.owes:
             self._settle(message)
         if self._peers is not None:
             message.peers.pool, peers = self._peers
@@ -322,9 +336,9 @@ class ClientSession(Side):
         if transfers.leaving:
             last = transfers.next(message)
             if last is not None:
-                self._landed(last)
-        if self._kept > KEPT:
-            self._forget(message)
+                self._follows(last)
+        if self._definitions.kept > KEPT:
+            self._definitions.forget(message, KEPT)
         return message
 
     def receive(self, message: ToClient) -> list[Answer]:
@@ -358,10 +372,13 @@ class ClientSession(Side):
                 answers.append(Answer(call, kind, payload, result.swallowed, result.steps, result.context))
             else:
                 self._drop(payload)
+                self._ends(result.number)
         for refusal in message.refusals:
             call = sent.pop(refusal.number, None)
             if call is not None:
                 answers.append(Answer(call, _REFUSALS.get(refusal.why, "not_started"), refusal.reason.encode()))
+            else:
+                self._ends(refusal.number)
         return answers
 
     def broken(self) -> list[Answer]:
@@ -370,20 +387,15 @@ class ClientSession(Side):
         unsent = [Answer(call, "unsent") for call in (*self._ready, *self._bulky)]
         lost = [Answer(call, "lost") for call in self.sent.values()]
         self._ready, self._bulky, self.sent = {}, {}, {}
+        self.ended += self.left.values()
+        self.left = {}
         self._steps, self._departing, self._late = [], set(), []
         self._end()
         self.outbox = self.apart = 0
         return [*unsent, *lost]
 
     def _write(self, message: ToWorker, call: Outgoing) -> int:
-        form = call.form
-        function = self._functions.get(form)
-        defined = 0
-        if function is None:
-            function = self._define(message, form)
-            defined = len(form.value)
-        elif form.value:
-            self._functions.move_to_end(form)
+        function, defined = self._definitions.number(message, call.form)
         self._last_number = call.number = number = self._last_number + 1
         self.sent[number] = call
         arguments = call.arguments
@@ -409,6 +421,8 @@ class ClientSession(Side):
             frame.prefetch = call.prefetch
         if call.tenant:
             frame.tenant = call.tenant
+        if call.limit:
+            frame.dispatch_timeout = call.limit
         if call.reservation:
             frame.reservation = call.reservation
         if call.context:
@@ -417,32 +431,6 @@ class ClientSession(Side):
         self.outbox -= size
         call.arguments = b""
         return defined + size
-
-    def _define(self, message: ToWorker, form: FunctionForm) -> int:
-        self._last_function += 1
-        self._functions[form] = self._last_function
-        self._kept += len(form.value)
-        message.definitions.add(
-            function=self._last_function,
-            tag=form.tag,
-            module=form.module,
-            qualname=form.qualname,
-            digest=form.digest,
-            python=form.python,
-            value=form.value,
-            fresh=form.fresh,
-            thread=form.thread,
-            file=form.file,
-            generator=form.generator,
-        )
-        return self._last_function
-
-    def _forget(self, message: ToWorker) -> None:
-        for form in [form for form in self._functions if form.value][:-1]:
-            if self._kept <= KEPT:
-                return
-            message.forgotten.append(self._functions.pop(form))
-            self._kept -= len(form.value)
 
 
 class WorkerSession(Side):
@@ -546,6 +534,7 @@ class WorkerSession(Side):
             call.context,
             call.tenant,
             call.reservation,
+            call.dispatch_timeout,
         )
         self.open[call.number] = begun
         return begun
@@ -634,10 +623,13 @@ class WorkerSession(Side):
                 self._lines[frame.number].extend(line)
                 return
 
-    def beat(self, tick_age: float, number: int = 0, tag: str = "") -> None:
-        """Tell how the task loop is."""
+    def beat(self, tick_age: float, number: int = 0, tag: str = "", timed: Iterable[tuple[int, float]] = ()) -> None:
+        """Tell how the task loop is, and how many seconds calls with a timeout may still run."""
         if self.state == "open":
-            self._message().pulse.CopyFrom(Pulse(tick_age=int(tick_age * 1000), number=number, tag=tag))
+            pulse = Pulse(tick_age=int(tick_age * 1000), number=number, tag=tag)
+            for timed_number, left in timed:
+                pulse.timed.add(number=timed_number, left=int(left * 1000))
+            self._message().pulse.CopyFrom(pulse)
 
     def stopping(self) -> None:
         """Tell that new calls will be refused."""
@@ -654,12 +646,22 @@ class WorkerSession(Side):
         if self.state == "open":
             self._message().reserved = reserved
 
+    def takes_threads(self, takes: bool) -> None:
+        """Tell whether calls can begin that need a thread."""
+        if self.state == "open":
+            self._message().takes_threads = takes
+
+    def retiring(self, reason: str, *, at_once: bool, uid: str = "") -> None:
+        """Tell that this worker, or a peer of it, is to be replaced."""
+        if self.state == "open":
+            self._message().retiring.add(uid=uid, reason=reason, at_once=at_once)
+
     def take(self) -> ToClient | None:
         """The next message, to be handed to the transport now. None: there is nothing."""
         message, self._reply = self._reply, None
         size, self._size = self._size, 0
         transfers = self._transfers
-        if self._outbox or transfers.leaving or transfers.grants or self._returns:
+        if self._outbox or transfers.leaving or self.owes:
             message = message or ToClient()
             if self.owes:
                 self._settle(message)
@@ -673,7 +675,7 @@ class WorkerSession(Side):
             if transfers.leaving:
                 last = transfers.next(message)
                 if last is not None:
-                    self._landed(last)
+                    self._follows(last)
         return message
 
     @property

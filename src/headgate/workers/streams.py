@@ -11,11 +11,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from headgate.context.travel import Exchange
-from headgate.errors import InvalidArgument, PoolClosed, RoutineTimeout, WorkerLost
+from headgate.errors import InvalidArgument, PoolClosed, WorkerLost
 from headgate.workers import carriage
 from headgate.workers.arrivals import loads
 from headgate.workers.codec import dump_sent, dump_thrown
-from headgate.workers.exchange import CONFIRMATION, Advance, Answer, Outgoing, Request
+from headgate.workers.exchange import Advance, Answer, Outgoing, Request
 from headgate.workers.outcomes import raise_answer, refuse_long, unreadable
 from headgate.workers.parcels import Parcel
 from headgate.workers.routines import END
@@ -172,8 +172,10 @@ class Stream:
         if self._running is not None:
             self._running.begins_to_wait()
         try:
-            await self._within(call)
+            await call.waiter
             answer: Answer = call.waiter
+            if call.timeout:
+                proxy.check_time(self._routine, call, connection, answer)
         except asyncio.CancelledError as error:
             try:
                 answer = await proxy.cancelled(connection, call, error)
@@ -186,23 +188,6 @@ class Stream:
                 self._running.waits_no_more()
         call.waiter = None
         return answer
-
-    async def _within(self, call: Outgoing) -> None:
-        """Wait for the answer. A worker whose generator does not obey its timeout is not waited for for ever."""
-        timeout, connection = self._routine.options.timeout, self._connection
-        if timeout is None or (self._request is not None and self._request.holds):
-            await call.waiter
-            return
-        waiter, left = call.waiter, timeout + CONFIRMATION
-        while left > 0 or connection.blocked:
-            await asyncio.wait((waiter,), timeout=0.5)
-            if waiter.done():
-                return
-            left -= 0.5
-        raise RoutineTimeout(
-            f"a step of {self._routine.tag} took longer than its timeout of {timeout:g} s, and worker "
-            f"{connection.metadata.uid} did not confirm its end: it may be running still"
-        )
 
     def _read(self, call: Outgoing, answer: Answer, thrown: BaseException | None) -> Any:
         """What this answer means for the consumer."""

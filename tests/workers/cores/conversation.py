@@ -112,7 +112,9 @@ def cut(data: bytes, borrowed: Borrowed) -> Plain:
 
 
 def retained(end: ClientSession | WorkerSession) -> list[Any]:
-    """Calls, frames and payloads that can be reached from it."""
+    """Calls, frames and payloads that can be reached from it, once the shell has taken note of what ended."""
+    if isinstance(end, ClientSession):
+        end.take_ended()
     seen: set[int] = set()
     todo: list[Any] = [end]
     found = []

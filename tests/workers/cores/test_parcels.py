@@ -558,3 +558,20 @@ def test_s05_every_descriptor_is_released_once(seed: int) -> None:
         opened.add(descriptor)
         assert loans.written(lending, descriptor) is None
     assert sorted(loans.take_released()) == sorted(opened)
+
+
+def test_w42_a_loan_that_cannot_be_read_is_recalled_and_released_once() -> None:
+    loans = asked("a", "b")
+    one, two = begun(loans), begun(loans)
+    loans.written(one, 7)
+    loans.written(two, 8)
+    loans.recall([one.number, 99])
+    loans.returned([one.number])
+    assert list(loans.take_released()) == [], "who reads it again closes it"
+    [lent] = loans.take_recalled()
+    assert (lent.number, lent.descriptor, lent.segments) == (one.number, 7, [(1, False)])
+    assert loans.take_recalled() == []
+    loans.recall([two.number])
+    loans.end()
+    assert list(loans.take_released()) == [8]
+    assert loans.take_recalled() == []

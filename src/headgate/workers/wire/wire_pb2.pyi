@@ -8,7 +8,7 @@ from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Un
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers", "steps", "credits", "returned", "shares", "reserves", "released")
+    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers", "steps", "credits", "returned", "shares", "unread", "resent", "reserves", "released")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class ToWorker(_message.Message):
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
     RESERVES_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
@@ -33,9 +35,11 @@ class ToWorker(_message.Message):
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
     returned: _containers.RepeatedScalarFieldContainer[int]
     shares: bool
+    unread: _containers.RepeatedScalarFieldContainer[int]
+    resent: _containers.RepeatedCompositeFieldContainer[Resent]
     reserves: _containers.RepeatedCompositeFieldContainer[Reserve]
     released: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., shares: bool = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping[str, _Any]]]] = ..., released: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., shares: bool = ..., unread: _Optional[_Iterable[int]] = ..., resent: _Optional[_Iterable[_Union[Resent, _Mapping[str, _Any]]]] = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping[str, _Any]]]] = ..., released: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("number", "max_calls", "caller", "overdue")
@@ -104,7 +108,7 @@ class Definition(_message.Message):
     def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant", "reservation")
+    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant", "dispatch_timeout", "reservation")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +121,7 @@ class Call(_message.Message):
     LOAN_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
     number: int
     function: int
@@ -130,8 +135,9 @@ class Call(_message.Message):
     loan: Loan
     prefetch: int
     tenant: str
+    dispatch_timeout: float
     reservation: int
-    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ..., tenant: _Optional[str] = ..., reservation: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ..., tenant: _Optional[str] = ..., dispatch_timeout: _Optional[float] = ..., reservation: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "kind", "count", "payload", "transfer", "loan", "context")
@@ -225,8 +231,16 @@ class Loan(_message.Message):
     layout: Layout
     def __init__(self, number: _Optional[int] = ..., descriptor: _Optional[int] = ..., layout: _Optional[_Union[Layout, _Mapping[str, _Any]]] = ...) -> None: ...
 
+class Resent(_message.Message):
+    __slots__ = ("loan", "transfer")
+    LOAN_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    loan: int
+    transfer: int
+    def __init__(self, loan: _Optional[int] = ..., transfer: _Optional[int] = ...) -> None: ...
+
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refused", "started", "chunks", "results", "refusals", "pulse", "stopping", "yields", "credits", "returned", "granted", "reserved")
+    __slots__ = ("welcome", "refused", "started", "chunks", "results", "refusals", "pulse", "stopping", "yields", "credits", "returned", "unread", "resent", "takes_threads", "retiring", "granted", "reserved")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +252,10 @@ class ToClient(_message.Message):
     YIELDS_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
+    TAKES_THREADS_FIELD_NUMBER: _ClassVar[int]
+    RETIRING_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -251,9 +269,23 @@ class ToClient(_message.Message):
     yields: _containers.RepeatedCompositeFieldContainer[Yield]
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
     returned: _containers.RepeatedScalarFieldContainer[int]
+    unread: _containers.RepeatedScalarFieldContainer[int]
+    resent: _containers.RepeatedCompositeFieldContainer[Resent]
+    takes_threads: bool
+    retiring: _containers.RepeatedCompositeFieldContainer[Retiring]
     granted: _containers.RepeatedScalarFieldContainer[int]
     reserved: bool
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, _Any]]] = ..., refused: _Optional[_Union[Refused, _Mapping[str, _Any]]] = ..., started: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping[str, _Any]]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping[str, _Any]]]] = ..., pulse: _Optional[_Union[Pulse, _Mapping[str, _Any]]] = ..., stopping: bool = ..., yields: _Optional[_Iterable[_Union[Yield, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., granted: _Optional[_Iterable[int]] = ..., reserved: bool = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, _Any]]] = ..., refused: _Optional[_Union[Refused, _Mapping[str, _Any]]] = ..., started: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping[str, _Any]]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping[str, _Any]]]] = ..., pulse: _Optional[_Union[Pulse, _Mapping[str, _Any]]] = ..., stopping: bool = ..., yields: _Optional[_Iterable[_Union[Yield, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., unread: _Optional[_Iterable[int]] = ..., resent: _Optional[_Iterable[_Union[Resent, _Mapping[str, _Any]]]] = ..., takes_threads: bool = ..., retiring: _Optional[_Iterable[_Union[Retiring, _Mapping[str, _Any]]]] = ..., granted: _Optional[_Iterable[int]] = ..., reserved: bool = ...) -> None: ...
+
+class Retiring(_message.Message):
+    __slots__ = ("uid", "reason", "at_once")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    reason: str
+    at_once: bool
+    def __init__(self, uid: _Optional[str] = ..., reason: _Optional[str] = ..., at_once: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "uid", "version", "probe", "shares")
@@ -330,11 +362,13 @@ class Refusal(_message.Message):
         UNAVAILABLE: _ClassVar[Refusal.Why]
         RESOURCE_EXHAUSTED: _ClassVar[Refusal.Why]
         NOT_STARTED: _ClassVar[Refusal.Why]
-        CROWDED: _ClassVar[Refusal.Why]
+        NO_THREAD: _ClassVar[Refusal.Why]
+        RESERVED: _ClassVar[Refusal.Why]
     UNAVAILABLE: Refusal.Why
     RESOURCE_EXHAUSTED: Refusal.Why
     NOT_STARTED: Refusal.Why
-    CROWDED: Refusal.Why
+    NO_THREAD: Refusal.Why
+    RESERVED: Refusal.Why
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -344,14 +378,24 @@ class Refusal(_message.Message):
     def __init__(self, number: _Optional[int] = ..., why: _Optional[_Union[Refusal.Why, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("tick_age", "number", "tag")
+    __slots__ = ("tick_age", "number", "tag", "timed")
     TICK_AGE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
+    TIMED_FIELD_NUMBER: _ClassVar[int]
     tick_age: int
     number: int
     tag: str
-    def __init__(self, tick_age: _Optional[int] = ..., number: _Optional[int] = ..., tag: _Optional[str] = ...) -> None: ...
+    timed: _containers.RepeatedCompositeFieldContainer[Timed]
+    def __init__(self, tick_age: _Optional[int] = ..., number: _Optional[int] = ..., tag: _Optional[str] = ..., timed: _Optional[_Iterable[_Union[Timed, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Timed(_message.Message):
+    __slots__ = ("number", "left")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    left: int
+    def __init__(self, number: _Optional[int] = ..., left: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("timeout",)

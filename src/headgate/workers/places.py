@@ -1,0 +1,117 @@
+"""Calls in threads: how many a worker runs at a time, and which of them nobody waits for any more.
+
+A thread cannot be interrupted: a plain function that timed out or was cancelled goes on, and keeps its place. When such
+calls hold every place, no other call that needs a thread can begin, and none is kept waiting for one: it is refused, so
+that another worker can run it. Behind calls that somebody waits for it stands in line.
+
+Used on one event loop, without a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from headgate.context.travel import Elsewhere
+from headgate.core.threads import call_in_thread
+
+
+class Places:
+    """So many places. `changed` is called when there begin, or cease, to be any that a call can wait for."""
+
+    __slots__ = ("_changed", "_free", "_held", "_line", "total")
+
+    def __init__(self, total: int, changed: Callable[[bool], None]) -> None:
+        self.total: int = total
+        self._free = total
+        self._held = 0  # by calls that nobody waits for
+        self._line: deque[asyncio.Future[bool]] = deque()
+        self._changed = changed
+
+    @property
+    def are_held(self) -> bool:
+        """Is every place held by a call that nobody waits for?"""
+        return self._held >= self.total
+
+    async def take(self) -> bool:
+        """Wait for a place. False: all are held by calls that nobody waits for."""
+        if self.are_held:
+            return False
+        if self._free and not self._line:
+            self._free -= 1
+            return True
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.give_back()  # it was its turn, and it goes away
+            elif turn in self._line:
+                self._line.remove(turn)
+            raise
+
+    def forsake(self) -> None:
+        """Nobody waits any more for a call that has a place."""
+        self._held += 1
+        if self.are_held:
+            line, self._line = self._line, deque()
+            for turn in line:
+                if not turn.done():
+                    turn.set_result(False)
+            self._changed(False)
+
+    def give_back(self, *, forsaken: bool = False) -> None:
+        """A call needs its place no longer; `forsaken`: nobody waited for it."""
+        were_held = self.are_held
+        self._held -= forsaken
+        self._free += 1
+        while self._line and self._free:
+            turn = self._line.popleft()
+            if not turn.done():
+                self._free -= 1
+                turn.set_result(True)
+        if were_held:
+            self._changed(True)
+
+
+class Aside:
+    """A call in a thread: a plain function, or an async one on a loop of its own."""
+
+    def __init__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.fn: Any = fn
+        self.args: tuple[Any, ...] = args
+        self.kwargs: dict[str, Any] = kwargs
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def __call__(self) -> Any:
+        result = call_in_thread(self.fn, self.args, self.kwargs)
+        if not inspect.iscoroutine(result):
+            return result
+        with asyncio.Runner() as runner:
+            self.loop = runner.get_loop()
+            elsewhere = Elsewhere()
+            try:
+                return runner.run(self._follow(result), context=elsewhere.context)
+            finally:
+                elsewhere.bring_back()
+
+    async def _follow(self, coroutine: Any) -> Any:
+        self._task = asyncio.current_task()
+        if self._cancelled and self._task is not None:
+            self._task.cancel()
+        return await coroutine
+
+    def cancel(self) -> None:
+        """From the task loop: cancel it if it can be."""
+        self._cancelled = True
+        if self.loop is not None and self._task is not None:
+            try:
+                self.loop.call_soon_threadsafe(self._task.cancel)
+            except RuntimeError:  # it has just ended
+                pass
