@@ -338,5 +338,5 @@ asyncio.run(main())
 def test_the_end_of_the_loop_starts_nothing_and_what_was_lost_is_told() -> None:
     ended = subprocess.run([sys.executable, "-X", "dev", "-c", LEFT_OPEN], capture_output=True, text=True, check=True)
     assert ended.stdout.split("\n") == ["begin 0", ""]
-    assert "left was never closed, and 0 running and 3 queued tasks were lost" in ended.stderr
+    assert "left was never closed, and 1 running and 3 queued tasks were lost" in ended.stderr
     assert "destroyed" not in ended.stderr

@@ -1,12 +1,16 @@
-"""What rooms need of threads: to call a function in one, and to see what each of them is doing."""
+"""What rooms need of threads: to call functions in them, to see what each is doing, and who pressed Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
 from contextvars import Context
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -21,6 +25,102 @@ def call_in_thread(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return fn(*args, **(kwargs or {}))
     except StopIteration as stop:
         raise RuntimeError("the function raised StopIteration") from stop
+
+
+class Threads(Executor):
+    """An executor with a thread for each call in progress, which the end of the program does not wait for.
+
+    (A ThreadPoolExecutor has a fixed number, and a call that waits for another one could wait for ever. And at the end
+    of the program it joins its threads, however often Ctrl-C is pressed.)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._crew = _Crew()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it in a thread that is idle, or in a new one."""
+        crew = self._crew
+        with crew.lock:
+            idle = crew.idle > 0
+            crew.idle -= idle
+        if not idle:
+            name = f"{self._name}_{len(self._threads)}"
+            thread = threading.Thread(target=_serve, args=(crew,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        future: Future[Any] = Future()
+        crew.calls.put((future, fn, args, kwargs))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads: idle ones now, others when their calls have ended."""
+        threads, self._threads = self._threads, []
+        for _ in threads:
+            self._crew.calls.put(None)
+        for thread in threads if wait else ():
+            thread.join()
+
+    def __del__(self) -> None:
+        self.shutdown(wait=False)
+
+
+class _Crew:
+    """What the threads of one executor share. They do not hold the executor: who drops it ends them."""
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[Any] = SimpleQueue()
+        self.lock = threading.Lock()
+        self.idle = 0  # threads that have no call, and for which none is queued
+
+
+def _serve(crew: _Crew) -> None:
+    while (call := crew.calls.get()) is not None:
+        future, fn, args, kwargs = call
+        if future.set_running_or_notify_cancel():
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                outcome: Callable[[], None] = _then(future.set_exception, error)
+            else:
+                outcome = _then(future.set_result, result)
+                del result
+        else:
+            outcome = _nothing
+        del call, future, fn, args, kwargs  # an idle thread holds on to nothing
+        with crew.lock:
+            crew.idle += 1  # before anybody knows of the result: who hears of it and calls again finds this thread
+        outcome()
+        del outcome
+
+
+def _then(tell: Callable[[Any], None], what: Any) -> Callable[[], None]:
+    return lambda: tell(what)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Interrupts:
+    """How often Ctrl-C was pressed since `asyncio.run`, or a Runner, began to run a loop.
+
+    The first one cancels the main task, and the second raises KeyboardInterrupt and ends everything. That is known to
+    the Runner alone, so it is asked; without one, or where it does not tell, it is 0.
+    """
+
+    __slots__ = ("_runner",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        handler = signal.getsignal(signal.SIGINT)  # not later: it is taken away before the last tasks are cancelled
+        runner = getattr(getattr(handler, "func", None), "__self__", None)
+        self._runner: Any = runner if getattr(runner, "_loop", None) is loop else None
+
+    @property
+    def count(self) -> int:
+        """So often."""
+        return int(getattr(self._runner, "_interrupt_count", 0))
 
 
 async def on_loop(

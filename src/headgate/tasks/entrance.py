@@ -16,6 +16,7 @@ from inspect import CO_COROUTINE
 from typing import Any
 
 from headgate.core.clock import clock
+from headgate.core.threads import Interrupts
 from headgate.errors import IdempotencyConflict, InvalidArgument, PoolClosed, QueueFull, StoreWriteFailed, SubmitTimeout
 from headgate.tasks.desk import Desk
 from headgate.tasks.door import Arrival
@@ -412,6 +413,7 @@ class Entrance(PoolShell):
         if self._loop is not None:
             raise self._elsewhere("submit()")
         self._loop = loop
+        self._interrupts = Interrupts(loop)
         if self._supply is not None:
             self._supply.bound(loop)
 

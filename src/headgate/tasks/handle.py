@@ -7,11 +7,19 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.errors import InvalidType, TaskCancelled, TaskExpired, TaskFailed, TaskRejected, TaskStale
+from headgate.errors import (
+    HeadgateError,
+    InvalidType,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+    TaskRejected,
+    TaskStale,
+)
 from headgate.stores.codec import Opaque
 from headgate.tasks.model import UNFINISHED, TaskRecord, TaskSnapshot, task_snapshot
 from headgate.tasks.story import Story, story_of
-from headgate.tasks.waiting import Callback, add_waiter, wait_for_one
+from headgate.tasks.waiting import Callback, add_waiter, need_not_be_retrieved, wait_for_one
 
 R = TypeVar("R")
 
@@ -88,6 +96,8 @@ class TaskHandle(TaskRecord, Generic[R]):
                 )
             return outcome  # type: ignore[no-any-return]
         if status == "failed":
+            if self.owner._ends_early and isinstance(outcome.error, HeadgateError):  # no worker any more, or the like
+                need_not_be_retrieved(outcome.error)
             raise self._seen().with_traceback(outcome.traceback)
         if status == "rejected":
             raise TaskRejected(f"{self.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
@@ -98,7 +108,10 @@ class TaskHandle(TaskRecord, Generic[R]):
             raise TaskExpired(f"{self.label} met its deadline while it was queued again, after attempt {self.attempt}")
         if status == "stale":
             raise TaskStale(f"{self.label} was not finished when the process that owned it ended")
-        raise TaskCancelled(f"{self.label} was cancelled")
+        error = TaskCancelled(f"{self.label} was cancelled")
+        if self.owner._ends_early:
+            need_not_be_retrieved(error)
+        raise error
 
     def _seen(self) -> BaseException:
         """Its exception; somebody knows of it now."""

@@ -84,6 +84,7 @@ class _Ordered:
             if self._feeder.failure is not None:
                 raise self._feeder.failure
         finally:
+            self._pool._tell_interrupted(None)
             feeder.cancel()
             for handle in list(self._outstanding()):
                 handle.cancel()

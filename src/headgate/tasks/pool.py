@@ -114,6 +114,8 @@ class TaskPool(Entrance):
         }
         self._closing: asyncio.Future[None] | None = None
         self._loading: Future[None] | None = None
+        self._cancels_all = False
+        self._told_interrupted = False
         self._loop = None
         register(self)
         opened: list[Callable[[], None]] = []
@@ -393,6 +395,7 @@ class TaskPool(Entrance):
             self._ledger.withdraw(arrival.task)
             self._welcome(arrival, PoolClosed(f"the pool {self.name!r} was closed before there was room for the task"))
         if cancel:
+            self._cancels_all = True
             for task in [*self._unfinished(), *self._desk.coming]:
                 self._cancel(task)
         await self.drain()
@@ -424,8 +427,32 @@ class TaskPool(Entrance):
     def _left_over(self) -> str:
         """What was lost if the program ends here; "" if nothing was."""
         slots, queued = self._desk.slots, self._desk.depth + self._given_up
-        running = slots.active + slots.waiting
+        running = slots.active + slots.waiting + self._cut_off
         return f"{running} running and {queued} queued tasks were lost" if running + queued else ""
+
+    @property
+    def _ends_early(self) -> bool:
+        """Is all that it has being cancelled, by `close` or by Ctrl-C?"""
+        return self._cancels_all or (self._interrupts is not None and self._interrupts.count > 0)
+
+    def _tell_interrupted(self, error: BaseException | None) -> None:
+        """One line, if the block is left because of Ctrl-C and there is something left to do."""
+        pressed = 0 if self._interrupts is None else self._interrupts.count
+        slots, queued = self._desk.slots, self._desk.depth
+        running = slots.active + slots.waiting
+        if self._told_interrupted or not (pressed or isinstance(error, KeyboardInterrupt)) or not running + queued:
+            return
+        import logging
+
+        self._told_interrupted = True
+        waits = f"; {self._in_threads} in threads, which end by themselves or with another Ctrl-C"
+        logging.getLogger("headgate.tasks").warning(
+            "%s was interrupted: %d running and %d queued tasks are cancelled%s",
+            self.name,
+            running,
+            queued,
+            waits if self._in_threads else "",
+        )
 
     def _abandoned(self) -> bool:
         return self._loop is not None and self._loop.is_closed()
@@ -441,8 +468,11 @@ class TaskPool(Entrance):
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         try:
+            if error is not None:
+                self._tell_interrupted(error)
             await self.close(cancel=error is not None)
         except asyncio.CancelledError:  # while it drained: as a TaskGroup does, end what is left and wait for that
+            self._tell_interrupted(None)
             await self.close(cancel=True)
             raise
 

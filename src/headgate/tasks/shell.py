@@ -16,14 +16,13 @@ import contextvars
 import inspect
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from inspect import CO_COROUTINE
 from typing import Any
 
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
-from headgate.core.threads import call_in_thread
+from headgate.core.threads import Interrupts, Threads, call_in_thread
 from headgate.errors import StoreWriteFailed
 from headgate.tasks.admission import Policy
 from headgate.tasks.agenda import Agenda
@@ -73,9 +72,11 @@ class PoolShell:
         self._unseen: OrderedDict[int, Told] = OrderedDict()  # who failed, and nobody knows yet
         self._forgotten = 0  # and more of them
         self._given_up = 0  # queued when the loop ended around the pool
+        self._cut_off = 0  # running then
+        self._interrupts: Interrupts | None = None  # of its loop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._in_threads = 0
         self._pumping = False
         if supply is not None:
@@ -306,22 +307,20 @@ class PoolShell:
         assert loop is not None and task.fn is not None, "it was submitted"  # noqa: PT018
         threads = self._threads
         if threads is None:
-            threads = self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"headgate {self.name}")
+            threads = self._threads = Threads(f"headgate {self.name}")
         self._in_threads += 1
-        # As many as there are calls in progress, and no more. A fixed number would deadlock when a call waits for
-        # another task: it has lent its slot, and still sits in its thread.
-        threads._max_workers = max(threads._max_workers, self._in_threads)
         # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
         context, fn = contextvars.copy_context(), task.fn
         future = loop.run_in_executor(threads, lambda: context.run(call_in_thread, fn, args))
-        while len(threads._threads) < self._in_threads:
-            threads._adjust_thread_count()  # it may take a thread for idle that has just taken another call
         stopped: BaseException | None = None
         while not future.done():
             try:
                 await asyncio.wait((future,))
             except asyncio.CancelledError as error:
                 stopped = error
+                if self._interrupts is not None and self._interrupts.count > 1:  # the program is to end at once
+                    future.cancel()
+                    raise
         self._in_threads -= 1
         asked = self._asked.get(task)
         if stopped is None and asked is None:
@@ -339,10 +338,12 @@ class PoolShell:
         if asyncio._get_running_loop() is not self._loop:  # its loop was closed around it: nothing can be started
             self._desk.release(task)
             self._record_end(task, "cancelled", self._moment())
+            self._cut_off += 1
             return False
         if isinstance(error, asyncio.CancelledError):
             if asked != "timeout":
                 if asked is None and self._loop_is_ending():
+                    self._cut_off += 1
                     self._give_up_queued()
                 self._end(task, "cancelled", None)
                 return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Generator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from headgate.core.redaction import log_exception
@@ -76,6 +77,22 @@ def wait_for_one(task: TaskRecord) -> Generator[Any, Any, None]:
     except BaseException:
         _forget(task, future)
         raise
+
+
+def need_not_be_retrieved(error: BaseException) -> None:
+    """If `error`, which is raised now, ends the Task that runs, and nobody looks at that: it is no news.
+
+    Whoever cancels all tasks of a pool at once knows of it. Otherwise a thousand handles in `asyncio.as_completed`
+    would be a thousand tracebacks, "Task exception was never retrieved", when the program is stopped by Ctrl-C.
+    """
+    task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    if task is not None:
+        task.add_done_callback(partial(_retrieve, error))
+
+
+def _retrieve(error: BaseException, task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and getattr(task, "_exception", None) is error:
+        task.exception()
 
 
 async def wait_for(tasks: Sequence[TaskRecord]) -> None:

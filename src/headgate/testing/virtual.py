@@ -57,6 +57,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
 
+from headgate.core.threads import Threads
 from headgate.errors import InvalidArgument
 from headgate.testing.waiting import Hang, describe_all
 
@@ -227,8 +228,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._check_closed()
         pool = executor if executor is not None else self._default()
         ticket = object()
-        # Only a plain thread pool runs a closure; a pool of processes would have to pickle it.
-        threaded = type(pool) is futures.ThreadPoolExecutor
+        # Only plain threads run a closure; a pool of processes would have to pickle it.
+        threaded = type(pool) in (futures.ThreadPoolExecutor, Threads)
         call: Callable[..., T] = functools.partial(self._work, ticket, func) if threaded else func
         self._outside[ticket] = _label(func)
         try:
