@@ -650,7 +650,7 @@ def test_b81_a_worker_killed_from_outside_takes_only_its_own_tasks(what_grpc_ope
                 handles = [await pool.submit(line_jobs.once_told, log, retries=3) for _ in range(10)]
                 await until(lambda: len(lines(log)) == 10)
                 os.kill(pids(workers)[0], 9)
-                await until(lambda: len(lines(log)) == 15)
+                await until(lambda: len(lines(log)) > 10)  # not all at once: they are to have fewer neighbours
                 tell(log)
                 assert set(await asyncio.gather(*handles)) <= {"a", "b"}
                 assert sorted(handle.snapshot().attempt for handle in handles) == [1] * 5 + [2] * 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -128,6 +129,30 @@ async def dies_beside(path: str, caller: int) -> int:
 @routine
 async def calls_one_that_dies(path: str) -> tuple[int, int]:
     return os.getpid(), await dies_beside(path, os.getpid())
+
+
+def is_culprit(name: str, share: float) -> bool:
+    """Is it one of those that end their worker each time?"""
+    return random.Random(name).random() < share
+
+
+@routine(retries=2)
+async def leaf(name: str, share: float) -> int:
+    await asyncio.sleep(random.Random(name).random() * 0.02)
+    if is_culprit(name, share):
+        end("SIGSEGV")
+    return 1
+
+
+@routine(retries=2)
+async def tree(name: str, share: float) -> list[int | str]:
+    """Calls three leaves; what each returned, or the name of what it raised."""
+    if is_culprit(name, share):
+        await asyncio.sleep(0.01)
+        end("SIGKILL")
+    leaves = (leaf(f"{name}.{n}", share) for n in range(3))
+    found = await asyncio.gather(*leaves, return_exceptions=True)
+    return [type(one).__name__ if isinstance(one, BaseException) else one for one in found]
 
 
 async def with_key(key: Any, fn: Any, *args: Any) -> Any:

@@ -20,6 +20,7 @@ from headgate.testing import no_leaks
 from headgate.workers.endings import LINES, Ending, ending_of
 from headgate.workers.keeper import TAIL
 from headgate.workers.mapping import routine_for
+from tests.conftest import SCALE
 from tests.workers import jobs, lost_jobs
 from tests.workers.support import Shared, all_ready, in_flight, lines, pids, run, script, until
 
@@ -200,6 +201,25 @@ def test_w92_a_call_that_crashes_fails_by_itself(log: str, workers: int, retries
     run(main)
 
 
+@pytest.mark.parametrize("seed", range(max(1, int(10 * SCALE))))
+def test_w92_calls_that_crash_inside_calls(seed: int) -> None:
+    """Callers wait for calls that wait to be alone: nobody waits for ever, and only culprits and their callers fail."""
+
+    async def main() -> None:
+        async with WorkerPool(spawn=3):
+            names = [f"{seed}/{n}" for n in range(40)]
+            trees = await asyncio.gather(*(lost_jobs.tree(name, 0.03) for name in names), return_exceptions=True)
+        for name, found in zip(names, trees, strict=True):
+            culprits = [lost_jobs.is_culprit(f"{name}.{n}", 0.03) for n in range(3)]
+            if isinstance(found, BaseException):
+                assert isinstance(found, WorkerLost)
+                assert lost_jobs.is_culprit(name, 0.03) or any(culprits), (name, found)
+            else:
+                assert found == ["WorkerLost" if culprit else 1 for culprit in culprits], name
+
+    run(main, 120)
+
+
 class Rerun:
     """A request that was lost before: its call is to have few neighbours."""
 
@@ -255,12 +275,18 @@ def test_w92_while_one_runs_alone_others_wait_until_it_has_ended(
         await noted(log, "alone begins")
         others = [asyncio.create_task(lost_jobs.noted(log, "other")) for _ in range(5)]
         context = contextvars.copy_context()
-        others.append(asyncio.create_task(asyncio.to_thread(context.run, asyncio.run, jobs.echo(1))))
+
+        async def elsewhere() -> None:
+            other = asyncio.create_task(lost_jobs.noted(log, "other"))
+            await reserved(single.pool)  # one that comes now is told so
+            await other
+
+        others.append(asyncio.create_task(asyncio.to_thread(context.run, asyncio.run, elsewhere())))
         others.append(asyncio.create_task(single.pool.broadcast(lost_jobs.noted, log, "other")))
         assert not (await asyncio.wait(others, timeout=0.5))[0]
         let_go(log, "alone")
         await asyncio.gather(alone, *others)
-        assert lines(log) == ["alone begins", "alone ends", *["other"] * 6]
+        assert lines(log) == ["alone begins", "alone ends", *["other"] * 7]
         await reserved(single.pool, False)
 
     single(main)

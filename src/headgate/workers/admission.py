@@ -10,6 +10,8 @@ While somebody waits, and while such a call runs, the worker is *closed*: it ref
 wait until it is open. One rule keeps this from deadlock: a call that is made by a call which runs on this worker is
 always admitted here. So whoever runs can finish, wherever the calls that it makes are refused. For the same reason
 neither the callers of a call, which wait for it, nor generators that rest between two steps count as its neighbours.
+And a call that is run again and was made by one that runs here does not wait for calls that wait for others themselves:
+they may wait for one that wants to be alone as well. (They would be lost with it. Its client asks others first.)
 
 Asks are granted in their order; those of calls that are made by calls which run here pass the others, whose turn comes
 when these have ended. An ask that has waited for very long for calls without a limit (see `isolation`) does not wait
@@ -18,7 +20,7 @@ for them any longer: they may never end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from headgate.workers.wire.wire_pb2 import Reserve, ToClient, ToWorker
@@ -40,6 +42,11 @@ class Guest(Protocol):
     @property
     def rests(self) -> bool:
         """Is it a generator between two steps?"""
+        ...
+
+    @property
+    def waits(self) -> int:
+        """For how many calls that it made it waits."""
         ...
 
 
@@ -80,7 +87,7 @@ class Admission:
     @property
     def closed(self) -> bool:
         """Is a call refused that none of the running ones makes?"""
-        return bool(self.waiting) or not self._bears_another(())
+        return bool(self.waiting) or not self._bears_another([])
 
     def admits(self, caller: str) -> bool:
         """May a call without a limit begin that is made by this caller?"""
@@ -150,22 +157,23 @@ class Admission:
             caller = guest.caller
         return found
 
-    def _neighbours(self, family: Collection[Guest], besides: int = 0) -> int:
-        """Running calls that are none of these, and room that was granted to others."""
-        running = sum(not guest.rests and guest not in family for guest in self._running.values())
-        return running + len(self.granted) - besides
+    def _neighbours(self, family: list[Guest], nested: bool) -> int:
+        """Running calls that are none of these, and room that was granted; `nested`: without calls that wait."""
+        running = (guest for guest in self._running.values() if not guest.rests and not (nested and guest.waits))
+        return sum(guest not in family for guest in running) + len(self.granted)
 
     def _has_room(self, ask: Ask, callers: list[Guest]) -> bool:
-        if not ask.overdue and self._neighbours(callers) >= ask.max_calls:
+        if not ask.overdue and self._neighbours(callers, bool(callers)) >= ask.max_calls:
             return False
         return self._bears_another(callers)
 
-    def _bears_another(self, callers: Collection[Guest]) -> bool:
+    def _bears_another(self, callers: list[Guest]) -> bool:
         """Does every call with a limit bear one more neighbour, which is made by these?"""
+        nested = bool(callers)
         for guest, most in self.limited.items():
-            if guest not in callers and self._neighbours(self._family(guest)) + 1 >= most:
+            if guest not in callers and self._neighbours(self._family(guest), nested) + 1 >= most:
                 return False
-        return all(self._neighbours(self._callers(ask.caller), besides=1) + 1 < ask.max_calls for ask in self.granted)
+        return all(self._neighbours(self._callers(ask.caller), nested) < ask.max_calls for ask in self.granted)
 
     def _family(self, guest: Guest) -> list[Guest]:
         """It, its callers, and the calls that it and those that it called made."""

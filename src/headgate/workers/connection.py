@@ -268,6 +268,7 @@ class Connection:
             if local and memory.can_read(self.session.probe):
                 self.session.can_read()
             self._tell(self, "open", "")
+            self._heard_of_room()
             self._tasks.append(self._loop.create_task(self._write()))
             await self._read()
         except TimeoutError:

@@ -538,8 +538,6 @@ class TaskLoop:
         running.paused = clock.now()
         running.due = None
         self.count(running)
-        if self.room.active:
-            self.room.look()
         if not (self._executing or self._incoming):
             self._flush()
         try:
@@ -641,6 +639,8 @@ class TaskLoop:
     def _free(self) -> None:
         """One fewer executes: another may."""
         self._executing -= 1
+        if self.room.active:
+            self.room.look()
         if self._incoming and not self._awake:
             self._awake = True
             self.loop.call_soon(self._drain, context=self._clean)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RESERVED = "reserved for a call that is run again after a loss"
 """Why a worker does not take a call."""
-PATIENCE = 1.0
+PATIENCE = 0.1
 """Seconds to wait for room on one worker, the first time around."""
 OVERDUE = 600.0
 """Seconds after which a call does not wait any longer for calls that may never end."""
@@ -81,7 +81,8 @@ class Isolation:
     def _roomiest(
         self, proxy: Proxy, routine: Routine, number: int, tried: dict[str, str], bulky: bool
     ) -> Connection | None:
-        """The worker to ask for room: the one with the fewest calls, and last that on which we are."""
+        """The worker to ask for room: the one with the fewest calls. The one on which we are comes behind those that
+        are open, because what made this call would be lost with it, and before those that others wait for."""
         if not proxy.is_usable(routine):
             return None
         avoid = {*tried, *self._full, *proxy.openings.unable(routine.traveller.thread)}
@@ -92,8 +93,12 @@ class Isolation:
             proxy._roster.ended(flight)
             chosen: Connection = flight.seat.resource.value
             return chosen
-        there = [one for one in proxy._roster if one.metadata.uid not in avoid and one.can_take(bulky)]
-        return min(there, key=lambda one: (one.metadata.uid == proxy.here, one.reserved, one.load), default=None)
+        there = (one for one in proxy._roster if one.metadata.uid not in avoid and one.can_take(bulky))
+
+        def rank(one: Connection) -> tuple[int, int]:
+            return 1 if one.metadata.uid == proxy.here else 2 * one.reserved, one.load
+
+        return min(there, key=rank, default=None)
 
 
 def after_loss(before: Isolation | None, attempts: int, neighbours: int) -> Isolation:

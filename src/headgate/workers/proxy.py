@@ -372,7 +372,7 @@ class Proxy:
                     return done(routine, flight, call, answer, running)
                 self.unanswered(routine, flight, call, answer, tried, again=attempts > 0)
                 if kind == "lost":
-                    isolation = after_loss(isolation, attempts, connection.casualties - 1)
+                    isolation = after_loss(isolation, attempts, max(0, connection.casualties - 1))
                 if kind in _GONE:
                     attempts -= 1
                     tried.clear()

@@ -53,9 +53,8 @@ class Room:
 
     def leave(self, session: Any) -> None:
         """Whoever asked for room there is gone."""
-        if self._admission.active or self._heard:
-            self._heard.append(partial(self._admission.leave, session))
-            self._wake()
+        self._heard.append(partial(self._admission.leave, session))
+        self._wake()
 
     # -- on the task loop ----------------------------------------------------------------------------------------------
 

@@ -161,6 +161,8 @@ class Conversation:
         self.nested: Nested = nested
         self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
         self.writing: bool = False
+        self.asked: bool = False
+        """Did its client ever ask for room?"""
         self.fetching: dict[int, Begun] = {}
         """Calls whose arguments are being read."""
         self._lines: dict[int, deque[tuple[Stepped, Callable[[Stepped], None]]]] = {}  # behind one that is being read
@@ -347,7 +349,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             left = conversation.end()
             if left:
                 self.tasks.abandon(conversation, left)
-            self.tasks.room.leave(conversation)
+            if conversation.asked:
+                self.tasks.room.leave(conversation)
             self._leave(conversation)
             if writer is not None:
                 writer.cancel()
@@ -362,6 +365,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             conversation.nested.peers = peers
             conversation.nested.max_payload = session.max_payload
         if message.reserves or message.released:
+            conversation.asked = True
             self.tasks.room.ask(conversation, () if self.stopping else message.reserves, message.released)
         if self.stopping and begun:
             for call in begun:

@@ -283,6 +283,7 @@ class ClientSession(Side):
         self.may_lend(message.welcome.shares)
         self.probe = message.welcome.probe if message.welcome.HasField("probe") else None
         self.state = "stopping" if message.stopping else "open"
+        self.room.hear(message)
         for call in self._bulky:
             assert isinstance(call.arguments, Parcel), "that is why it is there"
             self._depart(call.arguments, call)

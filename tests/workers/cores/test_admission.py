@@ -22,6 +22,7 @@ class Call:
         self.made_by = caller
         self.most = most
         self.rests = False
+        self.waits = 0
         self.order = 0
 
     @property
@@ -59,6 +60,9 @@ class Machine(RuleBasedStateMachine):
         return list(self.running.values())
 
     def grant(self) -> None:
+        made = [call.made_by for call in self.calls()] + list(self.asks.values())
+        for call in self.calls():
+            call.waits = made.count(call)
         waiting = [ask for ask in self.admission.waiting if ask in self.ordered]
         granted = self.admission.grant()
         outside = [ask for ask in granted if ask in self.ordered]
@@ -66,6 +70,7 @@ class Machine(RuleBasedStateMachine):
         for ask in granted:
             callers = [] if (caller := self.asks[ask]) is None else line(caller)
             others = [call for call in self.calls() if not call.rests and call not in callers]
+            others = [call for call in others if not (callers and call.waits)]
             kept = [other for other in self.admission.granted if other is not ask]
             assert ask.overdue or len(others) + len(kept) < ask.max_calls, (ask.max_calls, others, kept)
 
@@ -147,11 +152,10 @@ class Machine(RuleBasedStateMachine):
                 break
             self.admission.ended(self.running.pop(free[0]))
             self.grant()
-        if len({line(call)[-1] for call in self.calls()}) <= 1:  # else two families wait for each other to end
-            assert not self.running
-            assert not self.admission.waiting
-            assert not self.admission.active
-            assert not self.admission.closed
+        assert not self.running
+        assert not self.admission.waiting
+        assert not self.admission.active
+        assert not self.admission.closed
 
     @invariant()
     def nobody_joins_one_that_is_to_be_alone(self) -> None:
