@@ -73,11 +73,12 @@ def test_f62_a_block_of_zeros_is_passed_over(tmp_path: Path, caplog: pytest.LogC
     content = b"".join(lines)
     start, stop = len(b"".join(lines[:3])) + 5, len(b"".join(lines[:5])) - 5
     assert reopened(tmp_path / "x.jsonl", content[:start] + b"\0" * (stop - start) + content[stop:]) == [1, 4, 5]
-    [record] = caplog.records
-    assert record.getMessage() == (
+    opened, read = [record.getMessage() for record in caplog.records]
+    assert opened == (
         f"{tmp_path / 'x.jsonl'}: 1 lines cannot be read and are passed over, "
         f"the first is line 4, {len(lines[3] + lines[4])} bytes"
     )
+    assert read == f"{tmp_path / 'x.jsonl'}: 1 lines cannot be read, the first is line 4"
 
 
 def test_f62_a_file_that_ends_in_zeros_is_cut(tmp_path: Path) -> None:

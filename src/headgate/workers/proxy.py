@@ -17,12 +17,7 @@ from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
-from headgate.errors import (
-    DispatchTimeout,
-    NoWorkersAvailable,
-    PoolClosed,
-    RoutineTimeout,
-)
+from headgate.errors import DispatchTimeout, NoWorkersAvailable, PoolClosed, RoutineTimeout
 from headgate.resources.seats import Flight
 from headgate.workers import carriage
 from headgate.workers.arrivals import loads
