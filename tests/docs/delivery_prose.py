@@ -1,0 +1,94 @@
+"""Experiments for what docs/delivery.md says outside of its tables."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from functools import partial
+
+import headgate
+from headgate import WorkerPool, routine
+from tests.docs import delivery_jobs as jobs
+from tests.docs.delivery_lab import PROSE, Lab, begun, ended, kill, shows, tell, until_begun
+from tests.docs.delivery_tasks import keys, line, with_an_older
+from tests.workers.support import all_ready, lines, pids, until
+
+prose = partial(shows, PROSE)
+
+
+@prose("Workers that go with notice", apart=True)
+async def workers_go_with_notice(lab: Lab) -> None:
+    """No call is lost by a worker that is told to stop."""
+    async with WorkerPool(spawn=2) as pool:
+        for how in ("resize", signal.SIGTERM, signal.SIGINT):
+            await pool.resize(2)
+            await all_ready(pool, 2)
+            path, beside = lab.file(), lab.file()
+            running = [asyncio.create_task(routine(jobs.waits_for_a_file)(path)) for _ in range(4)]
+            await until_begun(path, 4)
+            leaving = pool.workers()[-1].pid
+            if how == "resize":
+                resizing = asyncio.create_task(pool.resize(1))
+            else:
+                kill(leaving, int(how))
+            await until(lambda leaving=leaving: leaving not in pids(pool))
+            assert await asyncio.gather(*(routine(jobs.returns)(beside) for _ in range(10))) == ["result"] * 10
+            assert leaving not in begun(beside)
+            tell(path)
+            assert await asyncio.gather(*running) == ["result"] * 4
+            assert len(begun(path)) == 4
+            if how == "resize":
+                await resizing
+
+
+@prose("Order", apart=True)
+async def order(lab: Lab) -> None:
+    """Of one event loop and one worker: as a rule the order of the calls; a large argument is overtaken."""
+    async with WorkerPool(spawn=1):
+        await routine(jobs.returns)(lab.file())
+        path = lab.file()
+        await asyncio.gather(*(routine(jobs.numbered)(path, number) for number in range(200)))
+        assert lines(path) == [str(number) for number in range(200)]
+        path = lab.file()
+        large = asyncio.create_task(routine(jobs.numbered)(path, -1, bytes(64 * 2**20)))
+        await asyncio.sleep(0)
+        await asyncio.gather(*(routine(jobs.numbered)(path, number) for number in range(5)), large)
+        assert sorted(lines(path), key=int) == ["-1", *map(str, range(5))]
+        assert lines(path)[0] != "-1"
+
+
+@prose("Nested calls of a lost call")
+async def nested_calls(lab: Lab) -> None:
+    pool = await lab.rested()
+    for retries in (0, 1):
+        path = lab.file()
+        nested = f"{path}.nested"
+        outer = asyncio.create_task(lab.outcome(routine(retries=retries)(jobs.calls_another)(path)))
+        [victim] = await until_begun(path)
+        [beside] = await until_begun(nested)
+        if victim == beside:  # both are lost: once more
+            kill(victim)
+        else:
+            kill(victim)
+            await until(lambda nested=nested: ended(nested) == ["finally"])
+        if retries:
+            assert len(await until_begun(path, 2)) == 2
+            assert len(await until_begun(nested, 2)) == 2
+            outer.cancel()
+        else:
+            assert type(await outer) is headgate.WorkerLost
+            assert len(begun(nested)) == 1
+        await outer
+        await lab.rested()
+    assert len(pids(pool)) == 2
+
+
+@prose("what must not be interrupted, or repeated")
+async def not_interrupted_not_repeated(lab: Lab) -> None:
+    handle, path = await with_an_older(lab, jobs.waits_for_a_file, cancel_siblings=False)
+    assert (await handle, len(begun(path))) == ("a", 1)
+    path = lab.file()
+    async with line(lab, keys()) as pool:
+        handle = await pool.submit(jobs.refuses, path, {"a": "cooldown"}, max_attempts=1)
+        assert type(await lab.outcome(handle)) is headgate.PoolExhausted
+    assert len(begun(path)) == 1

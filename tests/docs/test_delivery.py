@@ -1,0 +1,120 @@
+"""What docs/delivery.md promises is what happens: a real experiment for each row of its tables.
+
+The experiments are in `delivery_calls`, `delivery_tasks`, `delivery_blocked` and, for what the page says outside of its
+tables, in `delivery_prose`. Each names the rows that it shows to be true by their first cells. It brings about what the
+row tells of, with real workers, and looks how often the function has run, what its caller gets, and what `retries`
+change. The exceptions that callers got must be those that the row names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.register_assert_rewrite(
+    "tests.docs.delivery_calls", "tests.docs.delivery_tasks", "tests.docs.delivery_blocked", "tests.docs.delivery_prose"
+)
+
+from headgate.testing import no_leaks  # noqa: E402
+from tests.conftest import SCALE  # noqa: E402
+from tests.docs import delivery_blocked, delivery_calls, delivery_prose, delivery_tasks  # noqa: E402, F401
+from tests.docs.delivery_lab import BLOCKED, EXPERIMENTS, GUIDE, PROSE, Experiment, Lab, named_in, tables_of  # noqa: E402
+from tests.pipeline.line_support import Apart  # noqa: E402
+
+TABLES = tables_of(GUIDE.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Apart]:
+    """Two workers for all experiments that are over soon. They may be killed: the next one waits for others."""
+    shared = Apart(spawn=2, lazy=False)
+    shared.open()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Workers are killed and replaced in a pool that outlives the test, and with them go and come connections."""
+    with no_leaks(files=False, threads=False):
+        yield
+
+
+# -- the tables and the experiments belong together -------------------------------------------------------------------
+
+
+def test_every_row_has_an_experiment_and_every_experiment_a_row() -> None:
+    shown = {heading: {row for one in EXPERIMENTS if one.heading == heading for row in one.rows} for heading in TABLES}
+    assert shown == {heading: set(rows) for heading, rows in TABLES.items()}
+    assert {one.heading for one in EXPERIMENTS} == {*TABLES, PROSE}
+
+
+def test_a_row_without_an_experiment_is_seen() -> None:
+    text = "## One\n\n| what | so |\n|---|---|\n| it returns | `WorkerLost` |\n| it raises | no |\n\n## Two\n\ntext\n"
+    assert tables_of(text) == {"One": {"it returns": ["`WorkerLost`"], "it raises": ["no"]}}
+    assert named_in(["`WorkerLost` or CancelledError, and `task`"]) == {"WorkerLost", "CancelledError"}
+
+
+def check_names(one: Experiment, lab: Lab) -> None:
+    """What callers got is what the row says, neither more nor less; of a row with several experiments, no more."""
+    if one.heading not in TABLES:
+        return
+    skipped = 0 if one.heading == BLOCKED else 1  # how far it has run is not what anybody gets
+    named = named_in([cell for row in one.rows for cell in TABLES[one.heading].get(row, [])[skipped:]])
+    first = next(other for other in EXPERIMENTS if set(other.rows) & set(one.rows) and other.heading == one.heading)
+    assert lab.got <= named, f"{one.name}: the row does not name {sorted(lab.got - named)}"
+    if one is first and one.complete:
+        assert lab.got == named, f"{one.name}: the row names {sorted(named - lab.got)}, and nobody got it"
+
+
+# -- the experiments --------------------------------------------------------------------------------------------------
+
+
+def parameters() -> list[Any]:
+    """The experiments that run by themselves."""
+    found = []
+    for one in EXPERIMENTS:
+        marks: list[Any] = []
+        if one.awaits:  # AWAITS-MERGE
+            marks.append(pytest.mark.xfail(strict=False, reason=one.awaits))
+        if one.long and SCALE < 1:
+            marks.append(pytest.mark.skip(reason="takes half a minute: at full scale only"))
+        if not one.apart or marks:
+            found.append(pytest.param(one, id=one.name, marks=marks))
+    return found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("experiment", parameters())
+def test_it_is_as_the_row_says(experiment: Experiment, shared: Apart, tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "log", shared.pool)
+    shared(lambda: experiment.body(lab), patience=90)
+    check_names(experiment, lab)
+
+
+@pytest.mark.integration
+def test_it_is_as_the_row_says_with_workers_apart(shared: Apart, tmp_path: Path) -> None:
+    """All that have workers of their own, some side by side: one after the other they would take minutes."""
+    apart = [one for one in EXPERIMENTS if one.apart and not one.awaits and (SCALE >= 1 or not one.long)]
+    labs = [Lab(tmp_path / one.name, shared.pool) for one in apart]
+    places = asyncio.Semaphore(8)
+
+    async def named(one: Experiment, lab: Lab) -> None:
+        try:
+            async with places:
+                await one.body(lab)
+            check_names(one, lab)
+        except BaseException as error:
+            error.add_note(f"in the experiment {one.name}, for {one.rows}")
+            raise
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*map(named, apart, labs), return_exceptions=True)
+
+    failures = [found for found in shared(main, patience=150) if found is not None]
+    if failures:
+        raise BaseExceptionGroup("experiments that did not go as the document says", failures)
