@@ -304,7 +304,7 @@ async def raises(lab: Lab) -> None:
 
 @tasks("it runs longer than the `timeout` of `submit`")
 async def timeout(lab: Lab) -> None:
-    assert await fails_and_repeats(lab, jobs.waits, TimeoutError, options={"timeout": 0.2}) == [1, 2]
+    assert await fails_and_repeats(lab, jobs.waits, TimeoutError, options={"timeout": 0.6}) == [1, 2]
 
 
 @tasks("it runs longer than the `timeout` of its `@routine`")
@@ -319,9 +319,9 @@ async def expires(lab: Lab) -> None:
     async with line(lab, chosen) as pool:
         path = lab.file()
         handle = await pool.submit(
-            jobs.refuses, path, {"a": "cooldown"}, deadline=time.monotonic() + 0.5, ttl=0.2, retries=2
+            jobs.refuses, path, {"a": "cooldown"}, deadline=time.monotonic() + 1.5, ttl=0.2, retries=2
         )
-        await until_begun(path)
+        await until(lambda: chosen.stats().cooldowns == 1 and handle.status == "queued")
         never = lab.file()
         queued = [await pool.submit(jobs.returns, never, ttl=0.2)]
         queued.append(await pool.submit(jobs.returns, never, deadline=time.monotonic() + 0.2))
@@ -335,7 +335,7 @@ async def expires(lab: Lab) -> None:
 async def deadline(lab: Lab) -> None:
     chosen, path = keys("a"), lab.file()
     async with line(lab, chosen) as pool:
-        handle = await pool.submit(jobs.waits, path, deadline=time.monotonic() + 0.3, retries=3)
+        handle = await pool.submit(jobs.waits, path, deadline=time.monotonic() + 1, retries=3)
         assert type(await lab.outcome(handle)) is TimeoutError
         assert (handle.status, len(begun(path)), ended(path)) == ("failed", 1, ["finally"])
 
@@ -364,21 +364,23 @@ UNSTOPPABLE = (
 async def does_not_stop(lab: Lab) -> None:
     async with WorkerPool(spawn=1) as workers:
         chosen, path = keys("a"), lab.file()
-        async with TaskPool(max_concurrent=3, resources=chosen, workers=workers) as pool:
-            late = await pool.submit(jobs.sleeps_in_a_thread, path, 7, timeout=0.2)
-            stopped = await pool.submit(jobs.sleeps_in_a_thread, path, 7)
+        async with TaskPool(max_concurrent=4, resources=chosen, workers=workers) as pool:
+            late = await pool.submit(jobs.sleeps_in_a_thread, path, 9, timeout=1)
+            limited = await pool.submit(routine(timeout=1)(jobs.sleeps_in_a_thread), path, 9)
+            stopped = await pool.submit(jobs.sleeps_in_a_thread, path, 9)
             catches = await pool.submit(jobs.catches, lab.file())
-            await until_begun(path, 2)
+            await until_begun(path, 3)
             assert stopped.cancel()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.5)
             assert catches.cancel()
             assert await lab.outcome(catches) == "caught"
-            assert (late.status, stopped.status, pool.snapshot().active) == ("running", "running", 2)
-            await asyncio.sleep(5)
-            assert (chosen.stats().in_flight, pool.snapshot().active) == (2, 2)
-        assert ended(path) == ["to its end"] * 2, "the end of the block has waited"
+            await asyncio.sleep(5.5)
+            assert [one.status for one in (late, limited, stopped)] == ["running"] * 3
+            assert (chosen.stats().in_flight, pool.snapshot().active) == (3, 3)
+        assert ended(path) == ["to its end"] * 3, "the end of the block has waited"
         assert type(await lab.outcome(stopped)) is headgate.TaskCancelled
         assert type(await lab.outcome(late)) is TimeoutError
+        assert type(await lab.outcome(limited)) is headgate.RoutineTimeout
 
 
 @tasks(UNSTOPPABLE, apart=True)
