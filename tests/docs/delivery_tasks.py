@@ -212,6 +212,23 @@ async def worker_is_lost(lab: Lab) -> None:
     await lab.rested()
 
 
+@tasks("its worker is lost", awaits="the last attempt runs alone")  # AWAITS-MERGE
+async def worker_is_lost_beside_others(lab: Lab) -> None:
+    """A task that always kills its worker takes nobody along who has a retry left."""
+    await lab.rested()
+    async with line(lab, keys()) as pool:
+        culprit = await pool.submit(jobs.dies_when_told, lab.path, retries=2)
+        paths = [lab.file() for _ in range(6)]
+        beside = [await pool.submit(jobs.waits, path, 0.3, retries=2) for path in paths]
+        await asyncio.gather(*(until_begun(path) for path in (lab.path, *paths)))
+        tell(lab.path)
+        assert await asyncio.gather(*beside) == ["result"] * 6
+        assert type(await lab.outcome(culprit)) is headgate.WorkerLost
+    assert len(begun(lab.path)) == 3
+    assert all(1 <= len(begun(path)) <= 3 for path in paths)
+    await lab.rested()
+
+
 @tasks("no worker is there, or each refuses", apart=True)
 async def no_worker_takes_it(lab: Lab) -> None:
     hook = jobs.factory(jobs.refuse_where_told(lab.path))
