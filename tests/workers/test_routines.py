@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import headgate
 from headgate import HeadgateError, InvalidArgument, InvalidType, NoActivePool, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
 from headgate.workers.execution import THREADS
-from headgate.workers.routines import dispatch_limit
+from headgate.workers.routines import OPEN, dispatch_limit
 from tests.workers import jobs
 from tests.workers import limit_jobs as limits
 from tests.workers.support import Shared, environment, in_flight, lines, pids, run, script, until
@@ -553,6 +554,16 @@ def test_s04_a_gate_closed_on_a_worker_keeps_the_leaves_there(shared: Shared) ->
 # -- no pool ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def nothing_open() -> Iterator[None]:
+    """As in a program of its own: the error tells of other pools that are open, and tests may share one."""
+    others = list(OPEN)
+    OPEN.clear()
+    yield
+    OPEN.update(others)
+
+
+@pytest.mark.usefixtures("nothing_open")
 def test_s07_without_a_pool_the_error_shows_what_to_add() -> None:
     async def main() -> None:
         with pytest.raises(NoActivePool) as caught:
@@ -588,6 +599,7 @@ class Notebook:
         return [piece for piece in map(textwrap.dedent, "\n".join(lines).split("---")) if piece.strip()]
 
 
+@pytest.mark.usefixtures("nothing_open")
 @pytest.mark.parametrize("name", ["add", "count"])
 def test_s07_the_remedy_works_when_it_is_pasted(name: str) -> None:
     """Into a cell of a notebook, and into an async function of a script."""
