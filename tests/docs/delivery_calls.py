@@ -53,7 +53,7 @@ async def raises(lab: Lab) -> None:
         assert (type(error), str(error.args[0]), runs) == (LookupError, "its own", 1)
 
 
-@calls("it calls `sys.exit()`, or raises KeyboardInterrupt", awaits="RoutineExited")  # AWAITS-MERGE
+@calls("it calls `sys.exit()`, or raises KeyboardInterrupt")
 async def calls_sys_exit(lab: Lab) -> None:
     await lab.rested()
     before = pids(lab.pool)
@@ -243,7 +243,7 @@ async def blocked_before_it_begins(lab: Lab) -> None:
         await holder
 
 
-@calls(BLOCKED_BEFORE, apart=True, awaits="thread places")  # AWAITS-MERGE
+@calls(BLOCKED_BEFORE, apart=True)
 async def no_thread_place(lab: Lab) -> None:
     """All thread places of one worker are held by plain calls that are past their timeout."""
     async with WorkerPool(spawn=2) as pool:
@@ -309,7 +309,7 @@ async def never_ready(lab: Lab) -> None:
     assert "the hook cannot be loaded" in str(error)
 
 
-@calls("no worker is left, and new ones cannot be started", apart=True, awaits="replacement goes on")  # AWAITS-MERGE
+@calls("no worker is left, and new ones cannot be started", apart=True)
 async def none_is_left(lab: Lab) -> None:
     async with WorkerPool(spawn=1, worker=jobs.factory(jobs.Starting(lab.path))) as pool:
         tell(lab.path, "broken")
@@ -377,7 +377,7 @@ async def lost_afterwards(lab: Lab) -> None:
     await lab.rested()
 
 
-@calls("its worker is lost afterwards", awaits="WorkerLost.signal and exit_code")  # AWAITS-MERGE
+@calls("its worker is lost afterwards")
 async def lost_tells_how(lab: Lab) -> None:
     await lab.rested()
     error: Any = await lab.outcome(routine(jobs.dies)(lab.file()))
@@ -388,7 +388,7 @@ async def lost_tells_how(lab: Lab) -> None:
     await lab.rested()
 
 
-@calls("its worker is lost afterwards", awaits="the last attempt runs alone")  # AWAITS-MERGE
+@calls("its worker is lost afterwards")
 async def lost_beside_others(lab: Lab) -> None:
     """A call that always kills its worker takes nobody along who has a retry left."""
     await lab.rested()
@@ -491,7 +491,7 @@ async def timeout_of_a_thread(lab: Lab) -> None:
         await until(lambda: ended(long) == ["to its end"])
 
 
-@calls(UNSTOPPABLE, apart=True, awaits="timeouts hold from the caller's side")  # AWAITS-MERGE
+@calls(UNSTOPPABLE, apart=True)
 async def timeout_of_a_held_loop(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         path = lab.file()
@@ -503,7 +503,7 @@ async def timeout_of_a_held_loop(lab: Lab) -> None:
         assert len(begun(lab.path)) == 1
 
 
-@calls(UNSTOPPABLE, apart=True, awaits="timeouts hold from the caller's side")  # AWAITS-MERGE
+@calls(UNSTOPPABLE, apart=True)
 async def timeout_of_an_import(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         slow = routine(timeout=0.2)(jobs.returns)
@@ -629,7 +629,7 @@ LOOP_IS_HELD = (
 )
 
 
-@calls(LOOP_IS_HELD, apart=True, awaits="max_overdue and max_blocked")  # AWAITS-MERGE
+@calls(LOOP_IS_HELD, apart=True)
 async def loop_is_held(lab: Lab) -> None:
     for options, limit in (({"max_blocked": 2}, 0.0), ({"max_overdue": 7}, 0.2)):
         async with WorkerPool(spawn=1, **options) as pool:
@@ -649,7 +649,7 @@ async def loop_is_held(lab: Lab) -> None:
             assert (len(begun(held)), ended(held), len(begun(once_path))) == (1, [], 1)
 
 
-@calls(LOOP_IS_HELD, apart=True, long=True, awaits="max_overdue")  # AWAITS-MERGE
+@calls(LOOP_IS_HELD, apart=True, long=True)
 async def loop_is_held_for_half_a_minute(lab: Lab) -> None:
     async with WorkerPool(spawn=1) as pool:
         [victim] = pids(pool)
@@ -666,7 +666,6 @@ async def loop_is_held_for_half_a_minute(lab: Lab) -> None:
     "its worker is replaced because calls past their own `timeout` hold all its thread places "
     "for `max_overdue` (30) seconds",
     apart=True,
-    awaits="max_overdue",  # AWAITS-MERGE
 )
 async def thread_places_are_held(lab: Lab) -> None:
     async with WorkerPool(spawn=1, max_overdue=2) as pool:

@@ -33,8 +33,6 @@ class Experiment(NamedTuple):
     """Has it workers of its own? Such ones run side by side: they wait more than they compute."""
     long: bool
     """Does it wait for half a minute? Such ones run at full scale only."""
-    awaits: str
-    """What it waits for to be merged; "": nothing."""
     complete: bool
     """Does it bring about every exception that its rows name?"""
 
@@ -47,12 +45,12 @@ EXPERIMENTS: list[Experiment] = []
 
 
 def shows(
-    heading: str, *rows: str, apart: bool = False, long: bool = False, awaits: str = "", complete: bool = True
+    heading: str, *rows: str, apart: bool = False, long: bool = False, complete: bool = True
 ) -> Callable[[Body], Body]:
     """Register an experiment for these rows of the table below this heading."""
 
     def register(body: Body) -> Body:
-        EXPERIMENTS.append(Experiment(heading, rows, body, apart, long, awaits, complete))
+        EXPERIMENTS.append(Experiment(heading, rows, body, apart, long, complete))
         return body
 
     return register

@@ -175,7 +175,7 @@ async def sibling_with_a_cancelled_error_of_its_own(lab: Lab) -> None:
     assert (len(begun(path)), "finally" in ended(path)) == (2, True)
 
 
-@tasks(SIBLING, awaits="a sibling is recognised by what was done to it")  # AWAITS-MERGE
+@tasks(SIBLING)
 async def sibling_with_a_cancelled_error_of_its_own_here(lab: Lab) -> None:
     """The same without workers."""
     handle, path = await with_an_older(lab, jobs.younger, "replace", here=True, max_attempts=1)
@@ -212,7 +212,7 @@ async def worker_is_lost(lab: Lab) -> None:
     await lab.rested()
 
 
-@tasks("its worker is lost", awaits="the last attempt runs alone")  # AWAITS-MERGE
+@tasks("its worker is lost")
 async def worker_is_lost_beside_others(lab: Lab) -> None:
     """A task that always kills its worker takes nobody along who has a retry left."""
     await lab.rested()
@@ -289,7 +289,7 @@ async def cannot_be_pickled(lab: Lab) -> None:
         assert (handle.snapshot().attempt, begun(path), unused(chosen)) == (2, [], True)
 
 
-@tasks("it calls `sys.exit()`, or raises KeyboardInterrupt, on a worker", awaits="RoutineExited")  # AWAITS-MERGE
+@tasks("it calls `sys.exit()`, or raises KeyboardInterrupt, on a worker")
 async def calls_sys_exit(lab: Lab) -> None:
     for fn in (jobs.exits, jobs.interrupts):
         for retries in (0, 1):

@@ -79,8 +79,6 @@ def parameters() -> list[Any]:
     found = []
     for one in EXPERIMENTS:
         marks: list[Any] = []
-        if one.awaits:  # AWAITS-MERGE
-            marks.append(pytest.mark.xfail(strict=False, reason=one.awaits))
         if one.long and SCALE < 1:
             marks.append(pytest.mark.skip(reason="takes half a minute: at full scale only"))
         if not one.apart or marks:
@@ -99,7 +97,7 @@ def test_it_is_as_the_row_says(experiment: Experiment, shared: Apart, tmp_path: 
 @pytest.mark.integration
 def test_it_is_as_the_row_says_with_workers_apart(shared: Apart, tmp_path: Path) -> None:
     """All that have workers of their own, some side by side: one after the other they would take minutes."""
-    apart = [one for one in EXPERIMENTS if one.apart and not one.awaits and (SCALE >= 1 or not one.long)]
+    apart = [one for one in EXPERIMENTS if one.apart and (SCALE >= 1 or not one.long)]
     labs = [Lab(tmp_path / one.name, shared.pool) for one in apart]
     places = asyncio.Semaphore(8)
 
