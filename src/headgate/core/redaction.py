@@ -19,7 +19,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
@@ -299,9 +299,9 @@ def _names(slots: Any) -> Iterable[str]:
 
 
 _redactor = Redactor()
-learn = _redactor.learn
-meet = _redactor.meet
-redact = _redactor.redact
+learn: Callable[[str, object, object], None] = _redactor.learn
+meet: Callable[[str, object], None] = _redactor.meet
+redact: Callable[[str], str] = _redactor.redact
 
 
 def log_exception(logger: str, message: str, *args: object) -> None:

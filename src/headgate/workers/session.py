@@ -40,6 +40,7 @@ from headgate.workers.exchange import (
     Side,
     Stepped,
 )
+from headgate.workers.kinds import KIND_OF_REFUSAL, KIND_OF_RESULT, REFUSAL_OF_KIND, RESULT_OF_KIND
 from headgate.workers.parcels import (
     INLINE,
     ConversationBroken,
@@ -51,7 +52,6 @@ from headgate.workers.wire.wire_pb2 import (
     Hello,
     Probe,
     Pulse,
-    Refusal,
     Result,
     Step,
     ToClient,
@@ -60,21 +60,6 @@ from headgate.workers.wire.wire_pb2 import (
     Yield,
 )
 
-_RESULTS: dict[int, Kind] = {
-    Result.RETURNED: "returned",
-    Result.RAISED: "raised",
-    Result.CANCELLED: "cancelled",
-    Result.STOPPED: "stopped",
-}
-_REFUSALS: dict[int, Kind] = {
-    Refusal.UNAVAILABLE: "unavailable",
-    Refusal.RESOURCE_EXHAUSTED: "exhausted",
-    Refusal.NOT_STARTED: "not_started",
-    Refusal.NO_THREAD: "no_thread",
-    Refusal.RESERVED: "reserved",
-}
-_WHYS = {kind: why for why, kind in _REFUSALS.items()}
-_KINDS = {kind: number for number, kind in _RESULTS.items()}
 _STEPS: dict[Advance, Step.Kind] = {"next": Step.NEXT, "send": Step.SEND, "throw": Step.THROW, "close": Step.CLOSE}
 _ADVANCES: dict[int, Advance] = {number: advance for advance, number in _STEPS.items()}
 _FRAME = 24  # about what a small frame takes besides its payload
@@ -369,7 +354,7 @@ class ClientSession(Side):
         for result, payload in zip(message.results, payloads, strict=True):
             call = sent.pop(result.number, None)
             if call is not None:
-                kind = _RESULTS.get(result.kind, "lost")
+                kind = KIND_OF_RESULT.get(result.kind, "lost")
                 answers.append(Answer(call, kind, payload, result.swallowed, result.steps, result.context))
             else:
                 self._drop(payload)
@@ -377,7 +362,7 @@ class ClientSession(Side):
         for refusal in message.refusals:
             call = sent.pop(refusal.number, None)
             if call is not None:
-                answers.append(Answer(call, _REFUSALS.get(refusal.why, "not_started"), refusal.reason.encode()))
+                answers.append(Answer(call, KIND_OF_REFUSAL.get(refusal.why, "not_started"), refusal.reason.encode()))
             else:
                 self._ends(refusal.number)
         return answers
@@ -578,15 +563,17 @@ class WorkerSession(Side):
         """It ended. False: it was answered already, or nobody is there to hear it."""
         if self.state != "open" or self.open.pop(number, None) is None:
             return False
-        if kind in _WHYS:
+        if kind in REFUSAL_OF_KIND:
             reason = bytes(payload.pickle if isinstance(payload, Parcel) else payload)
-            self._message().refusals.add(number=number, why=_WHYS[kind], reason=reason.decode(errors="replace"))
+            self._message().refusals.add(
+                number=number, why=REFUSAL_OF_KIND[kind], reason=reason.decode(errors="replace")
+            )
         else:
             results = self._message().results if self._has_room(payload, context) else None
             if results is not None:
-                result = results.add(number=number, kind=_KINDS[kind], payload=payload)
+                result = results.add(number=number, kind=RESULT_OF_KIND[kind], payload=payload)
             else:
-                result = Result(number=number, kind=_KINDS[kind])  # type: ignore[arg-type]
+                result = Result(number=number, kind=RESULT_OF_KIND[kind])
                 self._post(result, payload)
             if swallowed:
                 result.swallowed = True
