@@ -108,10 +108,14 @@ class TaskHandle(TaskRecord, Generic[R]):
             raise TaskExpired(f"{self.label} met its deadline while it was queued again, after attempt {self.attempt}")
         if status == "stale":
             raise TaskStale(f"{self.label} was not finished when the process that owned it ended")
+        raise self._cancelled()
+
+    def _cancelled(self) -> TaskCancelled:
+        """Made here, not where it is raised: a frame of its traceback that names it would be a cycle."""
         error = TaskCancelled(f"{self.label} was cancelled")
         if self.owner._ends_early:
             need_not_be_retrieved(error)
-        raise error
+        return error
 
     def _seen(self) -> BaseException:
         """Its exception; somebody knows of it now."""

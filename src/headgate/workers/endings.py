@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headgate.core.redaction import redact
+from headgate.workers.exchange import ENDED, ENDS_BECAUSE
 from headgate.workers.keeper import TAIL
 
 LAST_WORD = 0.25
@@ -47,3 +48,14 @@ def ending_of(report: Mapping[str, Any]) -> Ending:
         errors = errors.partition(b"\n")[2]
     stderr = "\n".join(redact(errors.decode(errors="replace")).strip().splitlines()[-LINES:])
     return Ending(None, -code, stderr) if code < 0 else Ending(code, None, stderr)
+
+
+def why_replaced(ending: Ending) -> str:
+    """Why a worker ended itself to be replaced; "" if it did not.
+
+    It tells its clients as well, but the keeper's report may be read before that message.
+    """
+    if ending.exit_code != ENDED:
+        return ""
+    reasons = [line.partition(ENDS_BECAUSE)[2] for line in ending.stderr.splitlines() if ENDS_BECAUSE in line]
+    return reasons[-1] if reasons else "its loop was held for too long"

@@ -35,7 +35,7 @@ from headgate.errors import (
     WorkerStartFailed,
 )
 from headgate.workers.checks import checked_count, checked_limit, checked_seconds, usable_as_balancer
-from headgate.workers.endings import ending_of
+from headgate.workers.endings import ending_of, why_replaced
 from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.members import Member, is_dead
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
@@ -426,13 +426,14 @@ class WorkerPool:
             self._start_failed(start_failure(member.failure, report), worker)
             return
         restarted = len(self._members) < self._size and self._start_workers(1)
-        if report.get("code") == 0 and not (member.lost or member.replaced):  # somebody told it to stop
+        replaced = member.replaced or why_replaced(ending)
+        if report.get("code") == 0 and not (member.lost or replaced):  # somebody told it to stop
             _emit("WorkerStopped", worker)
         else:
             reason = exit_text(report["code"]) if "code" in report else "its keeper is gone"
             if member.lost and report.get("code") == -signal.SIGKILL:  # else it had ended by itself
                 reason = f"it was ended, being out of reach: {member.lost}"
-            reason = f"it was ended, to be replaced: {member.replaced}" if member.replaced else reason
+            reason = f"it was ended, to be replaced: {replaced}" if replaced else reason
             _emit("WorkerLostEvent", worker, reason=redact(reason), restarted=restarted)
 
     def _start_workers(self, count: int) -> bool:

@@ -19,7 +19,7 @@ from headgate.core.threads import on_loop
 from headgate.errors import HeadgateError
 from headgate.workers import memory
 from headgate.workers.admission import Ask
-from headgate.workers.exchange import HELD, UNREAD, Advance, Begun, Heard, Stepped
+from headgate.workers.exchange import ENDED, ENDS_BECAUSE, HELD, UNREAD, Advance, Begun, Heard, Stepped
 from headgate.workers.execution import Outcome, Running, TaskLoop
 from headgate.workers.functions import Arrived
 from headgate.workers.model import UNLIMITED, BackpressureContext, Limits, WorkerMetadata
@@ -32,9 +32,6 @@ from headgate.workers.wire import CONVERSE, STOP
 from headgate.workers.wire.wire_pb2 import StopReply, StopRequest, ToWorker
 
 HEALTH = "/grpc.health.v1.Health/"
-
-ENDED = 70
-"""The exit code of a worker that ended because a routine held its loop for too long."""
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
 
 _log = logging.getLogger("headgate.workers")
@@ -519,7 +516,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         if self._ending:
             return
         self._ending = True
-        _log.error("worker %s ends, to be replaced: %s. Its other calls are lost", self.uid, reason)
+        _log.error("worker %s %s%s. Its other calls are lost", self.uid, ENDS_BECAUSE, reason)
         self._announce_end(reason, at_once=True)
         self._retirement = asyncio.get_running_loop().create_task(self._exit())
 

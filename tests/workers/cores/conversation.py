@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.workers import parcels, session
 from headgate.workers.exchange import Advance, Answer, Begun, Heard, Outgoing
+from headgate.workers.kinds import KIND_OF_RESULT, REFUSAL_OF_KIND
 from headgate.workers.model import FunctionForm
 from headgate.workers.parcels import Borrowed, Lending, Parcel
 from headgate.workers.session import ClientSession, WorkerSession
@@ -33,7 +34,7 @@ Shape = int | tuple[Any, ...]
 second buffer counts as lifted."""
 SideName = Literal["client", "worker"]
 
-REFUSALS = ("unavailable", "exhausted", "not_started")
+REFUSALS = tuple(REFUSAL_OF_KIND)
 ENDS = ("returned", "raised", "cancelled", "stopped")
 NOTHING: Mapping[Any, int] = {}
 SILENCE = Heard([], [], [])
@@ -929,7 +930,7 @@ class World:
         ends = [said for said in left if said.kind != "yielded"]
         for said, result in zip(ends, message.results, strict=True):
             assert (result.number, result.swallowed, result.steps) == (said.number, said.swallowed, said.steps)
-            assert session._RESULTS[result.kind] == said.kind
+            assert KIND_OF_RESULT[result.kind] == said.kind
         for said, frame in zip([*items, *ends], [*message.yields, *message.results], strict=True):
             back.said(said, frame, frame.payload)
             pair.answered.setdefault(said.number, []).append(said)
