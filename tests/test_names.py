@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,10 @@ def test_decorating_and_making_a_pool_import_no_grpc() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+def test_r02_the_floor_is_python_3_11() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    assert project["project"]["requires-python"] == ">=3.11"
+    assert project["tool"]["mypy"]["python_version"] == "3.11"
+    assert hasattr(asyncio.Task, "uncancel"), "what the floor is for"

@@ -201,21 +201,20 @@ def imports(path: str, sources: Sources) -> Iterator[Import]:
     """Every import of this module that can run."""
     known = {module_of(other) for other in sources} | {f"headgate.{room}" for room in (*ROOMS, *EVERYBODYS)}
     for node in _running(ast.parse(sources[path], path)):
-        text = ast.unparse(node)
         match node:
             case ast.Import(names=names):
                 for alias in names:
-                    yield Import(alias.name, text, binds_root=alias.asname is None)
+                    yield Import(alias.name, ast.unparse(node), binds_root=alias.asname is None)
             case ast.ImportFrom(names=names):
                 base = _base(node, path)
                 for alias in names:
                     deeper = f"{base}.{alias.name}"
-                    yield Import(deeper if deeper in known else base, text)
+                    yield Import(deeper if deeper in known else base, ast.unparse(node))
             case ast.Call(
                 func=ast.Name("import_module" | "__import__") | ast.Attribute(attr="import_module"),
                 args=[ast.Constant(value=str(name)), *_],
             ):
-                yield Import(name, text)
+                yield Import(name, ast.unparse(node))
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
