@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headgate.core.redaction import redact
-from headgate.workers.exchange import ENDED, ENDS_BECAUSE
 from headgate.workers.keeper import TAIL
+from headgate.workers.model import ENDED, ENDS_BECAUSE
 
 LAST_WORD = 0.25
 """Seconds to wait for the keeper's report; it comes within a few milliseconds, as a rule."""

@@ -25,10 +25,6 @@ PULSE = 0.5
 """Seconds between two signs of life of a worker that has calls."""
 HELD = 1.0
 """Seconds without a turn after which a task loop counts as held."""
-ENDED = 70
-"""The exit code of a worker that ends itself because its loop is held for too long."""
-ENDS_BECAUSE = "ends, to be replaced: "
-"""What such a worker writes to stderr before the reason."""
 
 Kind = Literal[
     "yielded",

@@ -9,6 +9,11 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 WorkerState = Literal["starting", "ready", "cooling", "blocked", "lost", "stopping"]
 Report = Literal["accepted", "transient", "evicted"]
 
+ENDED = 70
+"""The exit code of a worker that ends itself because its loop is held for too long."""
+ENDS_BECAUSE = "ends, to be replaced: "
+"""What such a worker writes to stderr before the reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

@@ -19,10 +19,10 @@ from headgate.core.threads import on_loop
 from headgate.errors import HeadgateError
 from headgate.workers import memory
 from headgate.workers.admission import Ask
-from headgate.workers.exchange import ENDED, ENDS_BECAUSE, HELD, UNREAD, Advance, Begun, Heard, Stepped
+from headgate.workers.exchange import HELD, UNREAD, Advance, Begun, Heard, Stepped
 from headgate.workers.execution import Outcome, Running, TaskLoop
 from headgate.workers.functions import Arrived
-from headgate.workers.model import UNLIMITED, BackpressureContext, Limits, WorkerMetadata
+from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureContext, Limits, WorkerMetadata
 from headgate.workers.parcels import Borrowed, Parcel
 from headgate.workers.routines import CALLER
 from headgate.workers.rpc import EOF, grpc
