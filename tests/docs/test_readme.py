@@ -52,6 +52,10 @@ def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path)
         [sys.executable, program], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=30
     )
     assert lasting(out.stdout) == lasting(output)
+    prose = " ".join(TEXT.split())
+    for line in out.stderr.splitlines():
+        assert f"`{line}`" in prose, "what it writes to stderr is told as well"
+    assert len(out.stderr.splitlines()) == (2 if "upstream" in code else 0)
 
 
 def test_every_file_it_links_to_exists() -> None:
