@@ -201,6 +201,24 @@ def test_w92_a_call_that_crashes_fails_by_itself(log: str, workers: int, retries
     run(main)
 
 
+def test_w92_calls_of_different_retries_that_crash_fail_by_themselves(log: str) -> None:
+    """One that may have a neighbour begins in the moment in which another waits to be alone."""
+    thrice = headgate.routine(retries=3)
+    neighbour, culprit = thrice(lost_jobs.neighbour), thrice(lost_jobs.culprit)
+
+    async def main() -> None:
+        async with WorkerPool(spawn=3):
+            calls = [asyncio.create_task(AGAIN[1][0](log, n, 0.2)) for n in range(20)]
+            calls += [asyncio.create_task(neighbour(log, n, 0.2)) for n in range(20, 30)]
+            culprits = [asyncio.create_task(AGAIN[1][1](log, 0, "exit 3", 0.1))]
+            culprits += [asyncio.create_task(culprit(log, n, "exit 3", 0.1)) for n in (1, 2)]
+            ended = await asyncio.gather(*calls, *culprits, return_exceptions=True)
+            assert ended[:30] == list(range(30)), ended
+            assert [error.neighbours for error in ended[30:] if isinstance(error, WorkerLost)] == [0, 0, 0]
+
+    run(main, 60)
+
+
 @pytest.mark.parametrize("seed", range(max(1, int(10 * SCALE))))
 def test_w92_calls_that_crash_inside_calls(seed: int) -> None:
     """Callers wait for calls that wait to be alone: nobody waits for ever, and only culprits and their callers fail."""

@@ -72,8 +72,9 @@ class Room:
             may = admission.begins(guest.session, begun.reservation, guest)
         else:
             may = admission.admits(begun.caller)
-        self.look()  # also if not: its caller is told that others are refused before it hears that it is
-        return may
+        if not may:
+            self.look()  # its caller is told that others are refused before it hears that it is
+        return may  # if so, `began` looks: until then it is not among the running ones, and would be nobody's neighbour
 
     def began(self) -> None:
         """It runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import settings
@@ -10,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headgate.workers.admission import Admission, Ask, Reservations
 from headgate.workers.isolation import Losses, max_calls_after
-from headgate.workers.wire.wire_pb2 import ToClient, ToWorker
+from headgate.workers.room import Room
+from headgate.workers.wire.wire_pb2 import Reserve, ToClient, ToWorker
 from tests.conftest import SCALE
 
 
@@ -248,6 +250,27 @@ def test_w92_room_for_some() -> None:
     assert admission.closed, "no more than two others"
     admission.ended(running.pop(3))
     assert not admission.closed
+
+
+def test_w92_one_that_begins_is_a_neighbour_of_those_who_wait() -> None:
+    """Also in the moment between its room and its place among the running calls."""
+    running: dict[Any, Any] = {}
+    granted: list[int] = []
+    server: Any = SimpleNamespace(call_soon_threadsafe=lambda tell, asks, closed: tell(asks, closed))
+    room = Room(running, server, lambda asks, closed: granted.extend(ask.number for ask in asks), lambda: None)
+    for number, most in ((1, 2), (2, 1)):
+        room.ask("session", [Reserve(number=number, max_calls=most)], ())
+        room.hear()
+    assert granted == [1], "the second is to be alone"
+    begins: Any = Guest(1)
+    begins.session, begins.begun = "session", SimpleNamespace(reservation=1, caller="")
+    assert room.admits(begins)
+    assert granted == [1], "it begins now"
+    running[1] = begins
+    room.began()
+    assert granted == [1]
+    room.ended(running.pop(1))
+    assert granted == [1, 2]
 
 
 def test_w92_one_that_has_waited_for_long_does_not_wait_for_what_may_never_end() -> None:
