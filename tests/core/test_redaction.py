@@ -41,6 +41,21 @@ def test_r07_forms_in_which_python_shows_a_text(value: str, show: Callable[[str]
     assert value not in redactor.redact(show(value))
 
 
+@pytest.mark.parametrize("value", ["sk-0123456789\n", " sk-0123456789\t", "it's 'quoted'\r\n"])
+def test_r07_a_value_with_space_around_it_is_hidden_without_that_too(value: str) -> None:
+    """Whoever reads a key from a file has the line break too, and texts that are shown are often stripped."""
+    redactor, _owner = knowing(value)
+    for shown in (value, value.strip(), repr(value), repr(value.strip()), f"Bearer {value}".strip()):
+        assert value.strip()[:4] not in redactor.redact(shown)
+        assert "<key-1>" in redactor.redact(shown)
+
+
+@pytest.mark.parametrize("show", [ascii, lambda text: repr(text.encode()), lambda text: repr({"k": text.encode()})])
+def test_r07_a_value_beyond_ascii_is_hidden_as_ascii_and_bytes_show_it(show: Callable[[str], str]) -> None:
+    redactor, _owner = knowing("pässword-0123")
+    assert "0123" not in redactor.redact(show("pässword-0123"))
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [("a", "a cat sat"), ("abc", "abc"), (1234, "1234"), (None, "None"), ("", "")]
 )

@@ -30,6 +30,7 @@ from tests.workers.support import run
 VALUES: dict[str, Callable[[str], Any]] = {
     "text": lambda name: f"sk-CANARY-{name}-0123456789",
     "odd text": lambda name: f'it\'s CANARY\n"{name}"\t\\ é\n-----CANARY ends-----',
+    "of a file": lambda name: f"sk-CANARY-{name}-0123456789\n",
     "bytes": lambda name: f"sk-CANARY-{name}-".encode() + b"\xff\x00'\"",
     "mapping": lambda name: {"id": "me", "token": [f"CANARY-{name}-token"]},
     "dataclass": lambda name: Account("somebody", f"CANARY-{name}-password"),

@@ -212,6 +212,11 @@ def _written(text: str) -> Iterator[str]:
     yield repr(once)[1:-1]  # the repr of what shows a repr
     yield once.replace("'", "\\'")
     yield once.replace('"', '\\"')
+    if len(bare := text.strip()) < len(text):  # a file that holds a key ends with a line break; shown text may not
+        yield from (bare,) if _PLAIN.fullmatch(bare) else _written(bare)
+    if not text.isascii():
+        yield ascii(text)[1:-1]
+        yield repr(text.encode(errors="replace"))[2:-1]
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
     with suppress(ValueError):  # half a surrogate pair
