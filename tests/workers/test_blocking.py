@@ -92,6 +92,32 @@ def test_f34_a_held_loop_is_named_and_calls_not_begun_go_elsewhere(
     run(main)
 
 
+def test_w34_calls_that_came_together_with_one_that_holds_the_loop_go_elsewhere(log: str) -> None:
+    """They have Tasks on that loop, and have not begun."""
+
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            for _ in range(4):
+                await jobs.pid()
+            with nobody_is_lost():
+                holder = asyncio.create_task(jobs.holds_the_loop(log, 3.0))
+                beside = [asyncio.create_task(jobs.noted_pid(log + ".beside", n)) for n in range(20)]
+                goes_away = [asyncio.create_task(jobs.noted_pid(log + ".gone", n)) for n in range(2)]
+                victim = await begun_on(log)
+                [healthy] = set(pids(pool)) - {victim}
+                for one in goes_away:
+                    one.cancel()
+                assert set(await asyncio.gather(*beside)) == {healthy}
+                assert not holder.done()
+                await asyncio.gather(holder, *goes_away, return_exceptions=True)
+            assert sorted(lines(log + ".beside")) == sorted(map(str, range(20))), "each once"
+            await until(lambda: set(states(pool).values()) == {"ready"})
+            assert {await jobs.pid() for _ in range(4)} == {victim, healthy}
+            assert in_flight(pool) == 0
+
+    run(main)
+
+
 def test_f34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str, spoken: Log, scale: float) -> None:
     """Five seconds, and in the long run longer than any silence that means death."""
     seconds = max(5.0, 20 * scale)

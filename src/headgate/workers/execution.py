@@ -1,8 +1,8 @@
 """The task loop of a worker: an event loop in a thread of its own, on which routines run and nothing else does.
 
 The server's loop hands calls over in bursts: it appends them to a deque and wakes this loop once; results go back the
-same way. While a routine computes and holds this loop, the server's goes on answering, and what is still in the deque
-can be taken out again by the server's thread: nothing of it has begun.
+same way. While a routine computes and holds this loop, the server's goes on answering, and its thread can take back
+what is still in the deque, and calls whose Tasks were made and had no turn: nothing of them has begun.
 
 A routine's exception is its outcome, whatever it is: SystemExit and KeyboardInterrupt too, caught inside its coroutine,
 because asyncio lets those two end a loop. Its caller gets them as RoutineExited, for the same reason.
@@ -20,6 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from headgate.context.chains import VALUES
@@ -166,6 +167,7 @@ class TaskLoop:
         self._deliver = deliver
         self._backpressure = backpressure
         self._incoming: deque[Running] = deque()
+        self._unbegun: dict[Running, bool] = {}  # they have Tasks and no step was taken; who takes one out has it
         self._cancels: deque[tuple[Any, int]] = deque()
         self._steps: deque[tuple[Any, Stepped]] = deque()
         self._abandoned: deque[tuple[Any, int]] = deque()
@@ -231,12 +233,11 @@ class TaskLoop:
 
     def take_back(self) -> list[Running]:
         """Calls that were handed over and have not begun: they will not."""
-        taken: list[Running] = []
-        while True:
-            try:
+        taken = [running for running in list(self._unbegun) if self._unbegun.pop(running, False)]
+        with suppress(IndexError):
+            while True:
                 taken.append(self._incoming.popleft())
-            except IndexError:
-                return taken
+        return taken
 
     @property
     def busy(self) -> bool:
@@ -351,6 +352,7 @@ class TaskLoop:
             self._executing += 1
             if running.begun.function.generator:
                 running.orders = Orders(running.begun.prefetch, running.scope)
+            self._unbegun[running] = True
             body = self._drive(running)
             body.send(None)
             try:
@@ -412,6 +414,9 @@ class TaskLoop:
         begun = running.begun
         try:
             await primed()
+            if not self._unbegun.pop(running, False):  # the server's thread took it back: this goes to nobody
+                self._end(running, "not_started", b"")
+                return
             CALLER.set(running)
             if begun.dispatch_timeout:
                 limit_dispatch(begun.dispatch_timeout)
@@ -518,10 +523,8 @@ class TaskLoop:
                     order = await self._rest(running, orders, order)
                     since = clock.now()
         finally:
-            try:
+            with suppress(Exception):  # what it raises now is not why it ends
                 await generator.aclose()
-            except Exception:  # what it raises now is not why it ends
-                pass
 
     def _yielded(self, running: Running, payload: bytes | Parcel) -> None:
         swallowed = running.cancels > 0
@@ -655,13 +658,12 @@ class TaskLoop:
     def _tell_places(self, free: bool) -> None:
         """Calls that need a thread can begin, or cannot."""
         if self._on_threads is not None:
-            try:
+            with suppress(RuntimeError):  # the server is gone
                 self._server.call_soon_threadsafe(self._on_threads, free)
-            except RuntimeError:  # the server is gone
-                pass
 
     def _end(self, running: Running, kind: Kind, payload: bytes | Parcel, context: bytes = b"") -> None:
         self.running.pop((running.session, running.begun.number), None)
+        self._unbegun.pop(running, None)
         running.task = None  # its Context holds this, and it holds its Context
         if self.room.active:
             self.room.ended(running)
@@ -694,7 +696,5 @@ class TaskLoop:
             self._hand_back(outcomes)
 
     def _hand_back(self, outcomes: list[Outcome]) -> None:
-        try:
+        with suppress(RuntimeError):  # the server is gone: so is whoever waited
             self._server.call_soon_threadsafe(self._deliver, outcomes)
-        except RuntimeError:  # the server is gone: so is whoever waited
-            pass
