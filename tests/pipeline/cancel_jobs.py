@@ -152,6 +152,7 @@ async def swallows(key: Resource[Any], path: str) -> str:
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()
+        note(path, "swallowed")
     await told(path, "end")
     return f"swallowed on {key.resource_id}"
 
