@@ -471,6 +471,8 @@ class Line(Supply):
                 raise
         else:
             pool._end(task, "completed", result)
+        finally:
+            del task  # see `PoolShell._drive`
 
     def begin(self, pool: PoolShell, task: TaskRecord) -> Any:
         """Send it to a worker, if that is all there is to do here."""
@@ -514,6 +516,7 @@ class Line(Supply):
             if self._calls:
                 self._calls.pop(task, None)
         task.permit = (permit.resource_id, permit.worker)
+        permit.task = None  # the last answer of a worker is held until its next, and with it the permit
 
     def _outcome(self, task: TaskRecord, permit: Permit, error: BaseException) -> BaseException:
         """It raised: what its task is to raise."""

@@ -1,7 +1,9 @@
 """T15, T50: a pool keeps records of finished tasks, not their values.
 
 A result lives as long as somebody can still ask for it: by a handle, or by an idempotency key. Looked at by weak
-references to results and to what a failing function had in its frame; the collector is run, so nothing depends on time.
+references to results and to what a failing function had in its frame. Most tests run the collector, so nothing depends
+on time. Those named `without_the_collector` switch it off: it goes by the number of objects and not by their size, and
+comes late where a thousand of them hold a gigabyte.
 """
 
 from __future__ import annotations
@@ -9,13 +11,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from headgate import Resource, ResourcePool, TaskFailed, TaskPool, backpressure_queue, fair_round_robin, fair_share
+from headgate import (
+    Resource,
+    ResourcePool,
+    TaskFailed,
+    TaskPool,
+    WorkerPool,
+    backpressure_queue,
+    fair_round_robin,
+    fair_share,
+)
 from headgate.testing import virtual
+from tests.tasks import memory_jobs
 
 alive: weakref.WeakSet[Large] = weakref.WeakSet()
 
@@ -54,6 +67,27 @@ def plainly(*_: Any) -> Large:
 async def fails(*_: Any) -> None:
     large = Large()
     raise ValueError(f"no {type(large).__name__}")
+
+
+def fails_plainly(*_: Any) -> None:
+    large = Large()
+    raise ValueError(f"no {type(large).__name__}")
+
+
+async def items_that_fail(*_: Any) -> AsyncGenerator[int, None]:
+    large = Large()
+    yield 1
+    raise ValueError(f"no {type(large).__name__}")
+
+
+@contextmanager
+def without_the_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 POOLS: dict[str, Callable[[], TaskPool]] = {
@@ -231,3 +265,66 @@ def test_t50_results_of_threads_are_gone() -> None:
 
     asyncio.run(main())
     assert count() == 0
+
+
+WAYS = ["awaited", "not awaited", "map", "unordered map", "retries"]
+
+
+async def run_to_its_end(pool: TaskPool, fn: Any, way: str) -> None:
+    try:
+        if way == "not awaited":
+            await pool.submit(fn)
+            await pool.drain()
+        elif "map" in way:
+            async for _ in pool.map(fn, range(3), return_exceptions=True, ordered=way == "map"):
+                pass
+        else:
+            await (await pool.submit(fn, retries=1 if way == "retries" else 0))
+    except ValueError:
+        pass
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("keys", [False, True], ids=["alone", "with a key"])
+def test_t50_what_failed_is_gone_without_the_collector(way: str, keys: bool) -> None:
+    async def main() -> None:
+        resources = ResourcePool({"a": 1}) if keys else None
+        async with TaskPool(max_concurrent=2, resources=resources) as pool:
+            for fn in (fails, fails_plainly, make, plainly):
+                await run_to_its_end(pool, fn, way)
+                await asyncio.sleep(0.02)  # a thread lets go of what it raised after it told of it
+                assert len(alive) == 0, fn.__name__
+
+    with without_the_collector():
+        asyncio.run(main())
+
+
+@pytest.mark.integration
+def test_t81_a_stream_that_failed_is_gone_without_the_collector() -> None:
+    async def main() -> None:
+        async with TaskPool() as pool:
+            try:
+                async for _ in pool.stream(items_that_fail):
+                    pass
+            except ValueError:
+                pass
+            assert len(alive) == 0
+
+    with without_the_collector():
+        asyncio.run(main())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("way", WAYS)
+def test_t50_results_of_workers_are_gone_without_the_collector(way: str) -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as workers, TaskPool(max_concurrent=2, workers=workers) as pool:
+            await run_to_its_end(pool, memory_jobs.make, way)
+            for fn in (memory_jobs.make, memory_jobs.fails) * 5:
+                await run_to_its_end(pool, fn, way)
+                await asyncio.sleep(0.02)
+            assert len(memory_jobs.alive) <= 1, "of a worker the last answer is held until its next"
+
+    with without_the_collector():
+        asyncio.run(main())

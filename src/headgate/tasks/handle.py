@@ -84,7 +84,10 @@ class TaskHandle(TaskRecord, Generic[R]):
     def __await__(self) -> Generator[Any, Any, R]:
         if self.status in UNFINISHED:
             yield from wait_for_one(self)
-        return self._result()
+        try:
+            return self._result()
+        finally:
+            del self  # what is raised holds this frame, and the task holds that: only the collector would find it
 
     def _result(self) -> R:
         status, outcome = self.status, self.outcome
@@ -98,7 +101,10 @@ class TaskHandle(TaskRecord, Generic[R]):
         if status == "failed":
             if self.owner._ends_early and isinstance(outcome.error, HeadgateError):  # no worker any more, or the like
                 need_not_be_retrieved(outcome.error)
-            raise self._seen().with_traceback(outcome.traceback)
+            try:
+                raise self._seen().with_traceback(outcome.traceback)
+            finally:
+                del self, outcome  # see `__await__`
         if status == "rejected":
             raise TaskRejected(f"{self.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
         if status == "expired":

@@ -81,6 +81,7 @@ class _Ordered:
                             raise
                         result = error
                     yield result
+                    del result  # an exception holds this frame
             if self._feeder.failure is not None:
                 raise self._feeder.failure
         finally:

@@ -131,6 +131,8 @@ class Supply:
                 raise
         else:
             pool._end(task, "completed", result)
+        finally:
+            del task  # see `PoolShell._drive`
 
     def failures(self, task: TaskRecord) -> int:
         """How many of its attempts were failures of its own."""
@@ -164,22 +166,32 @@ class Taskless:
     def __init__(self, line: Any, pool: PoolShell, task: TaskRecord, permit: Any) -> None:
         self._line = line
         self._pool = pool
-        self._task = task
+        self._task: TaskRecord | None = task
         self._permit = permit
 
     def returned(self, result: Any) -> None:
         """What the function returned there."""
+        task, permit = self._let_go()
         try:
-            self._line._succeed(self._task, self._permit, result)
+            self._line._succeed(task, permit, result)
         except Exception as error:
-            self._pool._ended_badly(self._task, error)
+            self._pool._ended_badly(task, error)
         else:
-            self._pool._end(self._task, "completed", result)
+            self._pool._end(task, "completed", result)
 
     def raised(self, error: BaseException) -> bool:
         """What it raised there, or on the way. Must whoever ran it raise it too?"""
-        return not self._pool._ended_badly(self._task, self._line._outcome(self._task, self._permit, error))
+        task, permit = self._let_go()
+        return not self._pool._ended_badly(task, self._line._outcome(task, permit, error))
 
     def unplaced(self) -> None:
         """No worker has run it: it waits for one in a Task."""
-        self._pool._make(self._task)
+        task, _ = self._let_go()
+        self._pool._make(task)
+
+    def _let_go(self) -> tuple[TaskRecord, Any]:
+        """Its task and its permit, for the last time: the permit refers to this, in a circle with the result."""
+        task, permit = self._task, self._permit
+        assert task is not None, "it ends once"
+        self._task = self._permit = None
+        return task, permit

@@ -36,7 +36,7 @@ from headgate.tasks.model import PLAIN, Dropped, Mark, Moment, TaskRecord, TaskS
 from headgate.tasks.records import Records
 from headgate.tasks.reporting import Reporter
 from headgate.tasks.runner import Again, Supply, told
-from headgate.tasks.streams import StreamBody
+from headgate.tasks.streams import has_opened
 from headgate.tasks.waiting import CURRENT, wake
 
 _AGES = 4096
@@ -281,6 +281,10 @@ class PoolShell:
                 raise
         else:
             self._end(task, "completed", result)
+        finally:
+            del (
+                task
+            )  # the traceback holds this frame, and the task holds the traceback: only the collector would find it
 
     async def _drive_otherwise(self, task: TaskRecord) -> None:
         """The same for what is not simply an async function to be called here."""
@@ -293,21 +297,25 @@ class PoolShell:
                 raise
         else:
             self._end(task, "completed", result)
+        finally:
+            del (
+                task
+            )  # the traceback holds this frame, and the task holds the traceback: only the collector would find it
 
     async def _call(self, task: TaskRecord, args: tuple[Any, ...]) -> Any:
         """Call its function here, with these arguments."""
         fn = task.fn
         assert fn is not None, "it was submitted"
-        result = await (fn(*args) if is_async(fn) else self._in_thread(task, args))
+        called = fn(*args) if is_async(fn) else self._in_thread(task, args)
+        del task  # see `_drive`
+        result = await called
         return await result if inspect.isawaitable(result) else result
 
     async def _in_thread(self, task: TaskRecord, args: tuple[Any, ...]) -> Any:
         """Call a plain function in a thread of ours. A thread cannot be interrupted, so neither can this wait."""
         loop = self._loop
         assert loop is not None and task.fn is not None, "it was submitted"  # noqa: PT018
-        threads = self._threads
-        if threads is None:
-            threads = self._threads = Threads(f"headgate {self.name}")
+        threads = self._threads = self._threads or Threads(f"headgate {self.name}")
         self._in_threads += 1
         # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
         context, fn = contextvars.copy_context(), task.fn
@@ -324,7 +332,10 @@ class PoolShell:
         self._in_threads -= 1
         asked = self._asked.get(task)
         if stopped is None and asked is None:
-            return future.result()
+            try:
+                return future.result()
+            finally:
+                del task, future, context  # see `_drive`; the thread's frames have this context too, and it the task
         result = future.exception() or future.result()
         if inspect.iscoroutine(result):
             result.close()  # dropped, like any other result
@@ -374,7 +385,7 @@ class PoolShell:
         terms, supply = task.terms, self._supply
         now = self._moment().now
         failures = task.attempt if supply is None else supply.failures(task)
-        if failures > terms.retries or (terms.deadline is not None and terms.deadline <= now) or _opened(task):
+        if failures > terms.retries or (terms.deadline is not None and terms.deadline <= now) or has_opened(task.fn):
             return False
         self._requeue(task, told(error), spent=True, resource_id=getattr(task.permit, "resource_id", None))
         return True
@@ -678,11 +689,6 @@ class PoolShell:
 
     def _require_loop(self, what: str) -> None:
         raise NotImplementedError
-
-
-def _opened(task: TaskRecord) -> bool:
-    """Has a stream given out an item? Then it cannot begin again."""
-    return isinstance(task.fn, StreamBody) and task.fn.opened
 
 
 def _overdue_error(task: TaskRecord, cause: BaseException) -> TimeoutError:

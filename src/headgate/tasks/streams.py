@@ -119,6 +119,11 @@ class StreamBody:
         return True
 
 
+def has_opened(fn: Any) -> bool:
+    """Is it a stream that has given out an item? Then it cannot begin again."""
+    return isinstance(fn, StreamBody) and fn.opened
+
+
 async def _until(future: asyncio.Future[Any]) -> None:
     await future
 
@@ -153,7 +158,10 @@ async def _items(
         raise
     finally:
         await body.leave(handle)
-    handle._result()
+    try:
+        handle._result()
+    finally:
+        del handle  # see `TaskHandle.__await__`
 
 
 def check_generator(fn: Any) -> None:
