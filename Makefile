@@ -41,6 +41,7 @@ bench: bench-venv ## measure beside the peers, in one run for each room
 	$(py) benchmarks/streams.py
 	$(py) benchmarks/context.py
 	$(py) benchmarks/line.py
+	$(py) benchmarks/summary.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/resources.py --quick

@@ -16,8 +16,10 @@ from headgate import (
     HeadgateError,
     InvalidArgument,
     InvalidType,
+    LocalWorker,
     PipelineIdMissing,
     PoolClosed,
+    Resource,
     ResourcePool,
     ScopeNeedsStore,
     TaskCancelled,
@@ -568,6 +570,9 @@ def test_t04_two_spellings_of_one_option_are_refused(given: dict[str, Any]) -> N
         (PlainTaskPool, {"back_pressure": None}, "backpressure"),
         (ResourcePool, {"resources": {"a": 1}, "max_atempts": 3}, "max_attempts"),
         (WorkerPool, {"spwan": 3}, "spawn"),
+        (LocalWorker, {"bakpressure": None}, "backpressure"),
+        (JsonLinesStore, {"codek": "json"}, "codec"),
+        (Resource, {"resource_id": "a", "value": 1, "max_in_fligt": 2}, "max_in_flight"),
     ],
 )
 def test_t10_a_misspelt_option_of_a_constructor_names_the_nearest(kind: Any, arguments: Any, near: str) -> None:

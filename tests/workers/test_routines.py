@@ -734,6 +734,8 @@ def test_w08_a_dispatch_timeout_reaches_nested_calls(shared: Shared) -> None:
             assert await limits.limit_at_depth(2) == [7.5, 7.5, 7.5]
             assert await limits.limit_in_a_thread() == 7.5
             assert [limit async for limit in limits.limits_of_items()] == [7.5, 7.5]
+            found = await shared.pool.broadcast(limits.limit_at_depth, 1)
+            assert list(found.values()) == [[7.5, 7.5]] * len(found)
             async with headgate.TaskPool(workers=shared.pool) as tasks:
                 assert await (await tasks.submit(limits.limit_at_depth, 1)) == [7.5, 7.5]
         assert await limits.limit_at_depth(1) == [None, None], "nothing of it is left on the worker"
@@ -862,3 +864,8 @@ def test_s01_a_thousand_calls_at_once(shared: Shared, scale: float) -> None:
         assert in_flight(shared.pool) == 0
 
     shared(main)
+
+
+def test_w01_a_misspelt_option_of_a_routine_names_the_nearest() -> None:
+    with pytest.raises(InvalidType, match=r"@routine has no option 'timout'.* Did you mean timeout\?"):
+        routine(timout=3)  # type: ignore[call-overload]

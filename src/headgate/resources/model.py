@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
 
 from headgate.core.redaction import learn, meet, redact
+from headgate.core.spelling import named_options
 from headgate.core.weak import WeakList
 from headgate.errors import InvalidArgument
 from headgate.resources.fields import checked_id, checked_limit, checked_names, checked_number
@@ -49,6 +50,7 @@ class Resource(Generic[T]):
         "weight",
     )
 
+    @named_options
     def __init__(
         self,
         resource_id: str,

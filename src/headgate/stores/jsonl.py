@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from headgate.core.clock import clock
+from headgate.core.spelling import named_options
 from headgate.errors import InvalidArgument, InvalidType, StoreFormatTooNew, StoreLocked
 from headgate.stores.codec import Codec
 from headgate.stores.committing import JsonLinesJournal, write_failed
@@ -54,6 +55,7 @@ class JsonLinesStore:
     folders that nobody else can write.
     """
 
+    @named_options
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, codec: Codec = "json", files: Files | None = None
     ) -> None:

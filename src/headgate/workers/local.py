@@ -11,6 +11,7 @@ from typing import Any, Self
 from headgate._version import __version__
 from headgate.context.variables import bare
 from headgate.core.clock import clock
+from headgate.core.spelling import named_options
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
 from headgate.workers.loops import kind_of
 from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata
@@ -22,6 +23,7 @@ _ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
 class LocalWorker:
     """A worker of this machine. A pool starts and stops its own; alone it is started and stopped by hand."""
 
+    @named_options
     def __init__(
         self,
         *tags: str,

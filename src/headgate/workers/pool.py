@@ -40,7 +40,7 @@ from headgate.workers.local import LocalWorker, exit_text, start_failure
 from headgate.workers.members import Member, is_dead
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
 from headgate.workers.restarts import DEATHS, LONGEST, WITHIN, Starts
-from headgate.workers.routines import ACTIVE, CALLER, OPEN
+from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
 from headgate.workers.spawning import Spawner, end_strays
 
 MAX_OVERDUE = 30.0
@@ -314,11 +314,11 @@ class WorkerPool:
         if (bound := getattr(routine, "__self__", None)) is not None:
             args = (bound, *args)
         self._require_open()
-        proxy, running = self._proxy(), CALLER.get()
+        proxy, running, limit = self._proxy(), CALLER.get(), dispatch_limit()
         await proxy.until_known([uid for uid, member in self._members.items() if member.view == "ready"])
         caller = "" if running is None else running.id
         uids = [view.uid for view in self.workers() if view.state not in ("starting", "stopping", "lost")]
-        tasks = [asyncio.ensure_future(proxy.call(found, args, kwargs, None, caller, to=uid)) for uid in uids]
+        tasks = [asyncio.ensure_future(proxy.call(found, args, kwargs, limit, caller, to=uid)) for uid in uids]
         await asyncio.gather(*tasks, return_exceptions=True)
         for uid, task in zip(uids, tasks, strict=True):
             error = None if task.cancelled() else task.exception()

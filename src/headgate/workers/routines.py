@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
+from headgate.core.spelling import nearest
 from headgate.core.threads import call_in_thread
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.resources.fields import is_finite
@@ -257,7 +258,14 @@ def routine(
     *, timeout: float | None = None, retries: int = 0, thread: bool = False, prefetch: int = 0
 ) -> Decorator: ...
 def routine(
-    fn: Any = None, /, *, timeout: float | None = None, retries: int = 0, thread: bool = False, prefetch: int = 0
+    fn: Any = None,
+    /,
+    *,
+    timeout: float | None = None,
+    retries: int = 0,
+    thread: bool = False,
+    prefetch: int = 0,
+    **misspelt: Any,
 ) -> Any:
     """Make a function run on a worker of the active WorkerPool when it is called and awaited, or iterated over.
 
@@ -266,6 +274,9 @@ def routine(
     worker, for code that computes and would hold the worker's loop; a plain function always runs in a thread.
     `prefetch`: by how many items a generator may run ahead of its consumer.
     """
+    for name in misspelt:
+        known = ("timeout", "retries", "thread", "prefetch")
+        raise InvalidType(f"@routine has no option {name!r}", remedy=nearest(name, known))
     options = _checked(timeout, retries, thread, prefetch)
     if fn is None:
         return lambda fn: _made(fn, options)
