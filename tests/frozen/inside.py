@@ -1,0 +1,69 @@
+"""Every name below the public ones that the recordings need. A module that moves changes this file and no other here.
+
+The recordings themselves do not change with it: a moved module must send, write and read the same.
+"""
+
+from __future__ import annotations
+
+from headgate import errors as error_module
+from headgate.context.travel import Exchange, outgoing, refused
+from headgate.core.clock import clock
+from headgate.core.events import Event
+from headgate.tasks.model import View
+from headgate.workers import events as worker_events
+from headgate.workers.arrivals import loads
+from headgate.workers.codec import (
+    dump_arguments,
+    dump_exception,
+    dump_sent,
+    dump_thrown,
+    dump_whole,
+    dumps,
+    load_arguments,
+    load_exception,
+)
+from headgate.workers.exchange import NEWEST, OLDEST, Outgoing
+from headgate.workers.functions import Traveller
+from headgate.workers.model import FunctionForm, RoutineOptions
+from headgate.workers.parcels import Borrowed, Parcel
+from headgate.workers.routines import as_routine
+from headgate.workers.session import ClientSession, WorkerSession
+from headgate.workers.wire.wire_pb2 import Probe, ToClient, ToWorker
+
+CONVERSE = "/headgate.wire.v1.Worker/Converse"
+"""The method of the stream, as gRPC names it."""
+
+__all__ = [
+    "CONVERSE",
+    "NEWEST",
+    "OLDEST",
+    "Borrowed",
+    "ClientSession",
+    "Event",
+    "Exchange",
+    "FunctionForm",
+    "Outgoing",
+    "Parcel",
+    "Probe",
+    "RoutineOptions",
+    "ToClient",
+    "ToWorker",
+    "Traveller",
+    "View",
+    "WorkerSession",
+    "as_routine",
+    "clock",
+    "dump_arguments",
+    "dump_exception",
+    "dump_sent",
+    "dump_thrown",
+    "dump_whole",
+    "dumps",
+    "error_module",
+    "load_arguments",
+    "load_exception",
+    "loads",
+    "outgoing",
+    "refused",
+    "worker_events",
+]
