@@ -10,14 +10,14 @@ ROOT = Path(__file__).parents[2]
 WIRE = ROOT / "src" / "headgate" / "workers" / "wire"
 
 
-def test_b52_the_generated_code_has_not_drifted() -> None:
+def test_w52_the_generated_code_has_not_drifted() -> None:
     checked = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "wire"), "--check"], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_b52_every_field_of_the_wire_is_explained_or_explains_itself() -> None:
+def test_w52_every_field_of_the_wire_is_explained_or_explains_itself() -> None:
     """Fields without a comment above them are few, and their names say it."""
     lines = (WIRE / "wire.proto").read_text("utf-8").splitlines()
     fields = [

@@ -34,7 +34,7 @@ def recorded() -> Any:
 
 
 @pytest.mark.parametrize("routine", ["pretends", "pretends_in_a_list", "pretends_at_last"])
-def test_s84_a_value_that_lies_about_its_class_costs_no_outcome(shared: Apart, routine: str) -> None:
+def test_w84_a_value_that_lies_about_its_class_costs_no_outcome(shared: Apart, routine: str) -> None:
     async def main() -> None:
         with recorded() as caught:
             warnings.simplefilter("always")
@@ -53,7 +53,7 @@ def test_s84_a_value_that_lies_about_its_class_costs_no_outcome(shared: Apart, r
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_s84_at_a_call_it_is_named(shared: Apart, wrapped: bool) -> None:
+def test_w84_at_a_call_it_is_named(shared: Apart, wrapped: bool) -> None:
     async def main() -> None:
         thing.set([far.Pretender()] if wrapped else far.Pretender())
         with pytest.raises(InvalidType, match="attack_thing"):
@@ -63,7 +63,7 @@ def test_s84_at_a_call_it_is_named(shared: Apart, wrapped: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, SystemExit, StopIteration])
-def test_s84_whatever_unpickling_raises_the_result_is_there(shared: Apart, kind: type[BaseException]) -> None:
+def test_w84_whatever_unpickling_raises_the_result_is_there(shared: Apart, kind: type[BaseException]) -> None:
     async def main() -> None:
         with recorded() as caught:
             warnings.simplefilter("always")
@@ -75,7 +75,7 @@ def test_s84_whatever_unpickling_raises_the_result_is_there(shared: Apart, kind:
     shared(main)
 
 
-def test_f42_what_a_routine_sets_is_bounded_by_max_payload() -> None:
+def test_w42_what_a_routine_sets_is_bounded_by_max_payload() -> None:
     async def main() -> None:
         async with headgate.WorkerPool(spawn=1, max_payload=100_000):
             with recorded() as caught:
@@ -106,7 +106,7 @@ def test_f42_what_a_routine_sets_is_bounded_by_max_payload() -> None:
         None,
     ],
 )
-def test_s84_a_frame_that_says_nonsense_gives_an_empty_context(frame: Any) -> None:
+def test_w84_a_frame_that_says_nonsense_gives_an_empty_context(frame: Any) -> None:
     data = travel._FULL + pickle.dumps(frame)
     context = contextvars.copy_context()
     failures = context.run(travel.received, data, pickle.loads)
@@ -114,7 +114,7 @@ def test_s84_a_frame_that_says_nonsense_gives_an_empty_context(frame: Any) -> No
     assert context.run(thing.get, "unset") == "unset"
 
 
-def test_s81_a_tangle_of_lists_is_looked_at_once() -> None:
+def test_w81_a_tangle_of_lists_is_looked_at_once() -> None:
     """Counted, not timed: each is as wide as can be, and holds the next so many times."""
     tangle: Any = [1] * 32
     for _ in range(6):
@@ -155,7 +155,7 @@ if __name__ == "__main__":
 """
 
 
-def test_s82_a_hook_by_value_brings_no_value_along(tmp_path: Path) -> None:
+def test_w82_a_hook_by_value_brings_no_value_along(tmp_path: Path) -> None:
     done = script(HOOK, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "unknown unknown\n", "")
 
@@ -187,12 +187,12 @@ if __name__ == "__main__":
 """
 
 
-def test_s82_a_default_is_of_the_call_that_brought_it(tmp_path: Path) -> None:
+def test_w82_a_default_is_of_the_call_that_brought_it(tmp_path: Path) -> None:
     done = script(DEFAULTS, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{(True, 0)}\n", "")
 
 
-def test_s32_what_a_hook_sets_is_seen_by_nobody() -> None:
+def test_w32_what_a_hook_sets_is_seen_by_nobody() -> None:
     async def main() -> None:
         def worker(*tags: str, credentials: Any = None) -> headgate.LocalWorker:
             return headgate.LocalWorker(*tags, credentials=credentials, backpressure=far.hook_that_sets)
@@ -205,14 +205,14 @@ def test_s32_what_a_hook_sets_is_seen_by_nobody() -> None:
     run(main)
 
 
-def test_s82_calls_that_share_a_context_keep_what_both_set(shared: Apart) -> None:
+def test_w82_calls_that_share_a_context_keep_what_both_set(shared: Apart) -> None:
     async def main() -> None:
         assert await far.two_in_one_context() == ("theirs", 9)
 
     shared(main)
 
 
-def test_s81_leaving_a_generator_that_ran_ahead_brings_nothing_of_what_was_not_taken(shared: Apart) -> None:
+def test_w81_leaving_a_generator_that_ran_ahead_brings_nothing_of_what_was_not_taken(shared: Apart) -> None:
     async def main() -> None:
         pages = far.pages()
         assert [await anext(pages), await anext(pages)] == [1, 2]
@@ -230,7 +230,7 @@ class Body:
     """Something that can be watched."""
 
 
-def test_s82_a_stream_that_many_tasks_read_keeps_none_of_their_contexts(shared: Apart) -> None:
+def test_w82_a_stream_that_many_tasks_read_keeps_none_of_their_contexts(shared: Apart) -> None:
     async def main() -> None:
         bodies: list[weakref.ref[Body]] = []
         numbers = far.numbers()
@@ -251,7 +251,7 @@ def test_s82_a_stream_that_many_tasks_read_keeps_none_of_their_contexts(shared: 
     shared(main)
 
 
-def test_s86_asking_for_an_id_leaves_nothing_for_the_collector() -> None:
+def test_w86_asking_for_an_id_leaves_nothing_for_the_collector() -> None:
     async def main() -> None:
         bodies: list[weakref.ref[Body]] = []
         ids = set()
@@ -280,7 +280,7 @@ def test_s86_asking_for_an_id_leaves_nothing_for_the_collector() -> None:
 # -- declarations, and what is said -----------------------------------------------------------------------------------
 
 
-def test_s80_a_module_that_is_loaded_again_has_the_same_variable(
+def test_w80_a_module_that_is_loaded_again_has_the_same_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"headgate_again_{os.getpid()}"
@@ -299,7 +299,7 @@ def test_s80_a_module_that_is_loaded_again_has_the_same_variable(
         del sys.modules[name]
 
 
-def test_s80_a_function_that_declares_twice_collides_with_itself() -> None:
+def test_w80_a_function_that_declares_twice_collides_with_itself() -> None:
     def make() -> Any:
         return ContextVar("made_twice", namespace="attack.again")
 
@@ -309,7 +309,7 @@ def test_s80_a_function_that_declares_twice_collides_with_itself() -> None:
     assert first.key == "attack.again:made_twice"
 
 
-def test_s86_a_task_may_be_made_in_the_context_it_is_made_from() -> None:
+def test_w86_a_task_may_be_made_in_the_context_it_is_made_from() -> None:
     async def main() -> None:
         async def body() -> str:
             thing.set("set")
@@ -323,12 +323,12 @@ def test_s86_a_task_may_be_made_in_the_context_it_is_made_from() -> None:
     run(main)
 
 
-def test_s86_a_context_says_that_it_does_not_travel(shared: Apart) -> None:
+def test_w86_a_context_says_that_it_does_not_travel(shared: Apart) -> None:
     with pytest.raises(InvalidType, match="a Context cannot be pickled"):
         pickle.dumps(headgate.copy_context())
 
 
-def test_s85_what_a_token_was_may_be_returned(shared: Apart) -> None:
+def test_w85_what_a_token_was_may_be_returned(shared: Apart) -> None:
     async def main() -> None:
         assert await far.what_it_was() is contextvars.Token.MISSING
 
@@ -358,12 +358,12 @@ if __name__ == "__main__":
 """
 
 
-def test_s80_who_takes_the_one_of_contextvars_is_told_of_ours(tmp_path: Path) -> None:
+def test_w80_who_takes_the_one_of_contextvars_is_told_of_ours(tmp_path: Path) -> None:
     done = script(NATIVE, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_s84_a_warning_of_a_task_names_the_routine(shared: Apart) -> None:
+def test_w84_a_warning_of_a_task_names_the_routine(shared: Apart) -> None:
     """A task of nobody but the loop: there is no line of a user's that waits."""
 
     async def main() -> None:

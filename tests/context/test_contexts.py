@@ -1,4 +1,4 @@
-"""S82 and S86 in one process: contexts, their ids, tasks that fork or are bound to one, callbacks, timers, threads."""
+"""W82 and W86 in one process: contexts, their ids, tasks that fork or are bound to one, callbacks, timers, threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def id_here() -> str:
 
 
 @apart
-def test_s86_a_copy_is_a_copy() -> None:
+def test_w86_a_copy_is_a_copy() -> None:
     var = declare(default="default")
     var.set("before")
     ctx = headgate.copy_context()
@@ -56,7 +56,7 @@ def test_s86_a_copy_is_a_copy() -> None:
 
 
 @apart
-def test_s86_run_passes_everything_on() -> None:
+def test_w86_run_passes_everything_on() -> None:
     ctx = headgate.copy_context()
 
     def told(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def test_s86_run_passes_everything_on() -> None:
 
 
 @apart
-def test_s86_run_keeps_what_was_set_even_when_it_raises() -> None:
+def test_w86_run_keeps_what_was_set_even_when_it_raises() -> None:
     var = declare()
     ctx = headgate.copy_context()
 
@@ -88,7 +88,7 @@ def test_s86_run_keeps_what_was_set_even_when_it_raises() -> None:
 
 
 @apart
-def test_s86_a_context_is_not_entered_twice() -> None:
+def test_w86_a_context_is_not_entered_twice() -> None:
     ctx = headgate.copy_context()
     assert ctx.run(error_of, lambda: ctx.run(int)) == "RuntimeError"
     assert ctx.run(int) == 0
@@ -96,7 +96,7 @@ def test_s86_a_context_is_not_entered_twice() -> None:
 
 
 @apart
-def test_s86_a_context_reads_as_a_mapping_of_what_is_set() -> None:
+def test_w86_a_context_reads_as_a_mapping_of_what_is_set() -> None:
     one, two, unset = declare("one"), declare("two", default=2), declare("unset", default="default")
     stdlib = contextvars.ContextVar[int]("stdlib")
     stdlib.set(0)
@@ -200,7 +200,7 @@ def test_w80_a_parametrised_class_is_no_base_either(name: str) -> None:
 
 
 @apart
-def test_s86_what_was_reset_to_unset_is_not_in_the_mapping() -> None:
+def test_w86_what_was_reset_to_unset_is_not_in_the_mapping() -> None:
     var = declare()
     outer = var.set(1)
     inner = var.set(2)
@@ -214,7 +214,7 @@ def test_s86_what_was_reset_to_unset_is_not_in_the_mapping() -> None:
 
 
 @apart
-def test_s86_the_mapping_cannot_be_written() -> None:
+def test_w86_the_mapping_cannot_be_written() -> None:
     var = declare()
     var.set(1)
     ctx: Any = headgate.copy_context()
@@ -226,7 +226,7 @@ def test_s86_the_mapping_cannot_be_written() -> None:
 
 
 @apart
-def test_s86_copy_is_another_context_with_the_same_values() -> None:
+def test_w86_copy_is_another_context_with_the_same_values() -> None:
     var = declare()
     var.set(1)
     ctx = headgate.copy_context()
@@ -239,7 +239,7 @@ def test_s86_copy_is_another_context_with_the_same_values() -> None:
 
 
 @apart
-def test_s86_a_copy_of_here_inside_run_is_a_copy_of_that() -> None:
+def test_w86_a_copy_of_here_inside_run_is_a_copy_of_that() -> None:
     var = declare()
     ctx = headgate.copy_context()
     ctx.run(var.set, "inside")
@@ -249,7 +249,7 @@ def test_s86_a_copy_of_here_inside_run_is_a_copy_of_that() -> None:
 
 
 @apart
-def test_s86_stdlib_variables_are_copied_too() -> None:
+def test_w86_stdlib_variables_are_copied_too() -> None:
     stdlib = contextvars.ContextVar[int]("stdlib", default=0)
     stdlib.set(1)
     ctx = headgate.copy_context()
@@ -264,7 +264,7 @@ def test_s86_stdlib_variables_are_copied_too() -> None:
 
 
 @apart
-def test_s86_every_context_has_an_id_of_its_own() -> None:
+def test_w86_every_context_has_an_id_of_its_own() -> None:
     here = headgate.current_context().id
     assert isinstance(here, str)
     assert here
@@ -275,7 +275,7 @@ def test_s86_every_context_has_an_id_of_its_own() -> None:
 
 
 @apart
-def test_s86_the_id_of_a_context_stays() -> None:
+def test_w86_the_id_of_a_context_stays() -> None:
     var = declare()
     ctx = headgate.copy_context()
     before = ctx.id
@@ -291,7 +291,7 @@ def test_s86_the_id_of_a_context_stays() -> None:
 
 
 @apart
-def test_s86_the_current_context_is_that_of_here() -> None:
+def test_w86_the_current_context_is_that_of_here() -> None:
     var = declare(default="default")
     assert isinstance(headgate.current_context(), headgate.Context)
     assert var not in headgate.current_context()
@@ -306,7 +306,7 @@ def test_s86_the_current_context_is_that_of_here() -> None:
 
 
 @on_each_loop
-def test_s86_an_id_stays_over_awaits_and_is_new_in_each_fork(loop: str) -> None:
+def test_w86_an_id_stays_over_awaits_and_is_new_in_each_fork(loop: str) -> None:
     async def main(early: bool, factory: bool) -> None:
         here = asyncio.get_running_loop()
         if factory:
@@ -341,13 +341,13 @@ def test_s86_an_id_stays_over_awaits_and_is_new_in_each_fork(loop: str) -> None:
             on(loop, functools.partial(main, early, factory))
 
 
-# -- S82: forks -------------------------------------------------------------------------------------------------------
+# -- W82: forks -------------------------------------------------------------------------------------------------------
 
 
 @on_each_loop
 @each_spelling
 @pytest.mark.parametrize("factory", [False, True])
-def test_s82_create_task_forks_a_copy(loop: str, spelling: str, factory: bool) -> None:
+def test_w82_create_task_forks_a_copy(loop: str, spelling: str, factory: bool) -> None:
     async def main() -> None:
         if factory:
             headgate.install_task_factory(asyncio.get_running_loop())
@@ -373,7 +373,7 @@ def test_s82_create_task_forks_a_copy(loop: str, spelling: str, factory: bool) -
 
 
 @on_each_loop
-def test_s82_concurrent_tasks_never_see_each_other(loop: str) -> None:
+def test_w82_concurrent_tasks_never_see_each_other(loop: str) -> None:
     async def main() -> None:
         var, other = declare(), declare()
         var.set("parent")
@@ -404,7 +404,7 @@ def test_s82_concurrent_tasks_never_see_each_other(loop: str) -> None:
 
 
 @on_each_loop
-def test_s82_what_a_child_of_a_task_group_sets_stays_there(loop: str) -> None:
+def test_w82_what_a_child_of_a_task_group_sets_stays_there(loop: str) -> None:
     async def main() -> None:
         var = declare(default=0)
 
@@ -427,12 +427,12 @@ def test_s82_what_a_child_of_a_task_group_sets_stays_there(loop: str) -> None:
     on(loop, main)
 
 
-# -- S86: a task bound to a Context -----------------------------------------------------------------------------------
+# -- W86: a task bound to a Context -----------------------------------------------------------------------------------
 
 
 @on_each_loop
 @each_spelling
-def test_s86_a_task_runs_in_the_context_it_is_given(loop: str, spelling: str) -> None:
+def test_w86_a_task_runs_in_the_context_it_is_given(loop: str, spelling: str) -> None:
     async def main() -> None:
         create = SPELLINGS[spelling]
         var = declare()
@@ -462,7 +462,7 @@ def test_s86_a_task_runs_in_the_context_it_is_given(loop: str, spelling: str) ->
 
 @on_each_loop
 @each_spelling
-def test_s86_a_bound_task_is_a_task(loop: str, spelling: str) -> None:
+def test_w86_a_bound_task_is_a_task(loop: str, spelling: str) -> None:
     async def main() -> None:
         create = SPELLINGS[spelling]
         ctx = headgate.copy_context()
@@ -486,7 +486,7 @@ def test_s86_a_bound_task_is_a_task(loop: str, spelling: str) -> None:
 
 
 @on_each_loop
-def test_s86_create_task_takes_a_name(loop: str) -> None:
+def test_w86_create_task_takes_a_name(loop: str) -> None:
     async def main() -> None:
         ctx = headgate.copy_context()
         tasks = [
@@ -507,7 +507,7 @@ def test_s86_create_task_takes_a_name(loop: str) -> None:
     on(loop, main)
 
 
-def test_s86_create_task_needs_a_running_loop() -> None:
+def test_w86_create_task_needs_a_running_loop() -> None:
     coro = id_here()
     with pytest.raises(RuntimeError):
         headgate.create_task(coro)
@@ -516,7 +516,7 @@ def test_s86_create_task_needs_a_running_loop() -> None:
 
 @on_each_loop
 @each_spelling
-def test_s86_a_fork_of_a_bound_task_is_a_fork(loop: str, spelling: str) -> None:
+def test_w86_a_fork_of_a_bound_task_is_a_fork(loop: str, spelling: str) -> None:
     async def main() -> None:
         create = SPELLINGS[spelling]
         var = declare()
@@ -540,14 +540,14 @@ def test_s86_a_fork_of_a_bound_task_is_a_fork(loop: str, spelling: str) -> None:
     on(loop, main)
 
 
-# -- S86: one task per Context ----------------------------------------------------------------------------------------
+# -- W86: one task per Context ----------------------------------------------------------------------------------------
 
 
 @on_each_loop
 @pytest.mark.parametrize("first", list(SPELLINGS))
 @pytest.mark.parametrize("second", list(SPELLINGS))
 @pytest.mark.parametrize("started", [False, True])
-def test_s86_a_second_task_on_a_context_is_refused_when_it_is_made(
+def test_w86_a_second_task_on_a_context_is_refused_when_it_is_made(
     loop: str, first: str, second: str, started: bool
 ) -> None:
     async def main() -> None:
@@ -582,7 +582,7 @@ def test_s86_a_second_task_on_a_context_is_refused_when_it_is_made(
 
 @on_each_loop
 @each_spelling
-def test_s86_a_context_is_free_however_its_task_ended(loop: str, spelling: str) -> None:
+def test_w86_a_context_is_free_however_its_task_ended(loop: str, spelling: str) -> None:
     async def main() -> None:
         create = SPELLINGS[spelling]
         ctx = headgate.copy_context()
@@ -616,7 +616,7 @@ def test_s86_a_context_is_free_however_its_task_ended(loop: str, spelling: str) 
 @on_each_loop
 @each_spelling
 @pytest.mark.parametrize("bound", [False, True])
-def test_s86_a_task_cancelled_before_it_began_says_nothing(loop: str, spelling: str, bound: bool) -> None:
+def test_w86_a_task_cancelled_before_it_began_says_nothing(loop: str, spelling: str, bound: bool) -> None:
     """As with asyncio: the coroutine counts as begun, and Python does not complain that nobody awaited it."""
 
     async def main() -> None:
@@ -634,7 +634,7 @@ def test_s86_a_task_cancelled_before_it_began_says_nothing(loop: str, spelling: 
 
 
 @on_each_loop
-def test_s86_a_task_that_is_being_cancelled_is_not_done(loop: str) -> None:
+def test_w86_a_task_that_is_being_cancelled_is_not_done(loop: str) -> None:
     async def main() -> None:
         ctx = headgate.copy_context()
         go = asyncio.Event()
@@ -662,7 +662,7 @@ def test_s86_a_task_that_is_being_cancelled_is_not_done(loop: str) -> None:
 
 
 @on_each_loop
-def test_s86_a_context_is_held_against_another_loop_too(loop: str) -> None:
+def test_w86_a_context_is_held_against_another_loop_too(loop: str) -> None:
     async def main() -> None:
         ctx = headgate.copy_context()
         go = asyncio.Event()
@@ -686,7 +686,7 @@ def test_s86_a_context_is_held_against_another_loop_too(loop: str) -> None:
 
 
 @on_each_loop
-def test_s86_of_two_loops_that_bind_at_the_same_time_one_is_refused(loop: str) -> None:
+def test_w86_of_two_loops_that_bind_at_the_same_time_one_is_refused(loop: str) -> None:
     """While a factory is still making the first task, there is no task to ask whether it is done."""
     ctx = contextvars.Context().run(headgate.copy_context)
     inside, go = threading.Event(), threading.Event()
@@ -722,11 +722,11 @@ def test_s86_of_two_loops_that_bind_at_the_same_time_one_is_refused(loop: str) -
     assert said == ["refused", ctx.id]
 
 
-# -- S86: the task factory --------------------------------------------------------------------------------------------
+# -- W86: the task factory --------------------------------------------------------------------------------------------
 
 
 @on_each_loop
-def test_s86_copy_context_outside_of_a_loop_and_the_factory_installed_by_hand(loop: str) -> None:
+def test_w86_copy_context_outside_of_a_loop_and_the_factory_installed_by_hand(loop: str) -> None:
     var = declare()
 
     def made() -> headgate.Context:
@@ -754,7 +754,7 @@ def test_s86_copy_context_outside_of_a_loop_and_the_factory_installed_by_hand(lo
 
 
 @on_each_loop
-def test_s86_installing_twice_is_installing_once(loop: str) -> None:
+def test_w86_installing_twice_is_installing_once(loop: str) -> None:
     async def main() -> None:
         here = asyncio.get_running_loop()
         made: list[Any] = []
@@ -779,7 +779,7 @@ def test_s86_installing_twice_is_installing_once(loop: str) -> None:
 
 
 @on_each_loop
-def test_s86_an_existing_factory_is_wrapped(loop: str) -> None:
+def test_w86_an_existing_factory_is_wrapped(loop: str) -> None:
     """It makes every task, it can make its own kind, and what it is given is what asyncio would give it."""
 
     class Own(asyncio.Task):  # type: ignore[type-arg]
@@ -825,7 +825,7 @@ def test_s86_an_existing_factory_is_wrapped(loop: str) -> None:
 
 
 @on_each_loop
-def test_s86_a_factory_set_later_is_wrapped_with_the_next_copy(loop: str) -> None:
+def test_w86_a_factory_set_later_is_wrapped_with_the_next_copy(loop: str) -> None:
     async def main() -> None:
         here = asyncio.get_running_loop()
         headgate.install_task_factory(here)
@@ -848,7 +848,7 @@ def test_s86_a_factory_set_later_is_wrapped_with_the_next_copy(loop: str) -> Non
 
 
 @on_each_loop
-def test_s86_a_factory_that_wraps_ours_binds_a_context_once(loop: str) -> None:
+def test_w86_a_factory_that_wraps_ours_binds_a_context_once(loop: str) -> None:
     async def main() -> None:
         here = asyncio.get_running_loop()
         headgate.install_task_factory(here)
@@ -868,7 +868,7 @@ def test_s86_a_factory_that_wraps_ours_binds_a_context_once(loop: str) -> None:
 
 
 @on_each_loop
-def test_s86_with_the_factory_stdlib_contexts_work_as_before(loop: str) -> None:
+def test_w86_with_the_factory_stdlib_contexts_work_as_before(loop: str) -> None:
     async def main() -> None:
         headgate.install_task_factory(asyncio.get_running_loop())
         var = declare()
@@ -895,7 +895,7 @@ def test_s86_with_the_factory_stdlib_contexts_work_as_before(loop: str) -> None:
 
 @on_each_loop
 @pytest.mark.parametrize("factory", [False, True])
-def test_s86_callbacks_timers_and_threads_see_what_stdlib_variables_show(loop: str, factory: bool) -> None:
+def test_w86_callbacks_timers_and_threads_see_what_stdlib_variables_show(loop: str, factory: bool) -> None:
     async def main() -> None:
         here = asyncio.get_running_loop()
         if factory:
@@ -946,7 +946,7 @@ def test_s86_callbacks_timers_and_threads_see_what_stdlib_variables_show(loop: s
 
 @on_each_loop
 @each_spelling
-def test_f86_reading_from_to_thread_just_works(loop: str, spelling: str) -> None:
+def test_w86_reading_from_to_thread_just_works(loop: str, spelling: str) -> None:
     async def main() -> None:
         var, bare = declare(default="default"), declare()
 
@@ -990,7 +990,7 @@ def leaves_no_pool_behind() -> Iterator[None]:
 
 @on_each_loop
 @pytest.mark.usefixtures("leaves_no_pool_behind")
-def test_s82_a_task_of_a_pool_runs_in_the_context_of_its_submitter(loop: str) -> None:
+def test_w82_a_task_of_a_pool_runs_in_the_context_of_its_submitter(loop: str) -> None:
     async def main() -> None:
         var = declare(default="default")
 
@@ -1026,7 +1026,7 @@ def test_s82_a_task_of_a_pool_runs_in_the_context_of_its_submitter(loop: str) ->
 
 @on_each_loop
 @pytest.mark.usefixtures("leaves_no_pool_behind")
-def test_s82_tasks_of_a_pool_never_see_each_other(loop: str) -> None:
+def test_w82_tasks_of_a_pool_never_see_each_other(loop: str) -> None:
     async def main() -> None:
         var = declare()
         token = var.set("submitter")

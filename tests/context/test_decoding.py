@@ -1,4 +1,4 @@
-"""S84: values that cannot be read or written. They cost the variable and a warning, and never a result."""
+"""W84: values that cannot be read or written. They cost the variable and a warning, and never a result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOME = os.getpid()
 MODES = ["lenient", "recorded", "strict"]
 
 
-def test_s84_the_warning_is_a_warning() -> None:
+def test_w84_the_warning_is_a_warning() -> None:
     assert issubclass(ContextDecodeWarning, Warning)
     assert ContextDecodeWarning is headgate.ContextDecodeWarning
 
@@ -124,7 +124,7 @@ CAUSES = {"unreadable": "planted for the caller", "unwritable": "planted for who
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frame", FRAMES)
-def test_s84_what_comes_from_a_worker(
+def test_w84_what_comes_from_a_worker(
     shared: Apart, capsys: pytest.CaptureFixture[str], frame: str, kind: str, mode: str
 ) -> None:
     fails = frame in ("exception", "failure of a generator")
@@ -186,7 +186,7 @@ async def heard(shared: Apart) -> list[str]:
     return [said for found in (await shared.pool.broadcast(far.heard)).values() for said in found]
 
 
-def test_s84_the_caller_keeps_an_unset_variable_unset(shared: Apart) -> None:
+def test_w84_the_caller_keeps_an_unset_variable_unset(shared: Apart) -> None:
     async def main() -> None:
         with taking("recorded") as caught:
             assert await far.spoil_and_return("unreadable", HOME) == "result"
@@ -196,7 +196,7 @@ def test_s84_the_caller_keeps_an_unset_variable_unset(shared: Apart) -> None:
     shared(main)
 
 
-def test_s84_a_stream_goes_on_after_a_frame_that_cannot_be_read(shared: Apart) -> None:
+def test_w84_a_stream_goes_on_after_a_frame_that_cannot_be_read(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         async with aclosing(far.spoil_stream("unreadable", HOME, "later yield")) as stream:
@@ -213,7 +213,7 @@ def test_s84_a_stream_goes_on_after_a_frame_that_cannot_be_read(shared: Apart) -
     shared(main)
 
 
-def test_s84_the_warning_is_issued_in_the_task_that_awaits(
+def test_w84_the_warning_is_issued_in_the_task_that_awaits(
     shared: Apart, monkeypatch: pytest.MonkeyPatch, log: str
 ) -> None:
     async def main() -> None:
@@ -237,7 +237,7 @@ def test_s84_the_warning_is_issued_in_the_task_that_awaits(
     shared(main)
 
 
-def test_s84_a_cancelled_end_that_cannot_be_read(shared: Apart, log: str) -> None:
+def test_w84_a_cancelled_end_that_cannot_be_read(shared: Apart, log: str) -> None:
     """The caller is cancelled all the same."""
 
     async def main() -> None:
@@ -264,7 +264,7 @@ def test_s84_a_cancelled_end_that_cannot_be_read(shared: Apart, log: str) -> Non
 
 
 @pytest.mark.parametrize("frame", ["return", "exception", "first yield", "later yield", "end of a generator"])
-def test_s84_a_worker_warns_too_when_it_cannot_write(shared: Apart, frame: str) -> None:
+def test_w84_a_worker_warns_too_when_it_cannot_write(shared: Apart, frame: str) -> None:
     async def main() -> None:
         reach = Reach(frame, "unwritable")
         await reach.before()
@@ -284,7 +284,7 @@ def test_s84_a_worker_warns_too_when_it_cannot_write(shared: Apart, frame: str) 
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-def test_s84_not_even_a_strict_worker_loses_a_result_that_it_has(shared: Apart, frame: str) -> None:
+def test_w84_not_even_a_strict_worker_loses_a_result_that_it_has(shared: Apart, frame: str) -> None:
     """What cannot be written never costs the result: the caller is told, and decides."""
 
     async def main() -> None:
@@ -345,7 +345,7 @@ LATER = ("next", "send", "throw")
 @pytest.mark.parametrize("mode", ["recorded", "strict"])
 @pytest.mark.parametrize("had", [False, True], ids=["new", "had a value"])
 @pytest.mark.parametrize("frame", SENDS)
-def test_s84_what_comes_to_a_worker(shared: Apart, log: str, frame: str, had: bool, mode: str) -> None:
+def test_w84_what_comes_to_a_worker(shared: Apart, log: str, frame: str, had: bool, mode: str) -> None:
     async def main() -> None:
         if had:
             tenant.set("sound")
@@ -390,7 +390,7 @@ def test_s84_what_comes_to_a_worker(shared: Apart, log: str, frame: str, had: bo
         shared(main)
 
 
-def test_s84_a_worker_may_set_what_it_could_not_read(shared: Apart) -> None:
+def test_w84_a_worker_may_set_what_it_could_not_read(shared: Apart) -> None:
     async def main() -> None:
         tenant.set(Fragile("worker", HOME))
         region.set("neighbour")
@@ -401,7 +401,7 @@ def test_s84_a_worker_may_set_what_it_could_not_read(shared: Apart) -> None:
         shared(main)
 
 
-def test_s84_what_one_worker_cannot_hand_on(shared: Apart) -> None:
+def test_w84_what_one_worker_cannot_hand_on(shared: Apart) -> None:
     """Nobody but this process could make it: the worker has nothing to hand on, and the nested call runs."""
 
     async def main() -> None:
@@ -431,7 +431,7 @@ HOW = ["garbage", "cut", "no end"]
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("frame", SENDS)
-def test_s84_a_frame_that_a_worker_cannot_read(shared: Apart, tap: Tap, log: str, frame: str, how: str) -> None:
+def test_w84_a_frame_that_a_worker_cannot_read(shared: Apart, tap: Tap, log: str, frame: str, how: str) -> None:
     def alter(message: Any) -> None:
         for one in (*message.calls, *message.steps):
             if one.context:
@@ -472,7 +472,7 @@ SOUND_FRAMES = ["return", "exception", "yield", "end"]
 @pytest.mark.parametrize("mode", ["recorded", "strict"])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("frame", SOUND_FRAMES)
-def test_s84_a_frame_that_the_caller_cannot_read(shared: Apart, tap: Tap, frame: str, how: str, mode: str) -> None:
+def test_w84_a_frame_that_the_caller_cannot_read(shared: Apart, tap: Tap, frame: str, how: str, mode: str) -> None:
     def alter(message: Any) -> None:
         for one in (*message.results, *message.yields):
             if one.context:
@@ -563,7 +563,7 @@ OPTION = "error::headgate.ContextDecodeWarning"
 
 
 @pytest.mark.parametrize("option", [OPTION, f"default::DeprecationWarning,{OPTION}"], ids=["alone", "among others"])
-def test_s84_workers_are_strict_by_the_environment(tmp_path: Path, option: str) -> None:
+def test_w84_workers_are_strict_by_the_environment(tmp_path: Path, option: str) -> None:
     done = script(SCRIPT.format(mode="strict", option=option), tmp_path)
     assert done.stderr == ""
     assert done.returncode == 0
@@ -575,7 +575,7 @@ def test_s84_workers_are_strict_by_the_environment(tmp_path: Path, option: str) 
     ]
 
 
-def test_s84_the_option_is_in_the_environment_from_the_start(tmp_path: Path) -> None:
+def test_w84_the_option_is_in_the_environment_from_the_start(tmp_path: Path) -> None:
     """Python itself may say one line about it, of the program and not of a worker."""
     done = script(SCRIPT.format(mode="exported", option=OPTION), tmp_path, PYTHONWARNINGS=OPTION)
     alone = script("import sys", tmp_path, PYTHONWARNINGS=OPTION)
@@ -585,7 +585,7 @@ def test_s84_the_option_is_in_the_environment_from_the_start(tmp_path: Path) -> 
     assert done.stderr == alone.stderr
 
 
-def test_s84_lenient_workers_say_it_on_stderr(tmp_path: Path) -> None:
+def test_w84_lenient_workers_say_it_on_stderr(tmp_path: Path) -> None:
     done = script(SCRIPT.format(mode="lenient", option=""), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "found ('unset', 'neighbour', 'unset')"
@@ -611,7 +611,7 @@ asyncio.run(main())
 """
 
 
-def test_s84_a_lenient_caller_gets_its_result(tmp_path: Path) -> None:
+def test_w84_a_lenient_caller_gets_its_result(tmp_path: Path) -> None:
     done = script(CALLER, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "result ('mine', 'moved', 'unset')\n"
@@ -622,7 +622,7 @@ def test_s84_a_lenient_caller_gets_its_result(tmp_path: Path) -> None:
 # -- what must not be touched -----------------------------------------------------------------------------------------
 
 
-def test_s84_other_warnings_are_not_headgates(shared: Apart) -> None:
+def test_w84_other_warnings_are_not_headgates(shared: Apart) -> None:
     """Sound values warn nobody, on either side."""
 
     async def main() -> None:

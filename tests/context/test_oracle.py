@@ -1,4 +1,4 @@
-"""S87: a script of set, get and reset over several processes gives the trace of stdlib variables in one."""
+"""W87: a script of set, get and reset over several processes gives the trace of stdlib variables in one."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ async def compare(ops: list[Op]) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(ops=SCRIPTS)
-def test_s87_any_script_gives_the_trace_of_the_stdlib(shared: Apart, ops: list[Op]) -> None:
+def test_w87_any_script_gives_the_trace_of_the_stdlib(shared: Apart, ops: list[Op]) -> None:
     shared(lambda: compare(ops))
 
 
 @settings(max_examples=int(200 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
 @given(ops=SCRIPTS)
-def test_s87_any_script_in_place(ops: list[Op]) -> None:
+def test_w87_any_script_in_place(ops: list[Op]) -> None:
     """The same without a pool: `do_dispatch(False)` differs in nothing."""
 
     async def main() -> None:
@@ -245,12 +245,12 @@ CHOSEN: dict[str, list[Op]] = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_s87_scripts_that_matter(shared: Apart, name: str) -> None:
+def test_w87_scripts_that_matter(shared: Apart, name: str) -> None:
     shared(lambda: compare(CHOSEN[name]))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_s87_scripts_that_matter_in_place(name: str) -> None:
+def test_w87_scripts_that_matter_in_place(name: str) -> None:
     async def main() -> None:
         with headgate.do_dispatch(False):
             await compare(CHOSEN[name])
@@ -258,7 +258,7 @@ def test_s87_scripts_that_matter_in_place(name: str) -> None:
     asyncio.run(main())
 
 
-def test_s87_the_oracle_can_tell(shared: Apart) -> None:
+def test_w87_the_oracle_can_tell(shared: Apart) -> None:
     """A trace holds values, errors of each class and what raised: or it would prove little."""
 
     async def main() -> None:

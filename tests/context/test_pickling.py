@@ -1,4 +1,4 @@
-"""S88 outside of a dispatch: variables and tokens in pickles and copies, stubs, and a second process."""
+"""W88 outside of a dispatch: variables and tokens in pickles and copies, stubs, and a second process."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def forgotten(*values: Any, **options: Any) -> tuple[str, bytes]:
 
 @each_pickler
 @apart
-def test_s88_a_variable_comes_back_as_itself(pickler: str) -> None:
+def test_w88_a_variable_comes_back_as_itself(pickler: str) -> None:
     dumps = PICKLERS[pickler]
     bare, with_default = declare(), declare(default={"a": 1})
     for var in (bare, with_default):
@@ -109,7 +109,7 @@ def test_s88_a_variable_comes_back_as_itself(pickler: str) -> None:
 
 @each_pickler
 @apart
-def test_s88_in_any_graph(pickler: str) -> None:
+def test_w88_in_any_graph(pickler: str) -> None:
     var = declare()
     var.set([1])
     order = Order(var, {"again": var, "list": [var, (var,)]})
@@ -121,7 +121,7 @@ def test_s88_in_any_graph(pickler: str) -> None:
 
 
 @apart
-def test_s88_a_value_that_contains_its_own_variable() -> None:
+def test_w88_a_value_that_contains_its_own_variable() -> None:
     var, other = declare("one"), declare("other")
     var.set({"me": var, "other": other})
     other.set([var])
@@ -137,7 +137,7 @@ def test_s88_a_value_that_contains_its_own_variable() -> None:
 
 @pytest.mark.parametrize("wrap", [tuple, frozenset, Order], ids=["tuple", "frozenset", "object"])
 @apart
-def test_s88_a_value_that_holds_its_variable_and_its_token(wrap: Callable[[Any], Any]) -> None:
+def test_w88_a_value_that_holds_its_variable_and_its_token(wrap: Callable[[Any], Any]) -> None:
     """A tuple cannot be made before its items are: a naive pickle of this never ends."""
     var = declare()
     token = var.set("first")
@@ -155,7 +155,7 @@ def test_s88_a_value_that_holds_its_variable_and_its_token(wrap: Callable[[Any],
 
 
 @apart
-def test_s88_unpickling_sets_only_where_unset() -> None:
+def test_w88_unpickling_sets_only_where_unset() -> None:
     var = declare(default="default")
     var.set("sent")
     blob = pickle.dumps(var)
@@ -176,7 +176,7 @@ def test_s88_unpickling_sets_only_where_unset() -> None:
 
 
 @apart
-def test_s88_what_was_reset_is_unset_and_takes_the_value() -> None:
+def test_w88_what_was_reset_is_unset_and_takes_the_value() -> None:
     var = declare()
     token = var.set("sent")
     blob = pickle.dumps(var)
@@ -187,7 +187,7 @@ def test_s88_what_was_reset_is_unset_and_takes_the_value() -> None:
 
 
 @apart
-def test_s88_an_unset_variable_takes_nothing_away() -> None:
+def test_w88_an_unset_variable_takes_nothing_away() -> None:
     var = declare(default="default")
     blob = pickle.dumps(var)
     var.set("mine")
@@ -197,7 +197,7 @@ def test_s88_an_unset_variable_takes_nothing_away() -> None:
 
 @pytest.mark.parametrize("value", [None, False, 0, "", ()])
 @apart
-def test_s88_a_value_that_looks_like_none_travels_too(value: Any) -> None:
+def test_w88_a_value_that_looks_like_none_travels_too(value: Any) -> None:
     var = declare(default="default")
     var.set(value)
     blob = pickle.dumps(var)
@@ -211,7 +211,7 @@ def test_s88_a_value_that_looks_like_none_travels_too(value: Any) -> None:
     assert type(arrived) is type(value)
 
 
-def test_s88_the_value_is_that_of_the_context_in_which_it_is_pickled() -> None:
+def test_w88_the_value_is_that_of_the_context_in_which_it_is_pickled() -> None:
     var = declare()
 
     async def pickled(value: str) -> bytes:
@@ -231,7 +231,7 @@ def test_s88_the_value_is_that_of_the_context_in_which_it_is_pickled() -> None:
 
 
 @apart
-def test_s88_what_was_set_by_unpickling_can_be_set_and_reset_as_usual() -> None:
+def test_w88_what_was_set_by_unpickling_can_be_set_and_reset_as_usual() -> None:
     var = declare()
     var.set("sent")
     blob = pickle.dumps(var)
@@ -247,7 +247,7 @@ def test_s88_what_was_set_by_unpickling_can_be_set_and_reset_as_usual() -> None:
 
 
 @apart
-def test_s88_a_copy_of_a_variable_is_the_variable() -> None:
+def test_w88_a_copy_of_a_variable_is_the_variable() -> None:
     bare, var, locked = declare(), declare(default=[1]), declare(default=threading.Lock())
     value = {"a": [1]}
     var.set(value)
@@ -260,7 +260,7 @@ def test_s88_a_copy_of_a_variable_is_the_variable() -> None:
 
 
 @apart
-def test_s88_a_copy_of_a_variable_or_token_copies_no_value() -> None:
+def test_w88_a_copy_of_a_variable_or_token_copies_no_value() -> None:
     var = declare()
     for value in (threading.Lock(), (item for item in ()), Value()):
         var.set(value)
@@ -275,7 +275,7 @@ def test_s88_a_copy_of_a_variable_or_token_copies_no_value() -> None:
 
 
 @apart
-def test_s88_a_default_that_cannot_be_pickled_stays_at_home() -> None:
+def test_w88_a_default_that_cannot_be_pickled_stays_at_home() -> None:
     lock = threading.Lock()
     var = declare(default=lock)
     assert pickle.loads(pickle.dumps(var)) is var
@@ -287,7 +287,7 @@ def test_s88_a_default_that_cannot_be_pickled_stays_at_home() -> None:
 
 
 @apart
-def test_s88_pickling_keeps_nothing_alive() -> None:
+def test_w88_pickling_keeps_nothing_alive() -> None:
     gone = weakref.ref(var := declare())
     value = Value()
     value_gone = weakref.ref(value)
@@ -303,7 +303,7 @@ def test_s88_pickling_keeps_nothing_alive() -> None:
 
 
 @apart
-def test_s83_an_unknown_variable_is_a_stub_and_is_promoted_in_place() -> None:
+def test_w83_an_unknown_variable_is_a_stub_and_is_promoted_in_place() -> None:
     key, blob = forgotten("sent", name="tenant")
     stub = pickle.loads(blob)
     assert isinstance(stub, headgate.ContextVar)
@@ -325,7 +325,7 @@ def test_s83_an_unknown_variable_is_a_stub_and_is_promoted_in_place() -> None:
 
 
 @apart
-def test_s83_the_default_of_the_declaration_counts() -> None:
+def test_w83_the_default_of_the_declaration_counts() -> None:
     for sent, declared, expected in [({"default": 1}, {"default": 2}, 2), ({}, {"default": 2}, 2)]:
         key, blob = forgotten(name="v", **sent)
         stub = pickle.loads(blob)
@@ -340,7 +340,7 @@ def test_s83_the_default_of_the_declaration_counts() -> None:
 
 
 @apart
-def test_s83_a_declaration_without_a_default_has_none_whatever_the_stub_had() -> None:
+def test_w83_a_declaration_without_a_default_has_none_whatever_the_stub_had() -> None:
     key, blob = forgotten(name="v", default=1)
     stub = pickle.loads(blob)
     assert stub.get() == 1
@@ -349,7 +349,7 @@ def test_s83_a_declaration_without_a_default_has_none_whatever_the_stub_had() ->
 
 
 @apart
-def test_s83_a_stub_waits_in_its_context_though_nobody_holds_it() -> None:
+def test_w83_a_stub_waits_in_its_context_though_nobody_holds_it() -> None:
     key, blob = forgotten("sent", name="v")
     pickle.loads(blob)
     collect()
@@ -359,7 +359,7 @@ def test_s83_a_stub_waits_in_its_context_though_nobody_holds_it() -> None:
 
 
 @apart
-def test_s83_a_stub_never_declared_vanishes() -> None:
+def test_w83_a_stub_never_declared_vanishes() -> None:
     key, blob = forgotten(Value(), name="v")
     context = contextvars.copy_context()
     stub = context.run(pickle.loads, blob)
@@ -378,7 +378,7 @@ def test_s83_a_stub_never_declared_vanishes() -> None:
 
 
 @apart
-def test_s83_a_thousand_stubs_leave_nothing() -> None:
+def test_w83_a_thousand_stubs_leave_nothing() -> None:
     blobs = []
     for number in range(1000):
         var = headgate.ContextVar(f"v{number}", namespace="stubs")
@@ -405,7 +405,7 @@ def test_s83_a_thousand_stubs_leave_nothing() -> None:
 
 
 @apart
-def test_s83_a_colon_in_a_name_is_not_taken_for_the_end_of_the_namespace() -> None:
+def test_w83_a_colon_in_a_name_is_not_taken_for_the_end_of_the_namespace() -> None:
     key, blob = forgotten("sent", name="a:b:c")
     stub = pickle.loads(blob)
     assert (stub.key, stub.name) == (key, "a:b:c")
@@ -417,7 +417,7 @@ def test_s83_a_colon_in_a_name_is_not_taken_for_the_end_of_the_namespace() -> No
 
 @each_pickler
 @apart
-def test_s88_a_token_comes_back_as_itself(pickler: str) -> None:
+def test_w88_a_token_comes_back_as_itself(pickler: str) -> None:
     dumps = PICKLERS[pickler]
     var = declare(default="default")
     first, second = var.set(1), var.set(2)
@@ -435,7 +435,7 @@ def test_s88_a_token_comes_back_as_itself(pickler: str) -> None:
 
 
 @apart
-def test_s85_a_token_pickled_before_its_use_is_used_after_it() -> None:
+def test_w85_a_token_pickled_before_its_use_is_used_after_it() -> None:
     var = declare()
     token = var.set(1)
     blob = pickle.dumps(token)
@@ -448,7 +448,7 @@ def test_s85_a_token_pickled_before_its_use_is_used_after_it() -> None:
 
 
 @apart
-def test_s85_a_token_that_only_its_pickle_keeps_can_be_used_where_it_was_made() -> None:
+def test_w85_a_token_that_only_its_pickle_keeps_can_be_used_where_it_was_made() -> None:
     var = declare(default="default")
     blob = pickle.dumps(var.set(1))
     collect()
@@ -461,7 +461,7 @@ def test_s85_a_token_that_only_its_pickle_keeps_can_be_used_where_it_was_made() 
 
 
 @apart
-def test_s85_unpickling_a_token_does_not_make_it_one_of_this_context() -> None:
+def test_w85_unpickling_a_token_does_not_make_it_one_of_this_context() -> None:
     var = declare()
     token = var.set(1)
     blob = pickle.dumps(token)
@@ -475,7 +475,7 @@ def test_s85_unpickling_a_token_does_not_make_it_one_of_this_context() -> None:
 
 
 @apart
-def test_s85_a_token_whose_old_value_is_missing_comes_back_so() -> None:
+def test_w85_a_token_whose_old_value_is_missing_comes_back_so() -> None:
     var = declare(default="default")
     token = var.set(1)
     assert pickle.loads(pickle.dumps(token)).old_value is MISSING
@@ -501,7 +501,7 @@ def tenant() -> headgate.ContextVar[Any]:
 @pytest.mark.integration
 @each_pickler
 @apart
-def test_s88_a_variable_lands_on_the_one_instance(
+def test_w88_a_variable_lands_on_the_one_instance(
     tmp_path: Path, tenant: headgate.ContextVar[Any], pickler: str
 ) -> None:
     tenant.set({"name": "acme"})
@@ -517,7 +517,7 @@ def test_s88_a_variable_lands_on_the_one_instance(
 
 @pytest.mark.integration
 @apart
-def test_s88_a_second_process_keeps_what_it_has_set(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
+def test_w88_a_second_process_keeps_what_it_has_set(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
     tenant.set("sent")
     code = """
         import shop
@@ -534,7 +534,7 @@ def test_s88_a_second_process_keeps_what_it_has_set(tmp_path: Path, tenant: head
 
 @pytest.mark.integration
 @apart
-def test_s83_a_stub_of_a_second_process_is_promoted_when_its_module_is_imported(
+def test_w83_a_stub_of_a_second_process_is_promoted_when_its_module_is_imported(
     tmp_path: Path, tenant: headgate.ContextVar[Any]
 ) -> None:
     tenant.set("sent")
@@ -556,7 +556,7 @@ def test_s83_a_stub_of_a_second_process_is_promoted_when_its_module_is_imported(
 
 @pytest.mark.integration
 @apart
-def test_s83_a_stub_is_promoted_by_a_package_that_infers_its_namespace(
+def test_w83_a_stub_is_promoted_by_a_package_that_infers_its_namespace(
     tmp_path: Path, tenant: headgate.ContextVar[Any]
 ) -> None:
     tenant.set("sent")
@@ -575,7 +575,7 @@ def test_s83_a_stub_is_promoted_by_a_package_that_infers_its_namespace(
 
 @pytest.mark.integration
 @apart
-def test_s83_main_may_promote_a_stub_and_declare_again(tmp_path: Path) -> None:
+def test_w83_main_may_promote_a_stub_and_declare_again(tmp_path: Path) -> None:
     var: headgate.ContextVar[Any] = headgate.ContextVar(fresh("n"), namespace="__main__", default=1)
     var.set("sent")
     code = f"""
@@ -591,7 +591,7 @@ def test_s83_main_may_promote_a_stub_and_declare_again(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @apart
-def test_s83_stubs_of_a_second_process_vanish(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
+def test_w83_stubs_of_a_second_process_vanish(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
     tenant.set("sent")
     code = """
         def inside():
@@ -608,7 +608,7 @@ def test_s83_stubs_of_a_second_process_vanish(tmp_path: Path, tenant: headgate.C
 
 
 @pytest.mark.integration
-def test_s88_a_default_travels_when_it_can(tmp_path: Path) -> None:
+def test_w88_a_default_travels_when_it_can(tmp_path: Path) -> None:
     plain, locked = declare("plain", default=[1, 2]), declare("locked", default=threading.Lock())
     code = """
         plain, locked = pickle.loads(blob)
@@ -621,7 +621,7 @@ def test_s88_a_default_travels_when_it_can(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @apart
-def test_s88_a_function_takes_its_variables_along(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
+def test_w88_a_function_takes_its_variables_along(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
     namespace: dict[str, Any] = {"tenant": tenant}
     exec("def by_global():\n    return tenant.get()\n", namespace)
     by_closure = (lambda var: lambda: (var, var.get()))(tenant)
@@ -640,7 +640,7 @@ def test_s88_a_function_takes_its_variables_along(tmp_path: Path, tenant: headga
 
 @pytest.mark.integration
 @apart
-def test_s85_a_token_in_a_second_process(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
+def test_w85_a_token_in_a_second_process(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
     used = tenant.set("a")
     tenant.reset(used)
     first, second = tenant.set("b"), tenant.set("c")
@@ -682,7 +682,7 @@ def test_s85_a_token_in_a_second_process(tmp_path: Path, tenant: headgate.Contex
 
 @pytest.mark.integration
 @apart
-def test_s88_a_token_of_an_unknown_variable_brings_a_stub(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
+def test_w88_a_token_of_an_unknown_variable_brings_a_stub(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
     token = tenant.set("b")
     code = """
         token = pickle.loads(blob)
@@ -696,7 +696,7 @@ def test_s88_a_token_of_an_unknown_variable_brings_a_stub(tmp_path: Path, tenant
 
 @pytest.mark.integration
 @apart
-def test_s88_there_and_back(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
+def test_w88_there_and_back(tmp_path: Path, tenant: headgate.ContextVar[Any]) -> None:
     """What another process pickled again lands on the instances that are alive here."""
     token = tenant.set("b")
     code = """

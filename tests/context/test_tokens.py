@@ -1,4 +1,4 @@
-"""S85 in one process: tokens fail as those of the stdlib, in class and in order, and cost nothing when forgotten."""
+"""W85 in one process: tokens fail as those of the stdlib, in class and in order, and cost nothing when forgotten."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MISSING = contextvars.Token.MISSING
 # -- a token by itself ------------------------------------------------------------------------------------------------
 
 
-def test_s85_missing_is_the_very_object_of_the_stdlib() -> None:
+def test_w85_missing_is_the_very_object_of_the_stdlib() -> None:
     assert headgate.Token.MISSING is contextvars.Token.MISSING
 
 
 @apart
-def test_s85_a_token_knows_its_variable_and_the_old_value() -> None:
+def test_w85_a_token_knows_its_variable_and_the_old_value() -> None:
     var = declare(default="default")
     first = var.set("a")
     second = var.set("b")
@@ -49,7 +49,7 @@ def test_s85_a_token_knows_its_variable_and_the_old_value() -> None:
 
 
 @apart
-def test_s85_an_old_value_of_none_is_not_missing() -> None:
+def test_w85_an_old_value_of_none_is_not_missing() -> None:
     var = declare()
     var.set(None)
     token = var.set(1)
@@ -59,7 +59,7 @@ def test_s85_an_old_value_of_none_is_not_missing() -> None:
 
 
 @apart
-def test_s85_repr_tells_variable_and_use() -> None:
+def test_w85_repr_tells_variable_and_use() -> None:
     var = declare("the_name")
     token = var.set("a-secret-value")
     second = var.set("more")
@@ -75,7 +75,7 @@ def test_s85_repr_tells_variable_and_use() -> None:
 
 
 @apart
-def test_s85_only_variables_make_tokens_and_nobody_changes_them() -> None:
+def test_w85_only_variables_make_tokens_and_nobody_changes_them() -> None:
     make: Any = headgate.Token
     with pytest.raises((RuntimeError, TypeError)):
         make()
@@ -90,7 +90,7 @@ def test_s85_only_variables_make_tokens_and_nobody_changes_them() -> None:
 
 
 @apart
-def test_s85_a_token_is_used_once() -> None:
+def test_w85_a_token_is_used_once() -> None:
     var = declare(default="default")
     token = var.set(1)
     var.reset(token)
@@ -103,7 +103,7 @@ def test_s85_a_token_is_used_once() -> None:
 
 @pytest.mark.parametrize("junk", [None, 1, "token", object(), headgate.Token, MISSING, ()])
 @apart
-def test_s85_what_is_no_token_is_a_type_error(junk: Any) -> None:
+def test_w85_what_is_no_token_is_a_type_error(junk: Any) -> None:
     var = declare()
     var.set(1)
     with pytest.raises(TypeError):
@@ -112,7 +112,7 @@ def test_s85_what_is_no_token_is_a_type_error(junk: Any) -> None:
 
 
 @apart
-def test_s85_tokens_of_the_stdlib_and_ours_do_not_mix() -> None:
+def test_w85_tokens_of_the_stdlib_and_ours_do_not_mix() -> None:
     ours: Any = declare()
     theirs: Any = contextvars.ContextVar("theirs")
     our_token, their_token = ours.set(1), theirs.set(1)
@@ -125,7 +125,7 @@ def test_s85_tokens_of_the_stdlib_and_ours_do_not_mix() -> None:
 
 
 @apart
-def test_s85_the_token_of_another_variable_is_a_value_error_and_is_not_used_up() -> None:
+def test_w85_the_token_of_another_variable_is_a_value_error_and_is_not_used_up() -> None:
     one, two = declare(), declare()
     token = one.set(1)
     two.set(2)
@@ -137,7 +137,7 @@ def test_s85_the_token_of_another_variable_is_a_value_error_and_is_not_used_up()
 
 
 @apart
-def test_s85_the_token_of_another_context_is_a_value_error_and_is_not_used_up() -> None:
+def test_w85_the_token_of_another_context_is_a_value_error_and_is_not_used_up() -> None:
     var = declare()
     token = var.set(1)
     assert contextvars.copy_context().run(error_of, lambda: var.reset(token)) == "ValueError"
@@ -148,7 +148,7 @@ def test_s85_the_token_of_another_context_is_a_value_error_and_is_not_used_up() 
 
 
 @apart
-def test_s85_used_comes_before_another_variable_and_that_before_another_context() -> None:
+def test_w85_used_comes_before_another_variable_and_that_before_another_context() -> None:
     """Of several errors at once the stdlib tells the first of: no token, used, another variable, another context."""
     seen: list[list[str]] = []
     ours = declare("one"), declare("two")
@@ -173,7 +173,7 @@ def test_s85_used_comes_before_another_variable_and_that_before_another_context(
 
 
 @apart
-def test_s85_a_token_can_be_used_when_its_context_is_entered_again() -> None:
+def test_w85_a_token_can_be_used_when_its_context_is_entered_again() -> None:
     var = declare(default="default")
     for context in (contextvars.copy_context(), headgate.copy_context()):
         token = context.run(var.set, "inside")
@@ -185,7 +185,7 @@ def test_s85_a_token_can_be_used_when_its_context_is_entered_again() -> None:
 
 
 @apart
-def test_s85_contexts_that_come_and_go_are_never_taken_for_one_another() -> None:
+def test_w85_contexts_that_come_and_go_are_never_taken_for_one_another() -> None:
     """Two contexts that never live at the same time may share an address."""
     var = declare()
     for number in range(300):
@@ -196,7 +196,7 @@ def test_s85_contexts_that_come_and_go_are_never_taken_for_one_another() -> None
 
 
 @on_each_loop
-def test_s85_a_fork_cannot_reset_the_token_of_its_parent_nor_the_other_way(loop: str) -> None:
+def test_w85_a_fork_cannot_reset_the_token_of_its_parent_nor_the_other_way(loop: str) -> None:
     async def main() -> None:
         var = declare()
         token = var.set("parent")
@@ -227,7 +227,7 @@ def test_s85_a_fork_cannot_reset_the_token_of_its_parent_nor_the_other_way(loop:
 
 
 @on_each_loop
-def test_s85_a_task_keeps_its_tokens_over_awaits(loop: str) -> None:
+def test_w85_a_task_keeps_its_tokens_over_awaits(loop: str) -> None:
     async def main() -> None:
         var = declare(default="default")
 
@@ -254,7 +254,7 @@ def test_s85_a_task_keeps_its_tokens_over_awaits(loop: str) -> None:
 
 
 @on_each_loop
-def test_s85_an_async_generator_has_the_context_of_who_takes_its_next_item(loop: str) -> None:
+def test_w85_an_async_generator_has_the_context_of_who_takes_its_next_item(loop: str) -> None:
     """As with the stdlib: a token of one step can be reset in the next when the same task takes both."""
 
     async def steps(var: Any) -> Any:
@@ -478,13 +478,13 @@ STEPS = st.one_of(
     ]
 )
 @given(st.lists(STEPS, max_size=40))
-def test_s85_scripts_give_the_trace_of_the_stdlib(loop: str, steps: list[Step]) -> None:
+def test_w85_scripts_give_the_trace_of_the_stdlib(loop: str, steps: list[Step]) -> None:
     expected = on(loop, Play(STDLIB, steps))
     for world in WORLDS:
         assert on(loop, Play(world, steps)) == expected, world.name
 
 
-def test_s85_the_scripts_reach_every_error() -> None:
+def test_w85_the_scripts_reach_every_error() -> None:
     """The comparison above is worth something only if such scripts meet them all."""
     steps = [
         Step(0, "here", "get"),
@@ -530,7 +530,7 @@ def alive() -> int:
 
 
 @apart
-def test_s85_ten_thousand_sets_leave_no_memory_behind() -> None:
+def test_w85_ten_thousand_sets_leave_no_memory_behind() -> None:
     var = declare()
 
     def sets(count: int) -> None:
@@ -544,7 +544,7 @@ def test_s85_ten_thousand_sets_leave_no_memory_behind() -> None:
 
 
 @apart
-def test_s85_ten_thousand_sets_and_resets_leave_no_memory_behind() -> None:
+def test_w85_ten_thousand_sets_and_resets_leave_no_memory_behind() -> None:
     var = declare(default="default")
 
     def pairs(count: int) -> None:
@@ -558,7 +558,7 @@ def test_s85_ten_thousand_sets_and_resets_leave_no_memory_behind() -> None:
 
 
 @apart
-def test_s85_refused_resets_leave_no_memory_behind() -> None:
+def test_w85_refused_resets_leave_no_memory_behind() -> None:
     one, two = declare(), declare()
     token = one.set(1)
 
@@ -571,7 +571,7 @@ def test_s85_refused_resets_leave_no_memory_behind() -> None:
     one.reset(token)
 
 
-def test_s85_sets_in_tasks_and_copies_leave_no_memory_behind() -> None:
+def test_w85_sets_in_tasks_and_copies_leave_no_memory_behind() -> None:
     var = declare()
 
     async def child(number: int) -> None:
@@ -606,7 +606,7 @@ def test_s85_sets_in_tasks_and_copies_leave_no_memory_behind() -> None:
 
 
 @apart
-def test_s85_what_was_set_before_is_free_at_once() -> None:
+def test_w85_what_was_set_before_is_free_at_once() -> None:
     var = declare()
     first = Value()
     gone = weakref.ref(first)
@@ -619,7 +619,7 @@ def test_s85_what_was_set_before_is_free_at_once() -> None:
 
 
 @apart
-def test_s85_a_token_keeps_its_old_value_and_a_used_one_may_be_dropped() -> None:
+def test_w85_a_token_keeps_its_old_value_and_a_used_one_may_be_dropped() -> None:
     var = declare()
     gone = weakref.ref(old := Value())
     var.set(old)
@@ -635,7 +635,7 @@ def test_s85_a_token_keeps_its_old_value_and_a_used_one_may_be_dropped() -> None
     assert gone() is None
 
 
-def test_s85_a_token_keeps_its_variable_and_no_longer() -> None:
+def test_w85_a_token_keeps_its_variable_and_no_longer() -> None:
     var = declare()
     gone = weakref.ref(var)
     token = contextvars.copy_context().run(var.set, 1)
@@ -649,7 +649,7 @@ def test_s85_a_token_keeps_its_variable_and_no_longer() -> None:
 
 
 @apart
-def test_s85_ten_thousand_tokens_can_all_be_kept_and_used() -> None:
+def test_w85_ten_thousand_tokens_can_all_be_kept_and_used() -> None:
     var = declare(default="default")
     tokens = [var.set(number) for number in range(MANY)]
     for number in reversed(range(MANY)):
@@ -660,7 +660,7 @@ def test_s85_ten_thousand_tokens_can_all_be_kept_and_used() -> None:
 
 
 @apart
-def test_s85_a_pickled_variable_is_as_small_after_ten_thousand_sets_as_after_one() -> None:
+def test_w85_a_pickled_variable_is_as_small_after_ten_thousand_sets_as_after_one() -> None:
     var = declare()
     var.set("x")
     small = len(pickle.dumps(var))

@@ -1,4 +1,4 @@
-"""S81, S82, S83, S86 and S32: values that go with a call and come back with what it gives."""
+"""W81, W82, W83, W86 and W32: values that go with a call and come back with what it gives."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def fresh(main: Callable[[], Any]) -> Any:
     return await asyncio.create_task(main())
 
 
-# -- S81: there and back ----------------------------------------------------------------------------------------------
+# -- W81: there and back ----------------------------------------------------------------------------------------------
 
 
-def test_s81_keys_are_what_both_sides_agree_on() -> None:
+def test_w81_keys_are_what_both_sides_agree_on() -> None:
     assert {name: variable.key for name, variable in far.BY_NAME.items()} == KEYS
 
 
-def test_s81_a_worker_sees_what_is_set_and_its_own_defaults(shared: Apart) -> None:
+def test_w81_a_worker_sees_what_is_set_and_its_own_defaults(shared: Apart) -> None:
     async def main() -> None:
         assert await far.see() == NOTHING
         assert await far.see_with_defaults() == ("LookupError", "nowhere")
@@ -75,7 +75,7 @@ def test_s81_a_worker_sees_what_is_set_and_its_own_defaults(shared: Apart) -> No
 
 
 @pytest.mark.parametrize("fn", SWAPS, ids=_name)
-def test_s81_changes_come_back_with_the_result(shared: Apart, fn: Any) -> None:
+def test_w81_changes_come_back_with_the_result(shared: Apart, fn: Any) -> None:
     async def main() -> None:
         tenant.set("mine")
         extra.set({"kept": 1})
@@ -89,7 +89,7 @@ def test_s81_changes_come_back_with_the_result(shared: Apart, fn: Any) -> None:
 
 
 @pytest.mark.parametrize("fn", FAILURES, ids=_name)
-def test_s81_changes_come_back_with_an_exception(shared: Apart, fn: Any) -> None:
+def test_w81_changes_come_back_with_an_exception(shared: Apart, fn: Any) -> None:
     async def main() -> None:
         tenant.set("mine")
         with pytest.raises(Planted) as caught:
@@ -100,7 +100,7 @@ def test_s81_changes_come_back_with_an_exception(shared: Apart, fn: Any) -> None
     shared(main)
 
 
-def test_s81_changes_come_back_with_an_exit(shared: Apart) -> None:
+def test_w81_changes_come_back_with_an_exit(shared: Apart) -> None:
     async def main() -> None:
         with pytest.raises(RoutineExited):
             await far.swap_and_exit(tenant="left")
@@ -109,7 +109,7 @@ def test_s81_changes_come_back_with_an_exit(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_changes_come_back_with_a_timeout(shared: Apart) -> None:
+def test_w81_changes_come_back_with_a_timeout(shared: Apart) -> None:
     async def main() -> None:
         with pytest.raises(RoutineTimeout):
             await far.swap_and_time_out(tenant="late")
@@ -118,7 +118,7 @@ def test_s81_changes_come_back_with_a_timeout(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_changes_come_back_with_a_cancelled_end(shared: Apart, log: str) -> None:
+def test_w81_changes_come_back_with_a_cancelled_end(shared: Apart, log: str) -> None:
     async def main() -> None:
         found: list[Any] = []
 
@@ -141,7 +141,7 @@ def test_s81_changes_come_back_with_a_cancelled_end(shared: Apart, log: str) -> 
     shared(main)
 
 
-def test_s81_changes_come_back_from_a_swallowed_cancellation(shared: Apart, log: str) -> None:
+def test_w81_changes_come_back_from_a_swallowed_cancellation(shared: Apart, log: str) -> None:
     async def main() -> None:
         async def caller() -> Any:
             return await far.swap_and_swallow(log, tenant="swallowed"), values()
@@ -154,7 +154,7 @@ def test_s81_changes_come_back_from_a_swallowed_cancellation(shared: Apart, log:
     shared(main)
 
 
-def test_s81_a_routine_that_is_cancelled_by_a_timeout_of_the_caller(shared: Apart, log: str) -> None:
+def test_w81_a_routine_that_is_cancelled_by_a_timeout_of_the_caller(shared: Apart, log: str) -> None:
     async def main() -> None:
         async def expire(bound: asyncio.Timeout) -> None:
             await until(lambda: lines(log))
@@ -174,7 +174,7 @@ def test_s81_a_routine_that_is_cancelled_by_a_timeout_of_the_caller(shared: Apar
     shared(main)
 
 
-def test_s81_what_is_unset_there_is_unset_here(shared: Apart) -> None:
+def test_w81_what_is_unset_there_is_unset_here(shared: Apart) -> None:
     async def main() -> None:
         first = tenant.set("first")
         second = tenant.set("second")
@@ -190,7 +190,7 @@ def test_s81_what_is_unset_there_is_unset_here(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_the_values_are_those_of_the_await(shared: Apart) -> None:
+def test_w81_the_values_are_those_of_the_await(shared: Apart) -> None:
     """A coroutine takes what is set when it is awaited, and a task what is set when it is made."""
 
     async def main() -> None:
@@ -206,7 +206,7 @@ def test_s81_the_values_are_those_of_the_await(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_only_set_and_reset_count_as_changes(shared: Apart) -> None:
+def test_w81_only_set_and_reset_count_as_changes(shared: Apart) -> None:
     async def main() -> None:
         mine = ["mine"]
         tenant.set(mine)
@@ -220,7 +220,7 @@ def test_s81_only_set_and_reset_count_as_changes(shared: Apart) -> None:
 
 
 @pytest.mark.parametrize("size", [MB, 8 * MB], ids=["1 MB", "8 MB"])
-def test_s81_large_values(shared: Apart, size: int) -> None:
+def test_w81_large_values(shared: Apart, size: int) -> None:
     async def main() -> None:
         data = os.urandom(size)
         tenant.set(data)
@@ -236,7 +236,7 @@ def test_s81_large_values(shared: Apart, size: int) -> None:
     shared(main)
 
 
-def test_s81_many_variables(shared: Apart) -> None:
+def test_w81_many_variables(shared: Apart) -> None:
     """Declared in a function, and known to the worker by its arguments only."""
 
     async def main() -> None:
@@ -258,7 +258,7 @@ def test_s81_many_variables(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_equal_and_identical_values_are_changes_all_the_same(shared: Apart) -> None:
+def test_w81_equal_and_identical_values_are_changes_all_the_same(shared: Apart) -> None:
     """Unset, set to its default, and set to what it was: only the first is unset."""
 
     async def main() -> None:
@@ -273,10 +273,10 @@ def test_s81_equal_and_identical_values_are_changes_all_the_same(shared: Apart) 
     shared(main)
 
 
-# -- S81: the wire ----------------------------------------------------------------------------------------------------
+# -- W81: the wire ----------------------------------------------------------------------------------------------------
 
 
-def test_s81_nothing_goes_over_when_nothing_is_set(shared: Apart, tap: Tap) -> None:
+def test_w81_nothing_goes_over_when_nothing_is_set(shared: Apart, tap: Tap) -> None:
     async def main() -> None:
         assert await far.see() == NOTHING
         assert await far.see_with_defaults() == ("LookupError", "nowhere")
@@ -299,7 +299,7 @@ def test_s81_nothing_goes_over_when_nothing_is_set(shared: Apart, tap: Tap) -> N
     assert set(tap.contexts) == {b""}
 
 
-def test_s81_nothing_goes_over_when_all_was_reset(shared: Apart, tap: Tap) -> None:
+def test_w81_nothing_goes_over_when_all_was_reset(shared: Apart, tap: Tap) -> None:
     async def main() -> None:
         token = tenant.set("for a moment")
         tenant.reset(token)
@@ -310,7 +310,7 @@ def test_s81_nothing_goes_over_when_all_was_reset(shared: Apart, tap: Tap) -> No
     assert [call.context for call in tap.calls] == [b""]
 
 
-def test_s81_only_what_changed_comes_back(shared: Apart, tap: Tap) -> None:
+def test_w81_only_what_changed_comes_back(shared: Apart, tap: Tap) -> None:
     async def main() -> None:
         tenant.set("t" * 100_000)
         region.set("r" * 100_000)
@@ -331,7 +331,7 @@ def test_s81_only_what_changed_comes_back(shared: Apart, tap: Tap) -> None:
     assert all(len(step.context) < 2_000 for step in tap.steps)
 
 
-def test_s81_the_size_is_that_of_what_is_set(shared: Apart, tap: Tap) -> None:
+def test_w81_the_size_is_that_of_what_is_set(shared: Apart, tap: Tap) -> None:
     """Ten thousand sets, and as many variables that are declared and not set, add nothing."""
 
     async def main() -> None:
@@ -350,10 +350,10 @@ def test_s81_the_size_is_that_of_what_is_set(shared: Apart, tap: Tap) -> None:
     assert abs(second - first) <= 16
 
 
-# -- S81: nested ------------------------------------------------------------------------------------------------------
+# -- W81: nested ------------------------------------------------------------------------------------------------------
 
 
-def test_s81_nested_over_several_workers(shared: Apart) -> None:
+def test_w81_nested_over_several_workers(shared: Apart) -> None:
     async def main() -> None:
         down = [["top", *range(5, 5 - number, -1)] for number in range(6)]
         up: list[Any] = [*down[-1], 0]
@@ -376,7 +376,7 @@ def test_s81_nested_over_several_workers(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_an_exception_through_several_workers(shared: Apart) -> None:
+def test_w81_an_exception_through_several_workers(shared: Apart) -> None:
     async def main() -> None:
         tenant.set([])
         with pytest.raises(Planted, match="at the bottom"):
@@ -386,7 +386,7 @@ def test_s81_an_exception_through_several_workers(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_function_that_is_given_to_a_routine(shared: Apart) -> None:
+def test_w81_a_function_that_is_given_to_a_routine(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         assert await far.apply(far.swap) == ("mine", UNSET, UNSET)
@@ -396,7 +396,7 @@ def test_s81_a_function_that_is_given_to_a_routine(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_in_place(shared: Apart) -> None:
+def test_w81_in_place(shared: Apart) -> None:
     """`do_dispatch(False)`: the same rule, here and on a worker."""
 
     async def main() -> None:
@@ -428,10 +428,10 @@ def test_s81_in_place(shared: Apart) -> None:
     shared(main)
 
 
-# -- S81: threads, tasks, callbacks on the worker ---------------------------------------------------------------------
+# -- W81: threads, tasks, callbacks on the worker ---------------------------------------------------------------------
 
 
-def test_s81_threads_of_a_routine_read_what_it_has(shared: Apart) -> None:
+def test_w81_threads_of_a_routine_read_what_it_has(shared: Apart) -> None:
     async def main() -> None:
         region.set("north")
         first, after, again = await far.through_to_thread()
@@ -443,7 +443,7 @@ def test_s81_threads_of_a_routine_read_what_it_has(shared: Apart) -> None:
     shared(main)
 
 
-def test_s82_tasks_of_a_routine_fork(shared: Apart) -> None:
+def test_w82_tasks_of_a_routine_fork(shared: Apart) -> None:
     async def main() -> None:
         *tasks, after = await far.through_tasks()
         expected = ("parent", UNSET, UNSET)
@@ -454,7 +454,7 @@ def test_s82_tasks_of_a_routine_fork(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_callbacks_of_a_routine(shared: Apart) -> None:
+def test_w81_callbacks_of_a_routine(shared: Apart) -> None:
     async def main() -> None:
         assert await far.through_callbacks() == ["armed", "armed"]
         assert tenant.get() == "later"
@@ -462,7 +462,7 @@ def test_s81_callbacks_of_a_routine(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_thread_with_a_loop_of_its_own(shared: Apart) -> None:
+def test_w81_a_thread_with_a_loop_of_its_own(shared: Apart) -> None:
     """A call from another loop of this process takes along what is set there."""
 
     async def main() -> None:
@@ -482,7 +482,7 @@ def test_s81_a_thread_with_a_loop_of_its_own(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_task_of_a_task_pool_has_the_context_of_its_submitter(shared: Apart) -> None:
+def test_w81_a_task_of_a_task_pool_has_the_context_of_its_submitter(shared: Apart) -> None:
     async def main() -> None:
         async with headgate.TaskPool("travel", max_concurrent=1) as tasks:
             handles = []
@@ -497,7 +497,7 @@ def test_s81_a_task_of_a_task_pool_has_the_context_of_its_submitter(shared: Apar
     shared(main)
 
 
-def test_s82_map_forks(shared: Apart) -> None:
+def test_w82_map_forks(shared: Apart) -> None:
     """Every call has what the caller had, and none what another set."""
 
     async def main() -> None:
@@ -520,7 +520,7 @@ async def swap_item(number: Any) -> tuple[Any, Any]:
     return number, before
 
 
-def test_s81_a_broadcast_takes_the_values_to_each(shared: Apart) -> None:
+def test_w81_a_broadcast_takes_the_values_to_each(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("all")
         assert list((await shared.pool.broadcast(far.see)).values()) == [("all", UNSET, UNSET)] * 2
@@ -528,10 +528,10 @@ def test_s81_a_broadcast_takes_the_values_to_each(shared: Apart) -> None:
     shared(main)
 
 
-# -- S82: isolation ---------------------------------------------------------------------------------------------------
+# -- W82: isolation ---------------------------------------------------------------------------------------------------
 
 
-def test_s82_hundreds_at_once_never_mix(shared: Apart) -> None:
+def test_w82_hundreds_at_once_never_mix(shared: Apart) -> None:
     async def one(number: int) -> None:
         if number % 7:
             tenant.set(f"caller {number}")
@@ -551,7 +551,7 @@ def test_s82_hundreds_at_once_never_mix(shared: Apart) -> None:
     shared(main)
 
 
-def test_s82_streams_at_once_never_mix(shared: Apart) -> None:
+def test_w82_streams_at_once_never_mix(shared: Apart) -> None:
     async def one(number: int) -> None:
         async with aclosing(far.converses()) as stream:
             for step in range(4):
@@ -567,7 +567,7 @@ def test_s82_streams_at_once_never_mix(shared: Apart) -> None:
     shared(main)
 
 
-def test_s82_children_on_workers_never_mix(shared: Apart) -> None:
+def test_w82_children_on_workers_never_mix(shared: Apart) -> None:
     async def main() -> None:
         before, after = await far.fans_out(50)
         assert before == [("fan", UNSET, UNSET)] * 50
@@ -577,7 +577,7 @@ def test_s82_children_on_workers_never_mix(shared: Apart) -> None:
     shared(main)
 
 
-def test_s82_nothing_is_left_for_the_next_call_on_that_worker() -> None:
+def test_w82_nothing_is_left_for_the_next_call_on_that_worker() -> None:
     """One worker, so that it is the same; threads that are used again, too."""
 
     async def main() -> None:
@@ -612,7 +612,7 @@ async def _first(stream: Any) -> Any:
     return await anext(stream)
 
 
-def test_s82_two_tasks_with_one_awaiting_the_other(shared: Apart) -> None:
+def test_w82_two_tasks_with_one_awaiting_the_other(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("parent")
 
@@ -630,10 +630,10 @@ def test_s82_two_tasks_with_one_awaiting_the_other(shared: Apart) -> None:
     shared(main)
 
 
-# -- S81: generators --------------------------------------------------------------------------------------------------
+# -- W81: generators --------------------------------------------------------------------------------------------------
 
 
-def test_s81_generators_exchange_at_each_step(shared: Apart, log: str) -> None:
+def test_w81_generators_exchange_at_each_step(shared: Apart, log: str) -> None:
     async def main() -> None:
         stream = far.converses(log)
         tenant.set("before the first step")
@@ -662,7 +662,7 @@ def test_s81_generators_exchange_at_each_step(shared: Apart, log: str) -> None:
     shared(main)
 
 
-def test_s81_a_variable_that_is_unset_between_two_steps(shared: Apart) -> None:
+def test_w81_a_variable_that_is_unset_between_two_steps(shared: Apart) -> None:
     async def main() -> None:
         token = region.set("set")
         async with aclosing(far.see_stream(os.devnull)) as stream:
@@ -675,7 +675,7 @@ def test_s81_a_variable_that_is_unset_between_two_steps(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_the_end_of_a_generator(shared: Apart) -> None:
+def test_w81_the_end_of_a_generator(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         seen = [(item, values()) async for item in far.ends_with(tenant="ended", region="too")]
@@ -690,7 +690,7 @@ def test_s81_the_end_of_a_generator(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_step_that_is_cancelled(shared: Apart, log: str) -> None:
+def test_w81_a_step_that_is_cancelled(shared: Apart, log: str) -> None:
     async def main() -> None:
         found: list[Any] = []
 
@@ -711,7 +711,7 @@ def test_s81_a_step_that_is_cancelled(shared: Apart, log: str) -> None:
     shared(main)
 
 
-def test_s81_a_loop_that_is_left(shared: Apart, log: str) -> None:
+def test_w81_a_loop_that_is_left(shared: Apart, log: str) -> None:
     """`break` inside `aclosing`: as locally, what `finally` set is here; without, the loop closes it elsewhere."""
 
     async def main() -> None:
@@ -729,7 +729,7 @@ def test_s81_a_loop_that_is_left(shared: Apart, log: str) -> None:
     shared(main)
 
 
-def test_s81_an_exception_of_the_reader(shared: Apart) -> None:
+def test_w81_an_exception_of_the_reader(shared: Apart) -> None:
     async def main() -> None:
         async def reads() -> None:
             async with aclosing(far.converses()) as stream:
@@ -744,7 +744,7 @@ def test_s81_an_exception_of_the_reader(shared: Apart) -> None:
     shared(main)
 
 
-def test_s82_a_generator_has_the_context_of_whoever_asks(shared: Apart) -> None:
+def test_w82_a_generator_has_the_context_of_whoever_asks(shared: Apart) -> None:
     """As locally: the same generator, read by two tasks in turn, has the values of each."""
 
     async def main() -> None:
@@ -767,7 +767,7 @@ def test_s82_a_generator_has_the_context_of_whoever_asks(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_generator_between_workers(shared: Apart) -> None:
+def test_w81_a_generator_between_workers(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         seen, closed = await far.reads_a_stream()
@@ -778,7 +778,7 @@ def test_s81_a_generator_between_workers(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_generator_that_calls_and_reads(shared: Apart) -> None:
+def test_w81_a_generator_that_calls_and_reads(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         async with aclosing(far.delegates(3)) as stream:
@@ -797,7 +797,7 @@ def test_s81_a_generator_that_calls_and_reads(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_with_prefetch_changes_come_with_their_item(shared: Apart, log: str) -> None:
+def test_w81_with_prefetch_changes_come_with_their_item(shared: Apart, log: str) -> None:
     async def main() -> None:
         async with aclosing(far.runs_ahead(log)) as stream:
             for number in range(12):
@@ -808,7 +808,7 @@ def test_s81_with_prefetch_changes_come_with_their_item(shared: Apart, log: str)
     shared(main)
 
 
-def test_s81_with_prefetch_the_readers_changes_arrive_and_stay(shared: Apart, log: str) -> None:
+def test_w81_with_prefetch_the_readers_changes_arrive_and_stay(shared: Apart, log: str) -> None:
     async def main() -> None:
         region.set("first")
         async with aclosing(far.runs_ahead(log)) as stream:
@@ -828,10 +828,10 @@ def test_s81_with_prefetch_the_readers_changes_arrive_and_stay(shared: Apart, lo
     shared(main)
 
 
-# -- S81: workers that are lost ---------------------------------------------------------------------------------------
+# -- W81: workers that are lost ---------------------------------------------------------------------------------------
 
 
-def test_s81_a_retry_begins_with_the_callers_values(log: str) -> None:
+def test_w81_a_retry_begins_with_the_callers_values(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             tenant.set("mine")
@@ -843,10 +843,10 @@ def test_s81_a_retry_begins_with_the_callers_values(log: str) -> None:
     run(main)
 
 
-# -- S81: functions by value ------------------------------------------------------------------------------------------
+# -- W81: functions by value ------------------------------------------------------------------------------------------
 
 
-def test_s81_a_function_by_value_carries_no_old_value(shared: Apart) -> None:
+def test_w81_a_function_by_value_carries_no_old_value(shared: Apart) -> None:
     """It is pickled while something is set, and goes over once: later calls must not find that."""
 
     async def main() -> None:
@@ -879,7 +879,7 @@ def test_s81_a_function_by_value_carries_no_old_value(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_generator_by_value(shared: Apart) -> None:
+def test_w81_a_generator_by_value(shared: Apart) -> None:
     async def main() -> None:
         mine: ContextVar[Any] = ContextVar("travel_of_a_closure")
 
@@ -900,7 +900,7 @@ def test_s81_a_generator_by_value(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_a_variable_as_an_argument_and_as_a_result(shared: Apart) -> None:
+def test_w81_a_variable_as_an_argument_and_as_a_result(shared: Apart) -> None:
     async def main() -> None:
         @routine
         async def through(variable: Any) -> tuple[Any, Any, bool]:
@@ -920,7 +920,7 @@ def test_s81_a_variable_as_an_argument_and_as_a_result(shared: Apart) -> None:
     shared(main)
 
 
-def test_s81_the_frame_wins_over_a_variable_that_travels_by_itself(shared: Apart) -> None:
+def test_w81_the_frame_wins_over_a_variable_that_travels_by_itself(shared: Apart) -> None:
     """A variable that was pickled earlier, with an older value, among the arguments."""
 
     async def main() -> None:
@@ -1024,12 +1024,12 @@ if __name__ == "__main__":
 """
 
 
-def test_s81_variables_of_a_script(tmp_path: Path) -> None:
+def test_w81_variables_of_a_script(tmp_path: Path) -> None:
     done = script(MAIN, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done __main__:tenant\n", "")
 
 
-# -- S83: variables that a worker does not know -----------------------------------------------------------------------
+# -- W83: variables that a worker does not know -----------------------------------------------------------------------
 
 
 class Late:
@@ -1047,7 +1047,7 @@ class Late:
         self.late: ContextVar[Any] = importlib.import_module(self.name).late
 
 
-def test_s83_a_stub_is_promoted_in_place(shared: Apart) -> None:
+def test_w83_a_stub_is_promoted_in_place(shared: Apart) -> None:
     async def main() -> None:
         module = Late(shared.folder)
         assert module.late.key == module.key
@@ -1065,7 +1065,7 @@ def test_s83_a_stub_is_promoted_in_place(shared: Apart) -> None:
     shared(main)
 
 
-def test_s83_a_variable_declared_late_changes_and_comes_back(shared: Apart) -> None:
+def test_w83_a_variable_declared_late_changes_and_comes_back(shared: Apart) -> None:
     async def main() -> None:
         module = Late(shared.folder)
         module.late.set("early")
@@ -1076,7 +1076,7 @@ def test_s83_a_variable_declared_late_changes_and_comes_back(shared: Apart) -> N
     shared(main)
 
 
-def test_s83_a_promoted_variable_has_the_default_of_its_declaration(shared: Apart) -> None:
+def test_w83_a_promoted_variable_has_the_default_of_its_declaration(shared: Apart) -> None:
     async def main() -> None:
         module = Late(shared.folder, 'ContextVar("late", namespace={namespace!r}, default="default")')
 
@@ -1092,7 +1092,7 @@ def test_s83_a_promoted_variable_has_the_default_of_its_declaration(shared: Apar
     shared(main)
 
 
-def test_s83_a_stub_lives_as_long_as_a_stream(shared: Apart) -> None:
+def test_w83_a_stub_lives_as_long_as_a_stream(shared: Apart) -> None:
     async def main() -> None:
         module = Late(shared.folder)
         module.late.set("early")
@@ -1106,7 +1106,7 @@ def test_s83_a_stub_lives_as_long_as_a_stream(shared: Apart) -> None:
     shared(main)
 
 
-def test_s83_a_stub_that_is_changed_before_it_is_declared(shared: Apart) -> None:
+def test_w83_a_stub_that_is_changed_before_it_is_declared(shared: Apart) -> None:
     """Between two steps its value changes here, while nobody there has declared it."""
 
     async def main() -> None:
@@ -1120,7 +1120,7 @@ def test_s83_a_stub_that_is_changed_before_it_is_declared(shared: Apart) -> None
     shared(main)
 
 
-def test_s83_a_stub_goes_on_with_a_nested_call(shared: Apart) -> None:
+def test_w83_a_stub_goes_on_with_a_nested_call(shared: Apart) -> None:
     """A worker that does not know it hands it on."""
 
     async def main() -> None:
@@ -1134,7 +1134,7 @@ def test_s83_a_stub_goes_on_with_a_nested_call(shared: Apart) -> None:
     shared(main)
 
 
-def test_s83_what_is_never_declared_is_dropped(shared: Apart) -> None:
+def test_w83_what_is_never_declared_is_dropped(shared: Apart) -> None:
     async def main() -> None:
         local: ContextVar[Any] = ContextVar("travel_never", namespace="travel.never")
         token = local.set({"value": 1})
@@ -1155,11 +1155,11 @@ def test_s83_what_is_never_declared_is_dropped(shared: Apart) -> None:
     shared(main)
 
 
-# -- S86: the chain ---------------------------------------------------------------------------------------------------
+# -- W86: the chain ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("something", [True, False], ids=["set", "nothing set"])
-def test_s86_a_dispatch_keeps_the_chain(shared: Apart, something: bool) -> None:
+def test_w86_a_dispatch_keeps_the_chain(shared: Apart, something: bool) -> None:
     async def main() -> None:
         if something:
             tenant.set("mine")
@@ -1178,7 +1178,7 @@ def test_s86_a_dispatch_keeps_the_chain(shared: Apart, something: bool) -> None:
     shared(main)
 
 
-def test_s86_whoever_asks_first(shared: Apart) -> None:
+def test_w86_whoever_asks_first(shared: Apart) -> None:
     async def main() -> None:
         there = await far.my_chain()
         assert headgate.current_context().id == there
@@ -1187,7 +1187,7 @@ def test_s86_whoever_asks_first(shared: Apart) -> None:
     shared(main)
 
 
-def test_s86_tasks_and_copies_have_chains_of_their_own(shared: Apart) -> None:
+def test_w86_tasks_and_copies_have_chains_of_their_own(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         mine = headgate.current_context().id
@@ -1202,7 +1202,7 @@ def test_s86_tasks_and_copies_have_chains_of_their_own(shared: Apart) -> None:
 
 @pytest.mark.parametrize("something", [True, False], ids=["set", "nothing set"])
 @pytest.mark.parametrize("where", ["local", "far"])
-def test_s86_a_generator_has_the_chain_of_whoever_asks(shared: Apart, where: str, something: bool) -> None:
+def test_w86_a_generator_has_the_chain_of_whoever_asks(shared: Apart, where: str, something: bool) -> None:
     async def main() -> None:
         async def child(source: Any) -> tuple[str, str]:
             return headgate.current_context().id, await anext(source)
@@ -1221,7 +1221,7 @@ def test_s86_a_generator_has_the_chain_of_whoever_asks(shared: Apart, where: str
     shared(main)
 
 
-def test_s86_a_dispatch_in_a_context_that_was_given(shared: Apart) -> None:
+def test_w86_a_dispatch_in_a_context_that_was_given(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         context = headgate.copy_context()
@@ -1239,11 +1239,11 @@ def test_s86_a_dispatch_in_a_context_that_was_given(shared: Apart) -> None:
     shared(main)
 
 
-# -- S85: tokens that travel ------------------------------------------------------------------------------------------
+# -- W85: tokens that travel ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fn", [far.undo, far.undo_plainly, far.undo_on_another], ids=_name)
-def test_s85_a_token_is_used_on_a_worker(shared: Apart, fn: Any) -> None:
+def test_w85_a_token_is_used_on_a_worker(shared: Apart, fn: Any) -> None:
     async def main() -> None:
         tenant.set("first")
         token = tenant.set("second")
@@ -1258,7 +1258,7 @@ def test_s85_a_token_is_used_on_a_worker(shared: Apart, fn: Any) -> None:
     shared(main)
 
 
-def test_s85_a_token_that_was_used_here_is_used_there(shared: Apart) -> None:
+def test_w85_a_token_that_was_used_here_is_used_there(shared: Apart) -> None:
     async def main() -> None:
         token = tenant.set("mine")
         tenant.reset(token)
@@ -1270,7 +1270,7 @@ def test_s85_a_token_that_was_used_here_is_used_there(shared: Apart) -> None:
     shared(main)
 
 
-def test_s85_a_token_of_a_worker(shared: Apart) -> None:
+def test_w85_a_token_of_a_worker(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("mine")
         token = await far.make_token("theirs")
@@ -1291,7 +1291,7 @@ def test_s85_a_token_of_a_worker(shared: Apart) -> None:
     shared(main)
 
 
-def test_s85_a_token_of_an_unset_variable(shared: Apart) -> None:
+def test_w85_a_token_of_an_unset_variable(shared: Apart) -> None:
     async def main() -> None:
         token = await far.make_token("theirs")
         assert token.old_value is contextvars.Token.MISSING
@@ -1307,7 +1307,7 @@ def test_s85_a_token_of_an_unset_variable(shared: Apart) -> None:
     shared(main)
 
 
-def test_s85_a_token_in_an_exception(shared: Apart) -> None:
+def test_w85_a_token_in_an_exception(shared: Apart) -> None:
     async def main() -> None:
         with pytest.raises(Planted) as caught:
             await far.fail_with_token("theirs")
@@ -1319,7 +1319,7 @@ def test_s85_a_token_in_an_exception(shared: Apart) -> None:
     shared(main)
 
 
-def test_s85_a_copy_that_comes_home_is_the_same_token(shared: Apart) -> None:
+def test_w85_a_copy_that_comes_home_is_the_same_token(shared: Apart) -> None:
     async def main() -> None:
         token = tenant.set("mine")
         assert await far.same_token(token) is token
@@ -1331,7 +1331,7 @@ def test_s85_a_copy_that_comes_home_is_the_same_token(shared: Apart) -> None:
     shared(main)
 
 
-def test_s85_tokens_in_streams(shared: Apart) -> None:
+def test_w85_tokens_in_streams(shared: Apart) -> None:
     async def main() -> None:
         tenant.set("base")
         mine = tenant.set("mine")
@@ -1356,7 +1356,7 @@ def test_s85_tokens_in_streams(shared: Apart) -> None:
     shared(main)
 
 
-def test_s85_a_token_that_is_used_here_while_a_stream_keeps_a_copy(shared: Apart) -> None:
+def test_w85_a_token_that_is_used_here_while_a_stream_keeps_a_copy(shared: Apart) -> None:
     """It does not travel again: that it was used does."""
 
     async def main() -> None:
@@ -1370,7 +1370,7 @@ def test_s85_a_token_that_is_used_here_while_a_stream_keeps_a_copy(shared: Apart
     shared(main)
 
 
-def test_s85_a_token_of_another_task_is_refused_there(shared: Apart) -> None:
+def test_w85_a_token_of_another_task_is_refused_there(shared: Apart) -> None:
     async def main() -> None:
         token = tenant.set("mine")
 
@@ -1392,7 +1392,7 @@ def test_s85_a_token_of_another_task_is_refused_there(shared: Apart) -> None:
 
 
 @pytest.mark.parametrize("where", ["local", "far"])
-def test_s85_a_token_that_a_generator_made_for_another_task(shared: Apart, where: str) -> None:
+def test_w85_a_token_that_a_generator_made_for_another_task(shared: Apart, where: str) -> None:
     """As locally: the generator runs in the Context of whoever asks, and its token is of that one."""
 
     async def main() -> None:
@@ -1410,7 +1410,7 @@ def test_s85_a_token_that_a_generator_made_for_another_task(shared: Apart, where
     shared(main)
 
 
-def test_s85_one_token_for_many(shared: Apart) -> None:
+def test_w85_one_token_for_many(shared: Apart) -> None:
     """Each of them a task: a token of the parent is of no use to any."""
 
     async def main() -> None:
@@ -1422,11 +1422,11 @@ def test_s85_one_token_for_many(shared: Apart) -> None:
     shared(main)
 
 
-# -- S32: hooks -------------------------------------------------------------------------------------------------------
+# -- W32: hooks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hook", [far.refuses_tenants, far.refuses_tenants_later], ids=["sync", "async"])
-def test_s32_a_hook_sees_the_callers_values(what_grpc_opens_once: None, hook: Any) -> None:
+def test_w32_a_hook_sees_the_callers_values(what_grpc_opens_once: None, hook: Any) -> None:
     def worker(*tags: str, credentials: Any = None) -> LocalWorker:
         return LocalWorker(*tags, credentials=credentials, backpressure=hook)
 
@@ -1464,7 +1464,7 @@ def test_s32_a_hook_sees_the_callers_values(what_grpc_opens_once: None, hook: An
 # -- what cannot be sent ----------------------------------------------------------------------------------------------
 
 
-def test_s84_a_value_that_cannot_be_pickled(shared: Apart, tap: Tap, log: str) -> None:
+def test_w84_a_value_that_cannot_be_pickled(shared: Apart, tap: Tap, log: str) -> None:
     async def main() -> None:
         region.set("sound")
         extra.set(threading.Lock())
@@ -1493,7 +1493,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_s84_a_step_that_cannot_be_sent(shared: Apart, log: str, step: str) -> None:
+def test_w84_a_step_that_cannot_be_sent(shared: Apart, log: str, step: str) -> None:
     async def main() -> None:
         stream = far.see_stream(log)
         assert await anext(stream) == NOTHING
@@ -1508,7 +1508,7 @@ def test_s84_a_step_that_cannot_be_sent(shared: Apart, log: str, step: str) -> N
     shared(main)
 
 
-def test_s84_a_stream_is_closed_though_a_value_cannot_be_sent(shared: Apart, log: str) -> None:
+def test_w84_a_stream_is_closed_though_a_value_cannot_be_sent(shared: Apart, log: str) -> None:
     async def main() -> None:
         stream = far.see_stream(log)
         assert await anext(stream) == NOTHING
@@ -1522,7 +1522,7 @@ def test_s84_a_stream_is_closed_though_a_value_cannot_be_sent(shared: Apart, log
     shared(main)
 
 
-def test_s84_a_nested_call_that_cannot_be_sent(shared: Apart) -> None:
+def test_w84_a_nested_call_that_cannot_be_sent(shared: Apart) -> None:
     async def main() -> None:
         assert KEYS["tenant"] in await far.dispatches_what_cannot_be_written()
         assert values() == NOTHING

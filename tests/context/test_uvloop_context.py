@@ -31,7 +31,7 @@ def what_uvloop_opens_once(what_grpc_opens_once: None) -> None:
         runner.run(bounded(main))
 
 
-def test_s81_under_uvloop(what_uvloop_opens_once: None) -> None:
+def test_w81_under_uvloop(what_uvloop_opens_once: None) -> None:
     async def one(number: int) -> None:
         tenant.set(number)
         assert (await far.swap(tenant=-number))[0] == number

@@ -1,4 +1,4 @@
-"""S80: how a variable is declared, what its key is, who may declare it again, and get, set and reset of it."""
+"""W80: how a variable is declared, what its key is, who may declare it again, and get, set and reset of it."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ def ran(code: str, folder: Path) -> list[str]:
 # -- keys and namespaces ----------------------------------------------------------------------------------------------
 
 
-def test_s80_a_key_is_namespace_and_name() -> None:
+def test_w80_a_key_is_namespace_and_name() -> None:
     namespace = fresh()
     var = headgate.ContextVar("tenant", namespace=namespace)
     assert (var.name, var.namespace, var.key) == ("tenant", namespace, f"{namespace}:tenant")
 
 
-def test_s80_the_namespace_is_the_top_level_package_of_the_calling_module() -> None:
+def test_w80_the_namespace_is_the_top_level_package_of_the_calling_module() -> None:
     name = fresh("name")
     var = headgate.ContextVar(name)
     assert __name__ == "tests.context.test_variables"
     assert (var.namespace, var.key) == ("tests", f"tests:{name}")
 
 
-def test_s80_a_submodule_of_a_package_has_the_namespace_of_the_package(plant: Plant) -> None:
+def test_w80_a_submodule_of_a_package_has_the_namespace_of_the_package(plant: Plant) -> None:
     top = fresh("acme_")
     deep = plant(
         {
@@ -93,13 +93,13 @@ def test_s80_a_submodule_of_a_package_has_the_namespace_of_the_package(plant: Pl
     assert sys.modules[top].here.key == f"{top}:here"
 
 
-def test_s80_a_module_outside_of_packages_is_its_own_namespace(plant: Plant) -> None:
+def test_w80_a_module_outside_of_packages_is_its_own_namespace(plant: Plant) -> None:
     name = fresh("alone_")
     module = plant({f"{name}.py": "import headgate\nvar = headgate.ContextVar('v')\n"})
     assert module.var.key == f"{name}:v"
 
 
-def test_s80_the_namespace_is_that_of_the_code_that_declares_and_not_of_its_caller(plant: Plant) -> None:
+def test_w80_the_namespace_is_that_of_the_code_that_declares_and_not_of_its_caller(plant: Plant) -> None:
     name = fresh("factory_")
     code = """
         import headgate
@@ -113,7 +113,7 @@ def test_s80_the_namespace_is_that_of_the_code_that_declares_and_not_of_its_call
     assert own.namespace != name
 
 
-def test_s80_the_spelling_of_the_call_does_not_change_the_namespace() -> None:
+def test_w80_the_spelling_of_the_call_does_not_change_the_namespace() -> None:
     """Each of these may put a frame of another module between the declaration and its module."""
 
     class Holder:
@@ -133,7 +133,7 @@ def test_s80_the_spelling_of_the_call_does_not_change_the_namespace() -> None:
 
 
 @pytest.mark.integration
-def test_s80_a_script_has_the_namespace_main(tmp_path: Path) -> None:
+def test_w80_a_script_has_the_namespace_main(tmp_path: Path) -> None:
     code = """
         import headgate
         var = headgate.ContextVar("tenant")
@@ -147,7 +147,7 @@ def test_s80_a_script_has_the_namespace_main(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("how", [["-m", "acme.tool"], ["-c", "import runpy; runpy.run_module('acme.tool')"]])
-def test_s80_the_namespace_follows_the_name_under_which_a_module_runs(tmp_path: Path, how: list[str]) -> None:
+def test_w80_the_namespace_follows_the_name_under_which_a_module_runs(tmp_path: Path, how: list[str]) -> None:
     package = tmp_path / "acme"
     package.mkdir()
     (package / "__init__.py").write_text("import headgate\nown = headgate.ContextVar('own')\n")
@@ -165,14 +165,14 @@ def test_s80_the_namespace_follows_the_name_under_which_a_module_runs(tmp_path: 
     assert done.stdout.split("\n")[0] == expected, done.stderr
 
 
-def test_s80_a_name_may_contain_a_colon_and_keys_stay_distinct() -> None:
+def test_w80_a_name_may_contain_a_colon_and_keys_stay_distinct() -> None:
     namespace = fresh()
     var = headgate.ContextVar("a:b", namespace=namespace)
     assert (var.name, var.namespace, var.key) == ("a:b", namespace, f"{namespace}:a:b")
     assert known(var.key) is var
 
 
-def test_s80_the_same_name_in_two_namespaces_is_two_variables() -> None:
+def test_w80_the_same_name_in_two_namespaces_is_two_variables() -> None:
     one, two = declare("same"), declare("same")
     assert one is not two
     assert one.key != two.key
@@ -189,7 +189,7 @@ def test_s80_the_same_name_in_two_namespaces_is_two_variables() -> None:
 # -- collisions -------------------------------------------------------------------------------------------------------
 
 
-def test_s80_a_second_declaration_says_where_the_first_is() -> None:
+def test_w80_a_second_declaration_says_where_the_first_is() -> None:
     namespace = fresh()
     first, place = headgate.ContextVar("v", namespace=namespace, default=1), f"{__file__}:{line()}"
     with pytest.raises(ContextVarCollision) as caught:
@@ -203,7 +203,7 @@ def test_s80_a_second_declaration_says_where_the_first_is() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"default": 1}, {"default": 2}])
 @apart
-def test_s80_a_collision_leaves_the_first_as_it_was(options: dict[str, Any]) -> None:
+def test_w80_a_collision_leaves_the_first_as_it_was(options: dict[str, Any]) -> None:
     first = declare("v", default=1)
     first.set("kept")
     for _ in range(3):
@@ -214,7 +214,7 @@ def test_s80_a_collision_leaves_the_first_as_it_was(options: dict[str, Any]) -> 
     assert contextvars.Context().run(first.get) == 1
 
 
-def test_s80_a_collision_names_the_file_of_a_library(plant: Plant) -> None:
+def test_w80_a_collision_names_the_file_of_a_library(plant: Plant) -> None:
     name = fresh("lib_")
     module = plant({f"{name}/__init__.py": "", f"{name}/a.py": "\n\nimport headgate\nv = headgate.ContextVar('v')\n"})
     with pytest.raises(ContextVarCollision) as caught:
@@ -225,7 +225,7 @@ def test_s80_a_collision_names_the_file_of_a_library(plant: Plant) -> None:
     assert f"{module.__file__}:4" in str(caught.value)
 
 
-def test_s80_an_inferred_namespace_collides_with_the_same_given_one() -> None:
+def test_w80_an_inferred_namespace_collides_with_the_same_given_one() -> None:
     name = fresh("n")
     first = headgate.ContextVar(name)
     with pytest.raises(ContextVarCollision):
@@ -233,7 +233,7 @@ def test_s80_an_inferred_namespace_collides_with_the_same_given_one() -> None:
     assert known(f"tests:{name}") is first
 
 
-def test_s80_of_many_threads_one_declares() -> None:
+def test_w80_of_many_threads_one_declares() -> None:
     for _ in range(20):
         namespace = fresh()
         made: list[Any] = []
@@ -260,7 +260,7 @@ def test_s80_of_many_threads_one_declares() -> None:
 
 
 @pytest.mark.integration
-def test_s80_main_may_declare_again_with_the_same_default(tmp_path: Path) -> None:
+def test_w80_main_may_declare_again_with_the_same_default(tmp_path: Path) -> None:
     code = """
         import headgate
         from headgate import ContextVar
@@ -281,7 +281,7 @@ def test_s80_main_may_declare_again_with_the_same_default(tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
-def test_s80_a_cell_may_be_run_again(tmp_path: Path) -> None:
+def test_w80_a_cell_may_be_run_again(tmp_path: Path) -> None:
     code = """
         cell = "import headgate\\ntenant = headgate.ContextVar('tenant', default='unknown')\\n"
         exec(compile(cell, "<cell 1>", "exec"), globals())
@@ -296,7 +296,7 @@ def test_s80_a_cell_may_be_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_s80_main_may_not_declare_again_with_another_default(tmp_path: Path) -> None:
+def test_w80_main_may_not_declare_again_with_another_default(tmp_path: Path) -> None:
     code = """
         import contextvars
         from headgate import ContextVar, ContextVarCollision
@@ -315,7 +315,7 @@ def test_s80_main_may_not_declare_again_with_another_default(tmp_path: Path) -> 
 
 
 @pytest.mark.integration
-def test_s80_a_module_may_not_declare_again_even_with_the_same_default(tmp_path: Path) -> None:
+def test_w80_a_module_may_not_declare_again_even_with_the_same_default(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import headgate\ndef make(): return headgate.ContextVar('v', default=1)\n")
     code = """
         import headgate, shop
@@ -332,7 +332,7 @@ def test_s80_a_module_may_not_declare_again_even_with_the_same_default(tmp_path:
 
 
 @pytest.mark.parametrize("name", [None, 1, b"name", ["name"], object(), 1.5])
-def test_s80_a_name_is_a_str(name: Any) -> None:
+def test_w80_a_name_is_a_str(name: Any) -> None:
     with pytest.raises(InvalidType, match="name"):
         headgate.ContextVar(name, namespace=fresh())
     with pytest.raises(InvalidType, match="name"):
@@ -340,26 +340,26 @@ def test_s80_a_name_is_a_str(name: Any) -> None:
 
 
 @pytest.mark.parametrize("namespace", [1, b"acme", ["acme"], object()])
-def test_s80_a_namespace_is_a_str(namespace: Any) -> None:
+def test_w80_a_namespace_is_a_str(namespace: Any) -> None:
     with pytest.raises(InvalidType, match="namespace"):
         headgate.ContextVar("v", namespace=namespace)
 
 
 @pytest.mark.parametrize("namespace", ["", ":", "a:b", "acme:", ":acme"])
-def test_s80_a_namespace_is_not_empty_and_has_no_colon(namespace: str) -> None:
+def test_w80_a_namespace_is_not_empty_and_has_no_colon(namespace: str) -> None:
     with pytest.raises(InvalidArgument, match="namespace"):
         headgate.ContextVar("v", namespace=namespace)
     assert known(f"{namespace}:v") is None
 
 
-def test_s80_a_name_is_not_empty() -> None:
+def test_w80_a_name_is_not_empty() -> None:
     with pytest.raises(InvalidArgument, match="name"):
         headgate.ContextVar("")
     with pytest.raises(InvalidArgument, match="name"):
         headgate.ContextVar("", namespace=fresh())
 
 
-def test_s80_options_are_keywords() -> None:
+def test_w80_options_are_keywords() -> None:
     make: Any = headgate.ContextVar
     with pytest.raises(TypeError):
         make(fresh(), 1)
@@ -373,7 +373,7 @@ def test_s80_options_are_keywords() -> None:
 
 
 @apart
-def test_s80_get_without_a_value_or_default_is_a_lookup_error() -> None:
+def test_w80_get_without_a_value_or_default_is_a_lookup_error() -> None:
     var = declare()
     with pytest.raises(LookupError) as caught:
         var.get()
@@ -385,7 +385,7 @@ def test_s80_get_without_a_value_or_default_is_a_lookup_error() -> None:
 
 
 @apart
-def test_s80_value_before_argument_before_default() -> None:
+def test_w80_value_before_argument_before_default() -> None:
     bare, with_default, with_none = declare(), declare(default="default"), declare(default=None)
     assert with_default.get() == "default"
     assert with_default.get("given") == "given"
@@ -401,7 +401,7 @@ def test_s80_value_before_argument_before_default() -> None:
 
 @pytest.mark.parametrize("value", [None, False, 0, "", (), contextvars.Token.MISSING, NotImplemented, ...])
 @apart
-def test_s80_any_object_is_a_value(value: Any) -> None:
+def test_w80_any_object_is_a_value(value: Any) -> None:
     var = declare(default="default")
     token = var.set(value)
     assert var.get() is value
@@ -416,12 +416,12 @@ def test_s80_any_object_is_a_value(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [False, 0, "", (), contextvars.Token.MISSING, NotImplemented, ...])
 @apart
-def test_s80_any_object_is_a_default(value: Any) -> None:
+def test_w80_any_object_is_a_default(value: Any) -> None:
     assert declare(default=value).get() is value
 
 
 @apart
-def test_s80_reset_restores_what_was_before_its_set() -> None:
+def test_w80_reset_restores_what_was_before_its_set() -> None:
     var = declare(default="default")
     tokens = [var.set(number) for number in range(5)]
     var.reset(tokens[3])
@@ -437,7 +437,7 @@ def test_s80_reset_restores_what_was_before_its_set() -> None:
 
 
 @apart
-def test_s80_reset_returns_nothing_and_values_are_not_copied() -> None:
+def test_w80_reset_returns_nothing_and_values_are_not_copied() -> None:
     var = declare()
     value: list[int] = []
     token = var.set(value)
@@ -447,7 +447,7 @@ def test_s80_reset_returns_nothing_and_values_are_not_copied() -> None:
 
 
 @apart
-def test_s80_wrong_calls_fail_as_those_of_the_stdlib() -> None:
+def test_w80_wrong_calls_fail_as_those_of_the_stdlib() -> None:
     ours: Any = declare()
     theirs: Any = contextvars.ContextVar("theirs")
     for var in (theirs, ours):
@@ -460,7 +460,7 @@ def test_s80_wrong_calls_fail_as_those_of_the_stdlib() -> None:
         assert error_of(lambda a=attribute: setattr(ours, a, "other")) == "AttributeError"
 
 
-def test_s80_a_thread_begins_as_with_a_stdlib_variable() -> None:
+def test_w80_a_thread_begins_as_with_a_stdlib_variable() -> None:
     ours, theirs = declare(default="default"), contextvars.ContextVar("theirs", default="default")
     seen: list[Any] = []
 
@@ -475,7 +475,7 @@ def test_s80_a_thread_begins_as_with_a_stdlib_variable() -> None:
     assert seen[0] == seen[1]
 
 
-def test_s80_a_variable_works_without_a_loop_and_in_one() -> None:
+def test_w80_a_variable_works_without_a_loop_and_in_one() -> None:
     var = declare()
 
     async def main() -> Any:
@@ -495,7 +495,7 @@ def test_s80_a_variable_works_without_a_loop_and_in_one() -> None:
 # -- what a reader and a type checker see -----------------------------------------------------------------------------
 
 
-def test_s80_a_variable_and_a_token_take_a_type() -> None:
+def test_w80_a_variable_and_a_token_take_a_type() -> None:
     for generic in (headgate.ContextVar, headgate.Token):
         assert generic[int] is not None
         assert generic[dict[str, int]] is not None
@@ -505,7 +505,7 @@ def test_s80_a_variable_and_a_token_take_a_type() -> None:
     assert (var.key, var.get()) == (f"tests:{name}", 1)
 
 
-def test_s80_repr_names_the_variable() -> None:
+def test_w80_repr_names_the_variable() -> None:
     var = declare("tenant_of_repr", default="the-default")
     assert "ContextVar" in repr(var)
     assert "tenant_of_repr" in repr(var)
@@ -513,7 +513,7 @@ def test_s80_repr_names_the_variable() -> None:
 
 
 @apart
-def test_s80_a_variable_is_itself_and_nothing_else() -> None:
+def test_w80_a_variable_is_itself_and_nothing_else() -> None:
     one, two = declare(default=1), declare(default=1)
     assert one == one
     assert one != two
@@ -526,7 +526,7 @@ def test_s80_a_variable_is_itself_and_nothing_else() -> None:
 # -- the registry is weak ---------------------------------------------------------------------------------------------
 
 
-def test_s80_a_key_is_free_when_its_variable_is_gone() -> None:
+def test_w80_a_key_is_free_when_its_variable_is_gone() -> None:
     var = declare("v", default=1)
     namespace, key = var.namespace, var.key
     assert known(key) is var
@@ -542,11 +542,11 @@ def test_s80_a_key_is_free_when_its_variable_is_gone() -> None:
         headgate.ContextVar("v", namespace=namespace, default=2)
 
 
-def test_s80_unknown_keys_are_unknown() -> None:
+def test_w80_unknown_keys_are_unknown() -> None:
     assert known(f"{fresh()}:never") is None
 
 
-def test_s80_a_variable_that_was_set_is_gone_with_the_contexts_in_which_it_was_set() -> None:
+def test_w80_a_variable_that_was_set_is_gone_with_the_contexts_in_which_it_was_set() -> None:
     var = declare("v")
     key = var.key
     here = contextvars.copy_context()
@@ -566,7 +566,7 @@ async def task_that_sets(var: headgate.ContextVar[Any]) -> None:
 
 
 @apart
-def test_s80_a_collision_keeps_no_variable_alive() -> None:
+def test_w80_a_collision_keeps_no_variable_alive() -> None:
     var = declare("v")
     key = var.key
     try:
@@ -579,7 +579,7 @@ def test_s80_a_collision_keeps_no_variable_alive() -> None:
     assert known(key) is None
 
 
-def test_s80_ten_thousand_declarations_leave_nothing() -> None:
+def test_w80_ten_thousand_declarations_leave_nothing() -> None:
     def some(count: int) -> None:
         for number in range(count):
             var = headgate.ContextVar(f"many {number}", namespace="many", default=number)

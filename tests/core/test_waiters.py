@@ -1,4 +1,4 @@
-"""The line: first come, first served, among those who can use what there is (S43)."""
+"""The line: first come, first served, among those who can use what there is (R43)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def stock(things: str) -> Callable[[str], str | None]:
     return take
 
 
-def test_s43_who_came_first_is_served_first() -> None:
+def test_r43_who_came_first_is_served_first() -> None:
     line, [first, second, third] = line_of("a", "a", "a")
     assert line.serve(stock("aa")) == [first, second]
     assert (first.grant, second.grant, third.grant) == ("a", "a", None)
     assert list(line) == [third]
 
 
-def test_s43_what_comes_free_goes_to_the_first_who_can_use_it() -> None:
+def test_r43_what_comes_free_goes_to_the_first_who_can_use_it() -> None:
     line, [picky, easy, also_picky] = line_of("a", "ab", "a")
     assert line.serve(stock("b")) == [easy]
     assert easy.grant == "b"
@@ -49,18 +49,18 @@ def test_s43_what_comes_free_goes_to_the_first_who_can_use_it() -> None:
     assert list(line) == [also_picky]
 
 
-def test_s43_a_later_comer_never_takes_what_suits_an_earlier_one() -> None:
+def test_r43_a_later_comer_never_takes_what_suits_an_earlier_one() -> None:
     line, [early, late] = line_of("a", "ab")
     assert line.serve(stock("a")) == [early]
     assert late.grant is None
 
 
-def test_s43_those_who_want_different_things_are_served_by_age_not_by_want() -> None:
+def test_r43_those_who_want_different_things_are_served_by_age_not_by_want() -> None:
     line, tickets = line_of("a", "b", "a", "b", "ab")
     assert line.serve(stock("aabbb")) == tickets
 
 
-def test_s43_no_herd_each_is_asked_at_most_once_for_each_thing() -> None:
+def test_r43_no_herd_each_is_asked_at_most_once_for_each_thing() -> None:
     line, _ = line_of(*["a"] * 100, *["b"] * 100)
     asked: list[str] = []
 
@@ -101,7 +101,7 @@ def test_leaving_a_line_one_never_stood_in_says_so() -> None:
     assert len(line) == 1
 
 
-def test_s43_those_whose_grant_is_taken_back_stand_where_they_stood() -> None:
+def test_r43_those_whose_grant_is_taken_back_stand_where_they_stood() -> None:
     line, [first, second, third, other] = line_of("a", "a", "a", "b")
     line.serve(stock("aa"))
     for ticket in (first, second):
@@ -141,7 +141,7 @@ def test_lines_that_share_something_can_be_compared() -> None:
         max_size=40,
     )
 )
-def test_s43_a_line_is_a_list_that_is_walked_from_the_front(steps: list[tuple[str, str | int]]) -> None:
+def test_r43_a_line_is_a_list_that_is_walked_from_the_front(steps: list[tuple[str, str | int]]) -> None:
     line, everybody = line_of()
     naive: list[Place] = []
     for step, what in steps:

@@ -1,4 +1,4 @@
-"""B81: a task has a slot and a key, and what it says of the key is heard. Verdicts, budgets, siblings, ends."""
+"""T81: a task has a slot and a key, and what it says of the key is heard. Verdicts, budgets, siblings, ends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ visitor: ContextVar[str] = ContextVar("visitor", default="nobody")
 
 
 @virtual
-async def test_b81_the_key_is_the_first_argument() -> None:
+async def test_t81_the_key_is_the_first_argument() -> None:
     keys = shared("a")
     seen: list[Any] = []
 
@@ -86,7 +86,7 @@ async def test_b81_the_key_is_the_first_argument() -> None:
 
 
 @virtual
-async def test_s11_it_starts_at_once_and_has_its_key_then() -> None:
+async def test_t11_it_starts_at_once_and_has_its_key_then() -> None:
     keys = shared("a")
     async with TaskPool(resources=keys) as pool:
         handle = pool.submit_nowait(hold, 5)
@@ -134,7 +134,7 @@ def plain_review(key: Key, pr: int, *, depth: str = "") -> str:
     ],
 )
 @virtual
-async def test_s17_every_kind_of_function(fn: Callable[..., Any], found: str) -> None:
+async def test_t17_every_kind_of_function(fn: Callable[..., Any], found: str) -> None:
     keys = shared("a")
     async with TaskPool(resources=keys) as pool:
         assert await (await pool.submit(fn, 7)) == found
@@ -143,7 +143,7 @@ async def test_s17_every_kind_of_function(fn: Callable[..., Any], found: str) ->
 
 
 @virtual
-async def test_b81_slot_and_key_together_or_neither() -> None:
+async def test_t81_slot_and_key_together_or_neither() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         with watched(keys, pool):
@@ -156,7 +156,7 @@ async def test_b81_slot_and_key_together_or_neither() -> None:
 
 
 @virtual
-async def test_b81_no_key_is_held_that_has_no_slot() -> None:
+async def test_t81_no_key_is_held_that_has_no_slot() -> None:
     keys = exclusive("a", "b", "c", "d")
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
         for _ in range(6):
@@ -170,7 +170,7 @@ async def test_b81_no_key_is_held_that_has_no_slot() -> None:
 
 
 @virtual
-async def test_s21_six_tasks_on_three_keys_are_two_on_each() -> None:
+async def test_r21_six_tasks_on_three_keys_are_two_on_each() -> None:
     keys = shared("a", "b", "c")
     async with TaskPool(max_concurrent=6, resources=keys) as pool:
         for _ in range(6):
@@ -179,7 +179,7 @@ async def test_s21_six_tasks_on_three_keys_are_two_on_each() -> None:
 
 
 @virtual
-async def test_s22_the_strategy_of_the_keys_is_kept() -> None:
+async def test_r22_the_strategy_of_the_keys_is_kept() -> None:
     keys = ResourcePool(
         [Resource("us", "s", 2), Resource("eu", "s", 2), Resource("asia", "s")], strategy="primary_backup"
     )
@@ -201,7 +201,7 @@ async def test_line_without_resources_it_is_the_pool_of_tasks() -> None:
 
 
 @virtual
-async def test_b81_bodies_never_use_a_key_above_its_cap() -> None:
+async def test_t81_bodies_never_use_a_key_above_its_cap() -> None:
     keys = ResourcePool([Resource("a", "s", 1), Resource("b", "s", 2), Resource("c", "s", 3)])
     uses = Uses()
 
@@ -227,7 +227,7 @@ async def test_b81_bodies_never_use_a_key_above_its_cap() -> None:
 )
 @pytest.mark.parametrize("how", ["run", "plain"])
 @virtual
-async def test_s41_a_signal_ends_the_attempt_and_the_task_goes_on_elsewhere(
+async def test_t41_a_signal_ends_the_attempt_and_the_task_goes_on_elsewhere(
     signal: Exception, after: str, how: str
 ) -> None:
     keys = shared("a", "b", strategy="primary_backup" if after != "healthy" else "round_robin")
@@ -245,7 +245,7 @@ async def test_s41_a_signal_ends_the_attempt_and_the_task_goes_on_elsewhere(
 
 
 @virtual
-async def test_s31_the_keys_learn_as_from_their_own_run() -> None:
+async def test_r31_the_keys_learn_as_from_their_own_run() -> None:
     keys = shared("a", "b", cooldown_table=(10.0, 70.0), strategy="primary_backup")
     async with TaskPool(resources=keys) as pool:
         assert await (await pool.submit(Script(CooldownResource(), "ok").run)) == "ok"
@@ -267,7 +267,7 @@ class TooMany(CooldownResource):
 
 
 @virtual
-async def test_s34_subclasses_and_groups_of_signals_count() -> None:
+async def test_r34_subclasses_and_groups_of_signals_count() -> None:
     keys = shared("a", "b", "c", strategy="primary_backup")
     async with TaskPool(resources=keys) as pool:
         assert await (await pool.submit(Script(TooMany(40), "ok").run)) == "ok"
@@ -284,7 +284,7 @@ async def test_s34_subclasses_and_groups_of_signals_count() -> None:
 
 
 @virtual
-async def test_b36_a_retry_goes_elsewhere_where_there_is_an_elsewhere() -> None:
+async def test_r36_a_retry_goes_elsewhere_where_there_is_an_elsewhere() -> None:
     keys = shared("a", "b", strategy="primary_backup")
     script = Script(AGAIN, "found")
     async with TaskPool(resources=keys) as pool:
@@ -293,7 +293,7 @@ async def test_b36_a_retry_goes_elsewhere_where_there_is_an_elsewhere() -> None:
 
 
 @virtual
-async def test_b36_a_retry_may_have_the_same_key_where_there_is_no_other() -> None:
+async def test_r36_a_retry_may_have_the_same_key_where_there_is_no_other() -> None:
     keys = shared("a")
     script = Script(AGAIN, AGAIN, "found")
     async with TaskPool(resources=keys) as pool:
@@ -303,7 +303,7 @@ async def test_b36_a_retry_may_have_the_same_key_where_there_is_no_other() -> No
 
 
 @virtual
-async def test_s41_slot_and_key_are_given_back_between_two_attempts() -> None:
+async def test_t41_slot_and_key_are_given_back_between_two_attempts() -> None:
     keys = tagged(a="a", b="b")
     async with TaskPool(resources=keys) as pool:
         first = await pool.submit(Script(LIMITED, "ok").run, tags=["a"])
@@ -319,7 +319,7 @@ async def test_s41_slot_and_key_are_given_back_between_two_attempts() -> None:
 
 @pytest.mark.parametrize("signal", [LIMITED, DEAD, AGAIN], ids=repr)
 @virtual
-async def test_s41_it_is_queued_again_as_first_of_its_partition(signal: Exception) -> None:
+async def test_t41_it_is_queued_again_as_first_of_its_partition(signal: Exception) -> None:
     keys = shared("k1", "k2", "k3")
     turns = Turns()
     failed: list[str] = []
@@ -347,7 +347,7 @@ async def test_s41_it_is_queued_again_as_first_of_its_partition(signal: Exceptio
     ],
 )
 @virtual
-async def test_s41_and_as_first_of_all_where_there_are_no_partitions(queue: str, order: list[str]) -> None:
+async def test_t41_and_as_first_of_all_where_there_are_no_partitions(queue: str, order: list[str]) -> None:
     keys, turns = shared("k1", "k2"), Turns()
     failed: list[str] = []
 
@@ -365,7 +365,7 @@ async def test_s41_and_as_first_of_all_where_there_are_no_partitions(queue: str,
 
 
 @virtual
-async def test_s17_each_attempt_begins_in_the_context_of_the_submit() -> None:
+async def test_t17_each_attempt_begins_in_the_context_of_the_submit() -> None:
     seen: list[str] = []
 
     async def body(key: Key) -> None:
@@ -383,7 +383,7 @@ async def test_s17_each_attempt_begins_in_the_context_of_the_submit() -> None:
 
 
 @virtual
-async def test_s30_another_exception_fails_the_task_and_clears_the_key() -> None:
+async def test_r30_another_exception_fails_the_task_and_clears_the_key() -> None:
     keys = ResourcePool([Resource("a", "s", consecutive_cooldown=2), Resource("b", "s")], strategy="primary_backup")
     error, calls = LookupError("mine"), []
 
@@ -435,7 +435,7 @@ async def test_line_a_wrong_number_of_arguments_is_a_type_error_of_the_task() ->
 
 
 @virtual
-async def test_b81_max_attempts_bounds_the_verdicts_of_one_task() -> None:
+async def test_t81_max_attempts_bounds_the_verdicts_of_one_task() -> None:
     keys = shared("a", "b", "c", "d", "e")
     signals = [CooldownResource(30), DisableResource("dead"), RetryOperation("again")]
     script = Script(*signals, "never")
@@ -459,7 +459,7 @@ async def test_b81_max_attempts_bounds_the_verdicts_of_one_task() -> None:
 @pytest.mark.parametrize("where", ["resources", "submit"])
 @pytest.mark.parametrize("allowed", [1, 2, 5])
 @virtual
-async def test_b81_the_budget_is_the_keys_or_the_submits_own(where: str, allowed: int) -> None:
+async def test_t81_the_budget_is_the_keys_or_the_submits_own(where: str, allowed: int) -> None:
     keys = shared("a", "b", max_attempts=allowed if where == "resources" else 4)
     script = Script(AGAIN)
     options = {} if where == "resources" else {"max_attempts": allowed}
@@ -472,7 +472,7 @@ async def test_b81_the_budget_is_the_keys_or_the_submits_own(where: str, allowed
 
 
 @virtual
-async def test_b81_the_last_attempt_fails_at_once_and_does_not_wait_for_a_key() -> None:
+async def test_t81_the_last_attempt_fails_at_once_and_does_not_wait_for_a_key() -> None:
     keys = shared("only", cooldown_table=(10.0, 20.0, 40.0))
     script = Script(CooldownResource())
     async with TaskPool(resources=keys) as pool:
@@ -483,7 +483,7 @@ async def test_b81_the_last_attempt_fails_at_once_and_does_not_wait_for_a_key() 
 
 
 @virtual
-async def test_s31_a_cooldown_of_no_seconds_counts_and_is_over_at_once() -> None:
+async def test_r31_a_cooldown_of_no_seconds_counts_and_is_over_at_once() -> None:
     keys = shared("only")
     script = Script(CooldownResource(0))
     async with TaskPool(resources=keys) as pool:
@@ -494,7 +494,7 @@ async def test_s31_a_cooldown_of_no_seconds_counts_and_is_over_at_once() -> None
 
 
 @virtual
-async def test_b81_waiting_for_a_key_costs_no_attempt() -> None:
+async def test_t81_waiting_for_a_key_costs_no_attempt() -> None:
     keys = shared("a", max_attempts=1)
     with pytest.raises(PoolExhausted):
         await keys.run(Script(CooldownResource(3600)).run)
@@ -507,7 +507,7 @@ async def test_b81_waiting_for_a_key_costs_no_attempt() -> None:
 
 
 @virtual
-async def test_b81_the_verdicts_of_others_cost_a_task_nothing() -> None:
+async def test_t81_the_verdicts_of_others_cost_a_task_nothing() -> None:
     """Ten tasks, each of which would be out of attempts if it paid for the cooldowns of the one before it."""
     keys = exclusive("a", max_attempts=2)
     async with TaskPool(max_concurrent=10, queue="fifo", resources=keys) as pool:
@@ -519,7 +519,7 @@ async def test_b81_the_verdicts_of_others_cost_a_task_nothing() -> None:
 
 
 @virtual
-async def test_b81_the_last_key_is_disabled_by_the_task_itself() -> None:
+async def test_t81_the_last_key_is_disabled_by_the_task_itself() -> None:
     keys = shared("a", "b")
     async with TaskPool(resources=keys) as pool:
         handle = await pool.submit(Script(DEAD).run, max_attempts=5)
@@ -536,7 +536,7 @@ async def test_b81_the_last_key_is_disabled_by_the_task_itself() -> None:
 
 
 @virtual
-async def test_s41_retries_count_failures_and_attempts_count_verdicts() -> None:
+async def test_t41_retries_count_failures_and_attempts_count_verdicts() -> None:
     keys = shared("a", "b")
     script = Script(LookupError(1), AGAIN, LookupError(2), AGAIN, "ok")
     async with TaskPool(resources=keys) as pool:
@@ -552,7 +552,7 @@ async def test_s41_retries_count_failures_and_attempts_count_verdicts() -> None:
 
 
 @virtual
-async def test_s41_verdicts_do_not_use_up_retries_nor_do_retries_use_up_attempts() -> None:
+async def test_t41_verdicts_do_not_use_up_retries_nor_do_retries_use_up_attempts() -> None:
     keys = shared("a", "b")
     async with TaskPool(resources=keys) as pool:
         script = Script(AGAIN, AGAIN, LookupError("late"), "ok")
@@ -562,7 +562,7 @@ async def test_s41_verdicts_do_not_use_up_retries_nor_do_retries_use_up_attempts
 
 
 @virtual
-async def test_b81_a_spent_budget_is_final_whatever_retries_are_left() -> None:
+async def test_t81_a_spent_budget_is_final_whatever_retries_are_left() -> None:
     keys = shared("a", "b")
     script = Script(AGAIN, AGAIN, "not reached")
     async with TaskPool(resources=keys) as pool:
@@ -572,7 +572,7 @@ async def test_b81_a_spent_budget_is_final_whatever_retries_are_left() -> None:
 
 
 @virtual
-async def test_s41_a_retry_gives_the_key_back_too() -> None:
+async def test_t41_a_retry_gives_the_key_back_too() -> None:
     keys = exclusive("a")
     script = Script(LookupError(), "ok", seconds=1)
     async with TaskPool(max_concurrent=2, queue="fifo", resources=keys) as pool:
@@ -594,7 +594,7 @@ def troubled(*names: str, cap: int | None = None) -> ResourcePool[str]:
 
 
 @virtual
-async def test_s15b_a_timeout_is_no_verdict_and_gives_the_key_back() -> None:
+async def test_t15b_a_timeout_is_no_verdict_and_gives_the_key_back() -> None:
     keys = troubled("a", cap=1)
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
         handle = await pool.submit(hold, 100, timeout=5)
@@ -611,7 +611,7 @@ async def test_s15b_a_timeout_is_no_verdict_and_gives_the_key_back() -> None:
 
 
 @virtual
-async def test_s41_a_timeout_is_a_failure_that_retries_count() -> None:
+async def test_t41_a_timeout_is_a_failure_that_retries_count() -> None:
     keys = shared("a", "b")
     calls: list[str] = []
 
@@ -627,7 +627,7 @@ async def test_s41_a_timeout_is_a_failure_that_retries_count() -> None:
 
 
 @virtual
-async def test_s10_a_deadline_ends_a_running_attempt() -> None:
+async def test_t10_a_deadline_ends_a_running_attempt() -> None:
     keys = troubled("a")
     async with TaskPool(resources=keys) as pool:
         handle = await pool.submit(hold, 100, deadline=5.0)
@@ -639,7 +639,7 @@ async def test_s10_a_deadline_ends_a_running_attempt() -> None:
 
 
 @virtual
-async def test_s10_a_deadline_between_two_attempts_ends_the_task() -> None:
+async def test_t10_a_deadline_between_two_attempts_ends_the_task() -> None:
     keys = shared("a")
     script = Script(LIMITED)
     async with TaskPool(resources=keys) as pool:
@@ -653,7 +653,7 @@ async def test_s10_a_deadline_between_two_attempts_ends_the_task() -> None:
 
 
 @virtual
-async def test_s10_a_ttl_is_for_the_first_start_only() -> None:
+async def test_t10_a_ttl_is_for_the_first_start_only() -> None:
     keys = shared("a")
     script = Script(LIMITED, "ok")
     async with TaskPool(resources=keys) as pool:
@@ -663,7 +663,7 @@ async def test_s10_a_ttl_is_for_the_first_start_only() -> None:
 
 @pytest.mark.parametrize("when", ["before its first step", "running"])
 @virtual
-async def test_s15b_a_cancel_is_no_verdict_and_gives_the_key_back(when: str) -> None:
+async def test_t15b_a_cancel_is_no_verdict_and_gives_the_key_back(when: str) -> None:
     keys = troubled("a", cap=1)
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
         handle = await pool.submit(hold, 100)
@@ -683,7 +683,7 @@ async def test_s15b_a_cancel_is_no_verdict_and_gives_the_key_back(when: str) -> 
 
 
 @virtual
-async def test_s15b_a_cancelled_thread_keeps_its_key_until_it_returns() -> None:
+async def test_t15b_a_cancelled_thread_keeps_its_key_until_it_returns() -> None:
     keys = troubled("a", cap=1)
 
     def body(key: Key) -> str:
@@ -706,7 +706,7 @@ async def test_s15b_a_cancelled_thread_keeps_its_key_until_it_returns() -> None:
 
 
 @virtual
-async def test_s15b_a_cancel_while_it_waits_for_its_second_attempt() -> None:
+async def test_t15b_a_cancel_while_it_waits_for_its_second_attempt() -> None:
     keys = shared("a")
     script = Script(LIMITED, "not reached")
     async with TaskPool(resources=keys) as pool:
@@ -744,7 +744,7 @@ async def test_line_a_signal_of_a_task_that_was_told_to_stop_is_heard_and_ends_i
 
 
 @virtual
-async def test_s01b_leaving_the_block_waits_for_tasks_between_attempts() -> None:
+async def test_t01b_leaving_the_block_waits_for_tasks_between_attempts() -> None:
     keys = shared("a")
     async with TaskPool(resources=keys) as pool:
         handle = await pool.submit(Script(LIMITED, "ok").run)
@@ -753,7 +753,7 @@ async def test_s01b_leaving_the_block_waits_for_tasks_between_attempts() -> None
 
 
 @virtual
-async def test_s01b_close_with_cancel_ends_everything_and_gives_all_back() -> None:
+async def test_t01b_close_with_cancel_ends_everything_and_gives_all_back() -> None:
     keys = exclusive("a", "b")
     pool = TaskPool(max_concurrent=4, resources=keys)
     handles = [await pool.submit(Script(LIMITED).run)]
@@ -766,7 +766,7 @@ async def test_s01b_close_with_cancel_ends_everything_and_gives_all_back() -> No
 
 
 @virtual
-async def test_s01b_a_block_that_raises_gives_all_back() -> None:
+async def test_t01b_a_block_that_raises_gives_all_back() -> None:
     keys = exclusive("a")
     handles: list[TaskHandle[Any]] = []
 
@@ -795,7 +795,7 @@ def judge(found: Any) -> Any:
 
 
 @virtual
-async def test_b77_classify_is_asked_of_exceptions_and_of_results() -> None:
+async def test_r77_classify_is_asked_of_exceptions_and_of_results() -> None:
     keys = shared("a", "b", "c", "d", classify=judge, strategy="primary_backup", max_attempts=4)
     script = Script(ConnectionError(), PermissionError(), 200)
     async with TaskPool(resources=keys) as pool:
@@ -811,7 +811,7 @@ async def test_b77_classify_is_asked_of_exceptions_and_of_results() -> None:
 
 
 @virtual
-async def test_b77_what_classify_calls_a_signal_spends_an_attempt() -> None:
+async def test_r77_what_classify_calls_a_signal_spends_an_attempt() -> None:
     keys = shared("a", classify=judge)
     async with TaskPool(resources=keys) as pool:
         with pytest.raises(PoolExhausted) as caught:
@@ -829,7 +829,7 @@ def pair(**options: Any) -> ResourcePool[str]:
 
 @pytest.mark.parametrize("signal", [CooldownResource(10_000), DEAD], ids=repr)
 @virtual
-async def test_s60_younger_uses_of_a_failing_key_go_elsewhere_and_pay_nothing(signal: Exception) -> None:
+async def test_r60_younger_uses_of_a_failing_key_go_elsewhere_and_pay_nothing(signal: Exception) -> None:
     keys, gate, elder, younger = pair(max_attempts=2), Gate(), Victim(50), Victim(50)
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         with watched(keys, pool):
@@ -851,7 +851,7 @@ async def test_s60_younger_uses_of_a_failing_key_go_elsewhere_and_pay_nothing(si
 
 
 @virtual
-async def test_s41_a_task_that_is_interrupted_again_and_again_is_not_exhausted() -> None:
+async def test_t41_a_task_that_is_interrupted_again_and_again_is_not_exhausted() -> None:
     """One key after the other fails under an older use from outside, and each time the task is thrown out with it."""
     keys = ResourcePool([Resource("k0", "secret", 2)])
     gate, victim = Gate(), Victim(50)
@@ -880,7 +880,7 @@ async def test_s41_a_task_that_is_interrupted_again_and_again_is_not_exhausted()
 
 @pytest.mark.parametrize("uncancel", [False, True])
 @virtual
-async def test_s63_one_that_swallows_it_and_returns_has_its_result(uncancel: bool) -> None:
+async def test_r63_one_that_swallows_it_and_returns_has_its_result(uncancel: bool) -> None:
     keys, gate = pair(), Gate()
 
     async def stubborn(key: Key) -> str:
@@ -908,7 +908,7 @@ async def test_s63_one_that_swallows_it_and_returns_has_its_result(uncancel: boo
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 @virtual
-async def test_s63_after_a_swallowed_one_it_can_still_be_stopped(how: str) -> None:
+async def test_r63_after_a_swallowed_one_it_can_still_be_stopped(how: str) -> None:
     keys, gate = pair(), Gate()
 
     async def stubborn(key: Key) -> None:
@@ -936,7 +936,7 @@ async def test_s63_after_a_swallowed_one_it_can_still_be_stopped(how: str) -> No
 
 
 @virtual
-async def test_s63_cancel_siblings_false_lets_them_run() -> None:
+async def test_r63_cancel_siblings_false_lets_them_run() -> None:
     keys, gate, victim = pair(cancel_siblings=False), Gate(), Victim(50)
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
         failing, handle = await pool.submit(gate), await pool.submit(victim.run)
@@ -950,7 +950,7 @@ async def test_s63_cancel_siblings_false_lets_them_run() -> None:
 
 
 @virtual
-async def test_s64_a_plain_function_in_a_thread_is_never_interrupted() -> None:
+async def test_r64_a_plain_function_in_a_thread_is_never_interrupted() -> None:
     keys, gate = pair(), Gate()
 
     def body(key: Key) -> str:
@@ -973,7 +973,7 @@ async def test_s64_a_plain_function_in_a_thread_is_never_interrupted() -> None:
 
 @pytest.mark.parametrize("first", ["sibling", "cancel"])
 @virtual
-async def test_s62_a_cancel_in_the_same_turn_as_a_siblings_wins(first: str) -> None:
+async def test_r62_a_cancel_in_the_same_turn_as_a_siblings_wins(first: str) -> None:
     keys, gate, victim = pair(), Gate(), Victim()
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
         failing, handle = await pool.submit(gate), await pool.submit(victim.run)
@@ -997,7 +997,7 @@ async def test_s62_a_cancel_in_the_same_turn_as_a_siblings_wins(first: str) -> N
 
 @pytest.mark.parametrize("turns", range(6))
 @virtual
-async def test_s62_a_cancel_around_the_moment_of_a_siblings(turns: int) -> None:
+async def test_r62_a_cancel_around_the_moment_of_a_siblings(turns: int) -> None:
     """Asked to stop, stopped, queued again, started again: whenever the cancel comes, it is the end."""
     keys, gate, victim = pair(), Gate(), Victim()
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
@@ -1017,7 +1017,7 @@ async def test_s62_a_cancel_around_the_moment_of_a_siblings(turns: int) -> None:
 
 
 @virtual
-async def test_s60_an_outside_use_that_fails_interrupts_younger_tasks() -> None:
+async def test_r60_an_outside_use_that_fails_interrupts_younger_tasks() -> None:
     keys, gate, victim = pair(), Gate(), Victim(50)
     async with TaskPool(resources=keys) as pool:
         outside = asyncio.create_task(keys.run(gate, retry_delay=0))
@@ -1034,7 +1034,7 @@ async def test_s60_an_outside_use_that_fails_interrupts_younger_tasks() -> None:
 
 
 @virtual
-async def test_s60_a_task_that_fails_interrupts_younger_outside_uses() -> None:
+async def test_r60_a_task_that_fails_interrupts_younger_outside_uses() -> None:
     keys, gate, victim = pair(), Gate(), Victim(50)
     async with TaskPool(resources=keys) as pool:
         failing = await pool.submit(gate)
@@ -1051,7 +1051,7 @@ async def test_s60_a_task_that_fails_interrupts_younger_outside_uses() -> None:
 
 
 @virtual
-async def test_s08_siblings_are_interrupted_across_pools_of_tasks() -> None:
+async def test_r08_siblings_are_interrupted_across_pools_of_tasks() -> None:
     keys, gate, victim = pair(), Gate(), Victim(50)
     async with TaskPool(resources=keys) as one, TaskPool(resources=keys) as other:
         failing = await one.submit(gate)
@@ -1067,7 +1067,7 @@ async def test_s08_siblings_are_interrupted_across_pools_of_tasks() -> None:
 
 
 @virtual
-async def test_s41_a_sibling_goes_back_as_first_of_its_partition() -> None:
+async def test_t41_a_sibling_goes_back_as_first_of_its_partition() -> None:
     keys = ResourcePool([Resource("a", "s", 2)])
     gate, turns = Gate(), Turns()
 
@@ -1092,7 +1092,7 @@ async def test_s41_a_sibling_goes_back_as_first_of_its_partition() -> None:
 
 
 @virtual
-async def test_s10_a_ttl_is_over_when_it_has_started_also_for_a_sibling() -> None:
+async def test_t10_a_ttl_is_over_when_it_has_started_also_for_a_sibling() -> None:
     keys = ResourcePool([Resource("a", "s")])
     gate, victim = Gate(), Victim(5)
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
@@ -1108,7 +1108,7 @@ async def test_s10_a_ttl_is_over_when_it_has_started_also_for_a_sibling() -> Non
 
 
 @virtual
-async def test_b35_one_outage_is_one_escalation() -> None:
+async def test_r35_one_outage_is_one_escalation() -> None:
     """Five tasks meet the same 429: the key rests once, and its count climbs by one."""
     keys, gate = shared("a", cancel_siblings=False, cooldown_table=(10.0, 500.0), max_attempts=9), Gate()
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
@@ -1127,7 +1127,7 @@ async def test_b35_one_outage_is_one_escalation() -> None:
 
 
 @virtual
-async def test_b37_a_late_verdict_belongs_to_the_key_that_gave_it() -> None:
+async def test_r37_a_late_verdict_belongs_to_the_key_that_gave_it() -> None:
     keys, gate = shared("a"), Gate()
     async with TaskPool(resources=keys) as pool:
         handle = await pool.submit(gate)
@@ -1143,7 +1143,7 @@ async def test_b37_a_late_verdict_belongs_to_the_key_that_gave_it() -> None:
 
 
 @virtual
-async def test_a74_one_task_at_a_time_tries_a_rested_key() -> None:
+async def test_r74_one_task_at_a_time_tries_a_rested_key() -> None:
     keys = shared("a", probe_on_recovery=True)
     gate = Gate()
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
@@ -1165,7 +1165,7 @@ async def test_a74_one_task_at_a_time_tries_a_rested_key() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 @virtual
-async def test_s30_a_probe_that_is_stopped_is_offered_again(how: str) -> None:
+async def test_r30_a_probe_that_is_stopped_is_offered_again(how: str) -> None:
     keys = shared("a", probe_on_recovery=True)
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         cooled = await pool.submit(Script(LIMITED, "ok").run)
@@ -1201,7 +1201,7 @@ def durable(store: Any, keys: ResourcePool[str], **options: Any) -> TaskPool:
     return TaskPool("durable", scope="pipeline", pipeline_id="p", store=store, resources=keys, **options)
 
 
-def test_s60_a_durable_line_writes_what_became_of_a_task_and_no_secret(journals: Path) -> None:
+def test_t60_a_durable_line_writes_what_became_of_a_task_and_no_secret(journals: Path) -> None:
     keys = shared("a", "b", "c")
     script = Script(AGAIN, DEAD, {"found": 1})
 
@@ -1221,7 +1221,7 @@ def test_s60_a_durable_line_writes_what_became_of_a_task_and_no_secret(journals:
         assert after[field] == before[field], field
 
 
-def test_s60_a_completed_key_gives_its_stored_result_and_takes_no_key(journals: Path) -> None:
+def test_t60_a_completed_key_gives_its_stored_result_and_takes_no_key(journals: Path) -> None:
     keys = exclusive("a")
     calls: list[int] = []
 
@@ -1240,7 +1240,7 @@ def test_s60_a_completed_key_gives_its_stored_result_and_takes_no_key(journals: 
     assert keys.stats().attempts == used == 1
 
 
-def test_s60_an_exhausted_task_reads_as_failed_after_a_restart(journals: Path) -> None:
+def test_t60_an_exhausted_task_reads_as_failed_after_a_restart(journals: Path) -> None:
     keys = shared("a", "b")
 
     async def main() -> None:
@@ -1255,7 +1255,7 @@ def test_s60_an_exhausted_task_reads_as_failed_after_a_restart(journals: Path) -
     assert "PoolExhausted" in str(task.error)
 
 
-def test_s60_what_waited_for_a_key_is_stale_after_a_restart_and_runs_afresh(journals: Path) -> None:
+def test_t60_what_waited_for_a_key_is_stale_after_a_restart_and_runs_afresh(journals: Path) -> None:
     async def first() -> None:
         pool = durable(journals, cooling(1e6, "a"), max_concurrent=4)
         for number in range(3):
@@ -1285,7 +1285,7 @@ class Full(Files):
         return super().write(file, data)
 
 
-def test_s11_a_failed_write_gives_slot_and_key_back(journals: Path) -> None:
+def test_t11_a_failed_write_gives_slot_and_key_back(journals: Path) -> None:
     keys = exclusive("a")
     calls: list[str] = []
 
@@ -1310,7 +1310,7 @@ def test_s11_a_failed_write_gives_slot_and_key_back(journals: Path) -> None:
 
 
 @virtual
-async def test_s11_a_durable_submit_reserves_its_key_with_its_slot() -> None:
+async def test_t11_a_durable_submit_reserves_its_key_with_its_slot() -> None:
     """Two submits in one turn, one key: the second queues, however long the disk takes for the first."""
     keys = exclusive("a")
     async with durable(MemoryStore(), keys, max_concurrent=5) as pool:
@@ -1324,7 +1324,7 @@ async def test_s11_a_durable_submit_reserves_its_key_with_its_slot() -> None:
 
 
 @virtual
-async def test_s11_a_durable_submit_that_is_cancelled_while_it_is_written_gives_its_key_back() -> None:
+async def test_t11_a_durable_submit_that_is_cancelled_while_it_is_written_gives_its_key_back() -> None:
     keys = exclusive("a")
     async with durable(MemoryStore(), keys) as pool:
         submitter = asyncio.create_task(pool.submit(hold, 1))
@@ -1338,7 +1338,7 @@ async def test_s11_a_durable_submit_that_is_cancelled_while_it_is_written_gives_
 
 
 @virtual
-async def test_s41_a_durable_line_waits_fails_over_and_expires_like_any_other() -> None:
+async def test_t41_a_durable_line_waits_fails_over_and_expires_like_any_other() -> None:
     keys = exclusive("a", "b")
     async with durable(MemoryStore(), keys, max_concurrent=3) as pool:
         with watched(keys, pool) as watch:

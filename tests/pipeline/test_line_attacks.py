@@ -250,7 +250,7 @@ async def test_line_nothing_is_granted_to_a_pool_that_has_no_slot_for_it() -> No
 
 @pytest.mark.parametrize("limit", [1, 2, None])
 @virtual
-async def test_f42_a_probe_that_waits_for_a_second_use_of_its_key_is_a_circle(limit: int | None) -> None:
+async def test_t42_a_probe_that_waits_for_a_second_use_of_its_key_is_a_circle(limit: int | None) -> None:
     keys = ResourcePool([Resource("only", SECRET, limit)], probe_on_recovery=True)
     async with TaskPool(resources=keys, max_concurrent=5) as pool:
         first = [True]
@@ -267,7 +267,7 @@ async def test_f42_a_probe_that_waits_for_a_second_use_of_its_key_is_a_circle(li
 
 
 @virtual
-async def test_f42_a_circle_over_two_lines_is_noticed_when_a_key_goes() -> None:
+async def test_t42_a_circle_over_two_lines_is_noticed_when_a_key_goes() -> None:
     keys = ResourcePool([Resource("a", "va-secret", 1), Resource("b", "vb-secret", 1)], strategy="primary_backup")
     async with TaskPool(resources=keys, max_concurrent=3) as one, TaskPool(resources=keys, max_concurrent=3) as two:
 
@@ -285,7 +285,7 @@ async def test_f42_a_circle_over_two_lines_is_noticed_when_a_key_goes() -> None:
 
 
 @virtual
-async def test_b77_the_classifier_is_not_asked_about_the_end_of_a_stream() -> None:
+async def test_r77_the_classifier_is_not_asked_about_the_end_of_a_stream() -> None:
     asked: list[object] = []
 
     def classify(outcome: object) -> type[CooldownResource] | None:
@@ -302,7 +302,7 @@ async def test_b77_the_classifier_is_not_asked_about_the_end_of_a_stream() -> No
 
 
 @virtual
-async def test_b75_who_closes_a_stream_hears_that_its_clean_up_failed() -> None:
+async def test_r75_who_closes_a_stream_hears_that_its_clean_up_failed() -> None:
     async def items(key: Resource[str]) -> AsyncGenerator[int, None]:
         try:
             yield 1
@@ -358,7 +358,7 @@ async def test_line_a_key_in_the_text_of_an_error_is_not_shown(text: str) -> Non
 
 
 @virtual
-async def test_s31_a_reason_with_the_key_in_it_is_told_without() -> None:
+async def test_r31_a_reason_with_the_key_in_it_is_told_without() -> None:
     async def bad(key: Resource[str]) -> None:
         raise CooldownResource(1, f"429 for {key.value}")
 

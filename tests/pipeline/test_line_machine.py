@@ -298,11 +298,11 @@ def weather(seeds: range, day: Any) -> None:
         raise ExceptionGroup(f"{len(failed)} of {len(seeds)} seeds", failed)
 
 
-def test_b81_random_days_break_no_rule(scale: float) -> None:
+def test_t81_random_days_break_no_rule(scale: float) -> None:
     weather(range(max(8, int(300 * scale))), lambda seed: Day(seed, 150).main())
 
 
-def test_b81_a_few_long_days(scale: float) -> None:
+def test_t81_a_few_long_days(scale: float) -> None:
     weather(range(1000, 1000 + max(1, int(20 * scale))), lambda seed: Day(seed, 1500).main())
 
 
@@ -399,7 +399,7 @@ async def fair_day(seed: int) -> None:
     assert (in_flight(keys), keys.stats().waiting) == (0, 0)
 
 
-def test_f22_turns_stay_fair_whatever_happens_to_the_keys(scale: float) -> None:
+def test_t22_turns_stay_fair_whatever_happens_to_the_keys(scale: float) -> None:
     weather(range(max(10, int(400 * scale))), fair_day)
 
 

@@ -152,7 +152,7 @@ async def test_line_none_is_none() -> None:
 
 @pytest.mark.parametrize("how", ["keywords", "mapping"])
 @virtual
-async def test_s01_pool_create_makes_the_same(how: str) -> None:
+async def test_t01_pool_create_makes_the_same(how: str) -> None:
     keys = shared("a")
     pool = pool_create(name="made", resources=keys) if how == "keywords" else pool_create({"resources": keys})
     assert type(pool) is TaskPool
@@ -160,7 +160,7 @@ async def test_s01_pool_create_makes_the_same(how: str) -> None:
         assert await (await pool.submit(which)) == "a"
 
 
-def test_s01_pool_create_checks_them_too() -> None:
+def test_t01_pool_create_checks_them_too() -> None:
     with pytest.raises(InvalidType, match="resources"):
         pool_create(name="refused", resources=["sk-hush"])
     with pytest.raises(InvalidType, match="workers"):
@@ -189,7 +189,7 @@ def test_line_other_bad_arguments_are_refused_as_before() -> None:
 
 @pytest.mark.parametrize("name", sorted(OWN))
 @pytest.mark.parametrize("strategy", [fair_round_robin, fair_share])
-def test_s10_an_option_of_the_line_cannot_be_the_fairness_key(strategy: Any, name: str) -> None:
+def test_t10_an_option_of_the_line_cannot_be_the_fairness_key(strategy: Any, name: str) -> None:
     with pytest.raises(InvalidArgument, match=name):
         TaskPool("refused", queue=strategy(name), resources=shared("a"))
     assert pool_get("refused") is None
@@ -272,7 +272,7 @@ async def test_line_max_attempts_is_checked(bad: Any) -> None:
     ],
 )
 @virtual
-async def test_s10_an_unknown_option_is_refused_with_the_nearest(wrong: str, meant: str) -> None:
+async def test_t10_an_unknown_option_is_refused_with_the_nearest(wrong: str, meant: str) -> None:
     keys = shared("a")
     async with TaskPool(queue=fair_round_robin("tenant_id"), resources=keys) as pool:
         for how in ("submit", "submit_nowait"):
@@ -300,7 +300,7 @@ async def test_line_options_of_the_keys_own_run_are_not_the_lines(name: str) -> 
     ("option", "bad"), [("priority", "3"), ("timeout", -1), ("ttl", 0), ("retries", -1), ("key", []), ("labels", 3)]
 )
 @virtual
-async def test_s10_the_other_options_are_checked_as_before(option: str, bad: Any) -> None:
+async def test_t10_the_other_options_are_checked_as_before(option: str, bad: Any) -> None:
     keys = exclusive("a")
     async with TaskPool(resources=keys) as pool:
         with pytest.raises(HeadgateError, match=option):
@@ -316,7 +316,7 @@ async def _numbers(key: Key) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("bad", [3, "review", None, ["fn"], _numbers], ids=lambda bad: type(bad).__name__)
 @virtual
-async def test_s17_what_cannot_be_called_is_refused(bad: Any) -> None:
+async def test_t17_what_cannot_be_called_is_refused(bad: Any) -> None:
     keys = exclusive("a")
     async with TaskPool(resources=keys) as pool:
         for how in ("submit", "submit_nowait"):
@@ -327,7 +327,7 @@ async def test_s17_what_cannot_be_called_is_refused(bad: Any) -> None:
 
 
 @virtual
-async def test_s17_a_coroutine_object_is_refused_with_the_remedy() -> None:
+async def test_t17_a_coroutine_object_is_refused_with_the_remedy() -> None:
     keys = exclusive("a")
     async with TaskPool(resources=keys) as pool:
         with pytest.raises(InvalidType, match="called already"):
@@ -337,7 +337,7 @@ async def test_s17_a_coroutine_object_is_refused_with_the_remedy() -> None:
 
 
 @virtual
-async def test_s01b_a_closed_pool_takes_no_key() -> None:
+async def test_t01b_a_closed_pool_takes_no_key() -> None:
     keys = exclusive("a")
     pool = TaskPool(resources=keys)
     assert await (await pool.submit(which)) == "a"
@@ -348,7 +348,7 @@ async def test_s01b_a_closed_pool_takes_no_key() -> None:
 
 
 @virtual
-async def test_s11_submit_nowait_of_a_durable_line_names_submit_and_takes_nothing() -> None:
+async def test_t11_submit_nowait_of_a_durable_line_names_submit_and_takes_nothing() -> None:
     keys = exclusive("a")
     async with TaskPool("durable", scope="pipeline", pipeline_id="p", store=MemoryStore(), resources=keys) as pool:
         with pytest.raises(InvalidArgument, match=r"submit\("):
@@ -371,7 +371,7 @@ async def test_line_refusals_while_tasks_wait_change_nothing_for_them() -> None:
 
 
 @virtual
-async def test_s07_the_value_of_a_key_is_in_nothing_that_the_pool_shows() -> None:
+async def test_r07_the_value_of_a_key_is_in_nothing_that_the_pool_shows() -> None:
     keys = exclusive("a")
     async with TaskPool("shown", max_concurrent=2, resources=keys) as pool:
         handles = [await pool.submit(hold, 1), await pool.submit(hold, 1)]

@@ -1,4 +1,4 @@
-"""S07 on the line: the value of a resource is in nothing that headgate says, writes or shows, whatever goes wrong."""
+"""R07 on the line: the value of a resource is in nothing that headgate says, writes or shows, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def fails(key: Resource[Any]) -> None:
 
 
 @VALUE
-def test_s07_through_a_whole_life_of_a_line(make: Callable[[], Any], said: Said) -> None:
+def test_r07_through_a_whole_life_of_a_line(make: Callable[[], Any], said: Said) -> None:
     @virtual(limit=10_000)
     async def live() -> None:
         keys = secret_keys(make, "a", "b", "c", max_attempts=2)
@@ -190,7 +190,7 @@ def test_s07_through_a_whole_life_of_a_line(make: Callable[[], Any], said: Said)
 
 
 @VALUE
-def test_s07_streams_that_fail_and_are_left(make: Callable[[], Any], said: Said) -> None:
+def test_r07_streams_that_fail_and_are_left(make: Callable[[], Any], said: Said) -> None:
     async def items(key: Resource[Any], outcomes: dict[Any, BaseException]) -> AsyncGenerator[str, None]:
         if (key.resource_id, 0) in outcomes:
             raise outcomes[key.resource_id, 0]
@@ -225,7 +225,7 @@ def test_s07_streams_that_fail_and_are_left(make: Callable[[], Any], said: Said)
 
 
 @VALUE
-def test_s07_journals_and_stories_after_a_restart(make: Callable[[], Any], said: Said) -> None:
+def test_r07_journals_and_stories_after_a_restart(make: Callable[[], Any], said: Said) -> None:
     def durable() -> tuple[TaskPool, ResourcePool[Any]]:
         keys = secret_keys(make, "a", "b")
         store = JsonLinesStore(said.folder / "journals")
@@ -253,7 +253,7 @@ def test_s07_journals_and_stories_after_a_restart(make: Callable[[], Any], said:
 
 
 @VALUE
-def test_s07_options_and_calls_that_are_wrong(make: Callable[[], Any], said: Said) -> None:
+def test_r07_options_and_calls_that_are_wrong(make: Callable[[], Any], said: Said) -> None:
     @virtual(limit=10_000)
     async def live() -> None:
         keys = secret_keys(make, "a")
@@ -287,7 +287,7 @@ def test_s07_options_and_calls_that_are_wrong(make: Callable[[], Any], said: Sai
 
 
 @virtual
-async def test_s07_the_task_itself_may_say_what_it_likes() -> None:
+async def test_r07_the_task_itself_may_say_what_it_likes() -> None:
     async def tells(key: Resource[str]) -> None:
         raise ValueError(key.value)
 
@@ -301,7 +301,7 @@ async def test_s07_the_task_itself_may_say_what_it_likes() -> None:
 
 @pytest.mark.integration
 @VALUE
-def test_s07_tasks_on_workers_of_every_fate(shared: Apart, make: Callable[[], Any], said: Said, log: str) -> None:
+def test_r07_tasks_on_workers_of_every_fate(shared: Apart, make: Callable[[], Any], said: Said, log: str) -> None:
     async def main() -> None:
         keys = secret_keys(make, "a", "b", max_attempts=2)
         async with TaskPool(
@@ -337,7 +337,7 @@ def test_s07_tasks_on_workers_of_every_fate(shared: Apart, make: Callable[[], An
 
 
 @pytest.mark.integration
-def test_s07_a_value_that_cannot_be_pickled(shared: Apart, said: Said) -> None:
+def test_r07_a_value_that_cannot_be_pickled(shared: Apart, said: Said) -> None:
     async def main() -> None:
         keys = secret_keys(lambda: Unpicklable(SECRET), "a")
         async with TaskPool(resources=keys, workers=shared.pool) as pool:
@@ -369,7 +369,7 @@ class BreaksThere(Shouting):
 
 
 @pytest.mark.integration
-def test_s07_a_value_that_cannot_be_loaded_there(shared: Apart, said: Said) -> None:
+def test_r07_a_value_that_cannot_be_loaded_there(shared: Apart, said: Said) -> None:
     async def main() -> None:
         keys = secret_keys(lambda: BreaksThere(SECRET), "a")
         async with TaskPool(resources=keys, workers=shared.pool) as pool:
@@ -381,7 +381,7 @@ def test_s07_a_value_that_cannot_be_loaded_there(shared: Apart, said: Said) -> N
 
 
 @pytest.mark.integration
-def test_s07_workers_that_are_killed_or_not_open(what_grpc_opens_once: None, said: Said, log: str) -> None:
+def test_r07_workers_that_are_killed_or_not_open(what_grpc_opens_once: None, said: Said, log: str) -> None:
     async def main() -> None:
         keys = secret_keys(VALUES["object"], "a", "b")
         async with WorkerPool(spawn=1) as workers:
@@ -405,7 +405,7 @@ def test_s07_workers_that_are_killed_or_not_open(what_grpc_opens_once: None, sai
 
 @pytest.mark.integration
 @VALUE
-def test_s07_routines_below_use(shared: Apart, make: Callable[[], Any], said: Said) -> None:
+def test_r07_routines_below_use(shared: Apart, make: Callable[[], Any], said: Said) -> None:
     async def main() -> None:
         keys = secret_keys(make, "a", "b")
         ask = keys.use(retry_delay=0)(line_jobs.by_key_by_routine)
@@ -467,7 +467,7 @@ asyncio.run(main())
 
 
 @pytest.mark.integration
-def test_s07_what_a_program_and_its_workers_print(tmp_path: Path) -> None:
+def test_r07_what_a_program_and_its_workers_print(tmp_path: Path) -> None:
     """All of it at DEBUG, and with asyncio's own debug mode, which prints the arguments of callbacks."""
     told = script(PROGRAM, tmp_path, PLANTED=SECRET, PYTHONASYNCIODEBUG="1")
     printed = told.stdout + told.stderr

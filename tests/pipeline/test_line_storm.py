@@ -242,19 +242,19 @@ def keys_failed(keys: Keys) -> set[str]:
     return {name for name in ("cooldowns", "disables", "retries") if getattr(stats, name)}
 
 
-def test_b81_f22_a_storm_of_5000_tasks(scale: float) -> None:
+def test_t81_t22_a_storm_of_5000_tasks(scale: float) -> None:
     for seed in range(max(1, int(10 * scale))):
         storm = Storm(seed, 5000, fair_round_robin("tenant_id"))
         run(storm.main(), seed=seed, patience=60)
 
 
-def test_b81_b23_a_storm_with_shares(scale: float) -> None:
+def test_t81_t23_a_storm_with_shares(scale: float) -> None:
     for seed in range(100, 100 + max(1, int(10 * scale))):
         storm = Storm(seed, max(1500, int(5000 * scale)), fair_share("tenant_id"))
         run(storm.main(), seed=seed, patience=60)
 
 
-def test_f22_shares_are_even_in_every_part_of_a_storm() -> None:
+def test_t22_shares_are_even_in_every_part_of_a_storm() -> None:
     """Not only in the end: sixty starts in a row are shared by all who wait, also while one of them is choosy."""
     storm = Storm(0, 1500, fair_round_robin("tenant_id"), always=True)
     run(storm.main(), patience=60)

@@ -91,7 +91,7 @@ async def leased(keys: Keys, **options: Any) -> Lease:
 
 
 @virtual
-async def test_b81_while_all_keys_rest_tasks_queue_and_slots_are_free() -> None:
+async def test_t81_while_all_keys_rest_tasks_queue_and_slots_are_free() -> None:
     keys = cooling(30, "a", "b", "c")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         with watched(keys, pool):
@@ -108,7 +108,7 @@ async def test_b81_while_all_keys_rest_tasks_queue_and_slots_are_free() -> None:
 
 
 @virtual
-async def test_s50_waiting_for_says_that_keys_rest_and_how_long() -> None:
+async def test_t50_waiting_for_says_that_keys_rest_and_how_long() -> None:
     keys = ResourcePool(
         [
             Resource("late", "s", None, "cooling_down", 90.0),
@@ -131,7 +131,7 @@ async def test_s50_waiting_for_says_that_keys_rest_and_how_long() -> None:
 
 
 @virtual
-async def test_s50_waiting_for_says_that_keys_are_in_use() -> None:
+async def test_t50_waiting_for_says_that_keys_are_in_use() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         lease = await leased(keys)
@@ -147,7 +147,7 @@ async def test_s50_waiting_for_says_that_keys_are_in_use() -> None:
 
 
 @virtual
-async def test_s50_waiting_for_is_the_keys_only_while_a_slot_is_free() -> None:
+async def test_t50_waiting_for_is_the_keys_only_while_a_slot_is_free() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(max_concurrent=1, resources=keys) as pool:
         await pool.submit(hold, 5)
@@ -157,7 +157,7 @@ async def test_s50_waiting_for_is_the_keys_only_while_a_slot_is_free() -> None:
 
 
 @virtual
-async def test_s50_waiting_for_when_some_rest_and_some_are_in_use_is_in_use() -> None:
+async def test_t50_waiting_for_when_some_rest_and_some_are_in_use_is_in_use() -> None:
     """Not all that could serve are resting: the next to come may be the one in use."""
     keys = ResourcePool([Resource("a", "s", 1), Resource("b", "s", 1, "cooling_down", 30.0)])
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
@@ -172,7 +172,7 @@ async def test_s50_waiting_for_when_some_rest_and_some_are_in_use_is_in_use() ->
 @pytest.mark.parametrize("why", ["cooling", "leased"])
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_s41_who_waits_for_a_key_keeps_the_order_of_the_strategy(queue: str, why: str, seed: int) -> None:
+async def test_t41_who_waits_for_a_key_keeps_the_order_of_the_strategy(queue: str, why: str, seed: int) -> None:
     submits = random_submits(random.Random(seed), 30)
     expected = await order_without_keys(queue, submits)
     keys = cooling(30, "a", cap=1) if why == "cooling" else exclusive("a")
@@ -191,7 +191,7 @@ async def test_s41_who_waits_for_a_key_keeps_the_order_of_the_strategy(queue: st
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_s41_a_key_that_comes_and_goes_does_not_change_the_order(queue: str) -> None:
+async def test_t41_a_key_that_comes_and_goes_does_not_change_the_order(queue: str) -> None:
     """Each use ends in a cooldown of its key, so that after every task all wait again."""
     submits = random_submits(random.Random(7), 20)
     expected = await order_without_keys(queue, submits)
@@ -224,7 +224,7 @@ async def test_s41_a_key_that_comes_and_goes_does_not_change_the_order(queue: st
 @pytest.mark.parametrize("how", ["ttl", "deadline", "cancel"])
 @pytest.mark.parametrize("why", ["cooling", "in use"])
 @virtual
-async def test_s41_a_task_that_waits_for_a_key_can_still_end(how: str, why: str) -> None:
+async def test_t41_a_task_that_waits_for_a_key_can_still_end(how: str, why: str) -> None:
     keys = cooling(30, "a", cap=1) if why == "cooling" else exclusive("a")
     lease = await leased(keys) if why == "in use" else None
     calls: list[str] = []
@@ -251,7 +251,7 @@ async def test_s41_a_task_that_waits_for_a_key_can_still_end(how: str, why: str)
 
 
 @virtual
-async def test_s41_those_behind_one_that_ended_have_its_turn() -> None:
+async def test_t41_those_behind_one_that_ended_have_its_turn() -> None:
     keys = cooling(30, "a", cap=1)
     turns = Turns(seconds=1)
     async with TaskPool(max_concurrent=3, queue="fifo", resources=keys) as pool:
@@ -267,7 +267,7 @@ async def test_s41_those_behind_one_that_ended_have_its_turn() -> None:
 
 
 @virtual
-async def test_s41_a_ttl_and_a_cooldown_that_end_in_the_same_moment() -> None:
+async def test_t41_a_ttl_and_a_cooldown_that_end_in_the_same_moment() -> None:
     keys = cooling(30, "a")
     async with TaskPool(resources=keys) as pool:
         with watched(keys, pool) as watch:
@@ -280,7 +280,7 @@ async def test_s41_a_ttl_and_a_cooldown_that_end_in_the_same_moment() -> None:
 
 @pytest.mark.parametrize("turns", range(5))
 @virtual
-async def test_s43_what_a_cancelled_task_was_about_to_get_is_handed_on(turns: int) -> None:
+async def test_r43_what_a_cancelled_task_was_about_to_get_is_handed_on(turns: int) -> None:
     """The key comes free, and around that moment the only task that waits for it is cancelled."""
     keys, gate = exclusive("a"), Gate()
     holder = asyncio.create_task(keys.run(gate))
@@ -302,7 +302,7 @@ async def test_s43_what_a_cancelled_task_was_about_to_get_is_handed_on(turns: in
 
 
 @virtual
-async def test_s01b_closing_with_cancel_leaves_the_line_of_the_keys() -> None:
+async def test_t01b_closing_with_cancel_leaves_the_line_of_the_keys() -> None:
     keys = exclusive("a")
     lease = await leased(keys)
     pool = TaskPool(max_concurrent=3, resources=keys)
@@ -319,7 +319,7 @@ async def test_s01b_closing_with_cancel_leaves_the_line_of_the_keys() -> None:
 
 
 @virtual
-async def test_b81_fail_fast_is_busy_while_every_key_rests() -> None:
+async def test_t81_fail_fast_is_busy_while_every_key_rests() -> None:
     keys = cooling(30, "a", "b")
     async with TaskPool(max_concurrent=5, backpressure=fail_fast(), resources=keys) as pool:
         for _ in range(3):
@@ -335,7 +335,7 @@ async def test_b81_fail_fast_is_busy_while_every_key_rests() -> None:
 
 
 @virtual
-async def test_s32_fail_fast_never_fails_while_slot_and_key_are_free() -> None:
+async def test_t32_fail_fast_never_fails_while_slot_and_key_are_free() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(max_concurrent=2, backpressure=fail_fast(), resources=keys) as pool:
         for _ in range(20):
@@ -348,7 +348,7 @@ async def test_s32_fail_fast_never_fails_while_slot_and_key_are_free() -> None:
 
 
 @virtual
-async def test_s32_fail_fast_asks_for_the_keys_that_could_serve_this_task() -> None:
+async def test_t32_fail_fast_asks_for_the_keys_that_could_serve_this_task() -> None:
     keys = tagged(c="cpu", g="gpu")
     lease = await leased(keys, tags=["gpu"])
     async with TaskPool(max_concurrent=5, backpressure="fail_fast", resources=keys) as pool:
@@ -361,7 +361,7 @@ async def test_s32_fail_fast_asks_for_the_keys_that_could_serve_this_task() -> N
 
 
 @virtual
-async def test_s32_a_verdict_queues_a_task_also_where_newcomers_may_not() -> None:
+async def test_t32_a_verdict_queues_a_task_also_where_newcomers_may_not() -> None:
     keys = exclusive("a")
     async with TaskPool(backpressure=fail_fast(), resources=keys) as pool:
         handle = await pool.submit(Script(CooldownResource(30), "ok").run)
@@ -375,7 +375,7 @@ async def test_s32_a_verdict_queues_a_task_also_where_newcomers_may_not() -> Non
 
 
 @virtual
-async def test_s30_the_door_counts_who_waits_for_a_key() -> None:
+async def test_t30_the_door_counts_who_waits_for_a_key() -> None:
     keys = cooling(30, "a", cap=1)
     async with TaskPool(max_concurrent=5, backpressure=backpressure_queue(2), resources=keys) as pool:
         turns = Turns(seconds=1)
@@ -393,7 +393,7 @@ async def test_s30_the_door_counts_who_waits_for_a_key() -> None:
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "drop_fair"])
 @virtual
-async def test_s31_the_one_that_is_dropped_may_be_of_a_parked_class(on_full: Any) -> None:
+async def test_t31_the_one_that_is_dropped_may_be_of_a_parked_class(on_full: Any) -> None:
     keys = tagged(c="cpu", g="gpu")
     gpu, cpu = await leased(keys, tags=["gpu"]), await leased(keys, tags=["cpu"])
     async with TaskPool(max_concurrent=5, backpressure=backpressure_queue(2, on_full), resources=keys) as pool:
@@ -411,7 +411,7 @@ async def test_s31_the_one_that_is_dropped_may_be_of_a_parked_class(on_full: Any
 
 
 @virtual
-async def test_b25_tags_and_exclude_narrow_the_choice() -> None:
+async def test_r25_tags_and_exclude_narrow_the_choice() -> None:
     keys = tagged(None, a=["gpu", "eu"], b=["gpu", "us"], c="cpu")
     async with TaskPool(max_concurrent=20, resources=keys) as pool:
 
@@ -434,7 +434,7 @@ async def test_b25_tags_and_exclude_narrow_the_choice() -> None:
 
 
 @virtual
-async def test_b25_an_attempt_elsewhere_keeps_to_its_tags() -> None:
+async def test_r25_an_attempt_elsewhere_keeps_to_its_tags() -> None:
     keys = tagged(None, a="gpu", b="cpu", c="gpu")
     script = Script(DisableResource(), RetryOperation(), "ok")
     async with TaskPool(resources=keys) as pool:
@@ -521,7 +521,7 @@ async def test_line_a_parked_key_keeps_its_turn_and_saves_none_up() -> None:
 
 @pytest.mark.parametrize("slots", [1, 5])
 @virtual
-async def test_f22_a_key_with_many_classes_has_no_more_turns_than_one_with_few(slots: int) -> None:
+async def test_t22_a_key_with_many_classes_has_no_more_turns_than_one_with_few(slots: int) -> None:
     """Ten kinds of tasks of a, one kind of b, and one key that serves them all: a, b, a, b."""
     keys, turns = exclusive("only"), Turns(seconds=1)
     lease = await leased(keys)
@@ -537,7 +537,7 @@ async def test_f22_a_key_with_many_classes_has_no_more_turns_than_one_with_few(s
 
 @pytest.mark.parametrize("queue", ["fifo", "lifo", "priority"])
 @virtual
-async def test_s20_classes_that_the_same_key_serves_keep_one_order(queue: str) -> None:
+async def test_t20_classes_that_the_same_key_serves_keep_one_order(queue: str) -> None:
     """A key comes free that several parked classes could use: the strategy says whose turn it is, not the class."""
     submits = random_submits(random.Random(2), 30)
     expected = await order_without_keys(queue, submits)
@@ -553,7 +553,7 @@ async def test_s20_classes_that_the_same_key_serves_keep_one_order(queue: str) -
 
 
 @virtual
-async def test_b23_a_parked_key_has_no_claim_on_what_the_others_had_meanwhile() -> None:
+async def test_t23_a_parked_key_has_no_claim_on_what_the_others_had_meanwhile() -> None:
     keys = tagged(c="cpu", g="gpu")
     lease = await leased(keys, tags=["gpu"])
     turns = Turns(seconds=1)
@@ -588,7 +588,7 @@ async def test_line_a_task_of_another_class_passes_one_of_the_same_key(queue: st
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_b24_a_parked_task_does_not_count_against_the_cap_of_its_key(queue: str) -> None:
+async def test_t24_a_parked_task_does_not_count_against_the_cap_of_its_key(queue: str) -> None:
     keys = tagged(c="cpu", g="gpu")
     lease = await leased(keys, tags=["gpu"])
     async with TaskPool(max_concurrent=4, queue=queue, resources=keys, max_concurrent_per_key=1) as pool:
@@ -607,7 +607,7 @@ async def test_b24_a_parked_task_does_not_count_against_the_cap_of_its_key(queue
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_b24_caps_of_keys_and_parked_classes_together(queue: str) -> None:
+async def test_t24_caps_of_keys_and_parked_classes_together(queue: str) -> None:
     """Three keys at most one each, two classes of one key each: never above either, never idle without reason."""
     keys = tagged(c="cpu", g="gpu")
     active: Counter[str] = Counter()
@@ -639,7 +639,7 @@ async def test_b24_caps_of_keys_and_parked_classes_together(queue: str) -> None:
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_b24_caps_that_change_while_a_class_is_parked_lose_nobody(queue: str) -> None:
+async def test_t24_caps_that_change_while_a_class_is_parked_lose_nobody(queue: str) -> None:
     keys = tagged(c="cpu", g="gpu")
     gpu, cpu = await leased(keys, tags=["gpu"]), await leased(keys, tags=["cpu"])
     turns = Turns(seconds=1)
@@ -819,7 +819,7 @@ def calls_of(main: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
-def test_f25_parked_classes_cost_the_others_nothing(queue: str) -> None:
+def test_t25_parked_classes_cost_the_others_nothing(queue: str) -> None:
     """A parked class is not looked at again before something that it could use is there."""
 
     async def day(parked: int, tasks: int) -> None:
@@ -844,7 +844,7 @@ def test_f25_parked_classes_cost_the_others_nothing(queue: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["fifo", "fair_round_robin"])
-def test_f25_many_classes_that_want_the_same_key_cost_little_more_than_few(queue: str) -> None:
+def test_t25_many_classes_that_want_the_same_key_cost_little_more_than_few(queue: str) -> None:
     async def day(classes: int, tasks: int) -> None:
         keys = exclusive("only")
         async with TaskPool(max_concurrent=5, queue=queue, resources=keys) as pool:
@@ -1026,7 +1026,7 @@ async def test_line_a_delayed_task_that_becomes_hopeless_fails_and_is_not_lost()
 
 @pytest.mark.parametrize("how", ["add", "enable", "reconcile", "reconcile to a higher limit"])
 @virtual
-async def test_a72_a_key_that_comes_wakes_the_pool(how: str) -> None:
+async def test_r72_a_key_that_comes_wakes_the_pool(how: str) -> None:
     if how == "reconcile to a higher limit":
         keys = ResourcePool([Resource("a", "s", 1)])
         lease = await leased(keys)
@@ -1052,7 +1052,7 @@ async def test_a72_a_key_that_comes_wakes_the_pool(how: str) -> None:
 
 
 @virtual
-async def test_a72_an_added_key_wakes_the_class_that_it_serves_only() -> None:
+async def test_r72_an_added_key_wakes_the_class_that_it_serves_only() -> None:
     keys = tagged(c="cpu", g="gpu")
     leases = [await leased(keys, tags=[tag]) for tag in ("cpu", "gpu")]
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
@@ -1067,7 +1067,7 @@ async def test_a72_an_added_key_wakes_the_class_that_it_serves_only() -> None:
 
 
 @virtual
-async def test_s31_a_cooldown_that_is_extended_is_waited_out() -> None:
+async def test_r31_a_cooldown_that_is_extended_is_waited_out() -> None:
     keys, gate = shared("a", cancel_siblings=False), Gate()
     elder = asyncio.create_task(keys.run(gate, max_attempts=1))
     await settle()
@@ -1165,7 +1165,7 @@ async def test_line_each_parked_class_is_one_in_the_line() -> None:
 
 @pytest.mark.parametrize("turns", range(4))
 @virtual
-async def test_s43_a_submit_does_not_pass_those_who_stand_in_line(turns: int) -> None:
+async def test_r43_a_submit_does_not_pass_those_who_stand_in_line(turns: int) -> None:
     """A key comes free, somebody has waited for it, and around that moment a task is submitted."""
     keys, gate, order = exclusive("a"), Gate(), Turns(seconds=1)
     holder = asyncio.create_task(keys.run(gate))
@@ -1184,7 +1184,7 @@ async def test_s43_a_submit_does_not_pass_those_who_stand_in_line(turns: int) ->
 
 
 @virtual
-async def test_s43_fail_fast_is_busy_while_others_stand_in_line() -> None:
+async def test_r43_fail_fast_is_busy_while_others_stand_in_line() -> None:
     keys, gate = exclusive("a"), Gate()
     holder = asyncio.create_task(keys.run(gate))
     await settle()
@@ -1223,7 +1223,7 @@ async def test_line_a_pool_without_a_free_slot_keeps_no_place_in_the_line() -> N
 
 @pytest.mark.parametrize("turns", range(5))
 @virtual
-async def test_s43_who_does_not_wait_never_takes_what_a_queued_task_waited_for(turns: int) -> None:
+async def test_r43_who_does_not_wait_never_takes_what_a_queued_task_waited_for(turns: int) -> None:
     keys, gate = exclusive("a"), Gate()
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
         first = await pool.submit(gate)
@@ -1313,7 +1313,7 @@ async def test_line_a_key_that_dies_in_one_pool_is_dead_in_the_other() -> None:
 
 
 @virtual
-async def test_s08_pools_of_keys_that_share_a_resource() -> None:
+async def test_r08_pools_of_keys_that_share_a_resource() -> None:
     """Each pool of tasks has its own pool of keys, and in both is the same exclusive key."""
     key: Key = Resource("a", "secret", 1)
     left, right, uses = ResourcePool([key]), ResourcePool([key]), Uses()
@@ -1339,7 +1339,7 @@ async def test_s08_pools_of_keys_that_share_a_resource() -> None:
 
 
 @virtual
-async def test_s03_growing_starts_as_many_as_there_are_keys_for() -> None:
+async def test_t03_growing_starts_as_many_as_there_are_keys_for() -> None:
     keys = exclusive("a", "b", "c")
     async with TaskPool(max_concurrent=1, resources=keys) as pool:
         for _ in range(9):
@@ -1355,7 +1355,7 @@ async def test_s03_growing_starts_as_many_as_there_are_keys_for() -> None:
 
 
 @virtual
-async def test_s03_shrinking_uses_fewer_keys_as_tasks_end() -> None:
+async def test_t03_shrinking_uses_fewer_keys_as_tasks_end() -> None:
     keys, turns = exclusive("a", "b", "c"), Turns(seconds=1)
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         for number in range(6):
@@ -1369,7 +1369,7 @@ async def test_s03_shrinking_uses_fewer_keys_as_tasks_end() -> None:
 
 
 @virtual
-async def test_s03_resizing_while_everything_waits_for_a_key() -> None:
+async def test_t03_resizing_while_everything_waits_for_a_key() -> None:
     keys, turns = cooling(30, "a", "b", "c", cap=1), Turns(seconds=1)
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
         for number in range(6):
@@ -1386,7 +1386,7 @@ async def test_s03_resizing_while_everything_waits_for_a_key() -> None:
 
 
 @virtual
-async def test_f42_a_child_has_a_key_of_its_own() -> None:
+async def test_t42_a_child_has_a_key_of_its_own() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(resources=keys) as pool:
 
@@ -1401,7 +1401,7 @@ async def test_f42_a_child_has_a_key_of_its_own() -> None:
 
 
 @virtual
-async def test_f42_a_lender_keeps_its_key() -> None:
+async def test_t42_a_lender_keeps_its_key() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(resources=keys) as pool:
         gate = Gate()
@@ -1420,7 +1420,7 @@ async def test_f42_a_lender_keeps_its_key() -> None:
 
 @pytest.mark.parametrize("depth", [3, 6])
 @virtual
-async def test_f42_a_tree_on_as_many_keys_as_it_is_deep(depth: int) -> None:
+async def test_t42_a_tree_on_as_many_keys_as_it_is_deep(depth: int) -> None:
     keys = exclusive(*[f"k{number}" for number in range(depth + 1)])
     uses = Uses()
     async with TaskPool(resources=keys) as pool:
@@ -1439,7 +1439,7 @@ async def test_f42_a_tree_on_as_many_keys_as_it_is_deep(depth: int) -> None:
 
 
 @virtual
-async def test_f42_one_key_too_few_for_the_tree_is_a_cycle_and_no_hang() -> None:
+async def test_t42_one_key_too_few_for_the_tree_is_a_cycle_and_no_hang() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(resources=keys) as pool:
 
@@ -1458,7 +1458,7 @@ async def test_f42_one_key_too_few_for_the_tree_is_a_cycle_and_no_hang() -> None
 
 @pytest.mark.parametrize("wait", ["await", "pool_wait", "gather"])
 @virtual
-async def test_f42_a_task_that_waits_for_one_that_needs_its_own_key(wait: str) -> None:
+async def test_t42_a_task_that_waits_for_one_that_needs_its_own_key(wait: str) -> None:
     keys = exclusive("a")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         raised: list[BaseException] = []
@@ -1489,7 +1489,7 @@ async def test_f42_a_task_that_waits_for_one_that_needs_its_own_key(wait: str) -
 
 
 @virtual
-async def test_f42_the_awaited_may_be_of_another_pool_with_the_same_keys() -> None:
+async def test_t42_the_awaited_may_be_of_another_pool_with_the_same_keys() -> None:
     keys = exclusive("a")
     async with TaskPool(resources=keys) as one, TaskPool(resources=keys) as other:
 
@@ -1504,7 +1504,7 @@ async def test_f42_the_awaited_may_be_of_another_pool_with_the_same_keys() -> No
 
 
 @virtual
-async def test_f42_a_grandparent_has_the_key() -> None:
+async def test_t42_a_grandparent_has_the_key() -> None:
     """The one that waits holds nothing that matters: its own parent has what the awaited needs, and waits for it."""
     keys = tagged(a="only", b="other")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
@@ -1523,7 +1523,7 @@ async def test_f42_a_grandparent_has_the_key() -> None:
 
 
 @virtual
-async def test_f42_only_the_keys_that_could_serve_the_awaited_count() -> None:
+async def test_t42_only_the_keys_that_could_serve_the_awaited_count() -> None:
     keys = tagged(a="x", b="y")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
 
@@ -1539,7 +1539,7 @@ async def test_f42_only_the_keys_that_could_serve_the_awaited_count() -> None:
 
 @pytest.mark.parametrize("why", ["in use outside", "resting", "shared"])
 @virtual
-async def test_f42_what_can_come_is_waited_for(why: str) -> None:
+async def test_t42_what_can_come_is_waited_for(why: str) -> None:
     """Not every use that blocks the awaited belongs to those who wait for it: no cycle."""
     second = Resource("b", "s", 1, "cooling_down", 20.0) if why == "resting" else Resource("b", "s", 1)
     keys = ResourcePool([Resource("a", "s", 2 if why == "shared" else 1), second])
@@ -1561,7 +1561,7 @@ async def test_f42_what_can_come_is_waited_for(why: str) -> None:
 
 @pytest.mark.parametrize("how", ["disable", "remove"])
 @virtual
-async def test_f42_a_wait_that_becomes_hopeless_later_does_not_hang(how: str) -> None:
+async def test_t42_a_wait_that_becomes_hopeless_later_does_not_hang(how: str) -> None:
     """The other key could have served the child. It is taken away, and then only its own parent's is left."""
     keys = exclusive("a", "b")
     lease = await leased(keys, exclude=["a"])
@@ -1582,7 +1582,7 @@ async def test_f42_a_wait_that_becomes_hopeless_later_does_not_hang(how: str) ->
 
 
 @virtual
-async def test_f42_two_parents_that_have_each_others_key() -> None:
+async def test_t42_two_parents_that_have_each_others_key() -> None:
     """Neither child's keys are all of its own ancestors, but the waits form a circle all the same."""
     keys = exclusive("a", "b")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
@@ -1601,7 +1601,7 @@ async def test_f42_two_parents_that_have_each_others_key() -> None:
 
 
 @virtual
-async def test_f42_a_parent_may_go_on_without_its_children() -> None:
+async def test_t42_a_parent_may_go_on_without_its_children() -> None:
     keys = exclusive("a")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         children: list[TaskHandle[Any]] = []
@@ -1616,7 +1616,7 @@ async def test_f42_a_parent_may_go_on_without_its_children() -> None:
 
 
 @virtual
-async def test_f42_a_sibling_cancel_of_a_parent_that_waits() -> None:
+async def test_t42_a_sibling_cancel_of_a_parent_that_waits() -> None:
     """Its wait is cut short with its attempt; the child goes on, and the parent begins anew."""
     keys = ResourcePool([Resource("a", "s"), Resource("b", "s")], strategy="primary_backup")
     gate = Gate()
@@ -1648,7 +1648,7 @@ async def test_f42_a_sibling_cancel_of_a_parent_that_waits() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_map_through_the_line(ordered: bool) -> None:
+async def test_t15c_map_through_the_line(ordered: bool) -> None:
     keys, uses = exclusive("a", "b", "c"), Uses()
     failed: set[int] = set()
 
@@ -1670,7 +1670,7 @@ async def test_b15_map_through_the_line(ordered: bool) -> None:
 
 
 @virtual
-async def test_b15_map_hands_its_options_to_every_submit() -> None:
+async def test_t15c_map_hands_its_options_to_every_submit() -> None:
     keys = tagged(None, a="x", b="y")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         assert [one async for one in pool.map(which, range(6), tags=["y"])] == ["b"] * 6
@@ -1685,7 +1685,7 @@ async def test_b15_map_hands_its_options_to_every_submit() -> None:
 
 
 @virtual
-async def test_b15_a_map_that_is_left_gives_its_keys_back() -> None:
+async def test_t15c_a_map_that_is_left_gives_its_keys_back() -> None:
     keys = exclusive("a", "b")
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
 
@@ -1707,7 +1707,7 @@ async def test_b15_a_map_that_is_left_gives_its_keys_back() -> None:
 
 
 @virtual
-async def test_s14_a_duplicate_is_the_same_task_also_while_it_waits_for_a_key() -> None:
+async def test_t14_a_duplicate_is_the_same_task_also_while_it_waits_for_a_key() -> None:
     keys = cooling(30, "a")
     script = Script(CooldownResource(10), "ok")
     async with TaskPool(resources=keys) as pool:
@@ -1726,7 +1726,7 @@ async def test_s14_a_duplicate_is_the_same_task_also_while_it_waits_for_a_key() 
 
 
 @virtual
-async def test_s14_an_exhausted_or_hopeless_task_gives_its_idempotency_key_back() -> None:
+async def test_t14_an_exhausted_or_hopeless_task_gives_its_idempotency_key_back() -> None:
     keys = tagged(None, a="x")
     script = Script(RetryOperation(), "ok")
     async with TaskPool(resources=keys) as pool:

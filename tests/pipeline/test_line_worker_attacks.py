@@ -80,7 +80,7 @@ def keys(*limits: int) -> ResourcePool[str]:
     )
 
 
-def test_s32_a_verdict_that_cannot_be_pickled_arrives_all_the_same(shared: Apart) -> None:
+def test_r32_a_verdict_that_cannot_be_pickled_arrives_all_the_same(shared: Apart) -> None:
     async def main() -> None:
         chosen = keys()
         async with Pool(resources=chosen, workers=shared.pool) as pool:
@@ -90,7 +90,7 @@ def test_s32_a_verdict_that_cannot_be_pickled_arrives_all_the_same(shared: Apart
     shared(main)
 
 
-def test_b81_callables_that_are_equal_are_not_the_same(shared: Apart) -> None:
+def test_t81_callables_that_are_equal_are_not_the_same(shared: Apart) -> None:
     async def main() -> None:
         async with Pool(resources=keys(), workers=shared.pool) as pool:
             asks = [Ask("m", 0.1), Ask("m", 0.9), Ask(1), Ask(True), Ask(1.0)]
@@ -100,7 +100,7 @@ def test_b81_callables_that_are_equal_are_not_the_same(shared: Apart) -> None:
     shared(main)
 
 
-def test_b81_what_runs_here_although_there_are_workers_teaches_too(shared: Apart) -> None:
+def test_t81_what_runs_here_although_there_are_workers_teaches_too(shared: Apart) -> None:
     async def main() -> None:
         chosen = keys()
         async with Pool(resources=chosen, workers=shared.pool) as pool:
@@ -220,7 +220,7 @@ async def meddling(key: Resource[str]) -> str:
     return found
 
 
-def test_b81_the_copy_of_a_resource_is_one_for_each_call(shared: Apart) -> None:
+def test_t81_the_copy_of_a_resource_is_one_for_each_call(shared: Apart) -> None:
     async def main() -> None:
         async with Pool(resources=keys(), workers=shared.pool) as pool:
             assert [await (await pool.submit(meddling)) for _ in range(6)] == ["secret-0"] * 6
@@ -228,7 +228,7 @@ def test_b81_the_copy_of_a_resource_is_one_for_each_call(shared: Apart) -> None:
     shared(main)
 
 
-def test_s64_a_partial_of_a_plain_routine_is_not_interrupted_either(shared: Apart) -> None:
+def test_r64_a_partial_of_a_plain_routine_is_not_interrupted_either(shared: Apart) -> None:
     async def main() -> None:
         async with Pool(resources=keys(), workers=shared.pool, max_concurrent=3) as pool:
             line: Any = pool._line
@@ -239,7 +239,7 @@ def test_s64_a_partial_of_a_plain_routine_is_not_interrupted_either(shared: Apar
 
 
 @pytest.mark.parametrize("how", ["its own timeout", "the task's timeout", "cancel"])
-def test_s15b_a_key_is_in_use_until_what_runs_with_it_has_ended(shared: Apart, how: str) -> None:
+def test_t15b_a_key_is_in_use_until_what_runs_with_it_has_ended(shared: Apart, how: str) -> None:
     async def main() -> None:
         chosen = keys(1)
         async with Pool(resources=chosen, workers=shared.pool, max_concurrent=3) as pool:

@@ -1,4 +1,4 @@
-"""B81 with real workers: tasks that are given a key here and run there, and what comes back."""
+"""T81 with real workers: tasks that are given a key here and run there, and what comes back."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ async def idle(workers: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, "spawn", WorkerPool, ResourcePool])
-def test_b81_workers_of_a_wrong_type_are_named(wrong: Any) -> None:
+def test_t81_workers_of_a_wrong_type_are_named(wrong: Any) -> None:
     with pytest.raises(InvalidType, match="workers"):
         TaskPool(workers=wrong)
 
 
-def test_b81_workers_and_a_runner_exclude_each_other() -> None:
+def test_t81_workers_and_a_runner_exclude_each_other() -> None:
     with pytest.raises(InvalidArgument, match="runner"):
         TaskPool(workers=WorkerPool(spawn=1), runner=object())  # type: ignore[arg-type]
     assert headgate.pool_list() == []
 
 
-def test_b81_pool_create_makes_the_same(shared: Apart) -> None:
+def test_t81_pool_create_makes_the_same(shared: Apart) -> None:
     async def main() -> None:
         async with headgate.pool_create(name="made", resources=keys("a"), workers=shared.pool) as pool:
             found = await (await pool.submit(line_jobs.show))
@@ -122,7 +122,7 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 @ON_A_LINE
 @pytest.mark.parametrize("kind", KINDS)
-def test_b81_every_kind_of_function_in_every_combination(line: Line, shared: Apart, kind: str) -> None:
+def test_t81_every_kind_of_function_in_every_combination(line: Line, shared: Apart, kind: str) -> None:
     make, more = KINDS[kind]
 
     async def main() -> None:
@@ -143,7 +143,7 @@ def test_b81_every_kind_of_function_in_every_combination(line: Line, shared: Apa
 
 
 @PLACED
-def test_b81_a_plain_function_runs_in_a_thread_there_and_blocks_no_other(line: Line, shared: Apart, log: str) -> None:
+def test_t81_a_plain_function_runs_in_a_thread_there_and_blocks_no_other(line: Line, shared: Apart, log: str) -> None:
     """Both workers have one that waits in its thread, and still answer."""
 
     async def main() -> None:
@@ -172,7 +172,7 @@ def _waits_in_a_thread(key: Resource[str], path: str) -> str:
 
 
 @PLACED
-def test_b81_a_routine_is_dispatched_once(line: Line, shared: Apart, log: str) -> None:
+def test_t81_a_routine_is_dispatched_once(line: Line, shared: Apart, log: str) -> None:
     async def main() -> None:
         with capture_events("workers.tasks") as events:
             async with line.pool(keys("a")) as pool:
@@ -186,7 +186,7 @@ def test_b81_a_routine_is_dispatched_once(line: Line, shared: Apart, log: str) -
     shared(main)
 
 
-def test_b81_a_routine_in_a_pool_of_resources_alone_goes_to_the_active_workers(shared: Apart, log: str) -> None:
+def test_t81_a_routine_in_a_pool_of_resources_alone_goes_to_the_active_workers(shared: Apart, log: str) -> None:
     async def main() -> None:
         async with TaskPool(resources=keys("a")) as pool:
             with capture_events("workers.tasks") as events:
@@ -198,7 +198,7 @@ def test_b81_a_routine_in_a_pool_of_resources_alone_goes_to_the_active_workers(s
 
 
 @PLACED
-def test_b81_tasks_are_spread_over_the_workers(line: Line, shared: Apart) -> None:
+def test_t81_tasks_are_spread_over_the_workers(line: Line, shared: Apart) -> None:
     async def main() -> None:
         async with line.pool(keys("a"), max_concurrent=4) as pool:
             found = [one["pid"] async for one in pool.map(line_jobs.show, range(20))]
@@ -208,7 +208,7 @@ def test_b81_tasks_are_spread_over_the_workers(line: Line, shared: Apart) -> Non
 
 
 @PLACED
-def test_b81_the_workers_need_not_be_active_where_the_task_is_submitted(line: Line, shared: Apart) -> None:
+def test_t81_the_workers_need_not_be_active_where_the_task_is_submitted(line: Line, shared: Apart) -> None:
     """The pool was told which workers: a context without any will do."""
 
     async def main() -> None:
@@ -223,7 +223,7 @@ def test_b81_the_workers_need_not_be_active_where_the_task_is_submitted(line: Li
 
 
 @PLACED
-def test_b81_two_task_pools_share_workers_and_keys(line: Line, shared: Apart) -> None:
+def test_t81_two_task_pools_share_workers_and_keys(line: Line, shared: Apart) -> None:
     async def main() -> None:
         chosen = ResourcePool([Resource("a", "secret-a", max_in_flight=2)])
         async with line.pool(chosen, max_concurrent=3) as one, line.pool(chosen, max_concurrent=3) as other:
@@ -234,7 +234,7 @@ def test_b81_two_task_pools_share_workers_and_keys(line: Line, shared: Apart) ->
     shared(main)
 
 
-def test_b81_what_the_worker_does_to_its_copy_of_the_resource_stays_there(shared: Apart) -> None:
+def test_t81_what_the_worker_does_to_its_copy_of_the_resource_stays_there(shared: Apart) -> None:
     async def spoil(key: Resource[str]) -> str:
         text = repr(key)
         key.status, key.value = "disabled", "other"
@@ -258,7 +258,7 @@ SIGNALLER = pytest.mark.parametrize("fn", SIGNALLERS, ids=["async", "plain", "ro
 
 @SIGNALLER
 @pytest.mark.parametrize("own", [False, True], ids=["ours", "subclass"])
-def test_s31_a_cooldown_raised_on_a_worker_reaches_the_pool_with_its_fields(
+def test_r31_a_cooldown_raised_on_a_worker_reaches_the_pool_with_its_fields(
     shared: Apart, fn: Any, own: bool, log: str
 ) -> None:
     outcome: Any = (line_jobs.QuotaGone, ("acme",), {"retry": 77.0}) if own else (CooldownResource, (77.0, "busy"), {})
@@ -284,7 +284,7 @@ def test_s31_a_cooldown_raised_on_a_worker_reaches_the_pool_with_its_fields(
     shared(main)
 
 
-def test_s31_a_cooldown_without_seconds_takes_the_table_of_the_pool_here(shared: Apart) -> None:
+def test_r31_a_cooldown_without_seconds_takes_the_table_of_the_pool_here(shared: Apart) -> None:
     async def main() -> None:
         chosen = two_keys(cooldown_table=(500.0, 1000.0))
         with capture_events("resources.health") as events:
@@ -297,7 +297,7 @@ def test_s31_a_cooldown_without_seconds_takes_the_table_of_the_pool_here(shared:
 
 @SIGNALLER
 @pytest.mark.parametrize("own", [False, True], ids=["ours", "subclass"])
-def test_s32_a_disable_raised_on_a_worker_reaches_the_pool(shared: Apart, fn: Any, own: bool) -> None:
+def test_r32_a_disable_raised_on_a_worker_reaches_the_pool(shared: Apart, fn: Any, own: bool) -> None:
     outcome: Any = (line_jobs.Revoked, (), {"by": "ops"}) if own else (DisableResource, ("revoked by ops",), {})
 
     async def main() -> None:
@@ -316,7 +316,7 @@ def test_s32_a_disable_raised_on_a_worker_reaches_the_pool(shared: Apart, fn: An
 
 @SIGNALLER
 @pytest.mark.parametrize("own", [False, True], ids=["ours", "subclass"])
-def test_b36_a_retry_raised_on_a_worker_blames_nobody(shared: Apart, fn: Any, own: bool, log: str) -> None:
+def test_r36_a_retry_raised_on_a_worker_blames_nobody(shared: Apart, fn: Any, own: bool, log: str) -> None:
     outcome: Any = (line_jobs.Hiccup, (502,), {}) if own else (RetryOperation, ("status 502",), {})
 
     async def main() -> None:
@@ -334,7 +334,7 @@ def test_b36_a_retry_raised_on_a_worker_blames_nobody(shared: Apart, fn: Any, ow
     shared(main)
 
 
-def test_s34_signals_in_a_group_of_the_workers_count(shared: Apart) -> None:
+def test_r34_signals_in_a_group_of_the_workers_count(shared: Apart) -> None:
     async def main() -> None:
         chosen = two_keys()
         async with TaskPool(resources=chosen, workers=shared.pool) as pool:
@@ -345,7 +345,7 @@ def test_s34_signals_in_a_group_of_the_workers_count(shared: Apart) -> None:
     shared(main)
 
 
-def test_b81_attempts_on_workers_are_spent_and_listed(shared: Apart) -> None:
+def test_t81_attempts_on_workers_are_spent_and_listed(shared: Apart) -> None:
     async def main() -> None:
         chosen = keys("a", "b", "c", strategy="primary_backup", max_attempts=2)
         outcomes: line_jobs.Outcomes = {
@@ -373,7 +373,7 @@ def test_b81_attempts_on_workers_are_spent_and_listed(shared: Apart) -> None:
     shared(main)
 
 
-def test_b77_classify_sees_what_workers_raise_and_return(shared: Apart) -> None:
+def test_r77_classify_sees_what_workers_raise_and_return(shared: Apart) -> None:
     def classify(outcome: object) -> RetryOperation | DisableResource | None:
         if isinstance(outcome, LookupError):
             return DisableResource("not found")
@@ -390,7 +390,7 @@ def test_b77_classify_sees_what_workers_raise_and_return(shared: Apart) -> None:
     shared(main)
 
 
-def test_s30_another_exception_of_a_worker_is_the_tasks_and_the_key_is_healthy(shared: Apart) -> None:
+def test_r30_another_exception_of_a_worker_is_the_tasks_and_the_key_is_healthy(shared: Apart) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with TaskPool(resources=chosen, workers=shared.pool) as pool:
@@ -405,7 +405,7 @@ def test_s30_another_exception_of_a_worker_is_the_tasks_and_the_key_is_healthy(s
 
 
 @PLACED
-def test_s41_failures_on_workers_are_retried_as_asked(line: Line, log: str) -> None:
+def test_t41_failures_on_workers_are_retried_as_asked(line: Line, log: str) -> None:
     async def main() -> None:
         async with line.pool(two_keys()) as pool:
             handle = await pool.submit(line_jobs.fails_until, log, 2, retries=2)
@@ -417,7 +417,7 @@ def test_s41_failures_on_workers_are_retried_as_asked(line: Line, log: str) -> N
     line(main)
 
 
-def test_b81_a_signal_in_a_pool_without_resources_is_a_failure(shared: Apart) -> None:
+def test_t81_a_signal_in_a_pool_without_resources_is_a_failure(shared: Apart) -> None:
     async def limited() -> None:
         raise CooldownResource(5, "busy")
 
@@ -433,7 +433,7 @@ def test_b81_a_signal_in_a_pool_without_resources_is_a_failure(shared: Apart) ->
 # -- siblings ----------------------------------------------------------------------------------------------------------
 
 
-def test_s60_a_younger_sibling_is_cancelled_on_its_worker_and_runs_again_with_another_key(
+def test_r60_a_younger_sibling_is_cancelled_on_its_worker_and_runs_again_with_another_key(
     shared: Apart, log: str
 ) -> None:
     async def main() -> None:
@@ -461,7 +461,7 @@ def test_s60_a_younger_sibling_is_cancelled_on_its_worker_and_runs_again_with_an
     shared(main)
 
 
-def test_s60_an_elder_sibling_is_left_alone(shared: Apart, log: str) -> None:
+def test_r60_an_elder_sibling_is_left_alone(shared: Apart, log: str) -> None:
     async def main() -> None:
         chosen = two_keys()
         async with TaskPool(max_concurrent=4, resources=chosen, workers=shared.pool) as pool:
@@ -476,7 +476,7 @@ def test_s60_an_elder_sibling_is_left_alone(shared: Apart, log: str) -> None:
     shared(main)
 
 
-def test_s63_a_sibling_that_swallows_the_cancellation_there_has_its_result(shared: Apart, log: str) -> None:
+def test_r63_a_sibling_that_swallows_the_cancellation_there_has_its_result(shared: Apart, log: str) -> None:
     async def main() -> None:
         async with TaskPool(max_concurrent=4, resources=two_keys(), workers=shared.pool) as pool:
             elder = await pool.submit(line_jobs.elder, log)
@@ -492,7 +492,7 @@ def test_s63_a_sibling_that_swallows_the_cancellation_there_has_its_result(share
     shared(main)
 
 
-def test_s64_a_plain_function_in_a_thread_there_is_never_interrupted(shared: Apart, log: str) -> None:
+def test_r64_a_plain_function_in_a_thread_there_is_never_interrupted(shared: Apart, log: str) -> None:
     async def main() -> None:
         async with TaskPool(max_concurrent=4, resources=two_keys(), workers=shared.pool) as pool:
             elder = await pool.submit(line_jobs.elder, log)
@@ -509,7 +509,7 @@ def test_s64_a_plain_function_in_a_thread_there_is_never_interrupted(shared: Apa
     shared(main)
 
 
-def test_s63_siblings_run_on_where_the_pool_says_so(shared: Apart, log: str) -> None:
+def test_r63_siblings_run_on_where_the_pool_says_so(shared: Apart, log: str) -> None:
     async def main() -> None:
         chosen = two_keys(cancel_siblings=False)
         async with TaskPool(max_concurrent=4, resources=chosen, workers=shared.pool) as pool:
@@ -530,7 +530,7 @@ def test_s63_siblings_run_on_where_the_pool_says_so(shared: Apart, log: str) -> 
 
 @PLACED
 @pytest.mark.parametrize("how", ["cancel", "timeout", "close", "block"])
-def test_b81_stopping_a_task_stops_it_on_its_worker(line: Line, shared: Apart, log: str, how: str) -> None:
+def test_t81_stopping_a_task_stops_it_on_its_worker(line: Line, shared: Apart, log: str, how: str) -> None:
     async def main() -> None:
         chosen = marked_key()
         pool = line.pool(chosen)
@@ -561,7 +561,7 @@ def test_b81_stopping_a_task_stops_it_on_its_worker(line: Line, shared: Apart, l
 
 
 @PLACED
-def test_b81_draining_waits_for_what_runs_there(line: Line, log: str) -> None:
+def test_t81_draining_waits_for_what_runs_there(line: Line, log: str) -> None:
     async def main() -> None:
         pool = line.pool(keys("a"))
         handle = await pool.submit(line_jobs.once_told, log)
@@ -577,7 +577,7 @@ def test_b81_draining_waits_for_what_runs_there(line: Line, log: str) -> None:
 
 
 @PLACED
-def test_s15_cancelling_who_awaits_leaves_the_task_alone(line: Line, log: str) -> None:
+def test_t15_cancelling_who_awaits_leaves_the_task_alone(line: Line, log: str) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             handle = await pool.submit(line_jobs.once_told, log)
@@ -621,7 +621,7 @@ def mortal(request: pytest.FixtureRequest, what_grpc_opens_once: None) -> Callab
     return go
 
 
-def test_b81_a_lost_worker_is_a_failure_that_says_nothing_of_the_key(mortal: Callable[..., None], log: str) -> None:
+def test_t81_a_lost_worker_is_a_failure_that_says_nothing_of_the_key(mortal: Callable[..., None], log: str) -> None:
     """Without retries= the task fails; with them it runs again."""
 
     async def main(pool: TaskPool, chosen: ResourcePool[str], key: str) -> None:
@@ -640,7 +640,7 @@ def test_b81_a_lost_worker_is_a_failure_that_says_nothing_of_the_key(mortal: Cal
     mortal(main)
 
 
-def test_b81_a_worker_killed_from_outside_takes_only_its_own_tasks(what_grpc_opens_once: None, log: str) -> None:
+def test_t81_a_worker_killed_from_outside_takes_only_its_own_tasks(what_grpc_opens_once: None, log: str) -> None:
     """With retries all of them end well."""
 
     async def inside() -> None:
@@ -665,7 +665,7 @@ def test_b81_a_worker_killed_from_outside_takes_only_its_own_tasks(what_grpc_ope
 
 @PLACED
 @pytest.mark.parametrize("fn", [line_jobs.swap_tenant, line_jobs.swap_tenant_plainly], ids=["async", "plain"])
-def test_s81_variables_go_along_as_they_were_at_submit(line: Line, fn: Any) -> None:
+def test_w81_variables_go_along_as_they_were_at_submit(line: Line, fn: Any) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             assert await (await pool.submit(fn, "theirs")) == "nobody"
@@ -679,7 +679,7 @@ def test_s81_variables_go_along_as_they_were_at_submit(line: Line, fn: Any) -> N
     line(main)
 
 
-def test_s81_each_attempt_begins_with_what_was_set_at_submit(shared: Apart) -> None:
+def test_w81_each_attempt_begins_with_what_was_set_at_submit(shared: Apart) -> None:
     async def changes(key: Resource[str], value: str) -> str:
         before = line_jobs.tenant.get()
         line_jobs.tenant.set(value)
@@ -696,7 +696,7 @@ def test_s81_each_attempt_begins_with_what_was_set_at_submit(shared: Apart) -> N
 
 
 @PLACED
-def test_s84_a_variable_that_cannot_travel_is_the_tasks_error_and_the_key_is_given_back(line: Line) -> None:
+def test_w84_a_variable_that_cannot_travel_is_the_tasks_error_and_the_key_is_given_back(line: Line) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with line.pool(chosen) as pool:
@@ -718,7 +718,7 @@ WHO = [line_jobs.my_task, line_jobs.my_task_plainly, line_jobs.my_task_by_routin
 
 @PLACED
 @pytest.mark.parametrize("fn", WHO, ids=["async", "plain", "routine"])
-def test_s09_a_worker_knows_task_and_tenant(line: Line, fn: Any) -> None:
+def test_w09_a_worker_knows_task_and_tenant(line: Line, fn: Any) -> None:
     async def main() -> None:
         async with line.pool(keys("a"), queue=fair_round_robin("tenant_id")) as pool:
             handle = await pool.submit(fn, tenant_id="acme")
@@ -733,7 +733,7 @@ def test_s09_a_worker_knows_task_and_tenant(line: Line, fn: Any) -> None:
 
 
 @PLACED
-def test_s04_routines_called_by_a_placed_task_go_to_peers(line: Line, shared: Apart) -> None:
+def test_w04_routines_called_by_a_placed_task_go_to_peers(line: Line, shared: Apart) -> None:
     async def main() -> None:
         async with line.pool(keys("a"), queue=fair_round_robin("tenant_id")) as pool:
             handle = await pool.submit(line_jobs.branches, 6, tenant_id="acme")
@@ -747,7 +747,7 @@ def test_s04_routines_called_by_a_placed_task_go_to_peers(line: Line, shared: Ap
     shared(main)
 
 
-def test_s09_outside_of_a_line_a_task_has_no_tenant(shared: Apart) -> None:
+def test_w09_outside_of_a_line_a_task_has_no_tenant(shared: Apart) -> None:
     async def main() -> None:
         _, fields = await line_jobs.leaf()
         assert (fields["caller"], fields["tenant"]) == (None, None)
@@ -759,7 +759,7 @@ def test_s09_outside_of_a_line_a_task_has_no_tenant(shared: Apart) -> None:
 
 
 @PLACED
-def test_f42_an_argument_that_cannot_be_pickled_is_the_tasks_error(line: Line, shared: Apart) -> None:
+def test_w42_an_argument_that_cannot_be_pickled_is_the_tasks_error(line: Line, shared: Apart) -> None:
     async def main() -> None:
         chosen, before = marked_key(), states(shared.pool)
         async with line.pool(chosen) as pool:
@@ -776,7 +776,7 @@ def test_f42_an_argument_that_cannot_be_pickled_is_the_tasks_error(line: Line, s
 
 
 @PLACED
-def test_f42_a_function_that_cannot_be_pickled_is_the_tasks_error(line: Line) -> None:
+def test_w42_a_function_that_cannot_be_pickled_is_the_tasks_error(line: Line) -> None:
     lock = threading.Lock()
 
     async def locked(*args: Any) -> bool:
@@ -794,7 +794,7 @@ def test_f42_a_function_that_cannot_be_pickled_is_the_tasks_error(line: Line) ->
 
 
 @PLACED
-def test_s40b_a_result_that_cannot_be_pickled_is_the_tasks_error(line: Line) -> None:
+def test_w40b_a_result_that_cannot_be_pickled_is_the_tasks_error(line: Line) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with line.pool(chosen) as pool:
@@ -806,7 +806,7 @@ def test_s40b_a_result_that_cannot_be_pickled_is_the_tasks_error(line: Line) -> 
     line(main)
 
 
-def test_f42_a_resource_whose_value_cannot_be_pickled_is_the_tasks_error(shared: Apart) -> None:
+def test_w42_a_resource_whose_value_cannot_be_pickled_is_the_tasks_error(shared: Apart) -> None:
     async def main() -> None:
         chosen: ResourcePool[Any] = ResourcePool(
             [Resource("held", threading.Lock(), consecutive_cooldown=2), Resource("b", "secret-b", 1)],
@@ -837,7 +837,7 @@ async def error_of(pool: TaskPool) -> HeadgateError:
 
 @pytest.mark.parametrize("leases", [False, True], ids=["workers", "both"])
 @pytest.mark.parametrize("state", ["not yet", "closed"])
-def test_b81_workers_that_are_not_open_are_a_clear_error(what_grpc_opens_once: None, leases: bool, state: str) -> None:
+def test_t81_workers_that_are_not_open_are_a_clear_error(what_grpc_opens_once: None, leases: bool, state: str) -> None:
     async def main() -> None:
         chosen = marked_key()
         workers = WorkerPool(spawn=1)
@@ -855,7 +855,7 @@ def test_b81_workers_that_are_not_open_are_a_clear_error(what_grpc_opens_once: N
     run(main)
 
 
-def test_b81_a_pool_made_before_its_workers_are_open_works_when_they_are(what_grpc_opens_once: None) -> None:
+def test_t81_a_pool_made_before_its_workers_are_open_works_when_they_are(what_grpc_opens_once: None) -> None:
     async def main() -> None:
         workers = WorkerPool(spawn=1)
         pool = TaskPool(resources=keys("a"), workers=workers)
@@ -865,7 +865,7 @@ def test_b81_a_pool_made_before_its_workers_are_open_works_when_they_are(what_gr
     run(main)
 
 
-def test_s35_closing_the_workers_ends_what_runs_on_them_and_gives_the_key_back(
+def test_w35_closing_the_workers_ends_what_runs_on_them_and_gives_the_key_back(
     what_grpc_opens_once: None, log: str
 ) -> None:
     async def main() -> None:
@@ -899,7 +899,7 @@ def fresh_keys() -> Any:
     return line_jobs.module_keys
 
 
-def test_s50_a_routine_below_use_is_given_a_key_here_and_runs_there(
+def test_r50_a_routine_below_use_is_given_a_key_here_and_runs_there(
     shared: Apart, fresh_keys: ResourcePool[str]
 ) -> None:
     async def main() -> None:
@@ -918,7 +918,7 @@ def test_s50_a_routine_below_use_is_given_a_key_here_and_runs_there(
     shared(main)
 
 
-def test_s50_signals_of_a_routine_below_use_reach_the_pool(shared: Apart, fresh_keys: ResourcePool[str]) -> None:
+def test_r50_signals_of_a_routine_below_use_reach_the_pool(shared: Apart, fresh_keys: ResourcePool[str]) -> None:
     async def main() -> None:
         with capture_events("resources.health") as events:
             assert await line_jobs.ask_by_key({"m-a": (line_jobs.QuotaGone, ("acme",), {"retry": 50.0})}) == "m-b"
@@ -933,7 +933,7 @@ def test_s50_signals_of_a_routine_below_use_reach_the_pool(shared: Apart, fresh_
     shared(main)
 
 
-def test_s81_variables_come_back_from_a_routine_below_use(shared: Apart, fresh_keys: ResourcePool[str]) -> None:
+def test_w81_variables_come_back_from_a_routine_below_use(shared: Apart, fresh_keys: ResourcePool[str]) -> None:
     async def main() -> None:
         line_jobs.tenant.set("mine")
         assert await line_jobs.ask_and_swap_tenant("theirs") == "mine"
@@ -942,7 +942,7 @@ def test_s81_variables_come_back_from_a_routine_below_use(shared: Apart, fresh_k
     shared(main)
 
 
-def test_s06_cancelling_a_routine_below_use_cancels_it_there(
+def test_w06_cancelling_a_routine_below_use_cancels_it_there(
     shared: Apart, fresh_keys: ResourcePool[str], log: str
 ) -> None:
     async def main() -> None:
@@ -957,7 +957,7 @@ def test_s06_cancelling_a_routine_below_use_cancels_it_there(
     shared(main)
 
 
-def test_s50_a_routine_below_use_may_be_submitted(shared: Apart, fresh_keys: ResourcePool[str]) -> None:
+def test_r50_a_routine_below_use_may_be_submitted(shared: Apart, fresh_keys: ResourcePool[str]) -> None:
     """To a pool that has neither: the key and the worker are the function's own affair."""
 
     async def main() -> None:
@@ -1021,7 +1021,7 @@ if __name__ == "__main__":
 """
 
 
-def test_b81_a_program_whose_functions_are_in_main(tmp_path: Path) -> None:
+def test_t81_a_program_whose_functions_are_in_main(tmp_path: Path) -> None:
     told = script(PROGRAM, tmp_path)
     assert (told.returncode, len(told.stderr.splitlines())) == (0, 1), told.stderr
     assert "a cools down for 60.0 s (1 in a row): acme is busy" in told.stderr, "the warning, and nothing else"
@@ -1039,7 +1039,7 @@ def test_b81_a_program_whose_functions_are_in_main(tmp_path: Path) -> None:
 
 
 @PLACED
-def test_b81_many_tasks_and_none_is_lost(line: Line) -> None:
+def test_t81_many_tasks_and_none_is_lost(line: Line) -> None:
     async def main() -> None:
         chosen = keys("a", "b", "c")
         count = 2000
@@ -1058,7 +1058,7 @@ def test_b81_many_tasks_and_none_is_lost(line: Line) -> None:
     line(main)
 
 
-def test_b81_many_tasks_with_trouble_and_none_is_lost(shared: Apart) -> None:
+def test_t81_many_tasks_with_trouble_and_none_is_lost(shared: Apart) -> None:
     async def main() -> None:
         chosen = keys("a", "b", "c", max_attempts=1000)
         async with TaskPool(max_concurrent=32, resources=chosen, workers=shared.pool) as pool:

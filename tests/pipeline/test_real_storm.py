@@ -76,7 +76,7 @@ class Watch:
             self.ends[event.task_id] += 1
 
 
-def test_b81_f22_a_storm_on_real_workers(scale: float) -> None:
+def test_t81_t22_a_storm_on_real_workers(scale: float) -> None:
     tasks, kills = max(400, int(5000 * scale)), max(2, int(12 * scale))
     chance = random.Random(7)
 

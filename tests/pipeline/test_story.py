@@ -247,7 +247,7 @@ def requeues(events: Captured) -> list[dict[str, Any]]:
 
 
 @virtual
-async def test_s41_a_verdict_is_a_requeue_that_was_spent() -> None:
+async def test_t41_a_verdict_is_a_requeue_that_was_spent() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(resources=keys("a", "b", "c", "d", strategy="primary_backup", max_attempts=4)) as pool:
             work = by_key(
@@ -267,7 +267,7 @@ async def test_s41_a_verdict_is_a_requeue_that_was_spent() -> None:
 
 
 @virtual
-async def test_s41_a_sibling_is_a_requeue_that_was_not_spent() -> None:
+async def test_t41_a_sibling_is_a_requeue_that_was_not_spent() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(max_concurrent=2, resources=two_keys()) as pool:
             await pool.submit(by_key(a=CooldownResource(60)))
@@ -278,7 +278,7 @@ async def test_s41_a_sibling_is_a_requeue_that_was_not_spent() -> None:
 
 
 @virtual
-async def test_s41_a_retry_after_a_failure_is_a_requeue_too() -> None:
+async def test_t41_a_retry_after_a_failure_is_a_requeue_too() -> None:
     calls: list[int] = []
 
     async def flaky(*args: Any) -> str:
@@ -300,7 +300,7 @@ async def test_s41_a_retry_after_a_failure_is_a_requeue_too() -> None:
 
 
 @virtual
-async def test_s34_the_audit_file_has_requeues(tmp_path: Path) -> None:
+async def test_t34_the_audit_file_has_requeues(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     async with TaskPool(resources=two_keys(), audit=path) as pool:
         handle = await pool.submit(by_key(a=CooldownResource(60, "rate limited")))
@@ -318,7 +318,7 @@ async def test_s34_the_audit_file_has_requeues(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_s41_the_last_verdict_is_no_requeue() -> None:
+async def test_t41_the_last_verdict_is_no_requeue() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(resources=two_keys(max_attempts=1)) as pool:
             handle = await pool.submit(by_key(a=CooldownResource(60, "rate limited")))
@@ -568,7 +568,7 @@ def test_line_the_story_of_placed_tasks_that_ended_otherwise(shared: Apart, log:
 
 
 @pytest.mark.parametrize("leases", [False, True], ids=["plain", "resources"])
-def test_s60_a_story_after_a_restart(tmp_path: Path, leases: bool) -> None:
+def test_t60_a_story_after_a_restart(tmp_path: Path, leases: bool) -> None:
     def make() -> TaskPool:
         options: dict[str, Any] = {"resources": keys("key-a")} if leases else {}
         return TaskPool(

@@ -84,7 +84,7 @@ def is_free(pool: Any, chosen: ResourcePool[Any]) -> bool:
 
 
 @EVERY
-def test_b75_all_items_come_in_order_and_then_all_is_free(line: Line, log: str) -> None:
+def test_r75_all_items_come_in_order_and_then_all_is_free(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with line.pool(chosen) as pool:
@@ -99,7 +99,7 @@ def test_b75_all_items_come_in_order_and_then_all_is_free(line: Line, log: str) 
 
 
 @EVERY
-def test_b75_an_empty_stream(line: Line, log: str) -> None:
+def test_r75_an_empty_stream(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a")
         async with line.pool(chosen) as pool:
@@ -112,7 +112,7 @@ def test_b75_an_empty_stream(line: Line, log: str) -> None:
 
 
 @EVERY
-def test_b75_items_are_pulled_one_by_one(line: Line, log: str) -> None:
+def test_r75_items_are_pulled_one_by_one(line: Line, log: str) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             async with aclosing(pool.stream(line_jobs.counts, log, 10)) as stream:
@@ -125,7 +125,7 @@ def test_b75_items_are_pulled_one_by_one(line: Line, log: str) -> None:
 
 
 @EVERY
-def test_b75_a_stream_runs_where_tasks_run(line: Line, shared: Apart, log: str) -> None:
+def test_r75_a_stream_runs_where_tasks_run(line: Line, shared: Apart, log: str) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             [found] = await all_of(pool.stream(line_jobs.where, 1, "two"))
@@ -137,7 +137,7 @@ def test_b75_a_stream_runs_where_tasks_run(line: Line, shared: Apart, log: str) 
 
 
 @EVERY
-def test_b75_generators_of_other_kinds(line: Line, log: str) -> None:
+def test_r75_generators_of_other_kinds(line: Line, log: str) -> None:
     extra = "value"
 
     async def closure(*args: Any, more: str = "") -> AsyncGenerator[Any, None]:
@@ -153,7 +153,7 @@ def test_b75_generators_of_other_kinds(line: Line, log: str) -> None:
     line(main)
 
 
-def test_b75_a_generator_routine_is_dispatched_once(shared: Apart, log: str) -> None:
+def test_r75_a_generator_routine_is_dispatched_once(shared: Apart, log: str) -> None:
     async def main() -> None:
         async with TaskPool(resources=keys("a"), workers=shared.pool) as pool:
             with capture_events() as events:
@@ -165,7 +165,7 @@ def test_b75_a_generator_routine_is_dispatched_once(shared: Apart, log: str) -> 
     shared(main)
 
 
-def test_b75_a_generator_routine_in_a_pool_of_resources_alone(shared: Apart, log: str) -> None:
+def test_r75_a_generator_routine_in_a_pool_of_resources_alone(shared: Apart, log: str) -> None:
     async def main() -> None:
         async with TaskPool(resources=keys("a")) as pool:
             assert await all_of(pool.stream(line_jobs.counts_by_routine, log, 2)) == [("a", 0), ("a", 1)]
@@ -174,7 +174,7 @@ def test_b75_a_generator_routine_in_a_pool_of_resources_alone(shared: Apart, log
 
 
 @EVERY
-def test_b75_many_streams_at_once(line: Line, log: str) -> None:
+def test_r75_many_streams_at_once(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a", "b")
         async with line.pool(chosen, max_concurrent=3) as pool:
@@ -189,7 +189,7 @@ def test_b75_many_streams_at_once(line: Line, log: str) -> None:
 
 
 @EVERY
-def test_b75_slot_and_key_are_held_between_items(line: Line, log: str) -> None:
+def test_r75_slot_and_key_are_held_between_items(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a")
         async with line.pool(chosen) as pool:
@@ -208,7 +208,7 @@ def test_b75_slot_and_key_are_held_between_items(line: Line, log: str) -> None:
 
 
 @virtual
-async def test_b75_an_exclusive_key_is_held_though_slots_are_free() -> None:
+async def test_r75_an_exclusive_key_is_held_though_slots_are_free() -> None:
     chosen = ResourcePool([Resource("a", "secret-a", 1)])
     async with TaskPool(max_concurrent=5, resources=chosen) as pool:
         stream = pool.stream(line_jobs.where)
@@ -222,7 +222,7 @@ async def test_b75_an_exclusive_key_is_held_though_slots_are_free() -> None:
 
 
 @virtual
-async def test_b75_a_stream_waits_its_turn(log: str) -> None:
+async def test_r75_a_stream_waits_its_turn(log: str) -> None:
     for make in (lambda **more: rooms.TaskPool(**more), lambda **more: TaskPool(resources=keys("a"), **more)):
         async with make(queue=priority()) as pool:
             first = await pool.submit(_sleep, 10)
@@ -246,7 +246,7 @@ async def _sleep(*args: Any) -> None:
 
 
 @virtual
-async def test_b75_options_of_submit_are_options_of_stream(log: str) -> None:
+async def test_r75_options_of_submit_are_options_of_stream(log: str) -> None:
     async with TaskPool(queue=fair_round_robin("tenant_id"), resources=keys("a")) as pool:
         stream = pool.stream(line_jobs.counts, log, 1, tenant_id="acme", labels={"x": 1}, tags=(), affinity="u")
         assert await all_of(stream) == [("a", 0)]
@@ -262,7 +262,7 @@ async def test_b75_options_of_submit_are_options_of_stream(log: str) -> None:
 
 
 @virtual
-async def test_b75_a_stream_that_expires_in_the_queue(log: str) -> None:
+async def test_r75_a_stream_that_expires_in_the_queue(log: str) -> None:
     async with TaskPool(resources=keys("a")) as pool:
         first = await pool.submit(_sleep, 10)
         with pytest.raises(TaskExpired):
@@ -272,7 +272,7 @@ async def test_b75_a_stream_that_expires_in_the_queue(log: str) -> None:
 
 
 @virtual
-async def test_b75_a_stream_that_cannot_start_where_nothing_queues(log: str) -> None:
+async def test_r75_a_stream_that_cannot_start_where_nothing_queues(log: str) -> None:
     async with TaskPool(resources=keys("a"), backpressure=fail_fast()) as pool:
         first = await pool.submit(_sleep, 10)
         with pytest.raises(PoolBusy):
@@ -282,7 +282,7 @@ async def test_b75_a_stream_that_cannot_start_where_nothing_queues(log: str) -> 
 
 
 @virtual
-async def test_b75_a_stream_waits_for_a_key_that_cools(log: str) -> None:
+async def test_r75_a_stream_waits_for_a_key_that_cools(log: str) -> None:
     chosen = keys("a")
     async with TaskPool(resources=chosen) as pool:
         assert await (await pool.submit(_cool_once(9), retries=0)) == "a"
@@ -309,7 +309,7 @@ def _cool_once(seconds: float) -> Any:
 
 
 @EVERY
-def test_b75_closing_early_runs_the_finally_and_frees_all_before_it_returns(line: Line, log: str) -> None:
+def test_r75_closing_early_runs_the_finally_and_frees_all_before_it_returns(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a")
         async with line.pool(chosen) as pool:
@@ -326,7 +326,7 @@ def test_b75_closing_early_runs_the_finally_and_frees_all_before_it_returns(line
 
 
 @EVERY
-def test_b75_breaking_out_of_the_loop(line: Line, log: str) -> None:
+def test_r75_breaking_out_of_the_loop(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a")
         async with line.pool(chosen) as pool:
@@ -341,7 +341,7 @@ def test_b75_breaking_out_of_the_loop(line: Line, log: str) -> None:
 
 
 @EVERY
-def test_b75_a_consumer_that_fails_inside_aclosing(line: Line, log: str) -> None:
+def test_r75_a_consumer_that_fails_inside_aclosing(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with line.pool(chosen) as pool:
@@ -360,7 +360,7 @@ def test_b75_a_consumer_that_fails_inside_aclosing(line: Line, log: str) -> None
 
 
 @EVERY
-def test_b75_a_stream_that_nobody_reads_holds_nothing_for_ever(line: Line, log: str) -> None:
+def test_r75_a_stream_that_nobody_reads_holds_nothing_for_ever(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a")
         async with line.pool(chosen) as pool:
@@ -378,7 +378,7 @@ def test_b75_a_stream_that_nobody_reads_holds_nothing_for_ever(line: Line, log: 
 
 @EVERY
 @pytest.mark.parametrize("count", [0, 1], ids=["before the first item", "after it"])
-def test_b75_cancelling_the_consumer_cancels_the_generator(line: Line, log: str, count: int) -> None:
+def test_r75_cancelling_the_consumer_cancels_the_generator(line: Line, log: str, count: int) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with line.pool(chosen) as pool:
@@ -396,7 +396,7 @@ def test_b75_cancelling_the_consumer_cancels_the_generator(line: Line, log: str,
 
 
 @virtual
-async def test_b75_cancelling_a_consumer_that_waits_for_its_turn(log: str) -> None:
+async def test_r75_cancelling_a_consumer_that_waits_for_its_turn(log: str) -> None:
     chosen = keys("a")
     async with TaskPool(resources=chosen) as pool:
         first = await pool.submit(_sleep, 10)
@@ -417,7 +417,7 @@ async def test_b75_cancelling_a_consumer_that_waits_for_its_turn(log: str) -> No
 
 @EVERY
 @pytest.mark.parametrize("count", [0, 2], ids=["before the first item", "after it"])
-def test_b75_an_error_reaches_the_consumer(line: Line, log: str, count: int) -> None:
+def test_r75_an_error_reaches_the_consumer(line: Line, log: str, count: int) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with line.pool(chosen) as pool:
@@ -434,7 +434,7 @@ def test_b75_an_error_reaches_the_consumer(line: Line, log: str, count: int) -> 
 
 
 @EVERY
-def test_b75_retries_work_before_the_first_item(line: Line, log: str) -> None:
+def test_r75_retries_work_before_the_first_item(line: Line, log: str) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             assert await all_of(pool.stream(line_jobs.breaks_until, log, 2, retries=2)) == [(line.key(), 0)]
@@ -447,7 +447,7 @@ def test_b75_retries_work_before_the_first_item(line: Line, log: str) -> None:
 
 
 @EVERY
-def test_b75_retries_do_not_work_after_it(line: Line, log: str) -> None:
+def test_r75_retries_do_not_work_after_it(line: Line, log: str) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             got: list[Any] = []
@@ -471,7 +471,7 @@ AFTERWARDS = {"cooldown": "cooling_down", "disable": "disabled", "retry": "healt
 
 @LEASED
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_b75_a_signal_before_the_first_item_fails_over(line: Line, log: str, signal: str) -> None:
+def test_r75_a_signal_before_the_first_item_fails_over(line: Line, log: str, signal: str) -> None:
     async def main() -> None:
         chosen = two_keys()
         async with line.pool(chosen) as pool:
@@ -490,7 +490,7 @@ def test_b75_a_signal_before_the_first_item_fails_over(line: Line, log: str, sig
 
 @LEASED
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_b75_a_signal_after_it_reaches_the_consumer_and_the_pool(line: Line, log: str, signal: str) -> None:
+def test_r75_a_signal_after_it_reaches_the_consumer_and_the_pool(line: Line, log: str, signal: str) -> None:
     kind = SIGNALS[signal][0]
 
     async def main() -> None:
@@ -513,7 +513,7 @@ def test_b75_a_signal_after_it_reaches_the_consumer_and_the_pool(line: Line, log
 
 
 @LEASED
-def test_b75_attempts_before_the_first_item_are_bounded(line: Line, log: str) -> None:
+def test_r75_attempts_before_the_first_item_are_bounded(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a", "b", "c", strategy="primary_backup", max_attempts=2)
         outcomes = {"a": SIGNALS["cooldown"], "b": SIGNALS["retry"]}
@@ -531,7 +531,7 @@ def test_b75_attempts_before_the_first_item_are_bounded(line: Line, log: str) ->
 
 
 @LEASED
-def test_s64_a_stream_is_cancelled_as_a_sibling_only_before_its_first_item(line: Line, log: str) -> None:
+def test_r64_a_stream_is_cancelled_as_a_sibling_only_before_its_first_item(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = two_keys()
         async with line.pool(chosen, max_concurrent=4, queue=fifo()) as pool:
@@ -557,7 +557,7 @@ def test_s64_a_stream_is_cancelled_as_a_sibling_only_before_its_first_item(line:
 
 
 @virtual
-async def test_s64_a_consumer_that_is_busy_between_items_is_not_touched() -> None:
+async def test_r64_a_consumer_that_is_busy_between_items_is_not_touched() -> None:
     chosen = two_keys()
 
     async def two(key: Resource[str]) -> AsyncGenerator[str, None]:
@@ -584,7 +584,7 @@ async def test_s64_a_consumer_that_is_busy_between_items_is_not_touched() -> Non
 
 
 @EVERY
-def test_b75_a_timeout_before_the_first_item(line: Line, log: str) -> None:
+def test_r75_a_timeout_before_the_first_item(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = marked_key()
         async with line.pool(chosen) as pool:
@@ -599,7 +599,7 @@ def test_b75_a_timeout_before_the_first_item(line: Line, log: str) -> None:
 
 
 @EVERY
-def test_b75_a_timeout_that_is_not_reached(line: Line, log: str) -> None:
+def test_r75_a_timeout_that_is_not_reached(line: Line, log: str) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             assert len(await all_of(pool.stream(line_jobs.counts, log, 5, timeout=25))) == 5
@@ -609,7 +609,7 @@ def test_b75_a_timeout_that_is_not_reached(line: Line, log: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("count", [0, 1], ids=["before the first item", "after it"])
-def test_b75_closing_the_pool_with_cancel_ends_its_streams(line: Line, log: str, count: int) -> None:
+def test_r75_closing_the_pool_with_cancel_ends_its_streams(line: Line, log: str, count: int) -> None:
     async def main() -> None:
         chosen = marked_key()
         pool = line.pool(chosen)
@@ -630,7 +630,7 @@ def test_b75_closing_the_pool_with_cancel_ends_its_streams(line: Line, log: str,
 
 
 @EVERY
-def test_b75_closing_the_pool_waits_for_its_streams(line: Line, log: str) -> None:
+def test_r75_closing_the_pool_waits_for_its_streams(line: Line, log: str) -> None:
     async def main() -> None:
         pool = line.pool(keys("a"))
         stream = pool.stream(line_jobs.counts, log, 3)
@@ -645,7 +645,7 @@ def test_b75_closing_the_pool_waits_for_its_streams(line: Line, log: str) -> Non
 
 
 @EVERY
-def test_b75_an_idle_stream_of_a_pool_closed_with_cancel(line: Line, log: str) -> None:
+def test_r75_an_idle_stream_of_a_pool_closed_with_cancel(line: Line, log: str) -> None:
     """Its consumer is busy elsewhere: the pool closes all the same, and the consumer hears of it at its next step."""
 
     async def main() -> None:
@@ -664,7 +664,7 @@ def test_b75_an_idle_stream_of_a_pool_closed_with_cancel(line: Line, log: str) -
 
 
 @pytest.mark.parametrize("count", [0, 1], ids=["before the first item", "after it"])
-def test_b75_a_worker_that_dies_under_a_stream(what_grpc_opens_once: None, count: int) -> None:
+def test_r75_a_worker_that_dies_under_a_stream(what_grpc_opens_once: None, count: int) -> None:
     async def dying(key: Resource[str], items: int) -> AsyncGenerator[str, None]:
         for _ in range(items):
             yield key.resource_id
@@ -688,7 +688,7 @@ def test_b75_a_worker_that_dies_under_a_stream(what_grpc_opens_once: None, count
 
 
 @virtual
-async def test_f42_a_task_that_reads_a_stream_lends_its_slot(log: str) -> None:
+async def test_t42_a_task_that_reads_a_stream_lends_its_slot(log: str) -> None:
     for make in (lambda: rooms.TaskPool(), lambda: TaskPool(resources=keys("a"))):
         async with make() as pool:
 
@@ -700,7 +700,7 @@ async def test_f42_a_task_that_reads_a_stream_lends_its_slot(log: str) -> None:
 
 
 @virtual
-async def test_f42_streams_inside_streams(log: str) -> None:
+async def test_t42_streams_inside_streams(log: str) -> None:
     async with rooms.TaskPool() as pool:
 
         async def outer(depth: int) -> AsyncGenerator[int, None]:
@@ -714,7 +714,7 @@ async def test_f42_streams_inside_streams(log: str) -> None:
 
 
 @virtual
-async def test_f42_a_task_whose_key_the_stream_would_need_is_a_wait_cycle(log: str) -> None:
+async def test_t42_a_task_whose_key_the_stream_would_need_is_a_wait_cycle(log: str) -> None:
     chosen = ResourcePool([Resource("a", "secret-a", 1)])
     async with TaskPool(max_concurrent=5, resources=chosen) as pool:
 
@@ -728,7 +728,7 @@ async def test_f42_a_task_whose_key_the_stream_would_need_is_a_wait_cycle(log: s
 
 
 @virtual
-async def test_f42_a_task_that_reads_a_stream_of_another_pool() -> None:
+async def test_t42_a_task_that_reads_a_stream_of_another_pool() -> None:
     async with rooms.TaskPool() as outer, TaskPool(resources=two_keys()) as inner:
 
         async def reads() -> list[Any]:
@@ -754,7 +754,7 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("kind", ["plain", "resources"])
-def test_b75_what_is_no_async_generator_function_is_refused_when_called(wrong: str, kind: str) -> None:
+def test_r75_what_is_no_async_generator_function_is_refused_when_called(wrong: str, kind: str) -> None:
     @virtual
     async def main() -> None:
         async with Line(kind, None).pool() as pool:
@@ -767,7 +767,7 @@ def test_b75_what_is_no_async_generator_function_is_refused_when_called(wrong: s
 
 
 @virtual
-async def test_b75_submit_still_refuses_generators_and_names_stream() -> None:
+async def test_r75_submit_still_refuses_generators_and_names_stream() -> None:
     for pool in (rooms.TaskPool(), TaskPool(resources=keys("a"))):
         with pytest.raises(InvalidType, match="stream"):
             await pool.submit(line_jobs.counts, "path", 1)
@@ -775,7 +775,7 @@ async def test_b75_submit_still_refuses_generators_and_names_stream() -> None:
 
 
 @EVERY
-def test_s81_variables_of_a_stream_go_along(line: Line) -> None:
+def test_w81_variables_of_a_stream_go_along(line: Line) -> None:
     async def main() -> None:
         async with line.pool(keys("a")) as pool:
             line_jobs.tenant.set("acme")
@@ -785,7 +785,7 @@ def test_s81_variables_of_a_stream_go_along(line: Line) -> None:
 
 
 @EVERY
-def test_b75_an_item_that_cannot_be_pickled_is_the_streams_error(line: Line) -> None:
+def test_r75_an_item_that_cannot_be_pickled_is_the_streams_error(line: Line) -> None:
     async def locks(*args: Any) -> AsyncGenerator[Any, None]:
         import threading
 
@@ -808,6 +808,6 @@ def test_b75_an_item_that_cannot_be_pickled_is_the_streams_error(line: Line) -> 
     line(main)
 
 
-def test_b75_the_line_is_the_root_s_task_pool() -> None:
+def test_r75_the_line_is_the_root_s_task_pool() -> None:
     assert headgate.TaskPool is TaskPool
     assert issubclass(TaskPool, rooms.TaskPool)

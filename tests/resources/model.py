@@ -1,6 +1,6 @@
 """A naive model of pools that share resources: plain lists and linear scans, each rule as the specification words it.
 
-`World` is all pools together, because resources may sit in several of them (S08). It is slow on purpose: whatever
+`World` is all pools together, because resources may sit in several of them (R08). It is slow on purpose: whatever
 changed, everything is looked at again. The real rotation must do the same with its heaps and short ways.
 
     Res      a resource: health, counter, limit
@@ -143,11 +143,11 @@ class World:
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
     def places(self, res: Res) -> list[Place]:
-        """S08: a resource may sit in several pools."""
+        """R08: a resource may sit in several pools."""
         return [place for pool in self.pools for place in pool.places if place.res is res]
 
     def in_flight(self, res: Res) -> list[Use]:
-        """Its own uses, and (A72) those of a predecessor that was removed from a pool which now holds it."""
+        """Its own uses, and (R72) those of a predecessor that was removed from a pool which now holds it."""
         pools = [place.pool for place in self.places(res)]
         return [use for use in self.flying if use.place.res is res or self._drains_for(use, res, pools)]
 
@@ -156,14 +156,14 @@ class World:
         return use.place.gone and use.place.pool in pools and use.place.res.id == res.id
 
     def eligible(self, place: Place) -> bool:
-        """S20; and A74: back from a cooldown, one at a time, then two, then four; uses from before do not count."""
+        """R20; and R74: back from a cooldown, one at a time, then two, then four; uses from before do not count."""
         res = place.res
         has_room = res.limit is None or len(self.in_flight(res)) < res.limit
         since = [use for use in self.flying if use.place is place and use.order > res.began]
         return res.status == "healthy" and has_room and not (place.ramp and len(since) >= place.ramp)
 
     def matching(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> list[Place]:
-        """B25."""
+        """R25."""
         return [place for place in pool.places if tags <= place.res.tags and place.res.id not in skip]
 
     def can_hope(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> bool:
@@ -194,13 +194,13 @@ class World:
             return pool.turns.setdefault(tags, Turns()).next(places, eligible)
         if not eligible:
             return None
-        if pool.strategy == "primary_backup":  # S22
+        if pool.strategy == "primary_backup":  # R22
             return eligible[0]
         if pool.strategy == "sticky" and affinity is not None:
             return _nearest(affinity, eligible)
         if pool.strategy == "least_latency":
             return self._judge(pool.drawn.popleft(), eligible, now)
-        # S21; min() takes the first of equals: insertion order.
+        # R21; min() takes the first of equals: insertion order.
         return min(eligible, key=lambda place: (len(self.in_flight(place.res)), place.res.last))
 
     def _judge(self, drawn: str, eligible: list[Place], now: float) -> Place:
@@ -229,14 +229,14 @@ class World:
         place.measured = now
 
     def ok(self, use: Use, now: float) -> Outcome:
-        """S30; S33: one that started before the cooldown began knows nothing about it."""
+        """R30; R33: one that started before the cooldown began knows nothing about it."""
         self._end(use)
         self._measure(use, now, well=True)
         use.place.pool.counts["successes"] += 1
         res = use.place.res
         if res.status == "healthy" and use.order > res.began:
             res.counter, res.until = 0, 0.0
-            for place in self.places(res):  # A74: the first is proof for every pool, then each counts its own
+            for place in self.places(res):  # R74: the first is proof for every pool, then each counts its own
                 if place.ramp == 1 or (place.ramp and place is use.place):
                     self._ramp_up(place)
         return self._settle(Outcome(), now)
@@ -250,23 +250,23 @@ class World:
             place.ramp = 0
 
     def ended(self, use: Use, now: float) -> Outcome:
-        """S30: no verdict; a probe so ended is offered again."""
+        """R30: no verdict; a probe so ended is offered again."""
         self._end(use)
         self._measure(use, now, well=False)
         return self._settle(Outcome(), now)
 
     def cooled(self, use: Use, seconds: float | None, now: float) -> Outcome:
-        """S31, S13; B35: one that started before the cooldown began extends it and does not climb."""
+        """R31, R13; R35: one that started before the cooldown began extends it and does not climb."""
         self._end(use)
         self._measure(use, now, well=False)
         outcome = Outcome()
         res, pool = use.place.res, use.place.pool
-        if res.status != "disabled":  # S32
+        if res.status != "disabled":  # R32
             pool.counts["cooldowns"] += 1
             late = use.order < res.began and res.counter > 0
             if not late:
                 res.counter += 1
-            if seconds is None:  # S08: by the table of its own pool
+            if seconds is None:  # R08: by the table of its own pool
                 seconds = pool.table[min(res.counter, len(pool.table)) - 1]
             old, res.status = res.status, "cooling_down"
             if old == "healthy":
@@ -279,7 +279,7 @@ class World:
         return self._settle(outcome, now)
 
     def disabled(self, use: Use, now: float) -> Outcome:
-        """S32."""
+        """R32."""
         self._end(use)
         self._measure(use, now, well=False)
         outcome = Outcome(news=self._disable(use.place))
@@ -291,7 +291,7 @@ class World:
         self.flying.remove(use)
 
     def _doom_younger(self, signaller: Use) -> list[Use]:
-        """S60: strictly younger uses of the same resource. S63: if both pools cancel. S64: if there is a handle."""
+        """R60: strictly younger uses of the same resource. R63: if both pools cancel. R64: if there is a handle."""
         doomed = [
             use
             for use in self.flying
@@ -326,7 +326,7 @@ class World:
     # -- time passes --------------------------------------------------------------------------------------------------
 
     def advance(self, pool: Pool, now: float) -> Outcome:
-        """S23: a cooled resource returns by itself. Noticed by the pool that looks, and true for all."""
+        """R23: a cooled resource returns by itself. Noticed by the pool that looks, and true for all."""
         outcome = Outcome()
         over = [p.res for p in pool.places if p.res.status == "cooling_down" and p.res.until <= now]
         for res in over:
@@ -342,7 +342,7 @@ class World:
         self.line.append(waiter)
 
     def leave(self, waiter: Waiter, now: float) -> Outcome:
-        """S43: one that wakes and does not take hands on."""
+        """R43: one that wakes and does not take hands on."""
         if waiter in self.line:
             self.line.remove(waiter)
         elif waiter.grant is not None:
@@ -366,7 +366,7 @@ class World:
         return back
 
     def _settle(self, outcome: Outcome, now: float) -> Outcome:
-        """S43: whoever came first takes what suits them, until nobody can; then tell those without hope."""
+        """R43: whoever came first takes what suits them, until nobody can; then tell those without hope."""
         while waiter := self._first_that_can_be_served(now):
             self.line.remove(waiter)
             self.granted.append(waiter)
@@ -389,7 +389,7 @@ class World:
             return not alive
         return all(res.status == "cooling_down" and res.until >= waiter.deadline for res in alive)
 
-    # -- steering (A72) -----------------------------------------------------------------------------------------------
+    # -- steering (R72) -----------------------------------------------------------------------------------------------
 
     def add(self, pool: Pool, res: Res, now: float) -> Outcome:
         self.admit(pool, res)
@@ -444,7 +444,7 @@ class World:
 
 
 def _nearest(affinity: str, places: list[Place]) -> Place:
-    """B24: whom the hash prefers, asked anew each time; what the hash is, other tests say."""
+    """R24: whom the hash prefers, asked anew each time; what the hash is, other tests say."""
     rendezvous = Rendezvous()
     for place in places:
         rendezvous.admit(place.res.id, place.res.weight)

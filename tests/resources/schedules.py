@@ -13,14 +13,14 @@ program in a small language of awaits (`Author` writes it, `World.play` performs
 The judge is not the implementation. Every task counts what was done to it (`CountingTask`), every use of a resource is
 an `Attempt` that notes what its operation did, and when a call ends `World.judge` holds its outcome against both:
 
-  S60  only strictly younger uses of the same resource are asked to stop, and all of them that can be
-  S61  an operation that ends in CancelledError, asked and not cancelled from outside, is retried, unseen by its caller
-  S62  one that was cancelled from outside and lets it out ends the call in CancelledError, asked or not
-  S63  what an operation returns, or raises by itself, is what the caller gets
-  S64  leases, plain awaitables and open streams are never asked
-  S41  `timeout=` and a sibling's asking reach the operation in the very moment, not at its next natural resume
-  S20  no operation begins on a resource that is out of use, or above its limit
-  S30  a cancelled use gives no verdict, and its slot is given back when it has ended, not before
+  R60  only strictly younger uses of the same resource are asked to stop, and all of them that can be
+  R61  an operation that ends in CancelledError, asked and not cancelled from outside, is retried, unseen by its caller
+  R62  one that was cancelled from outside and lets it out ends the call in CancelledError, asked or not
+  R63  what an operation returns, or raises by itself, is what the caller gets
+  R64  leases, plain awaitables and open streams are never asked
+  R41  `timeout=` and a sibling's asking reach the operation in the very moment, not at its next natural resume
+  R20  no operation begins on a resource that is out of use, or above its limit
+  R30  a cancelled use gives no verdict, and its slot is given back when it has ended, not before
   end  cancelling() is what the tasks' own history says, nothing is in flight, nobody waits, every pool still works
 """
 
@@ -77,7 +77,7 @@ class CountingTask(asyncio.Task[Any]):
         asker = sys._getframe(1)
         by = asker.f_locals.get("self")
         if asker.f_globals.get("__name__") == "headgate.core.cancellation" and getattr(by, "_task", None) is self:
-            raise Violation("S62: headgate cancelled the caller's own task")
+            raise Violation("R62: headgate cancelled the caller's own task")
         done = super().cancel(msg)
         if done and asker.f_code.co_name == "__aexit__" and self.moves[-1:] == ["-"]:
             self.moves[-1] = "~"  # TaskGroup of 3.13: uncancel() and cancel() at once, so that the next await sees it
@@ -392,7 +392,7 @@ class World:
             except asyncio.CancelledError:
                 self.note("ends cancelled")
                 if "+" not in task.moves[begun:] and not task.is_unsettled and not self.may_cancel_itself(statement):
-                    self.wrong("S61: a caller that nobody cancelled sees CancelledError")
+                    self.wrong("R61: a caller that nobody cancelled sees CancelledError")
                 return
             except (Exception, BaseExceptionGroup) as error:
                 self.note(f"caught {error!r:.80}")
@@ -626,7 +626,7 @@ class World:
         self.note(f"{call} -> {outcome!r:.90}")
         moves = task.moves[begun:]
         if task.cancelling() != count + moves.count("+") - moves.count("-"):
-            self.wrong(f"S62: cancelling() is {task.cancelling()} after {call}, was {count}, moves {moves}")
+            self.wrong(f"R62: cancelling() is {task.cancelling()} after {call}, was {count}, moves {moves}")
         self.judge(call, outcome, task.moves, begun)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -702,9 +702,9 @@ class World:
         self.active[attempt.usage] = attempt
         together = sum(other.resource is resource for other in self.active.values())
         if resource.max_in_flight is not None and together > resource.max_in_flight:
-            self.wrong(f"S20: {attempt} is number {together} on a resource for {resource.max_in_flight}")
+            self.wrong(f"R20: {attempt} is number {together} on a resource for {resource.max_in_flight}")
         if resource.status == "disabled" or (resource.status == "cooling_down" and resource.cooldown_until > now()):
-            self.wrong(f"S20, S60: {attempt} begins on a resource that is {resource.status}")
+            self.wrong(f"R20, R60: {attempt} begins on a resource that is {resource.status}")
         return attempt
 
     @contextlib.contextmanager
@@ -765,13 +765,13 @@ class World:
         self.sibling_cancels += 1
         self.note(f"{signaller} asks {victim} to stop")
         if signaller is None or victim is None:
-            self.wrong(f"S60: {victim} is asked to stop, and nobody signalled or it is not in flight")
+            self.wrong(f"R60: {victim} is asked to stop, and nobody signalled or it is not in flight")
             return
         self.expected[signaller.usage].discard(usage)
         if usage <= signaller.usage or victim.resource is not signaller.resource:
-            self.wrong(f"S60: {victim} is not a younger use of the resource of {signaller}")
+            self.wrong(f"R60: {victim} is not a younger use of the resource of {signaller}")
         if not victim.can_be_asked():
-            self.wrong(f"S60, S64: {victim} ({victim.kind}, open: {victim.is_open}) must not be asked to stop")
+            self.wrong(f"R60, R64: {victim} ({victim.kind}, open: {victim.is_open}) must not be asked to stop")
         victim.asked = now()
         roll = self.dice.random()
         if roll < 0.1:
@@ -786,17 +786,17 @@ class World:
             self.end(attempt)
             asked = attempt.was_asked() or attempt.cancelled
             if outcome != "ok" and not asked and not self.is_due(attempt.call, attempt.task.moves, attempt.history):
-                self.wrong(f"S63: {attempt} was interrupted by nobody")
+                self.wrong(f"R63: {attempt} was interrupted by nobody")
         elif attempt.ended is None:
-            self.wrong(f"S30: the slot of {attempt} was given back while its operation still runs")
+            self.wrong(f"R30: the slot of {attempt} was given back while its operation still runs")
         self.signaller.pop(attempt.task, None)
         if missed := self.expected.pop(attempt.usage, None):
-            self.wrong(f"S60: {attempt} did not ask {', '.join(str(self.active[usage]) for usage in missed)} to stop")
+            self.wrong(f"R60: {attempt} did not ask {', '.join(str(self.active[usage]) for usage in missed)} to stop")
         if isinstance(attempt.outcome, asyncio.CancelledError) and attempt.cancelled and outcome != "no_verdict":
-            self.wrong(f"S30: {attempt} was cancelled from outside, and is told as {outcome}")
+            self.wrong(f"R30: {attempt} was cancelled from outside, and is told as {outcome}")
 
     def check_prompt(self, attempt: Attempt) -> None:
-        """Whoever is asked to stop hears of it in that moment (S41, S60), unless its children take their time."""
+        """Whoever is asked to stop hears of it in that moment (R41, R60), unless its children take their time."""
         assert attempt.ended is not None
         for why, at in (("its sibling asked", attempt.asked), ("its timeout ended", attempt.due)):
             if at is None or attempt.ended <= at or at in attempt.seen:
@@ -815,24 +815,24 @@ class World:
             if attempt.task.is_unsettled or is_cancelled([move for move, moved_at in moves if moved_at <= at]):
                 continue  # it swallowed a cancellation, or a TaskGroup of 3.11 left one behind: taken for a clean-up
             self.wrong(
-                f"S41, S60: {attempt} heard at {attempt.seen} and not at {at}, when {why}; ended {attempt.ended}"
+                f"R41, R60: {attempt} heard at {attempt.seen} and not at {at}, when {why}; ended {attempt.ended}"
             )
 
     def check_retried(self, attempt: Attempt, moves: list[str]) -> None:
         """`attempt` was followed by another: rightly?"""
         if isinstance(attempt.outcome, asyncio.CancelledError):
             if attempt.cancelled:
-                self.wrong(f"S62: {attempt} was cancelled from outside, and its call went on")
+                self.wrong(f"R62: {attempt} was cancelled from outside, and its call went on")
             elif not attempt.was_asked():
-                self.wrong(f"S61: {attempt} ended in a CancelledError nobody asked for, and its call went on")
+                self.wrong(f"R61: {attempt} ended in a CancelledError nobody asked for, and its call went on")
         elif not _signal_of(attempt.outcome)[1]:
-            self.wrong(f"S30: {attempt} ended in {attempt.outcome!r}, and was tried again")
+            self.wrong(f"R30: {attempt} ended in {attempt.outcome!r}, and was tried again")
 
     def judge(self, call: Call, outcome: object, moves: list[str], begun: int) -> None:
         """Does what the caller gets follow from what the operation did?"""
         cancelled_between = isinstance(outcome, asyncio.CancelledError)  # right if somebody cancelled in a pause
         if len(call.attempts) > int(call.options.get("max_attempts", 4)):
-            self.wrong(f"S12: {call} made {len(call.attempts)} attempts")
+            self.wrong(f"R12: {call} made {len(call.attempts)} attempts")
         if not call.attempts:
             if not isinstance(outcome, PoolExhausted) and not (cancelled_between and self.is_due(call, moves, begun)):
                 self.wrong(f"{call} ended in {outcome!r} without an attempt")
@@ -848,24 +848,24 @@ class World:
         if isinstance(own, asyncio.CancelledError):
             if last.cancelled or not last.was_asked():
                 if not isinstance(outcome, asyncio.CancelledError):
-                    self.wrong(f"S62: {last} was cancelled from outside, and {call} ended in {outcome!r}")
+                    self.wrong(f"R62: {last} was cancelled from outside, and {call} ended in {outcome!r}")
                 return
             if cancelled_between and (self.ambiguous(last) or self.is_due(call, moves, last.history)):
                 return
             retriable = True
         if call.how == "lease":
             if outcome is not own:
-                self.wrong(f"B75: the block of {call} ended in {own!r}, the lease in {outcome!r}")
+                self.wrong(f"R75: the block of {call} ended in {own!r}, the lease in {outcome!r}")
         elif retriable:
             if cancelled_between and (self.is_due(call, moves, last.history_end) or self.was_cancelled_by_others(last)):
                 return
             if not isinstance(outcome, PoolExhausted):
-                self.wrong(f"S61: {last} ended in {own!r}, asked {last.asked}, and {call} in {outcome!r}")
+                self.wrong(f"R61: {last} ended in {own!r}, asked {last.asked}, and {call} in {outcome!r}")
         elif call.how == "stream" and not isinstance(own, BaseException):
             if outcome != "all":
-                self.wrong(f"S64: an empty stream ended in {outcome!r}")
+                self.wrong(f"R64: an empty stream ended in {outcome!r}")
         elif outcome is not own and outcome != own:
-            self.wrong(f"S63: {last} ended in {own!r}, and {call} in {outcome!r}")
+            self.wrong(f"R63: {last} ended in {own!r}, and {call} in {outcome!r}")
 
     @staticmethod
     def is_due(call: Call, moves: list[str], since: int) -> bool:
@@ -888,7 +888,7 @@ class World:
         if isinstance(own, GeneratorExit):
             return  # closed by its consumer, whose own affair the outcome is
         if isinstance(own, BaseException) and outcome is not own and not isinstance(outcome, asyncio.CancelledError):
-            self.wrong(f"S64: the open stream of {call} ended in {own!r}, its consumer in {outcome!r}")
+            self.wrong(f"R64: the open stream of {call} ended in {own!r}, its consumer in {outcome!r}")
 
 
 # -- small things ------------------------------------------------------------------------------------------------------

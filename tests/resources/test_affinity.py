@@ -1,4 +1,4 @@
-"""`sticky`: the same affinity, the same resource (B24); and what an affinity may be (B25)."""
+"""`sticky`: the same affinity, the same resource (R24); and what an affinity may be (R25)."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def homes(rotation: Rotation) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("count", [3, 10, 100])
-def test_b24_affinities_are_spread_evenly(count: int) -> None:
+def test_r24_affinities_are_spread_evenly(count: int) -> None:
     found = Counter(homes(rotation_of(*names(count))).values())
     expected = len(USERS) / count
     chi_square = sum((found[name] - expected) ** 2 / expected for name in names(count))
     assert chi_square < count + 4 * (2 * count) ** 0.5, "as uneven as chance alone, and no more"
 
 
-def test_b24_shares_are_in_proportion_to_weights() -> None:
+def test_r24_shares_are_in_proportion_to_weights() -> None:
     rotation = rotation_of(Resource("big", None, weight=3.0), Resource("small", None))
     assert 1400 <= Counter(homes(rotation).values())["big"] <= 1600
 
 
 @pytest.mark.parametrize("count", [3, 60])
-def test_b24_a_newcomer_takes_only_its_own(count: int) -> None:
+def test_r24_a_newcomer_takes_only_its_own(count: int) -> None:
     rotation = rotation_of(*names(count))
     before = homes(rotation)
     rotation.add(Resource("new", None))
@@ -76,7 +76,7 @@ def test_b24_a_newcomer_takes_only_its_own(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 60])
-def test_b24_who_leaves_leaves_only_its_own(count: int) -> None:
+def test_r24_who_leaves_leaves_only_its_own(count: int) -> None:
     rotation = rotation_of(*names(count))
     before = homes(rotation)
     rotation.remove("key-1")
@@ -86,7 +86,7 @@ def test_b24_who_leaves_leaves_only_its_own(count: int) -> None:
     assert len(heirs) > 1, "they are not all left to one"
 
 
-def test_b24_more_weight_takes_and_gives_nothing_else() -> None:
+def test_r24_more_weight_takes_and_gives_nothing_else() -> None:
     rotation = rotation_of(*names(10))
     before = homes(rotation)
     rotation.retag(rotation.seats["key-3"].resource, Resource("key-3", None, weight=4.0))
@@ -94,14 +94,14 @@ def test_b24_more_weight_takes_and_gives_nothing_else() -> None:
     assert {after[user] for user in USERS if after[user] != before[user]} == {"key-3"}
 
 
-def test_b24_the_order_of_the_pool_means_nothing() -> None:
+def test_r24_the_order_of_the_pool_means_nothing() -> None:
     rotation = rotation_of(*names(10))
     before = homes(rotation)
     rotation.reorder(list(reversed(names(10))))
     assert homes(rotation) == before == homes(rotation_of(*reversed(names(10))))
 
 
-def test_b24_the_order_is_the_same_in_every_process_and_version() -> None:
+def test_r24_the_order_is_the_same_in_every_process_and_version() -> None:
     """Pinned: whoever changes the hash moves the affinities of every user of the library."""
     pinned = ["key-5", "key-0", "key-3", "key-3"]
     rotation = rotation_of(*names(7))
@@ -123,7 +123,7 @@ _ENV: dict[str, str] = {"PYTHONPATH": ":".join(sys.path)}
 _TEXT: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
 
 
-def test_b24_what_is_hashed_tells_kinds_apart() -> None:
+def test_r24_what_is_hashed_tells_kinds_apart() -> None:
     different = ["1", 1, b"1", ("1",), (1,), (b"1",), ("1", ""), ("", "1"), (), "", b"", -1, ("1:s",), "ab", ("a", "b")]
     assert len({stable_text(one) for one in different}) == len(different)
     assert stable_text(10**5000)
@@ -131,7 +131,7 @@ def test_b24_what_is_hashed_tells_kinds_apart() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_b24_what_is_remembered_is_what_would_be_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r24_what_is_remembered_is_what_would_be_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a rendezvous that is made anew for each question, with members that come, go and change."""
     chance = random.Random(seed)
     monkeypatch.setattr(affinity_module, "FAVOURITES", chance.choice([1, 2, 4]))
@@ -176,7 +176,7 @@ def order_of(rotation: Rotation, affinity: str) -> list[str]:
     return [name for _, name in fresh(dict.fromkeys(rotation.seats, 1.0)).favourites(stable_text(affinity))[0]]
 
 
-def test_b24_the_favourite_while_it_is_eligible_and_then_the_next() -> None:
+def test_r24_the_favourite_while_it_is_eligible_and_then_the_next() -> None:
     rotation = rotation_of(*names(5), limit=1)
     order = order_of(rotation, "ann")
     flights = [take(rotation, "ann") for _ in range(5)]
@@ -187,7 +187,7 @@ def test_b24_the_favourite_while_it_is_eligible_and_then_the_next() -> None:
     assert favourite(rotation, "ann") == order[2]
 
 
-def test_b24_it_returns_to_the_favourite_after_its_cooldown() -> None:
+def test_r24_it_returns_to_the_favourite_after_its_cooldown() -> None:
     rotation = rotation_of(*names(5))
     first, second, *_ = order_of(rotation, "ann")
     flight = take(rotation, "ann")
@@ -200,7 +200,7 @@ def test_b24_it_returns_to_the_favourite_after_its_cooldown() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("depth", [1, 16])
-def test_b24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beyond what is remembered, with few or many that are open, with tags and ids to skip."""
     monkeypatch.setattr(affinity_module, "FAVOURITES", depth)
     chance = random.Random(seed)
@@ -223,7 +223,7 @@ def test_b24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monke
         rotation.check(0.0)
 
 
-def test_b24_without_an_affinity_it_is_round_robin() -> None:
+def test_r24_without_an_affinity_it_is_round_robin() -> None:
     rotation = rotation_of(*names(4))
     plain = Rotation([Resource(name, None) for name in names(4)], strategy=round_robin(), cooldown_table=(30.0,))
     for step in range(50):
@@ -236,7 +236,7 @@ def test_b24_without_an_affinity_it_is_round_robin() -> None:
             plain.ok(other)
 
 
-def test_b24_at_ten_thousand_a_known_affinity_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r24_at_ten_thousand_a_known_affinity_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rotation = rotation_of(*names(10_000))
     expected = [favourite(rotation, user) for user in USERS[:50]]
     rotation.add(Resource("new", None))
@@ -255,7 +255,7 @@ def test_b24_at_ten_thousand_a_known_affinity_measures_nothing(monkeypatch: pyte
     assert measured == 50
 
 
-def test_b24_at_ten_thousand_a_busy_affinity_is_measured_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r24_at_ten_thousand_a_busy_affinity_is_measured_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its uses takes one more favourite; surveys grow with the logarithm of how many."""
     rotation = rotation_of(*names(10_000), limit=1)
     surveys = []
@@ -273,7 +273,7 @@ def test_b24_at_ten_thousand_a_busy_affinity_is_measured_a_few_times(monkeypatch
 # -- waiters -----------------------------------------------------------------------------------------------------------
 
 
-def test_b25_a_waiter_is_given_its_favourite_of_what_is_free() -> None:
+def test_r25_a_waiter_is_given_its_favourite_of_what_is_free() -> None:
     rotation = rotation_of(*names(5), limit=1)
     order = order_of(rotation, "ann")
     for name in names(5):
@@ -289,7 +289,7 @@ def test_b25_a_waiter_is_given_its_favourite_of_what_is_free() -> None:
     assert ticket.grant.seat.resource.resource_id == order[0]
 
 
-def test_b25_a_waiter_takes_what_comes() -> None:
+def test_r25_a_waiter_takes_what_comes() -> None:
     rotation = rotation_of(*names(3), limit=1)
     flights = [take(rotation, "ann") for _ in range(3)]
     tickets = [WaitTicket(Want(), rotation, affinity=one) for one in ("ann", "bob")]
@@ -309,7 +309,7 @@ def agents(**options: Any) -> ResourcePool[str]:
 
 
 @virtual
-async def test_b25_every_kind_of_call_takes_an_affinity() -> None:
+async def test_r25_every_kind_of_call_takes_an_affinity() -> None:
     pool = agents()
     home = await pool.run(ident, affinity="ann")
 
@@ -327,13 +327,13 @@ async def test_b25_every_kind_of_call_takes_an_affinity() -> None:
     assert {await pool.run(ident, affinity=("ann", number)) for number in range(40)} > {home}
 
 
-def test_b25_run_sync_takes_an_affinity() -> None:
+def test_r25_run_sync_takes_an_affinity() -> None:
     pool = agents()
     assert len({pool.run_sync(lambda resource: resource.resource_id, affinity=b"ann") for _ in range(5)}) == 1
 
 
 @virtual
-async def test_b25_a_retry_goes_to_the_next_best_and_the_next_call_home() -> None:
+async def test_r25_a_retry_goes_to_the_next_best_and_the_next_call_home() -> None:
     pool = agents()
     seen: list[str] = []
 
@@ -349,7 +349,7 @@ async def test_b25_a_retry_goes_to_the_next_best_and_the_next_call_home() -> Non
 
 
 @virtual
-async def test_b25_waiting_calls_keep_their_affinity() -> None:
+async def test_r25_waiting_calls_keep_their_affinity() -> None:
     pool = ResourcePool([Resource(name, None, 1) for name in names(3)], strategy="sticky")
     gate = Gate()
     calls = [asyncio.create_task(pool.run(gate, affinity="ann")) for _ in range(3)]
@@ -364,7 +364,7 @@ async def test_b25_waiting_calls_keep_their_affinity() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted", "least_latency"])
-def test_b25_other_strategies_do_not_look_at_it(strategy: str) -> None:
+def test_r25_other_strategies_do_not_look_at_it(strategy: str) -> None:
     async def main() -> None:
         pool = keys("a", "b", strategy=strategy)
         assert {await pool.run(ident, affinity="ann") for _ in range(3)} <= {"a", "b"}
@@ -378,7 +378,7 @@ class Tenant(IntEnum):
 
 @pytest.mark.parametrize("good", ["", "ann", 0, -5, b"x", (), ("a", 1, b"c"), Tenant.ACME, None])
 @virtual
-async def test_b25_what_an_affinity_may_be(good: Any) -> None:
+async def test_r25_what_an_affinity_may_be(good: Any) -> None:
     assert await agents().run(ident, affinity=good) in names(20)
 
 
@@ -396,7 +396,7 @@ async def test_b25_what_an_affinity_may_be(good: Any) -> None:
     ],
 )
 @virtual
-async def test_b25_what_is_no_affinity_is_refused(bad: Any, shown: str) -> None:
+async def test_r25_what_is_no_affinity_is_refused(bad: Any, shown: str) -> None:
     pool = agents()
     with pytest.raises(InvalidType, match="affinity must be") as refused:
         await pool.run(ident, affinity=bad)

@@ -1,4 +1,4 @@
-"""S03: notes for coding agents that are true."""
+"""R03: notes for coding agents that are true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headgate.resources import PoolStats, ResourceStats
 NOTES = ResourcePool.__agent_notes__()
 
 
-def test_s03_the_module_prints_the_notes() -> None:
+def test_r03_the_module_prints_the_notes() -> None:
     pytest.importorskip("agent_readable", reason="pip install agent-readable")
     out = subprocess.run(
         [sys.executable, "-m", "agent_readable", "headgate.ResourcePool"], capture_output=True, text=True, check=True
@@ -24,12 +24,12 @@ def test_s03_the_module_prints_the_notes() -> None:
         assert part in out
 
 
-def test_s03_every_public_class_has_notes_without_any_dependency() -> None:
+def test_r03_every_public_class_has_notes_without_any_dependency() -> None:
     for kind in (ResourcePool, Resource, PoolStats, ResourceStats):
         assert len(kind.__agent_notes__()) > 40
 
 
-def test_s03_every_member_the_notes_name_exists() -> None:
+def test_r03_every_member_the_notes_name_exists() -> None:
     methods = set(re.findall(r"`(?:headgate\.)?(\w+)\(", NOTES))
     known = {*dir(ResourcePool), *dir(headgate), "Resource"}
     assert methods <= known, methods - known
@@ -46,7 +46,7 @@ def test_s03_every_member_the_notes_name_exists() -> None:
         assert hasattr(headgate.PoolExhausted("x"), attribute)
 
 
-def test_s03_the_example_runs() -> None:
+def test_r03_the_example_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", NOTES, re.S)
     assert len(blocks) == 1
     names: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""S60 to S64, and what else stops an operation: S30, S40, S41, B75, B76. Whose cancellation is it, case by case.
+"""R60 to R64, and what else stops an operation: R30, R40, R41, R75, R76. Whose cancellation is it, case by case.
 
 *Naive* below is what one writes first: ``task.cancel()`` on the victim's task, a flag "it was us", ``uncancel()`` when
 the CancelledError arrives. `schedules.py` looks for what nobody thought of.
@@ -110,12 +110,12 @@ async def outcome_of(task: asyncio.Task[Any]) -> object:
     return "cancelled" if task.cancelled() else task.exception() or task.result()
 
 
-# -- S60, S61: who is asked, and what its caller sees ------------------------------------------------------------------
+# -- R60, R61: who is asked, and what its caller sees ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("signal", [CooldownResource(LONG), DisableResource()])
 @virtual
-async def test_s60_only_the_strictly_younger_are_asked(signal: BaseException) -> None:
+async def test_r60_only_the_strictly_younger_are_asked(signal: BaseException) -> None:
     pool = pair()
     elder, younger = Heard(), Heard()
     first = await calling(pool, elder)
@@ -133,7 +133,7 @@ async def test_s60_only_the_strictly_younger_are_asked(signal: BaseException) ->
 
 
 @virtual
-async def test_s61_a_cancelled_use_costs_one_attempt() -> None:
+async def test_r61_a_cancelled_use_costs_one_attempt() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -147,7 +147,7 @@ async def test_s61_a_cancelled_use_costs_one_attempt() -> None:
 
 
 @virtual
-async def test_s08_siblings_are_cancelled_across_pools() -> None:
+async def test_r08_siblings_are_cancelled_across_pools() -> None:
     shared = Resource("a", "secret")
     one = ResourcePool([shared])
     other = ResourcePool([shared, Resource("b", "secret")], strategy="primary_backup")
@@ -161,7 +161,7 @@ async def test_s08_siblings_are_cancelled_across_pools() -> None:
 
 
 @virtual
-async def test_s63_cancel_siblings_false_lets_them_run() -> None:
+async def test_r63_cancel_siblings_false_lets_them_run() -> None:
     pool = pair(cancel_siblings=False)
     trouble = Trouble(pool)
     await trouble.begin()
@@ -172,13 +172,13 @@ async def test_s63_cancel_siblings_false_lets_them_run() -> None:
     assert events.of(SiblingCancelled) == []
 
 
-# -- S62: an outer cancellation always propagates ----------------------------------------------------------------------
+# -- R62: an outer cancellation always propagates ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("older", [0, 1, 2])
 @pytest.mark.parametrize("order", ["outer first", "sibling first"])
 @virtual
-async def test_s62_in_the_same_turn_as_a_siblings(order: str, older: int) -> None:
+async def test_r62_in_the_same_turn_as_a_siblings(order: str, older: int) -> None:
     # Naive: two cancel() merge into one CancelledError, the flag says "ours", the outer one is uncancelled and lost.
     # Comparing cancelling() with 0 instead of with what it was fails the other way round when `older` > 0.
     pool = pair()
@@ -203,7 +203,7 @@ async def test_s62_in_the_same_turn_as_a_siblings(order: str, older: int) -> Non
 
 @pytest.mark.parametrize("older", [0, 1])
 @virtual
-async def test_s61_a_caller_that_carries_an_older_cancellation_is_not_cancelled(older: int) -> None:
+async def test_r61_a_caller_that_carries_an_older_cancellation_is_not_cancelled(older: int) -> None:
     # Naive: "cancelling() > 0, so somebody outside wants it" hands the sibling's cancellation to such a caller.
     pool = pair()
     trouble = Trouble(pool)
@@ -221,7 +221,7 @@ async def test_s61_a_caller_that_carries_an_older_cancellation_is_not_cancelled(
 
 
 @virtual
-async def test_s62_while_it_rests_between_two_attempts_and_while_it_waits_in_line() -> None:
+async def test_r62_while_it_rests_between_two_attempts_and_while_it_waits_in_line() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -240,7 +240,7 @@ async def test_s62_while_it_rests_between_two_attempts_and_while_it_waits_in_lin
 
 @pytest.mark.parametrize("first", ["timeout", "sibling"])
 @virtual
-async def test_s62_inside_asyncio_timeout(first: str) -> None:
+async def test_r62_inside_asyncio_timeout(first: str) -> None:
     # Naive: its uncancel() takes the timeout's count, and what should be a TimeoutError comes out as a CancelledError.
     pool = pair()
     trouble = Trouble(pool)
@@ -264,7 +264,7 @@ async def _within(seconds: float, call: Awaitable[str]) -> str:
 
 
 @virtual
-async def test_s62_a_sibling_does_not_set_off_the_timeout_around_it() -> None:
+async def test_r62_a_sibling_does_not_set_off_the_timeout_around_it() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -275,7 +275,7 @@ async def test_s62_a_sibling_does_not_set_off_the_timeout_around_it() -> None:
 
 
 @virtual
-async def test_s62_inside_a_task_group_that_fails() -> None:
+async def test_r62_inside_a_task_group_that_fails() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -335,7 +335,7 @@ async def test_a_victim_inside_a_task_group_of_its_own_ends_its_children(where: 
 @pytest.mark.parametrize("asked_by", ["sibling", "timeout="])
 @pytest.mark.parametrize("first", ["the scope", "the asking"])
 @virtual
-async def test_s41_a_timeout_inside_the_operation_does_not_eat_the_asking(first: str, asked_by: str) -> None:
+async def test_r41_a_timeout_inside_the_operation_does_not_eat_the_asking(first: str, asked_by: str) -> None:
     # Both come in one turn: one CancelledError arrives, asyncio.timeout takes it for its own and the operation goes on
     # happily. It must be told once more. (A task can count: it would have been cancelled twice.)
     pool = pair()
@@ -393,7 +393,7 @@ async def test_a_count_that_a_task_group_leaves_behind_is_no_cancellation() -> N
 
 
 @virtual
-async def test_s34_a_group_of_signals_from_a_victim_in_the_same_turn_counts_as_a_signal() -> None:
+async def test_r34_a_group_of_signals_from_a_victim_in_the_same_turn_counts_as_a_signal() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -419,7 +419,7 @@ async def test_s34_a_group_of_signals_from_a_victim_in_the_same_turn_counts_as_a
 
 
 @virtual
-async def test_s62_nested_the_inner_use_is_the_victim() -> None:
+async def test_r62_nested_the_inner_use_is_the_victim() -> None:
     outer, inner = keys("o"), pair()
     trouble = Trouble(inner)
     await trouble.begin()
@@ -433,7 +433,7 @@ async def test_s62_nested_the_inner_use_is_the_victim() -> None:
 
 
 @virtual
-async def test_s62_nested_the_outer_use_is_the_victim() -> None:
+async def test_r62_nested_the_outer_use_is_the_victim() -> None:
     # The inner call sees a CancelledError that nobody asked *it* for, and must let it through.
     outer, inner = pair(), keys("i")
     trouble = Trouble(outer)
@@ -456,7 +456,7 @@ async def _at_once(seconds: float, result: str) -> str:
 
 
 @virtual
-async def test_s60_nested_both_are_victims_of_one_signal() -> None:
+async def test_r60_nested_both_are_victims_of_one_signal() -> None:
     # One pool, called again by its own operation: both uses are of "a", and one CancelledError arrives for two. The
     # inner call must not take it for its own and go on on "b", while the outer one, which holds "a", is never told.
     pool = pair()
@@ -485,7 +485,7 @@ async def test_s60_nested_both_are_victims_of_one_signal() -> None:
 
 
 @virtual
-async def test_s60_nested_both_are_victims_and_the_inner_one_cleans_up() -> None:
+async def test_r60_nested_both_are_victims_and_the_inner_one_cleans_up() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -508,7 +508,7 @@ async def test_s60_nested_both_are_victims_and_the_inner_one_cleans_up() -> None
 
 @pytest.mark.parametrize("inner_timeout", [5.0, 2.5])
 @virtual
-async def test_s41_nested_timeouts_that_end_together(inner_timeout: float) -> None:
+async def test_r41_nested_timeouts_that_end_together(inner_timeout: float) -> None:
     # The outer attempt is bounded by 5 s, whatever the inner one makes of the CancelledError that reaches both.
     outer, inner = keys("o"), keys("a", "b", "c")
 
@@ -522,7 +522,7 @@ async def test_s41_nested_timeouts_that_end_together(inner_timeout: float) -> No
     assert in_flight(inner) == 0
 
 
-# -- S63: operations that swallow --------------------------------------------------------------------------------------
+# -- R63: operations that swallow --------------------------------------------------------------------------------------
 
 
 def swallowing(uncancel: bool, then: float = 0.0) -> Callable[[Resource[str]], Awaitable[str]]:
@@ -543,7 +543,7 @@ def swallowing(uncancel: bool, then: float = 0.0) -> Callable[[Resource[str]], A
 @pytest.mark.parametrize("older", [0, 1])
 @pytest.mark.parametrize("uncancel", [False, True])
 @virtual
-async def test_s63_what_it_returns_is_delivered(uncancel: bool, older: int) -> None:
+async def test_r63_what_it_returns_is_delivered(uncancel: bool, older: int) -> None:
     # Naive: "it was asked to stop, so this was no result", or an uncancel() of its own that drops an older count.
     pool = pair()
     trouble = Trouble(pool)
@@ -564,7 +564,7 @@ async def test_s63_what_it_returns_is_delivered(uncancel: bool, older: int) -> N
 @pytest.mark.parametrize("older", [0, 1])
 @pytest.mark.parametrize("uncancel", [False, True])
 @virtual
-async def test_s63_a_later_outer_cancellation_still_propagates(uncancel: bool, older: int) -> None:
+async def test_r63_a_later_outer_cancellation_still_propagates(uncancel: bool, older: int) -> None:
     # Naive: the operation's uncancel() has taken back the pool's cancel(); now the outer one arrives, the flag still
     # says "ours", and the pool's own uncancel() takes back a cancellation that was not its to take.
     pool = pair()
@@ -587,7 +587,7 @@ async def test_s63_a_later_outer_cancellation_still_propagates(uncancel: bool, o
 
 @pytest.mark.parametrize("order", ["outer first", "sibling first"])
 @virtual
-async def test_s62_an_operation_that_takes_back_an_older_count_in_its_first_step(order: str) -> None:
+async def test_r62_an_operation_that_takes_back_an_older_count_in_its_first_step(order: str) -> None:
     # "What it was" is a moving mark: once the operation has lowered the count, one more cancellation is an outer one.
     pool = pair()
     trouble = Trouble(pool)
@@ -628,11 +628,11 @@ async def test_a_cancellation_that_nobody_asked_for_is_the_operations_own(older:
     current().uncancel()
 
 
-# -- S40: what is cancelled, and when ----------------------------------------------------------------------------------
+# -- R40: what is cancelled, and when ----------------------------------------------------------------------------------
 
 
 @virtual
-async def test_s40_a_future_is_cancelled_directly() -> None:
+async def test_r40_a_future_is_cancelled_directly() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -648,7 +648,7 @@ async def test_s40_a_future_is_cancelled_directly() -> None:
 
 
 @virtual
-async def test_s61_two_victims_that_await_one_and_the_same_future() -> None:
+async def test_r61_two_victims_that_await_one_and_the_same_future() -> None:
     # Coalesced requests do that. The first victim's interrupt cancels the future for both; each was asked, and neither
     # caller may see it.
     pool = pair()
@@ -663,7 +663,7 @@ async def test_s61_two_victims_that_await_one_and_the_same_future() -> None:
 
 
 @virtual
-async def test_s40_any_other_awaitable_runs_to_its_end() -> None:
+async def test_r40_any_other_awaitable_runs_to_its_end() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -779,11 +779,11 @@ async def test_asked_twice_in_one_turn_is_asked_once() -> None:
     assert story == ["asked", "cleaned up"]
 
 
-# -- S64, B75: what is never cancelled ---------------------------------------------------------------------------------
+# -- R64, R75: what is never cancelled ---------------------------------------------------------------------------------
 
 
 @virtual
-async def test_s64_leases_and_run_sync_are_never_cancelled() -> None:
+async def test_r64_leases_and_run_sync_are_never_cancelled() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -827,7 +827,7 @@ class Streams:
 
 
 @virtual
-async def test_s64_a_stream_fails_over_before_its_first_item() -> None:
+async def test_r64_a_stream_fails_over_before_its_first_item() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -839,7 +839,7 @@ async def test_s64_a_stream_fails_over_before_its_first_item() -> None:
 
 @pytest.mark.parametrize("when", ["in its second __anext__", "between two items"])
 @virtual
-async def test_s64_an_open_stream_is_left_alone_and_so_is_its_consumer(when: str) -> None:
+async def test_r64_an_open_stream_is_left_alone_and_so_is_its_consumer(when: str) -> None:
     # Naive: the task that began the stream is cancelled, and is hit between two items, inside somebody else's code.
     pool = pair()
     trouble = Trouble(pool)
@@ -855,7 +855,7 @@ async def test_s64_an_open_stream_is_left_alone_and_so_is_its_consumer(when: str
 
 
 @virtual
-async def test_s62_an_outer_cancellation_of_a_streams_consumer() -> None:
+async def test_r62_an_outer_cancellation_of_a_streams_consumer() -> None:
     pool = pair()
     trouble = Trouble(pool)
     await trouble.begin()
@@ -875,7 +875,7 @@ async def test_s62_an_outer_cancellation_of_a_streams_consumer() -> None:
 
 
 @virtual
-async def test_s05_a_closed_stream_keeps_its_slot_until_it_has_cleaned_up() -> None:
+async def test_r05_a_closed_stream_keeps_its_slot_until_it_has_cleaned_up() -> None:
     # The clean-up may still speak over the connection that an exclusive resource stands for.
     pool = ResourcePool([Resource("a", "secret", 1)])
     streams = Streams(0, 0)
@@ -893,12 +893,12 @@ async def test_s05_a_closed_stream_keeps_its_slot_until_it_has_cleaned_up() -> N
     assert streams.cleaned_up
 
 
-# -- S41: timeout= -----------------------------------------------------------------------------------------------------
+# -- R41: timeout= -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("older", [0, 1])
 @virtual
-async def test_s41_timeout_interrupts_and_counts_as_a_retry(older: int) -> None:
+async def test_r41_timeout_interrupts_and_counts_as_a_retry(older: int) -> None:
     pool = keys("a", "b", "c", strategy="primary_backup")
     tried: list[str] = []
     await carry(older)
@@ -921,7 +921,7 @@ async def test_s41_timeout_interrupts_and_counts_as_a_retry(older: int) -> None:
 
 
 @virtual
-async def test_s41_timeout_gives_way_to_an_outer_cancellation_and_to_a_result() -> None:
+async def test_r41_timeout_gives_way_to_an_outer_cancellation_and_to_a_result() -> None:
     pool = pair()
     loop = asyncio.get_running_loop()
     heard = Heard()
@@ -941,7 +941,7 @@ async def test_s41_timeout_gives_way_to_an_outer_cancellation_and_to_a_result() 
 
 
 @virtual
-async def test_s43_a_cancelled_waiter_hands_on_the_alarm_it_kept() -> None:
+async def test_r43_a_cancelled_waiter_hands_on_the_alarm_it_kept() -> None:
     # The first in line wakes all at the end of a cooldown. Cancelled, it must not take the alarm with it.
     pool = keys("a")
     with pytest.raises(PoolExhausted):
@@ -955,7 +955,7 @@ async def test_s43_a_cancelled_waiter_hands_on_the_alarm_it_kept() -> None:
 
 
 @virtual
-async def test_s43_a_waiter_cancelled_in_the_turn_of_its_grant_hands_it_on() -> None:
+async def test_r43_a_waiter_cancelled_in_the_turn_of_its_grant_hands_it_on() -> None:
     pool = ResourcePool([Resource("a", "secret", 1)])
     gate = Gate()
     holder = await calling(pool, gate)
@@ -971,7 +971,7 @@ async def test_s43_a_waiter_cancelled_in_the_turn_of_its_grant_hands_it_on() -> 
 
 @pytest.mark.parametrize("signal", [CooldownResource(5), REVOKED])
 @virtual
-async def test_s60_a_use_that_was_granted_and_has_not_begun(signal: BaseException) -> None:
+async def test_r60_a_use_that_was_granted_and_has_not_begun(signal: BaseException) -> None:
     # Two end in one turn: one gives its slot to the waiter, the other finds the resource overloaded or dead. The waiter
     # holds a younger use; it must not begin it, and it has not failed either.
     pool = ResourcePool([Resource("a", "secret", 2)])
@@ -994,7 +994,7 @@ async def test_s60_a_use_that_was_granted_and_has_not_begun(signal: BaseExceptio
     assert isinstance(bad.exception(), PoolExhausted)
 
 
-# -- B76: other loops, other threads -----------------------------------------------------------------------------------
+# -- R76: other loops, other threads -----------------------------------------------------------------------------------
 
 
 class Elsewhere:
@@ -1027,7 +1027,7 @@ class Elsewhere:
 
 
 @pytest.mark.integration
-def test_b76_a_victim_on_another_loop_is_cancelled_at_once() -> None:
+def test_r76_a_victim_on_another_loop_is_cancelled_at_once() -> None:
     # Naive: task.cancel() from another thread does not wake that loop: it sleeps on in its selector, here for an hour.
     pool = pair()
     inside = threading.Event()
@@ -1053,7 +1053,7 @@ def test_b76_a_victim_on_another_loop_is_cancelled_at_once() -> None:
 
 
 @pytest.mark.integration
-def test_b76_a_signal_during_the_first_step_of_a_younger_use() -> None:
+def test_r76_a_signal_during_the_first_step_of_a_younger_use() -> None:
     # The younger operation has not suspended yet: there is nothing to cancel, and no handle. It is told when there is.
     pool = pair()
     stepping, signalled = threading.Event(), threading.Event()
@@ -1080,7 +1080,7 @@ def test_b76_a_signal_during_the_first_step_of_a_younger_use() -> None:
 
 
 @pytest.mark.integration
-def test_b76_a_stream_that_opens_while_it_is_being_asked() -> None:
+def test_r76_a_stream_that_opens_while_it_is_being_asked() -> None:
     # Decided under the lock, carried out without it: in between a stream on another loop may have given its first item,
     # and may not be cancelled any more. Those who are asked after it must hear all the same.
     pool = pair()
@@ -1125,7 +1125,7 @@ def test_b76_a_stream_that_opens_while_it_is_being_asked() -> None:
 
 
 @pytest.mark.integration
-def test_b76_a_closed_loop_is_ignored() -> None:
+def test_r76_a_closed_loop_is_ignored() -> None:
     pool = pair()
     dead = asyncio.new_event_loop()
 
@@ -1154,13 +1154,13 @@ def test_b76_a_closed_loop_is_ignored() -> None:
     assert status(pool, "a") == "cooling_down"
 
 
-# -- S30: no verdict ---------------------------------------------------------------------------------------------------
+# -- R30: no verdict ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["close", "collect"])
 @pytest.mark.parametrize("where", ["operation", "line"])
 @virtual
-async def test_s30_an_abandoned_call_gives_back_what_it_has(where: str, how: str) -> None:
+async def test_r30_an_abandoned_call_gives_back_what_it_has(where: str, how: str) -> None:
     pool = ResourcePool([Resource("a", "secret", 1, consecutive_cooldown=2)])
     holder = None
     if where == "line":
@@ -1182,7 +1182,7 @@ async def test_s30_an_abandoned_call_gives_back_what_it_has(where: str, how: str
 
 
 @virtual
-async def test_s30_an_abandoned_call_is_closed_in_the_context_it_ran_in() -> None:
+async def test_r30_an_abandoned_call_is_closed_in_the_context_it_ran_in() -> None:
     pool = keys("a")
     name: contextvars.ContextVar[str] = contextvars.ContextVar("name")
     ends: list[str] = []
@@ -1203,7 +1203,7 @@ async def test_s30_an_abandoned_call_is_closed_in_the_context_it_ran_in() -> Non
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_s30_keyboard_interrupt_gives_no_verdict(error: type[BaseException]) -> None:
+def test_r30_keyboard_interrupt_gives_no_verdict(error: type[BaseException]) -> None:
     pool = ResourcePool([Resource("a", "secret", consecutive_cooldown=2)])
 
     async def operation(resource: Resource[str]) -> None:
@@ -1220,7 +1220,7 @@ def test_s30_keyboard_interrupt_gives_no_verdict(error: type[BaseException]) -> 
 
 
 @virtual
-async def test_s30_a_probe_that_is_cancelled_is_offered_again() -> None:
+async def test_r30_a_probe_that_is_cancelled_is_offered_again() -> None:
     pool = keys("a", probe_on_recovery=True)
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(1)))

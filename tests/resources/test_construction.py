@@ -1,4 +1,4 @@
-"""S10, S11: what a pool is made of, and what it refuses."""
+"""R10, R11: what a pool is made of, and what it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.testing import run, virtual
 from tests.resources.support import always, ident, keys
 
 
-def test_s10_order_is_kept_and_no_loop_is_needed() -> None:
+def test_r10_order_is_kept_and_no_loop_is_needed() -> None:
     assert list(keys("c", "a", "b").snapshot()) == ["c", "a", "b"]
 
 
@@ -26,7 +26,7 @@ def test_s10_order_is_kept_and_no_loop_is_needed() -> None:
         {"a": 1, "b": Resource("b", 2)},
     ],
 )
-def test_s10_a_sequence_or_a_dict(given: Any) -> None:
+def test_r10_a_sequence_or_a_dict(given: Any) -> None:
     pool: ResourcePool[int] = ResourcePool(given, strategy="primary_backup")
     assert list(pool.snapshot()) == ["a", "b"]
 
@@ -36,7 +36,7 @@ def test_s10_a_sequence_or_a_dict(given: Any) -> None:
     assert run(lambda: pool.run(value)) == 1
 
 
-def test_s10_plain_values_get_numbered_ids_never_derived_from_them() -> None:
+def test_r10_plain_values_get_numbered_ids_never_derived_from_them() -> None:
     assert list(ResourcePool(["sk-aaa", "sk-bbb"]).snapshot()) == ["resource-0", "resource-1"]
     assert list(ResourcePool(["sk-aaa", Resource("b", "sk-bbb"), "sk-ccc"]).snapshot()) == [
         "resource-0",
@@ -46,7 +46,7 @@ def test_s10_plain_values_get_numbered_ids_never_derived_from_them() -> None:
 
 
 @pytest.mark.parametrize("given", ["sk-aaa", b"sk-aaa", {"sk-aaa"}, frozenset({"sk-aaa"}), 7, None])
-def test_s10_what_has_no_order_or_is_no_collection_is_refused_without_showing_it(given: Any) -> None:
+def test_r10_what_has_no_order_or_is_no_collection_is_refused_without_showing_it(given: Any) -> None:
     with pytest.raises(InvalidType, match="resources must be a sequence or a mapping") as caught:
         ResourcePool(given)
     assert "sk-aaa" not in str(caught.value)
@@ -77,7 +77,7 @@ ok = [Resource("a", "sk-aaa")]
         ({"cooldown_table": ("1",)}, "cooldown_table entries must be finite and >= 0, got '1'"),
     ],
 )
-def test_s11_bad_values_are_named_and_shown(arguments: dict[str, Any], message: str) -> None:
+def test_r11_bad_values_are_named_and_shown(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         ResourcePool(**{"resources": ok, **arguments})
     assert message in str(caught.value)
@@ -97,21 +97,21 @@ def test_s11_bad_values_are_named_and_shown(arguments: dict[str, Any], message: 
         ({"classify": 3}, "classify must be callable or None, got int"),
     ],
 )
-def test_s11_wrong_kinds_are_named(arguments: dict[str, Any], message: str) -> None:
+def test_r11_wrong_kinds_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidType) as caught:
         ResourcePool(**{"resources": ok, **arguments})
     assert message in str(caught.value)
     assert isinstance(caught.value, TypeError)
 
 
-def test_s11_a_strategy_class_instead_of_a_value_is_explained() -> None:
+def test_r11_a_strategy_class_instead_of_a_value_is_explained() -> None:
     from headgate.resources import weighted
 
     with pytest.raises(InvalidArgument, match="call it: a strategy is a value"):
         ResourcePool(ok, strategy=weighted)  # type: ignore[arg-type]
 
 
-def test_s11_a_refused_pool_leaves_no_seat_behind() -> None:
+def test_r11_a_refused_pool_leaves_no_seat_behind() -> None:
     shared = Resource("a", 1)
     with pytest.raises(InvalidArgument):
         ResourcePool([shared], strategy="random")
@@ -140,7 +140,7 @@ def test_s11_a_refused_pool_leaves_no_seat_behind() -> None:
         ({"timeout": math.inf}, "timeout must be a finite number of seconds > 0, got inf"),
     ],
 )
-def test_s11_s41_bad_options_of_a_call_are_named_and_shown(options: dict[str, Any], message: str) -> None:
+def test_r11_r41_bad_options_of_a_call_are_named_and_shown(options: dict[str, Any], message: str) -> None:
     async def main() -> None:
         pool = keys("a")
         with pytest.raises(InvalidArgument) as caught:
@@ -176,7 +176,7 @@ def test_options_of_the_wrong_kind_are_named(options: dict[str, Any], message: s
 
 
 @virtual
-async def test_s11_an_unknown_id_is_named_with_those_there_are() -> None:
+async def test_r11_an_unknown_id_is_named_with_those_there_are() -> None:
     pool = keys("a", "b")
     for call in (pool.enable, pool.disable, pool.remove):
         with pytest.raises(UnknownResource, match=r"unknown resource_id 'c': the pool has 'a', 'b'") as caught:
@@ -185,7 +185,7 @@ async def test_s11_an_unknown_id_is_named_with_those_there_are() -> None:
 
 
 @virtual
-async def test_s40_an_operation_that_returns_no_awaitable_is_refused_and_the_resource_stays_healthy() -> None:
+async def test_r40_an_operation_that_returns_no_awaitable_is_refused_and_the_resource_stays_healthy() -> None:
     pool = keys("a")
     with pytest.raises(InvalidType, match=r"operation must return an Awaitable, got str\."):
         await pool.run(lambda resource: resource.value)  # type: ignore[arg-type, return-value]

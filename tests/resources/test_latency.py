@@ -1,4 +1,4 @@
-"""`least_latency`: peak EWMA and two choices by chance (B24)."""
+"""`least_latency`: peak EWMA and two choices by chance (R24)."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ def latency(rotation: Rotation, name: str) -> float:
     return seconds
 
 
-def test_b24_of_two_the_faster() -> None:
+def test_r24_of_two_the_faster() -> None:
     rotation = rotation_of("slow", "fast", chance=by_chance())
     use(rotation, "slow", 1.0, now=1.0)
     use(rotation, "fast", 0.1, now=1.0)
     assert {choice(rotation, 1.0) for _ in range(20)} == {"fast"}
 
 
-def test_b24_what_is_in_flight_counts_as_so_many_times_the_latency() -> None:
+def test_r24_what_is_in_flight_counts_as_so_many_times_the_latency() -> None:
     rotation = rotation_of("slow", "fast", chance=by_chance())
     use(rotation, "slow", 0.35, now=1.0)
     use(rotation, "fast", 0.1, now=1.0)
     assert [name_of(take(rotation, 1.0)) for _ in range(5)] == ["fast", "fast", "fast", "slow", "fast"]
 
 
-def test_b24_a_rise_is_taken_at_once() -> None:
+def test_r24_a_rise_is_taken_at_once() -> None:
     rotation = rotation_of("a", chance=by_chance())
     for number in range(100):
         use(rotation, "a", 0.1, now=number + 1.0)
@@ -80,7 +80,7 @@ def test_b24_a_rise_is_taken_at_once() -> None:
     assert latency(rotation, "a") == 5.0
 
 
-def test_b24_a_fall_is_believed_by_and_by() -> None:
+def test_r24_a_fall_is_believed_by_and_by() -> None:
     rotation = rotation_of("a", chance=by_chance())
     use(rotation, "a", 5.0, now=10.0)
     use(rotation, "a", 1.0, now=10.0)
@@ -91,7 +91,7 @@ def test_b24_a_fall_is_believed_by_and_by() -> None:
     assert latency(rotation, "a") == pytest.approx(1, rel=1e-3)
 
 
-def test_b24_who_was_slow_is_tried_again() -> None:
+def test_r24_who_was_slow_is_tried_again() -> None:
     rotation = rotation_of("slow", "fast", chance=by_chance())
     use(rotation, "slow", 10.0, now=10.0)
     for number in range(400):
@@ -105,19 +105,19 @@ def test_b24_who_was_slow_is_tried_again() -> None:
         pytest.fail("it never was")
 
 
-def test_b24_one_that_nobody_knows_is_tried_once_and_waited_for() -> None:
+def test_r24_one_that_nobody_knows_is_tried_once_and_waited_for() -> None:
     rotation = rotation_of("known", "new", chance=by_chance())
     use(rotation, "known", 0.1, now=1.0)
     assert [name_of(take(rotation, 1.0)) for _ in range(5)] == ["new", "known", "known", "known", "known"]
 
 
-def test_b24_a_burst_on_new_ones_is_spread() -> None:
+def test_r24_a_burst_on_new_ones_is_spread() -> None:
     rotation = rotation_of("a", "b", chance=by_chance())
     assert Counter(name_of(take(rotation, 0.0)) for _ in range(10)) == {"a": 5, "b": 5}
 
 
 @pytest.mark.parametrize("verdict", ["ended", "cooled", "disabled"])
-def test_b24_a_use_that_failed_tells_how_long_it_takes_at_least(verdict: str) -> None:
+def test_r24_a_use_that_failed_tells_how_long_it_takes_at_least(verdict: str) -> None:
     def fail(name: str, seconds: float, now: float) -> None:
         flight = take(rotation, now - seconds, avoid=[one for one in "ab" if one != name])
         if verdict == "cooled":
@@ -138,7 +138,7 @@ def test_b24_a_use_that_failed_tells_how_long_it_takes_at_least(verdict: str) ->
     assert latency(rotation, "b") == 2.0
 
 
-def test_b24_calls_with_tags_know_what_the_others_learned() -> None:
+def test_r24_calls_with_tags_know_what_the_others_learned() -> None:
     members = [Resource("slow", None, tags=["x"]), Resource("fast", None, tags=["x"]), Resource("other", None)]
     rotation = rotation_of(*members, chance=by_chance())
     use(rotation, "slow", 1.0, now=1.0)
@@ -146,14 +146,14 @@ def test_b24_calls_with_tags_know_what_the_others_learned() -> None:
     assert name_of(take(rotation, 1.0, Want(frozenset("x")))) == "fast"
 
 
-def test_b24_two_pools_learn_for_themselves() -> None:
+def test_r24_two_pools_learn_for_themselves() -> None:
     shared = [Resource("a", None), Resource("b", None)]
     one, two = rotation_of(*shared, chance=by_chance()), rotation_of(*shared, chance=by_chance())
     use(one, "a", 1.0, now=1.0)
     assert two.seats["a"].notes is None
 
 
-def test_b24_a_late_end_of_one_that_was_removed_teaches_nothing() -> None:
+def test_r24_a_late_end_of_one_that_was_removed_teaches_nothing() -> None:
     rotation = rotation_of("a", "b", chance=by_chance())
     flight = take(rotation, 0.0, avoid=["b"])
     rotation.remove("a")
@@ -163,7 +163,7 @@ def test_b24_a_late_end_of_one_that_was_removed_teaches_nothing() -> None:
     assert rotation.seats["a"].notes is None
 
 
-def test_b24_what_was_learned_survives_a_change_of_order_and_weight() -> None:
+def test_r24_what_was_learned_survives_a_change_of_order_and_weight() -> None:
     rotation = rotation_of("slow", "fast", chance=by_chance())
     use(rotation, "slow", 1.0, now=1.0)
     use(rotation, "fast", 0.1, now=1.0)
@@ -172,7 +172,7 @@ def test_b24_what_was_learned_survives_a_change_of_order_and_weight() -> None:
     assert {choice(rotation, 1.0) for _ in range(20)} == {"fast"}
 
 
-def test_b24_with_many_the_worst_are_rarely_used_and_the_best_not_alone() -> None:
+def test_r24_with_many_the_worst_are_rarely_used_and_the_best_not_alone() -> None:
     """Power of two choices: of n that idle, the k-th best is taken with a chance of (2(n-k)+1)/n^2, about."""
     rotation = rotation_of(*map(str, range(10)), chance=by_chance())
     for rank in range(10):
@@ -183,7 +183,7 @@ def test_b24_with_many_the_worst_are_rarely_used_and_the_best_not_alone() -> Non
 
 
 @pytest.mark.parametrize("drawn", [0.0, 0.5, 0.999999, 1.0])
-def test_b24_whatever_chance_says_one_that_is_open_is_found(drawn: float) -> None:
+def test_r24_whatever_chance_says_one_that_is_open_is_found(drawn: float) -> None:
     rotation = rotation_of(*(Resource(name, None, 1) for name in "abcdef"), chance=lambda: drawn)
     rotation.disable("c")
     flights = [take(rotation, 0.0, avoid="e") for _ in range(4)]
@@ -196,7 +196,7 @@ def test_b24_whatever_chance_says_one_that_is_open_is_found(drawn: float) -> Non
 
 
 @pytest.mark.parametrize("size", [100, 10_000])
-def test_b24_two_numbers_are_drawn_for_a_call_at_any_size(size: int) -> None:
+def test_r24_two_numbers_are_drawn_for_a_call_at_any_size(size: int) -> None:
     drawn = 0
     chance = random.Random(1)
 
@@ -218,12 +218,12 @@ def test_b24_two_numbers_are_drawn_for_a_call_at_any_size(size: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.inf, math.nan, "10", None, True])
-def test_s11_what_is_no_time_constant_is_refused(bad: Any) -> None:
+def test_r11_what_is_no_time_constant_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="decay must be a finite number of seconds > 0"):
         least_latency(bad)
 
 
-def test_b24_the_time_constant_is_an_option() -> None:
+def test_r24_the_time_constant_is_an_option() -> None:
     rotation = Rotation([Resource("a", None)], strategy=least_latency(decay=1.0), cooldown_table=(1.0,))
     use(rotation, "a", 5.0, now=10.0)
     use(rotation, "a", 1.0, now=11.0)
@@ -232,7 +232,7 @@ def test_b24_the_time_constant_is_an_option() -> None:
 
 
 @virtual
-async def test_b24_a_pool_learns_from_its_calls() -> None:
+async def test_r24_a_pool_learns_from_its_calls() -> None:
     pool = keys("slow", "fast", strategy="least_latency")
 
     async def operation(resource: Resource[str]) -> str:
@@ -244,7 +244,7 @@ async def test_b24_a_pool_learns_from_its_calls() -> None:
 
 
 @virtual
-async def test_b24_a_timeout_is_a_long_latency() -> None:
+async def test_r24_a_timeout_is_a_long_latency() -> None:
     pool = keys("stuck", "fast", strategy="least_latency")
     seen: list[str] = []
 
@@ -258,7 +258,7 @@ async def test_b24_a_timeout_is_a_long_latency() -> None:
 
 
 @virtual
-async def test_b24_chance_comes_from_the_clock() -> None:
+async def test_r24_chance_comes_from_the_clock() -> None:
     """And cooldowns, retries and waiting work as with any strategy."""
     pool: ResourcePool[str] = keys("a", "b", "c", strategy="least_latency")
 

@@ -1,4 +1,4 @@
-"""S50, B75-B77: other ways to use a pool."""
+"""R50, R75-R77: other ways to use a pool."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from headgate.core.clock import clock
 from headgate.testing import capture_events, settle, virtual
 from tests.resources.support import RATE_LIMITED, always, by_id, ident, in_flight, keys, status
 
-# -- S50: the decorator ---------------------------------------------------------------
+# -- R50: the decorator ---------------------------------------------------------------
 
 
 @virtual
-async def test_s50_the_resource_is_injected_first_and_the_rest_forwarded() -> None:
+async def test_r50_the_resource_is_injected_first_and_the_rest_forwarded() -> None:
     pool = keys("a")
 
     @pool.use(max_attempts=2, retry_delay=0)
@@ -42,7 +42,7 @@ async def test_s50_the_resource_is_injected_first_and_the_rest_forwarded() -> No
 
 
 @virtual
-async def test_s50_any_callable_that_returns_an_awaitable() -> None:
+async def test_r50_any_callable_that_returns_an_awaitable() -> None:
     pool = keys("a")
 
     @pool.use()
@@ -71,7 +71,7 @@ async def test_s50_any_callable_that_returns_an_awaitable() -> None:
 
 
 @virtual
-async def test_s50_every_call_retries_and_within_starts_with_each() -> None:
+async def test_r50_every_call_retries_and_within_starts_with_each() -> None:
     pool = keys("a", "b", strategy="primary_backup")
 
     @pool.use(retry_delay=0, within=5)
@@ -85,23 +85,23 @@ async def test_s50_every_call_retries_and_within_starts_with_each() -> None:
     assert await call() == "b"
 
 
-def test_s50_request_id_is_refused() -> None:
+def test_r50_request_id_is_refused() -> None:
     with pytest.raises(InvalidType, match=r"use\(\) takes no option 'request_id'. It is different for each call"):
         keys("a").use(request_id="r")  # type: ignore[call-arg]
 
 
-def test_s50_used_without_parentheses_is_explained() -> None:
+def test_r50_used_without_parentheses_is_explained() -> None:
     with pytest.raises(InvalidType, match=r"Write @pool.use\(\) with parentheses"):
         keys("a").use(ident)  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match="use\\(\\) decorates a function, got int"):
         keys("a").use()(3)  # type: ignore[arg-type]
 
 
-# -- B75: leases ---------------------------------------------------------------
+# -- R75: leases ---------------------------------------------------------------
 
 
 @virtual
-async def test_b75_a_lease_holds_a_resource_for_a_block() -> None:
+async def test_r75_a_lease_holds_a_resource_for_a_block() -> None:
     pool = keys("a")
     async with pool.lease() as resource:
         assert resource.value == "secret-a"
@@ -111,7 +111,7 @@ async def test_b75_a_lease_holds_a_resource_for_a_block() -> None:
 
 
 @virtual
-async def test_b75_a_signal_in_the_block_updates_health_and_propagates() -> None:
+async def test_r75_a_signal_in_the_block_updates_health_and_propagates() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     with pytest.raises(CooldownResource):
         async with pool.lease():
@@ -127,7 +127,7 @@ async def test_b75_a_signal_in_the_block_updates_health_and_propagates() -> None
 
 
 @virtual
-async def test_b75_a_lease_may_wait_its_turn() -> None:
+async def test_r75_a_lease_may_wait_its_turn() -> None:
     pool = ResourcePool([Resource("browser", 1, 1)])
     turns: list[int] = []
 
@@ -142,7 +142,7 @@ async def test_b75_a_lease_may_wait_its_turn() -> None:
 
 
 @virtual
-async def test_b75_a_cancelled_block_gives_the_resource_back_without_a_verdict() -> None:
+async def test_r75_a_cancelled_block_gives_the_resource_back_without_a_verdict() -> None:
     pool = keys("a")
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(1)))
@@ -162,7 +162,7 @@ async def test_b75_a_cancelled_block_gives_the_resource_back_without_a_verdict()
 
 
 @virtual
-async def test_b75_a_lease_is_entered_once() -> None:
+async def test_r75_a_lease_is_entered_once() -> None:
     lease = keys("a").lease()
     async with lease:
         with pytest.raises(InvalidType, match="a lease is entered once"):
@@ -170,7 +170,7 @@ async def test_b75_a_lease_is_entered_once() -> None:
                 pass
 
 
-# -- B75: streams ---------------------------------------------------------------
+# -- R75: streams ---------------------------------------------------------------
 
 
 async def collect(stream: AsyncIterator[Any], into: list[Any]) -> None:
@@ -190,7 +190,7 @@ def numbers(fail: dict[str, Exception], after: int = 0, count: int = 3) -> Any:
 
 
 @virtual
-async def test_b75_a_stream_fails_over_until_its_first_item() -> None:
+async def test_r75_a_stream_fails_over_until_its_first_item() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     items = [item async for item in pool.stream(numbers({"a": RATE_LIMITED}), retry_delay=0)]
     assert items == ["b0", "b1", "b2"]
@@ -200,7 +200,7 @@ async def test_b75_a_stream_fails_over_until_its_first_item() -> None:
 
 
 @virtual
-async def test_b75_and_never_after_it() -> None:
+async def test_r75_and_never_after_it() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     items: list[str] = []
     with pytest.raises(CooldownResource):
@@ -211,7 +211,7 @@ async def test_b75_and_never_after_it() -> None:
 
 
 @virtual
-async def test_b75_leaving_a_stream_runs_its_clean_up_and_frees_the_resource() -> None:
+async def test_r75_leaving_a_stream_runs_its_clean_up_and_frees_the_resource() -> None:
     pool, ended = keys("a"), []
 
     async def endless(resource: Resource[str]) -> AsyncIterator[int]:
@@ -233,7 +233,7 @@ async def test_b75_leaving_a_stream_runs_its_clean_up_and_frees_the_resource() -
 
 
 @virtual
-async def test_b75_a_stream_without_items_succeeds() -> None:
+async def test_r75_a_stream_without_items_succeeds() -> None:
     async def nothing(resource: Resource[str]) -> AsyncIterator[int]:
         return
         yield 1
@@ -242,7 +242,7 @@ async def test_b75_a_stream_without_items_succeeds() -> None:
 
 
 @virtual
-async def test_b75_a_timeout_bounds_the_first_item() -> None:
+async def test_r75_a_timeout_bounds_the_first_item() -> None:
     async def slow(resource: Resource[str]) -> AsyncIterator[str]:
         await asyncio.sleep(50 if resource.resource_id == "a" else 1)
         yield resource.resource_id
@@ -255,14 +255,14 @@ async def test_b75_a_timeout_bounds_the_first_item() -> None:
 
 
 @virtual
-async def test_b75_a_stream_of_the_wrong_kind_is_refused() -> None:
+async def test_r75_a_stream_of_the_wrong_kind_is_refused() -> None:
     for wrong, shown in ((ident, "coroutine"), (lambda resource: [1, 2], "list")):
         with pytest.raises(InvalidType, match=f"operation must return an async iterator, got {shown}"):
             await collect(keys("a").stream(wrong), [])  # type: ignore[arg-type]
 
 
 @virtual
-async def test_b75_an_exhausted_stream_says_what_was_tried() -> None:
+async def test_r75_an_exhausted_stream_says_what_was_tried() -> None:
     pool = keys("a", "b")
     failing = numbers({"a": RATE_LIMITED, "b": RetryOperation()})
     with pytest.raises(PoolExhausted, match="max_attempts=2 exhausted"):
@@ -271,7 +271,7 @@ async def test_b75_an_exhausted_stream_says_what_was_tried() -> None:
 
 
 @virtual
-async def test_b75_an_iterator_that_raises_before_it_awaits_is_no_trouble() -> None:
+async def test_r75_an_iterator_that_raises_before_it_awaits_is_no_trouble() -> None:
     class Refusing:
         def __aiter__(self) -> Any:
             return self
@@ -287,7 +287,7 @@ async def test_b75_an_iterator_that_raises_before_it_awaits_is_no_trouble() -> N
     assert items == ["b0", "b1", "b2"]
 
 
-def test_s44_streams_and_threads_have_one_request_id_too() -> None:
+def test_r44_streams_and_threads_have_one_request_id_too() -> None:
     pool = keys("a")
     with capture_events("resources") as events:
         pool.run_sync(lambda resource: 1)
@@ -303,10 +303,10 @@ def test_s44_streams_and_threads_have_one_request_id_too() -> None:
     stream()
 
 
-# -- B76: threads and loops ---------------------------------------------------------------
+# -- R76: threads and loops ---------------------------------------------------------------
 
 
-def test_b76_run_sync_needs_no_loop() -> None:
+def test_r76_run_sync_needs_no_loop() -> None:
     pool = keys("a", "b", strategy="primary_backup")
 
     def fetch(resource: Resource[str]) -> str:
@@ -328,7 +328,7 @@ def by_sync(error: Exception) -> Any:
     raise error
 
 
-def test_b76_run_sync_refuses_what_cannot_work() -> None:
+def test_r76_run_sync_refuses_what_cannot_work() -> None:
     with pytest.raises(InvalidType, match="returned an awaitable"):
         keys("a").run_sync(ident)
     with pytest.raises(InvalidType, match="A thread cannot be interrupted"):
@@ -341,7 +341,7 @@ def test_b76_run_sync_refuses_what_cannot_work() -> None:
         asyncio.run(on_a_loop())
 
 
-def test_b76_run_sync_pauses_and_isolates() -> None:
+def test_r76_run_sync_pauses_and_isolates() -> None:
     import contextvars
 
     slept: list[float] = []
@@ -359,7 +359,7 @@ def test_b76_run_sync_pauses_and_isolates() -> None:
     assert variable.get() == "unset"
 
 
-def test_b76_run_sync_waits_for_a_slot_and_for_a_cooldown() -> None:
+def test_r76_run_sync_waits_for_a_slot_and_for_a_cooldown() -> None:
     pool = ResourcePool([Resource("only", 1, 1)])
     entered, leave = threading.Event(), threading.Event()
 
@@ -386,7 +386,7 @@ def test_b76_run_sync_waits_for_a_slot_and_for_a_cooldown() -> None:
     assert pool.run_sync(lambda resource: "rested", wait_for_cooldown=True) == "rested"
 
 
-def test_b76_loops_and_threads_share_one_pool(scale: float) -> None:
+def test_r76_loops_and_threads_share_one_pool(scale: float) -> None:
     """Several loops and plain threads hammer a pool with limits: counts are exact, limits hold, nobody is forgotten."""
     limits = {"a": 1, "b": 2, "c": None}
     pool: ResourcePool[str] = ResourcePool([Resource(name, name, limit) for name, limit in limits.items()])
@@ -445,7 +445,7 @@ def test_b76_loops_and_threads_share_one_pool(scale: float) -> None:
     assert pool.stats().runs_ok == 4 * calls
 
 
-def test_b76_a_waiter_whose_loop_died_does_not_hold_up_the_line() -> None:
+def test_r76_a_waiter_whose_loop_died_does_not_hold_up_the_line() -> None:
     pool, gate = ResourcePool([Resource("only", 1, 1)]), threading.Event()
     entered = threading.Event()
 
@@ -474,11 +474,11 @@ def test_b76_a_waiter_whose_loop_died_does_not_hold_up_the_line() -> None:
     assert in_flight(pool) == 0
 
 
-# -- B77: the classifier ---------------------------------------------------------------
+# -- R77: the classifier ---------------------------------------------------------------
 
 
 @virtual(start=1.0)
-async def test_b77_a_dead_proxy_does_not_attract_traffic() -> None:
+async def test_r77_a_dead_proxy_does_not_attract_traffic() -> None:
     """Without a classifier a proxy that fails at once is always the least busy, and gets everything."""
     hits = {"dead": 0, "fine": 0}
 
@@ -499,7 +499,7 @@ async def test_b77_a_dead_proxy_does_not_attract_traffic() -> None:
 
 
 @virtual
-async def test_b77_results_are_classified_too_and_classes_will_do() -> None:
+async def test_r77_results_are_classified_too_and_classes_will_do() -> None:
     def classify(outcome: object) -> Any:
         return {429: CooldownResource(5), 401: DisableResource, 502: RetryOperation()}.get(outcome)  # type: ignore[call-overload]
 
@@ -512,7 +512,7 @@ async def test_b77_results_are_classified_too_and_classes_will_do() -> None:
 
 
 @virtual
-async def test_b77_the_cause_of_a_classified_exception_is_kept() -> None:
+async def test_r77_the_cause_of_a_classified_exception_is_kept() -> None:
     error = ConnectionError("refused")
     pool = keys("a", classify=lambda outcome: RetryOperation("dead") if isinstance(outcome, OSError) else None)
     with pytest.raises(PoolExhausted) as caught:
@@ -522,7 +522,7 @@ async def test_b77_the_cause_of_a_classified_exception_is_kept() -> None:
 
 
 @virtual
-async def test_b77_a_broken_classifier_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_r77_a_broken_classifier_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def broken(outcome: object) -> Any:
         raise RuntimeError("classifier")
 
@@ -535,7 +535,7 @@ async def test_b77_a_broken_classifier_is_logged_and_changes_nothing(caplog: pyt
     assert any("returned str instead of a signal or None" in message for message in messages)
 
 
-def test_b77_run_sync_and_leases_ask_it_too() -> None:
+def test_r77_run_sync_and_leases_ask_it_too() -> None:
     pool = keys("a", classify=lambda outcome: CooldownResource(5) if outcome == 429 else None)
     with pytest.raises(PoolExhausted):
         pool.run_sync(lambda resource: 429, retry_delay=0)

@@ -1,4 +1,4 @@
-"""A74: after a cooldown one probe, then two at a time, then four: a rested resource is not flooded."""
+"""R74: after a cooldown one probe, then two at a time, then four: a rested resource is not flooded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def rounds(rotation: Rotation) -> list[int]:
         (None, [1, 2, 4, 8, 16, 32, 200]),
     ],
 )
-def test_a74_the_limit_doubles_with_each_round_of_successes(
+def test_r74_the_limit_doubles_with_each_round_of_successes(
     limit: int | None, expected: list[int], strategy: str
 ) -> None:
     rotation = recovered(limit, strategy)
@@ -85,7 +85,7 @@ def test_a74_the_limit_doubles_with_each_round_of_successes(
     assert rotation.seats["a"].trial is None
 
 
-def test_a74_a_round_is_as_many_successes_as_its_limit() -> None:
+def test_r74_a_round_is_as_many_successes_as_its_limit() -> None:
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
     one, _two = fill(rotation)
@@ -95,7 +95,7 @@ def test_a74_a_round_is_as_many_successes_as_its_limit() -> None:
     assert len(fill(rotation)) == 3, "four at a time, of which one is out"
 
 
-def test_a74_who_says_nothing_counts_for_nothing() -> None:
+def test_r74_who_says_nothing_counts_for_nothing() -> None:
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
     for _ in range(10):
@@ -103,7 +103,7 @@ def test_a74_who_says_nothing_counts_for_nothing() -> None:
     assert len(fill(rotation)) == 2
 
 
-def test_a74_a_cooldown_ends_the_ramp_and_the_next_begins_with_a_probe() -> None:
+def test_r74_a_cooldown_ends_the_ramp_and_the_next_begins_with_a_probe() -> None:
     rotation = recovered()
     for _ in range(3):
         rotation.ok(take(rotation), 31.0)
@@ -122,7 +122,7 @@ def test_a74_a_cooldown_ends_the_ramp_and_the_next_begins_with_a_probe() -> None
     assert len(fill(rotation)) == 2
 
 
-def test_a74_uses_from_before_the_cooldown_do_not_fill_the_ramp() -> None:
+def test_r74_uses_from_before_the_cooldown_do_not_fill_the_ramp() -> None:
     rotation = rotation_of(Resource("a", None))
     old = [take(rotation, 0.0) for _ in range(10)]
     rotation.cooled(old.pop(), now=0.0)
@@ -134,7 +134,7 @@ def test_a74_uses_from_before_the_cooldown_do_not_fill_the_ramp() -> None:
     assert fill(rotation) == []
 
 
-def test_a74_the_limit_of_the_resource_holds_as_well() -> None:
+def test_r74_the_limit_of_the_resource_holds_as_well() -> None:
     rotation = rotation_of(Resource("a", None, 10))
     old = [take(rotation, 0.0) for _ in range(10)]
     rotation.cooled(old.pop(), now=0.0)
@@ -143,7 +143,7 @@ def test_a74_the_limit_of_the_resource_holds_as_well() -> None:
     assert len(fill(rotation)) == 1
 
 
-def test_a74_enable_ends_the_ramp() -> None:
+def test_r74_enable_ends_the_ramp() -> None:
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
     ticket_fill = fill(rotation)
@@ -157,7 +157,7 @@ def test_a74_enable_ends_the_ramp() -> None:
 
 
 @pytest.mark.parametrize("how", ["verdict", "policy"])
-def test_a74_disable_ends_the_ramp(how: str) -> None:
+def test_r74_disable_ends_the_ramp(how: str) -> None:
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
     flights = fill(rotation)
@@ -170,7 +170,7 @@ def test_a74_disable_ends_the_ramp(how: str) -> None:
     assert len(fill(rotation)) == 200
 
 
-def test_a74_waiters_are_served_as_the_ramp_opens() -> None:
+def test_r74_waiters_are_served_as_the_ramp_opens() -> None:
     rotation = rotation_of(Resource("a", None))
     rotation.cooled(take(rotation, 0.0), now=0.0)
     tickets = [WaitTicket(Want(), rotation) for _ in range(8)]
@@ -190,7 +190,7 @@ def test_a74_waiters_are_served_as_the_ramp_opens() -> None:
     assert succeed(3) == [Serve(tickets[7])]
 
 
-def test_a74_a_waiter_whose_grant_was_taken_back_leaves_no_trace_in_the_next_ramp() -> None:
+def test_r74_a_waiter_whose_grant_was_taken_back_leaves_no_trace_in_the_next_ramp() -> None:
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
     first, _second = fill(rotation)
@@ -204,7 +204,7 @@ def test_a74_a_waiter_whose_grant_was_taken_back_leaves_no_trace_in_the_next_ram
     rotation.check(62.0)
 
 
-def test_a74_the_first_success_counts_in_every_pool_and_then_each_has_its_own_ramp() -> None:
+def test_r74_the_first_success_counts_in_every_pool_and_then_each_has_its_own_ramp() -> None:
     shared = Resource("a", None)
     one, two = rotation_of(shared), rotation_of(shared)
     one.cooled(take(one, 0.0), now=0.0)
@@ -217,14 +217,14 @@ def test_a74_the_first_success_counts_in_every_pool_and_then_each_has_its_own_ra
     assert len(fill(two)) == 1, "of two"
 
 
-def test_a74_a_pool_that_does_not_probe_has_no_ramp() -> None:
+def test_r74_a_pool_that_does_not_probe_has_no_ramp() -> None:
     rotation = rotation_of(Resource("a", None), probes=False)
     rotation.cooled(take(rotation, 0.0), now=0.0)
     rotation.advance(30.0)
     assert len(fill(rotation)) == 200
 
 
-def test_a74_a_limit_that_is_lowered_below_the_ramp_ends_it() -> None:
+def test_r74_a_limit_that_is_lowered_below_the_ramp_ends_it() -> None:
     rotation = recovered(100)
     for _ in range(7):
         rotation.ok(take(rotation), 31.0)
@@ -235,7 +235,7 @@ def test_a74_a_limit_that_is_lowered_below_the_ramp_ends_it() -> None:
     assert len(fill(rotation)) == 4
 
 
-def test_a74_a_ramp_that_has_no_room_is_not_counted_as_eligible() -> None:
+def test_r74_a_ramp_that_has_no_room_is_not_counted_as_eligible() -> None:
     runs = dict.fromkeys(("retries", "runs_ok", "runs_exhausted", "runs_error", "runs_cancelled"), 0)
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
@@ -254,7 +254,7 @@ async def rest(pool: ResourcePool[Any]) -> None:
 
 
 @virtual
-async def test_a74_a_crowd_that_waits_is_let_in_by_and_by() -> None:
+async def test_r74_a_crowd_that_waits_is_let_in_by_and_by() -> None:
     pool, gate = keys("a", probe_on_recovery=True), Gate()
     await rest(pool)
     crowd = [asyncio.create_task(pool.run(gate, wait_for_capacity=True)) for _ in range(150)]
@@ -270,7 +270,7 @@ async def test_a74_a_crowd_that_waits_is_let_in_by_and_by() -> None:
 
 
 @virtual
-async def test_s70_a_ramp_does_not_show_in_the_snapshot() -> None:
+async def test_r70_a_ramp_does_not_show_in_the_snapshot() -> None:
     pool = keys("a", probe_on_recovery=True)
     await rest(pool)
     async with pool.lease():
@@ -284,7 +284,7 @@ async def test_s70_a_ramp_does_not_show_in_the_snapshot() -> None:
 
 
 @virtual
-async def test_a74_enable_lets_everybody_in() -> None:
+async def test_r74_enable_lets_everybody_in() -> None:
     pool, gate = keys("a", probe_on_recovery=True), Gate()
     await rest(pool)
     crowd = [asyncio.create_task(pool.run(gate, wait_for_capacity=True)) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""S01-S07: names, the Resource, its fields, its secret."""
+"""R01-R07: names, the Resource, its fields, its secret."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.testing import run
 from tests.resources.support import ident, keys
 
 
-def test_s01_the_seeds_names_are_here() -> None:
+def test_r01_the_seeds_names_are_here() -> None:
     from headgate.resources import CooldownResource, DisableResource, Pool, PoolExhausted, Resource
 
     assert Pool is headgate.ResourcePool
@@ -27,7 +27,7 @@ def test_s01_the_seeds_names_are_here() -> None:
     assert Pool[str]([Resource("k", "v")]).snapshot().keys() == {"k"}
 
 
-def test_s04_seven_fields_in_order_positional_or_keyword() -> None:
+def test_r04_seven_fields_in_order_positional_or_keyword() -> None:
     positional = Resource("key-1", "sk", 4, "cooling_down", 12.5, 3.5, 2)
     named = Resource(
         resource_id="key-1",
@@ -48,14 +48,14 @@ def test_s04_seven_fields_in_order_positional_or_keyword() -> None:
         assert resource.consecutive_cooldown == 2
 
 
-def test_s04_the_defaults() -> None:
+def test_r04_the_defaults() -> None:
     resource = Resource("k", object())
     assert (resource.max_in_flight, resource.status, resource.cooldown_until) == (None, "healthy", 0.0)
     assert (resource.last_acquired_at, resource.consecutive_cooldown) == (0.0, 0)
     assert (resource.tags, resource.weight) == (frozenset(), 1.0)
 
 
-def test_s04_tags_and_weight_are_keyword_only() -> None:
+def test_r04_tags_and_weight_are_keyword_only() -> None:
     resource = Resource("k", 1, tags=["gpu", "eu"], weight=2.5)
     assert resource.tags == {"gpu", "eu"}
     assert resource.weight == 2.5
@@ -64,14 +64,14 @@ def test_s04_tags_and_weight_are_keyword_only() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, math.nan, True, False, 1.5, "3", math.inf])
-def test_s05_a_limit_below_one_nan_or_bool_is_refused(limit: Any) -> None:
+def test_r05_a_limit_below_one_nan_or_bool_is_refused(limit: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"max_in_flight must be >= 1 or None") as caught:
         Resource("k", "v", limit)
     assert repr(limit) in str(caught.value)
 
 
 @pytest.mark.parametrize("resource_id", ["", None, 7, b"k"])
-def test_s11_an_id_must_be_a_non_empty_string(resource_id: Any) -> None:
+def test_r11_an_id_must_be_a_non_empty_string(resource_id: Any) -> None:
     with pytest.raises(InvalidArgument, match="resource_id must be a non-empty"):
         Resource(resource_id, "v")
 
@@ -88,7 +88,7 @@ def test_s11_an_id_must_be_a_non_empty_string(resource_id: Any) -> None:
         ("weight", math.inf, "weight must be a finite number, got inf"),
     ],
 )
-def test_s06_fields_that_cannot_work_are_named(field: str, value: object, message: str) -> None:
+def test_r06_fields_that_cannot_work_are_named(field: str, value: object, message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Resource("k", "v", **{field: value})  # type: ignore[arg-type]
     assert message in str(caught.value)
@@ -100,7 +100,7 @@ def test_tags_must_be_strings_in_a_collection(tags: Any) -> None:
         Resource("k", "v", tags=tags)
 
 
-def test_s06_a_resource_constructed_disabled_or_cooling_is_honoured() -> None:
+def test_r06_a_resource_constructed_disabled_or_cooling_is_honoured() -> None:
     async def main() -> None:
         pool = headgate.ResourcePool(
             [
@@ -122,7 +122,7 @@ def test_s06_a_resource_constructed_disabled_or_cooling_is_honoured() -> None:
     run(main)
 
 
-def test_s07_repr_tells_the_state_and_not_the_value() -> None:
+def test_r07_repr_tells_the_state_and_not_the_value() -> None:
     resource = Resource("key-1", "sk-very-secret", 3, tags=["eu"])
     assert repr(resource) == "<Resource 'key-1' healthy, 0 in flight, max_in_flight=3, tags=['eu']>"
     assert "sk-very-secret" not in repr(keys("a"))
@@ -159,12 +159,12 @@ def test_a_copy_of_a_resource_carries_its_fields_and_no_flights() -> None:
         ("9" * 400, None),
     ],
 )
-def test_s15_retry_after_is_seconds_or_a_date_or_nothing(text: str | None, seconds: float | None) -> None:
+def test_r15_retry_after_is_seconds_or_a_date_or_nothing(text: str | None, seconds: float | None) -> None:
     from headgate.core.clock import clock
 
     with clock.replaced(wall=lambda: 0.0):
         assert parse_retry_after(text) == seconds
 
 
-def test_s15_what_is_not_text_gives_none() -> None:
+def test_r15_what_is_not_text_gives_none() -> None:
     assert parse_retry_after(5) is None  # type: ignore[arg-type]

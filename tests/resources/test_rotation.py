@@ -82,27 +82,27 @@ def health(resource: Resource[None]) -> tuple[str, int, float]:
     return resource.status, resource.consecutive_cooldown, resource.cooldown_until
 
 
-# -- S06, S08: what a resource brings with it --------------------------------------------------------------------------
+# -- R06, R08: what a resource brings with it --------------------------------------------------------------------------
 
 
-def test_s06_constructed_disabled_is_honoured() -> None:
+def test_r06_constructed_disabled_is_honoured() -> None:
     assert taken(rotation_of(Resource("a", None, status="disabled"), "b")) == "b"
     assert taken(rotation_of(Resource("a", None, status="disabled"))) is None
 
 
-def test_s06_constructed_cooling_is_honoured_until_its_time() -> None:
+def test_r06_constructed_cooling_is_honoured_until_its_time() -> None:
     rotation = rotation_of(Resource("a", None, status="cooling_down", cooldown_until=40.0))
     assert taken(rotation, now=39.9) is None
     assert taken(rotation, now=40.0) == "a"
 
 
-def test_s06_a_counter_that_is_given_is_counted_on() -> None:
+def test_r06_a_counter_that_is_given_is_counted_on() -> None:
     resource = Resource("a", None, consecutive_cooldown=1)
     cool(rotation_of(resource), now=0.0)
     assert health(resource) == ("cooling_down", 2, 120.0)
 
 
-def test_s08_health_is_shared_and_each_pool_is_told() -> None:
+def test_r08_health_is_shared_and_each_pool_is_told() -> None:
     shared = Resource("k", None)
     here, there = rotation_of(shared, owner="here"), rotation_of(shared, "other", owner="there")
     effects = here.cooled(take(here), now=0.0)
@@ -116,7 +116,7 @@ def test_s08_health_is_shared_and_each_pool_is_told() -> None:
     assert taken(here, now=30.0) == "k"
 
 
-def test_s08_each_signal_uses_its_own_pools_table() -> None:
+def test_r08_each_signal_uses_its_own_pools_table() -> None:
     shared = Resource("k", None)
     here, there = rotation_of(shared, table=(1.0, 2.0, 3.0)), rotation_of(shared, table=(100.0, 200.0))
     cool(here, now=0.0)
@@ -126,7 +126,7 @@ def test_s08_each_signal_uses_its_own_pools_table() -> None:
     assert health(shared) == ("cooling_down", 3, 204.0)
 
 
-def test_s08_the_limit_counts_the_uses_of_all_pools() -> None:
+def test_r08_the_limit_counts_the_uses_of_all_pools() -> None:
     shared = Resource("k", None, 2)
     here, there = rotation_of(shared), rotation_of(shared)
     flights = [take(here), take(there)]
@@ -136,7 +136,7 @@ def test_s08_the_limit_counts_the_uses_of_all_pools() -> None:
     assert taken(there) == "k"
 
 
-def test_s08_the_order_of_one_pool_sees_the_uses_of_the_other() -> None:
+def test_r08_the_order_of_one_pool_sees_the_uses_of_the_other() -> None:
     shared = Resource("k", None)
     here, there = rotation_of(shared, "a"), rotation_of(shared)
     flight = take(there, now=5.0)
@@ -145,7 +145,7 @@ def test_s08_the_order_of_one_pool_sees_the_uses_of_the_other() -> None:
     assert taken(here, now=7.0) == "k"
 
 
-def test_s08_siblings_are_cancelled_across_pools() -> None:
+def test_r08_siblings_are_cancelled_across_pools() -> None:
     shared = Resource("k", None)
     here, there = rotation_of(shared), rotation_of(shared)
     old, mid, new = take(there), take(here), take(there)
@@ -153,7 +153,7 @@ def test_s08_siblings_are_cancelled_across_pools() -> None:
     assert there.in_flight("k") == [old, new]
 
 
-def test_s08_a_waiter_of_the_other_pool_is_served() -> None:
+def test_r08_a_waiter_of_the_other_pool_is_served() -> None:
     shared = Resource("k", None, 1)
     here, there = rotation_of(shared), rotation_of(shared)
     flight = take(here)
@@ -163,8 +163,8 @@ def test_s08_a_waiter_of_the_other_pool_is_served() -> None:
     assert ticket.grant.seat.rotation is there
 
 
-def test_s08_a_shared_successor_that_is_removed_gives_back_what_it_inherited() -> None:
-    """A72: what drains in one pool counts there, and no longer when the successor has left that pool."""
+def test_r08_a_shared_successor_that_is_removed_gives_back_what_it_inherited() -> None:
+    """R72: what drains in one pool counts there, and no longer when the successor has left that pool."""
     successor = Resource("k", None, 1)
     here, there = rotation_of("k"), rotation_of(successor)
     take(here)
@@ -176,7 +176,7 @@ def test_s08_a_shared_successor_that_is_removed_gives_back_what_it_inherited() -
     assert taken(there) == "k"
 
 
-def test_s08_a_pool_that_is_dropped_takes_nothing_along() -> None:
+def test_r08_a_pool_that_is_dropped_takes_nothing_along() -> None:
     shared = Resource("k", None, 1)
     here, there = rotation_of(shared), rotation_of(shared)
     there.ok(take(there))
@@ -188,10 +188,10 @@ def test_s08_a_pool_that_is_dropped_takes_nothing_along() -> None:
     assert [taken(here), taken(here)] == ["k", None]
 
 
-# -- S12, B25: what a call can mean ------------------------------------------------------------------------------------
+# -- R12, R25: what a call can mean ------------------------------------------------------------------------------------
 
 
-def test_s12_the_budget_counts_what_matches() -> None:
+def test_r12_the_budget_counts_what_matches() -> None:
     rotation = rotation_of(Resource("a", None, tags={"x"}), Resource("b", None, tags={"x", "y"}), "c")
     assert rotation.matching(ANY) == 3
     assert rotation.matching(tagged("x")) == 2
@@ -202,12 +202,12 @@ def test_s12_the_budget_counts_what_matches() -> None:
     assert (rotation.matching(ANY), rotation.matching(tagged("x"))) == (2, 2)
 
 
-def test_s12_none_is_used_twice() -> None:
+def test_r12_none_is_used_twice() -> None:
     rotation = rotation_of("a", "b", "c")
     assert [taken(rotation, avoid=tried) for tried in ("", "a", "ab", "abc")] == ["a", "b", "c", None]
 
 
-def test_b25_tags_and_exclude_narrow_the_choice() -> None:
+def test_r25_tags_and_exclude_narrow_the_choice() -> None:
     rotation = rotation_of(Resource("a", None, tags={"eu"}), Resource("b", None, tags={"eu", "big"}), "c")
     assert [taken(rotation, tagged("eu")) for _ in range(4)] == ["a", "b", "a", "b"]
     assert taken(rotation, tagged("eu", "big")) == "b"
@@ -216,23 +216,23 @@ def test_b25_tags_and_exclude_narrow_the_choice() -> None:
     assert taken(rotation, Want(frozenset({"eu"}), frozenset({"a"})), avoid={"b"}) is None
 
 
-def test_b25_what_was_set_aside_for_one_call_is_there_for_the_next() -> None:
+def test_r25_what_was_set_aside_for_one_call_is_there_for_the_next() -> None:
     rotation = rotation_of(*"abcde")
     assert taken(rotation, without("a", "b", "c")) == "d"
     assert [taken(rotation) for _ in range(4)] == ["a", "b", "c", "e"]
 
 
-# -- S20 - S23: selection ----------------------------------------------------------------------------------------------
+# -- R20 - R23: selection ----------------------------------------------------------------------------------------------
 
 
-def test_s20_eligible_is_not_disabled_not_cooling_and_below_the_limit() -> None:
+def test_r20_eligible_is_not_disabled_not_cooling_and_below_the_limit() -> None:
     rotation = rotation_of("cooling", "disabled", Resource("full", None, 1), "free", strategy="primary_backup")
     rotation.cooled(take(rotation), now=0.0)
     rotation.disable("disabled")
     assert [taken(rotation) for _ in range(3)] == ["full", "free", "free"]
 
 
-def test_s20_selecting_and_registering_are_one_step() -> None:
+def test_r20_selecting_and_registering_are_one_step() -> None:
     rotation = rotation_of(Resource("a", None, 1))
     flight = take(rotation, now=7.0)
     assert rotation.in_flight("a") == [flight]
@@ -240,12 +240,12 @@ def test_s20_selecting_and_registering_are_one_step() -> None:
     assert taken(rotation) is None
 
 
-def test_s21_six_concurrent_calls_on_three_resources_are_two_each() -> None:
+def test_r21_six_concurrent_calls_on_three_resources_are_two_each() -> None:
     rotation = rotation_of("a", "b", "c")
     assert [taken(rotation, now=1.0) for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_s21_fewest_in_flight_comes_before_longest_unused() -> None:
+def test_r21_fewest_in_flight_comes_before_longest_unused() -> None:
     rotation = rotation_of("a", "b")
     busy = take(rotation, now=1.0)
     rotation.ok(take(rotation, now=2.0))
@@ -254,26 +254,26 @@ def test_s21_fewest_in_flight_comes_before_longest_unused() -> None:
     assert taken(rotation, now=4.0) == "a"
 
 
-def test_s21_longest_unused_comes_before_the_order_of_the_pool() -> None:
+def test_r21_longest_unused_comes_before_the_order_of_the_pool() -> None:
     rotation = rotation_of("a", "b", "c")
     for now in (1.0, 2.0, 3.0, 4.0):
         rotation.ok(take(rotation, now=now))
     assert taken(rotation, now=5.0) == "b"
 
 
-def test_s21_a_last_use_that_is_given_counts() -> None:
+def test_r21_a_last_use_that_is_given_counts() -> None:
     assert (
         taken(rotation_of(Resource("a", None, last_acquired_at=5.0), Resource("b", None, last_acquired_at=4.0))) == "b"
     )
 
 
-def test_s22_a_backup_is_for_what_the_ones_before_cannot_take() -> None:
+def test_r22_a_backup_is_for_what_the_ones_before_cannot_take() -> None:
     regions = [Resource("us", None, 8), Resource("eu", None, 8), Resource("asia", None)]
     rotation = rotation_of(*regions, strategy="primary_backup")
     assert [taken(rotation) for _ in range(40)] == ["us"] * 8 + ["eu"] * 8 + ["asia"] * 24
 
 
-def test_s22_the_second_is_never_touched_while_the_first_has_room() -> None:
+def test_r22_the_second_is_never_touched_while_the_first_has_room() -> None:
     rotation = rotation_of(Resource("us", None, 2), "eu", strategy="primary_backup")
     for now in range(20):
         flights = [take(rotation, now=now), take(rotation, now=now)]
@@ -282,7 +282,7 @@ def test_s22_the_second_is_never_touched_while_the_first_has_room() -> None:
             rotation.ok(flight, now)
 
 
-def test_s22_a_freed_first_is_first_again() -> None:
+def test_r22_a_freed_first_is_first_again() -> None:
     rotation = rotation_of(Resource("us", None, 1), "eu", strategy="primary_backup")
     flight = take(rotation)
     assert taken(rotation) == "eu"
@@ -290,7 +290,7 @@ def test_s22_a_freed_first_is_first_again() -> None:
     assert taken(rotation) == "us"
 
 
-def test_s23_a_cooled_resource_returns_by_itself() -> None:
+def test_r23_a_cooled_resource_returns_by_itself() -> None:
     rotation = rotation_of("a")
     rotation.cooled(take(rotation), now=0.0)
     assert not rotation.due(29.9)
@@ -299,7 +299,7 @@ def test_s23_a_cooled_resource_returns_by_itself() -> None:
     assert taken(rotation, now=30.0) == "a"
 
 
-def test_s23_a_freed_slot_is_usable_at_once() -> None:
+def test_r23_a_freed_slot_is_usable_at_once() -> None:
     rotation = rotation_of(Resource("a", None, 1))
     for end in (rotation.ok, rotation.ended):
         flight = take(rotation)
@@ -308,10 +308,10 @@ def test_s23_a_freed_slot_is_usable_at_once() -> None:
     assert taken(rotation) == "a"
 
 
-# -- S30 - S33, S13, B35: verdicts -------------------------------------------------------------------------------------
+# -- R30 - R33, R13, R35: verdicts -------------------------------------------------------------------------------------
 
 
-def test_s30_a_success_clears_counter_and_cooldown() -> None:
+def test_r30_a_success_clears_counter_and_cooldown() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     cool(rotation, now=0.0)
@@ -322,7 +322,7 @@ def test_s30_a_success_clears_counter_and_cooldown() -> None:
     assert health(resource) == ("healthy", 0, 0.0)
 
 
-def test_s30_no_verdict_changes_nothing() -> None:
+def test_r30_no_verdict_changes_nothing() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     cool(rotation, now=0.0)
@@ -331,7 +331,7 @@ def test_s30_no_verdict_changes_nothing() -> None:
     assert health(resource) == ("healthy", 1, 30.0)
 
 
-def test_s13_s31_the_table_is_climbed_and_clamps_to_its_last_entry() -> None:
+def test_r13_r31_the_table_is_climbed_and_clamps_to_its_last_entry() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     rests = []
@@ -344,7 +344,7 @@ def test_s13_s31_the_table_is_climbed_and_clamps_to_its_last_entry() -> None:
     assert resource.consecutive_cooldown == 6
 
 
-def test_s31_explicit_seconds_override_the_table_for_that_event_and_still_count() -> None:
+def test_r31_explicit_seconds_override_the_table_for_that_event_and_still_count() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     cool(rotation, now=0.0, seconds=7.0)
@@ -353,7 +353,7 @@ def test_s31_explicit_seconds_override_the_table_for_that_event_and_still_count(
     assert health(resource) == ("cooling_down", 2, 127.0)
 
 
-def test_s31_a_cooldown_is_never_shortened() -> None:
+def test_r31_a_cooldown_is_never_shortened() -> None:
     rotation, old, mid, new = three_in_flight(on="a")
     rotation.cooled(old, 100.0, now=0.0)
     assert rotation.cooled(mid, 5.0, now=10.0) == [Cool("a", until=100.0)]
@@ -362,7 +362,7 @@ def test_s31_a_cooldown_is_never_shortened() -> None:
     assert rotation.advance(105.0) == [Recover("a")]
 
 
-def test_s31_zero_seconds_are_counted_and_eligible_at_once() -> None:
+def test_r31_zero_seconds_are_counted_and_eligible_at_once() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     cool(rotation, now=10.0, seconds=0.0)
@@ -370,7 +370,7 @@ def test_s31_zero_seconds_are_counted_and_eligible_at_once() -> None:
     assert taken(rotation, now=10.0) == "a"
 
 
-def test_s31_zero_seconds_do_not_end_a_cooldown() -> None:
+def test_r31_zero_seconds_do_not_end_a_cooldown() -> None:
     rotation, old, mid, _ = three_in_flight(on="a")
     rotation.cooled(old, now=0.0)
     rotation.cooled(mid, 0.0, now=1.0)
@@ -378,13 +378,13 @@ def test_s31_zero_seconds_do_not_end_a_cooldown() -> None:
     assert taken(rotation, now=30.0) == "a"
 
 
-def test_s32_disabled_is_permanent() -> None:
+def test_r32_disabled_is_permanent() -> None:
     rotation = rotation_of("a", "b")
     assert rotation.disabled(take(rotation), 0.0) == [Disable("a")]
     assert [taken(rotation, now=1e9) for _ in range(3)] == ["b", "b", "b"]
 
 
-def test_s32_nothing_late_revives_a_disabled_resource() -> None:
+def test_r32_nothing_late_revives_a_disabled_resource() -> None:
     rotation, old, mid, new = three_in_flight(on="a", cancel_siblings=False)
     rotation.disabled(mid, 0.0)
     assert rotation.ok(new, 1.0) is None
@@ -393,7 +393,7 @@ def test_s32_nothing_late_revives_a_disabled_resource() -> None:
     assert taken(rotation, now=1e9) is None
 
 
-def test_s32_disabled_while_cooling_does_not_return_when_the_cooldown_would_have_ended() -> None:
+def test_r32_disabled_while_cooling_does_not_return_when_the_cooldown_would_have_ended() -> None:
     rotation, old, mid, _ = three_in_flight(on="a")
     rotation.cooled(old, now=0.0)
     assert rotation.disabled(mid, 1.0)[0].old == "cooling_down"
@@ -401,7 +401,7 @@ def test_s32_disabled_while_cooling_does_not_return_when_the_cooldown_would_have
     assert taken(rotation, now=1e9) is None
 
 
-def test_s33_a_late_ok_clears_no_cooldown_that_began_after_it_started() -> None:
+def test_r33_a_late_ok_clears_no_cooldown_that_began_after_it_started() -> None:
     rotation, old, mid, new = three_in_flight(on="a", cancel_siblings=False)
     rotation.cooled(mid, now=0.0)
     for flight in (old, new):
@@ -409,7 +409,7 @@ def test_s33_a_late_ok_clears_no_cooldown_that_began_after_it_started() -> None:
         assert health(rotation.seats["a"].resource) == ("cooling_down", 1, 30.0)
 
 
-def test_s33_a_late_ok_clears_no_counter_after_the_cooldown_has_ended() -> None:
+def test_r33_a_late_ok_clears_no_counter_after_the_cooldown_has_ended() -> None:
     rotation, old, mid, _ = three_in_flight(on="a")
     rotation.cooled(mid, now=0.0)
     rotation.advance(30.0)
@@ -417,7 +417,7 @@ def test_s33_a_late_ok_clears_no_counter_after_the_cooldown_has_ended() -> None:
     assert health(rotation.seats["a"].resource) == ("healthy", 1, 30.0)
 
 
-def test_b35_a_burst_of_429s_escalates_once() -> None:
+def test_r35_a_burst_of_429s_escalates_once() -> None:
     rotation = rotation_of("a")
     flights = [take(rotation, now=0.0) for _ in range(20)]
     for now, flight in enumerate(flights):
@@ -425,7 +425,7 @@ def test_b35_a_burst_of_429s_escalates_once() -> None:
     assert health(rotation.seats["a"].resource) == ("cooling_down", 1, 19.0 + 30.0)
 
 
-def test_b35_a_late_429_extends_at_the_current_rung() -> None:
+def test_r35_a_late_429_extends_at_the_current_rung() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     late = take(rotation)
@@ -435,7 +435,7 @@ def test_b35_a_late_429_extends_at_the_current_rung() -> None:
     assert health(resource) == ("cooling_down", 2, 220.0)
 
 
-def test_b35_a_late_429_after_the_cooldown_has_ended_does_not_climb() -> None:
+def test_r35_a_late_429_after_the_cooldown_has_ended_does_not_climb() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     late, later = take(rotation), take(rotation)
@@ -449,7 +449,7 @@ def test_b35_a_late_429_after_the_cooldown_has_ended_does_not_climb() -> None:
     assert health(resource) == ("cooling_down", 1, 72.0), "it began again at 40, and all of these are older"
 
 
-def test_b35_a_new_429_after_the_cooldown_climbs() -> None:
+def test_r35_a_new_429_after_the_cooldown_climbs() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     cool(rotation, now=0.0)
@@ -457,7 +457,7 @@ def test_b35_a_new_429_after_the_cooldown_climbs() -> None:
     assert health(resource) == ("cooling_down", 2, 150.0)
 
 
-def test_b35_a_late_429_after_a_success_is_the_first_of_a_new_outage() -> None:
+def test_r35_a_late_429_after_a_success_is_the_first_of_a_new_outage() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)
     late, later = take(rotation), take(rotation)
@@ -470,7 +470,7 @@ def test_b35_a_late_429_after_a_success_is_the_first_of_a_new_outage() -> None:
     assert health(resource) == ("cooling_down", 1, 71.0)
 
 
-def test_b35_order_is_by_acquisition_and_not_by_clock() -> None:
+def test_r35_order_is_by_acquisition_and_not_by_clock() -> None:
     """All in the same instant: three that were acquired before, one after."""
     rotation, *before = three_in_flight(on="a", table=(0.0, 50.0))
     resource = rotation.seats["a"].resource
@@ -483,10 +483,10 @@ def test_b35_order_is_by_acquisition_and_not_by_clock() -> None:
     assert health(resource) == ("cooling_down", 2, 51.0)
 
 
-# -- B37, A72: coming and going ----------------------------------------------------------------------------------------
+# -- R37, R72: coming and going ----------------------------------------------------------------------------------------
 
 
-def test_b37_a_late_401_of_a_removed_key_does_not_touch_its_successor() -> None:
+def test_r37_a_late_401_of_a_removed_key_does_not_touch_its_successor() -> None:
     rotation = rotation_of("k")
     late = take(rotation)
     rotation.remove("k")
@@ -496,7 +496,7 @@ def test_b37_a_late_401_of_a_removed_key_does_not_touch_its_successor() -> None:
     assert taken(rotation) == "k"
 
 
-def test_b37_a_late_429_of_a_removed_key_neither() -> None:
+def test_r37_a_late_429_of_a_removed_key_neither() -> None:
     rotation = rotation_of("k")
     late = take(rotation)
     rotation.remove("k")
@@ -505,7 +505,7 @@ def test_b37_a_late_429_of_a_removed_key_neither() -> None:
     assert taken(rotation) == "k"
 
 
-def test_b37_a_late_ok_of_a_removed_key_does_not_clear_its_successors_cooldown() -> None:
+def test_r37_a_late_ok_of_a_removed_key_does_not_clear_its_successors_cooldown() -> None:
     rotation = rotation_of("k")
     late = take(rotation)
     rotation.remove("k")
@@ -515,7 +515,7 @@ def test_b37_a_late_ok_of_a_removed_key_does_not_clear_its_successors_cooldown()
     assert health(successor) == ("cooling_down", 1, 30.0)
 
 
-def test_b37_siblings_of_a_removed_key_are_cancelled_and_its_successors_are_not() -> None:
+def test_r37_siblings_of_a_removed_key_are_cancelled_and_its_successors_are_not() -> None:
     rotation, old, _, _ = three_in_flight(on="k")
     mid, new = rotation.in_flight("k")[1:]
     rotation.remove("k")
@@ -524,8 +524,8 @@ def test_b37_siblings_of_a_removed_key_are_cancelled_and_its_successors_are_not(
     assert rotation.disabled(old, 1.0) == [Cancel(new), Cancel(mid)]
 
 
-def test_b37_a_shared_successor_does_not_cancel_what_it_inherited() -> None:
-    """S60: younger uses *of that resource*; this one is younger and of another."""
+def test_r37_a_shared_successor_does_not_cancel_what_it_inherited() -> None:
+    """R60: younger uses *of that resource*; this one is younger and of another."""
     successor = Resource("k", None)
     here, there = rotation_of("k"), rotation_of(successor)
     signaller = take(there)
@@ -535,7 +535,7 @@ def test_b37_a_shared_successor_does_not_cancel_what_it_inherited() -> None:
     assert there.cooled(signaller, now=0.0) == [Cool("k", 30.0), Cool("k", 30.0)]
 
 
-def test_a72_removed_is_gone_at_once_and_drains() -> None:
+def test_r72_removed_is_gone_at_once_and_drains() -> None:
     rotation = rotation_of("a", "b")
     flight = take(rotation)
     rotation.remove("a")
@@ -544,7 +544,7 @@ def test_a72_removed_is_gone_at_once_and_drains() -> None:
     assert rotation.ok(flight) is None
 
 
-def test_a72_what_drains_counts_against_the_limit_of_a_successor() -> None:
+def test_r72_what_drains_counts_against_the_limit_of_a_successor() -> None:
     rotation = rotation_of(Resource("k", None, 2))
     flights = [take(rotation), take(rotation)]
     rotation.remove("k")
@@ -556,7 +556,7 @@ def test_a72_what_drains_counts_against_the_limit_of_a_successor() -> None:
     assert taken(rotation) is None
 
 
-def test_a72_what_drains_counts_against_the_successors_of_a_successor() -> None:
+def test_r72_what_drains_counts_against_the_successors_of_a_successor() -> None:
     rotation = rotation_of(Resource("k", None, 1))
     flight = take(rotation)
     for _ in range(3):
@@ -567,7 +567,7 @@ def test_a72_what_drains_counts_against_the_successors_of_a_successor() -> None:
     assert taken(rotation) == "k"
 
 
-def test_a72_a_waiter_gets_the_successors_place_when_the_predecessors_use_ends() -> None:
+def test_r72_a_waiter_gets_the_successors_place_when_the_predecessors_use_ends() -> None:
     rotation = rotation_of(Resource("k", None, 1))
     flight = take(rotation)
     rotation.remove("k")
@@ -579,7 +579,7 @@ def test_a72_a_waiter_gets_the_successors_place_when_the_predecessors_use_ends()
 
 
 @pytest.mark.parametrize("verdict", ["ok", "ended", "cooled", "disabled"])
-def test_a72_the_same_resource_may_go_and_come_back_while_in_use(verdict: str) -> None:
+def test_r72_the_same_resource_may_go_and_come_back_while_in_use(verdict: str) -> None:
     resource = Resource("k", None, 2)
     rotation = rotation_of(resource)
     flight = take(rotation)
@@ -594,7 +594,7 @@ def test_a72_the_same_resource_may_go_and_come_back_while_in_use(verdict: str) -
     rotation.check(1.0)
 
 
-def test_a72_a_shared_resource_that_leaves_one_pool_twice_is_still_in_use_in_the_other() -> None:
+def test_r72_a_shared_resource_that_leaves_one_pool_twice_is_still_in_use_in_the_other() -> None:
     shared = Resource("k", None, 1)
     here, there = rotation_of(shared), rotation_of(shared)
     flight = take(here)
@@ -607,7 +607,7 @@ def test_a72_a_shared_resource_that_leaves_one_pool_twice_is_still_in_use_in_the
     assert taken(there) == "k"
 
 
-def test_a72_what_cools_stays_cool_when_it_is_put_back() -> None:
+def test_r72_what_cools_stays_cool_when_it_is_put_back() -> None:
     resource = Resource("k", None)
     rotation = rotation_of(resource, "other")
     cool(rotation, now=0.0)
@@ -618,7 +618,7 @@ def test_a72_what_cools_stays_cool_when_it_is_put_back() -> None:
     assert taken(rotation, now=30.0) == "k"
 
 
-def test_a72_enable_clears_cooldown_and_counter() -> None:
+def test_r72_enable_clears_cooldown_and_counter() -> None:
     rotation, old, mid, _ = three_in_flight(on="a")
     resource = rotation.seats["a"].resource
     rotation.cooled(old, now=0.0)
@@ -631,7 +631,7 @@ def test_a72_enable_clears_cooldown_and_counter() -> None:
     assert rotation.next_expiry() is None
 
 
-def test_a72_disable_cancels_nothing() -> None:
+def test_r72_disable_cancels_nothing() -> None:
     rotation, *flights = three_in_flight(on="a")
     assert rotation.disable("a") == [Disable("a")]
     assert rotation.disable("a") == []
@@ -639,14 +639,14 @@ def test_a72_disable_cancels_nothing() -> None:
     assert {flight.status for flight in flights} == {"in_flight"}
 
 
-def test_a72_an_unknown_id_is_named() -> None:
+def test_r72_an_unknown_id_is_named() -> None:
     rotation = rotation_of("a")
     for steer in (rotation.remove, rotation.enable, rotation.disable, rotation.in_flight):
         with pytest.raises(UnknownResource, match="unknown resource_id 'nobody'"):
             steer("nobody")
 
 
-def test_s11_an_id_twice_is_refused_and_changes_nothing() -> None:
+def test_r11_an_id_twice_is_refused_and_changes_nothing() -> None:
     rotation = rotation_of("a")
     with pytest.raises(InvalidArgument, match="Duplicate resource_id"):
         rotation.add(Resource("a", None))
@@ -654,7 +654,7 @@ def test_s11_an_id_twice_is_refused_and_changes_nothing() -> None:
     rotation.check(0.0)
 
 
-def test_a72_reconcile_keeps_health_and_takes_over_limit_tags_and_order() -> None:
+def test_r72_reconcile_keeps_health_and_takes_over_limit_tags_and_order() -> None:
     rotation = rotation_of("a", "b", strategy="primary_backup")
     cool(rotation, now=0.0)
     resource = rotation.seats["a"].resource
@@ -667,7 +667,7 @@ def test_a72_reconcile_keeps_health_and_takes_over_limit_tags_and_order() -> Non
     assert taken(rotation, tagged("x"), now=30.0) is None
 
 
-def test_a72_a_limit_may_be_lowered_below_what_is_in_flight() -> None:
+def test_r72_a_limit_may_be_lowered_below_what_is_in_flight() -> None:
     rotation, *flights = three_in_flight(on="a")
     rotation.retag(rotation.seats["a"].resource, Resource("a", None, 2))
     rotation.check(0.0)
@@ -677,7 +677,7 @@ def test_a72_a_limit_may_be_lowered_below_what_is_in_flight() -> None:
     assert [taken(rotation) for _ in range(3)] == ["a", "a", None]
 
 
-def test_a72_a_raised_limit_serves_those_who_wait() -> None:
+def test_r72_a_raised_limit_serves_those_who_wait() -> None:
     rotation = rotation_of(Resource("a", None, 1))
     take(rotation)
     tickets = [waits(rotation) for _ in range(3)]
@@ -685,7 +685,7 @@ def test_a72_a_raised_limit_serves_those_who_wait() -> None:
     assert rotation.settle(0.0) == [Serve(tickets[0]), Serve(tickets[1])]
 
 
-def test_a72_reconciling_again_and_again_costs_no_memory() -> None:
+def test_r72_reconciling_again_and_again_costs_no_memory() -> None:
     rotation = rotation_of("a", "b")
     cool(rotation, now=0.0, seconds=1e6)
     for _ in range(1000):
@@ -694,7 +694,7 @@ def test_a72_reconciling_again_and_again_costs_no_memory() -> None:
     assert len(rotation.cooling) < 100
 
 
-# -- S43: those who wait -----------------------------------------------------------------------------------------------
+# -- R43: those who wait -----------------------------------------------------------------------------------------------
 
 
 def full(*members: Resource[None], **options: Any) -> tuple[Rotation, dict[str, Flight]]:
@@ -710,7 +710,7 @@ def one(name: str, *tags: str) -> Resource[None]:
     return Resource(name, None, 1, tags=tags)
 
 
-def test_s43_first_come_first_served() -> None:
+def test_r43_first_come_first_served() -> None:
     rotation, flights = full(one("a"), one("b"))
     tickets = [waits(rotation) for _ in range(3)]
     assert rotation.ok(flights["b"], 1.0) == [Serve(tickets[0])]
@@ -719,21 +719,21 @@ def test_s43_first_come_first_served() -> None:
     assert grants == ["b", "a", None]
 
 
-def test_s43_a_release_goes_to_the_first_who_can_use_it() -> None:
+def test_r43_a_release_goes_to_the_first_who_can_use_it() -> None:
     rotation, flights = full(one("a"), one("b", "x"))
     picky, easy = waits(rotation, tagged("x")), waits(rotation)
     assert rotation.ok(flights["a"], 1.0) == [Serve(easy)]
     assert rotation.ok(flights["b"], 2.0) == [Serve(picky)]
 
 
-def test_s43_a_later_comer_never_takes_what_suits_an_earlier_one() -> None:
+def test_r43_a_later_comer_never_takes_what_suits_an_earlier_one() -> None:
     rotation, flights = full(one("a"))
     early = waits(rotation)
     assert rotation.ok(flights["a"], 1.0) == [Serve(early)]
     assert taken(rotation, now=1.0) is None, "there is no moment in which it is free"
 
 
-def test_s43_one_that_wakes_and_does_not_take_hands_on() -> None:
+def test_r43_one_that_wakes_and_does_not_take_hands_on() -> None:
     rotation, flights = full(one("a"))
     first, second = waits(rotation), waits(rotation)
     rotation.ok(flights["a"], 1.0)
@@ -741,7 +741,7 @@ def test_s43_one_that_wakes_and_does_not_take_hands_on() -> None:
     assert rotation.leave(first, 2.0) is None, "only once"
 
 
-def test_s43_what_was_granted_and_not_begun_is_taken_back_when_it_rests() -> None:
+def test_r43_what_was_granted_and_not_begun_is_taken_back_when_it_rests() -> None:
     rotation = rotation_of(Resource("a", None, 2))
     older, newer = take(rotation), take(rotation)
     first, second = waits(rotation), waits(rotation)
@@ -752,7 +752,7 @@ def test_s43_what_was_granted_and_not_begun_is_taken_back_when_it_rests() -> Non
     assert rotation.advance(32.0) == [Recover("a"), Serve(first), Serve(second)]
 
 
-def test_s43_those_it_is_taken_back_from_stand_where_they_stood() -> None:
+def test_r43_those_it_is_taken_back_from_stand_where_they_stood() -> None:
     rotation, flights = full(one("a"), one("b"), one("c"))
     first, second, third = waits(rotation), waits(rotation), waits(rotation)
     rotation.ok(flights["a"], 1.0)
@@ -763,7 +763,7 @@ def test_s43_those_it_is_taken_back_from_stand_where_they_stood() -> None:
     assert rotation.ok(flights["c"], 2.0) == [Serve(first)]
 
 
-def test_s43_what_is_taken_back_by_a_disable_is_made_good_by_what_is_free() -> None:
+def test_r43_what_is_taken_back_by_a_disable_is_made_good_by_what_is_free() -> None:
     rotation, flights = full(one("a"), one("b"))
     ticket = waits(rotation)
     rotation.ok(flights["a"], 1.0)
@@ -771,8 +771,8 @@ def test_s43_what_is_taken_back_by_a_disable_is_made_good_by_what_is_free() -> N
     assert rotation.disable("a") == [Disable("a"), Serve(ticket)]
 
 
-def test_s43_what_is_taken_back_no_longer_counts_against_a_successor() -> None:
-    """A72: the grant drained for the successor as a use does."""
+def test_r43_what_is_taken_back_no_longer_counts_against_a_successor() -> None:
+    """R72: the grant drained for the successor as a use does."""
     rotation = rotation_of(Resource("k", None, 2))
     older, newer = take(rotation), take(rotation)
     ticket = waits(rotation)
@@ -786,7 +786,7 @@ def test_s43_what_is_taken_back_no_longer_counts_against_a_successor() -> None:
     assert [taken(rotation, now=2.0), taken(rotation, now=2.0)] == ["k", None]
 
 
-def test_s43_what_is_taken_back_in_another_pool_frees_the_successor_there() -> None:
+def test_r43_what_is_taken_back_in_another_pool_frees_the_successor_there() -> None:
     """Of the same id in that pool, and full so far: it must be offered again."""
     shared, successor = Resource("k", None, 2), one("k")
     here, there = rotation_of(shared), rotation_of(shared)
@@ -800,7 +800,7 @@ def test_s43_what_is_taken_back_in_another_pool_frees_the_successor_there() -> N
     assert there.in_flight("k") == [ticket.grant]
 
 
-def test_s43_who_it_is_taken_back_from_is_told_when_nothing_else_can_come() -> None:
+def test_r43_who_it_is_taken_back_from_is_told_when_nothing_else_can_come() -> None:
     """Its pool does not hold the resource any more, and nothing else."""
     rotation = rotation_of(Resource("k", None, 2))
     older, newer = take(rotation), take(rotation)
@@ -811,14 +811,14 @@ def test_s43_who_it_is_taken_back_from_is_told_when_nothing_else_can_come() -> N
     assert not rotation.line
 
 
-def test_s43_leaving_the_line_takes_nothing_along() -> None:
+def test_r43_leaving_the_line_takes_nothing_along() -> None:
     rotation, flights = full(one("a"))
     first, second = waits(rotation), waits(rotation)
     assert rotation.leave(first, 1.0) is None
     assert rotation.ok(flights["a"], 1.0) == [Serve(second)]
 
 
-def test_s43_the_end_of_a_cooldown_serves() -> None:
+def test_r43_the_end_of_a_cooldown_serves() -> None:
     rotation = rotation_of(Resource("a", None, 2))
     rotation.cooled(take(rotation), now=0.0)
     tickets = [waits(rotation) for _ in range(3)]
@@ -826,7 +826,7 @@ def test_s43_the_end_of_a_cooldown_serves() -> None:
     assert list(rotation.line) == [tickets[2]]
 
 
-def test_s43_enable_and_add_serve() -> None:
+def test_r43_enable_and_add_serve() -> None:
     rotation, _ = full(one("a"))
     first, second = waits(rotation), waits(rotation)
     assert rotation.add(one("b"), 1.0) == [Serve(first)]
@@ -834,8 +834,8 @@ def test_s43_enable_and_add_serve() -> None:
     assert rotation.enable("c", 1.0) == [Enable("c"), Serve(second)]
 
 
-def test_s43_waiters_of_two_pools_are_served_in_the_order_in_which_they_came() -> None:
-    """S08: a release of a shared resource goes to the first waiter that can use it, whichever pool it waits in."""
+def test_r43_waiters_of_two_pools_are_served_in_the_order_in_which_they_came() -> None:
+    """R08: a release of a shared resource goes to the first waiter that can use it, whichever pool it waits in."""
     shared = Resource("k", None, 2)
     here, there = rotation_of(shared), rotation_of(shared)
     here.cooled(take(here), now=0.0)
@@ -844,7 +844,7 @@ def test_s43_waiters_of_two_pools_are_served_in_the_order_in_which_they_came() -
     assert list(here.line) == [third]
 
 
-def test_s43_one_who_cannot_use_it_does_not_open_the_door_for_those_behind() -> None:
+def test_r43_one_who_cannot_use_it_does_not_open_the_door_for_those_behind() -> None:
     """The first of `here` is first of all and cannot use it; the next of `here` came after the one of `there`."""
     shared = one("k")
     here, there = rotation_of(shared, one("a", "x")), rotation_of(shared)
@@ -855,7 +855,7 @@ def test_s43_one_who_cannot_use_it_does_not_open_the_door_for_those_behind() -> 
     assert third.grant is None
 
 
-def test_s43_cooldowns_that_end_together_are_given_away_together() -> None:
+def test_r43_cooldowns_that_end_together_are_given_away_together() -> None:
     """The end of `a`, which only `here` holds, must not let `here` take `k` before the earlier waiter of `there`."""
     shared = one("k")
     here, there = rotation_of(one("a"), shared), rotation_of(shared)
@@ -866,7 +866,7 @@ def test_s43_cooldowns_that_end_together_are_given_away_together() -> None:
     assert third.grant is None
 
 
-def test_s43_what_a_reconcile_frees_is_given_away_together() -> None:
+def test_r43_what_a_reconcile_frees_is_given_away_together() -> None:
     shared = one("k")
     here, there = rotation_of(one("a"), shared), rotation_of(shared)
     take(here), take(here)
@@ -877,7 +877,7 @@ def test_s43_what_a_reconcile_frees_is_given_away_together() -> None:
     assert third.grant is None
 
 
-def test_s43_nothing_can_come_and_the_waiter_is_told() -> None:
+def test_r43_nothing_can_come_and_the_waiter_is_told() -> None:
     rotation, flights = full(one("a"), one("b", "x"))
     picky, easy = waits(rotation, tagged("x")), waits(rotation)
     assert rotation.disabled(flights["b"], 1.0) == [Disable("b"), Starve(picky)]
@@ -885,13 +885,13 @@ def test_s43_nothing_can_come_and_the_waiter_is_told() -> None:
     assert not rotation.line
 
 
-def test_s43_removing_the_last_hope_tells_the_waiter() -> None:
+def test_r43_removing_the_last_hope_tells_the_waiter() -> None:
     rotation, _ = full(one("a"))
     ticket = waits(rotation)
     assert rotation.remove("a") == [Starve(ticket)]
 
 
-def test_s43_a_waiter_of_the_other_pool_is_told_too() -> None:
+def test_r43_a_waiter_of_the_other_pool_is_told_too() -> None:
     shared = one("k")
     here, there = rotation_of(shared), rotation_of(shared)
     flight = take(here)
@@ -899,7 +899,7 @@ def test_s43_a_waiter_of_the_other_pool_is_told_too() -> None:
     assert Starve(ticket) in here.disabled(flight, 1.0)
 
 
-def test_s43_a_waiter_of_the_other_pool_is_told_when_a_tag_is_taken_away() -> None:
+def test_r43_a_waiter_of_the_other_pool_is_told_when_a_tag_is_taken_away() -> None:
     shared = one("k", "x")
     here, there = rotation_of(shared), rotation_of(shared)
     take(here)
@@ -908,7 +908,7 @@ def test_s43_a_waiter_of_the_other_pool_is_told_when_a_tag_is_taken_away() -> No
     assert here.settle(0.0) == [Starve(ticket)]
 
 
-def test_s43_who_waits_for_a_cooldown_gives_up_when_it_is_extended_past_the_deadline() -> None:
+def test_r43_who_waits_for_a_cooldown_gives_up_when_it_is_extended_past_the_deadline() -> None:
     shared = Resource("k", None)
     here, there = rotation_of(shared), rotation_of(shared)
     first, late = take(here), take(here)
@@ -918,7 +918,7 @@ def test_s43_who_waits_for_a_cooldown_gives_up_when_it_is_extended_past_the_dead
     assert list(there.line) == [patient, in_time]
 
 
-def test_s43_next_expiry_is_the_earliest_of_those_that_match() -> None:
+def test_r43_next_expiry_is_the_earliest_of_those_that_match() -> None:
     rotation = rotation_of(one("a", "x"), one("b"), strategy="primary_backup")
     rotation.cooled(take(rotation), 50.0, now=0.0)
     rotation.cooled(take(rotation), 10.0, now=0.0)
@@ -932,35 +932,35 @@ def test_s43_next_expiry_is_the_earliest_of_those_that_match() -> None:
     assert rotation.next_expiry() == 50
 
 
-# -- S60: siblings -----------------------------------------------------------------------------------------------------
+# -- R60: siblings -----------------------------------------------------------------------------------------------------
 
 
-def test_s60_strictly_younger_uses_are_cancelled() -> None:
+def test_r60_strictly_younger_uses_are_cancelled() -> None:
     rotation, old, mid, new = three_in_flight(on="key-1")
     assert rotation.cooled(mid, now=10.0) == [Cool("key-1", until=40.0), Cancel(new)]
     assert rotation.in_flight("key-1") == [old, new]  # the elder may already have had its effect upstream
     assert (old.status, new.status) == ("in_flight", "cancelled")
 
 
-def test_s60_a_disable_cancels_too() -> None:
+def test_r60_a_disable_cancels_too() -> None:
     rotation, old, mid, new = three_in_flight(on="key-1")
     assert rotation.disabled(old, 10.0) == [Disable("key-1"), Cancel(new), Cancel(mid)]
 
 
-def test_s60_other_resources_are_left_alone() -> None:
+def test_r60_other_resources_are_left_alone() -> None:
     rotation = rotation_of("a", "b")
     flights = [take(rotation) for _ in range(4)]
     assert only(Cancel, rotation.cooled(flights[0], now=0.0)) == [Cancel(flights[2])]
 
 
-def test_s60_nobody_is_cancelled_twice() -> None:
+def test_r60_nobody_is_cancelled_twice() -> None:
     rotation, old, mid, new = three_in_flight(on="key-1")
     rotation.cooled(mid, now=1.0)
     assert only(Cancel, rotation.cooled(old, now=2.0)) == []
     assert rotation.in_flight("key-1") == [new]
 
 
-def test_s60_a_late_signal_cancels_those_younger_than_itself() -> None:
+def test_r60_a_late_signal_cancels_those_younger_than_itself() -> None:
     rotation = rotation_of("a")
     old, mid = take(rotation), take(rotation)
     cool(rotation, now=0.0)
@@ -969,7 +969,7 @@ def test_s60_a_late_signal_cancels_those_younger_than_itself() -> None:
     assert only(Cancel, rotation.cooled(old, now=31.0)) == [Cancel(new), Cancel(mid)]
 
 
-def test_s63_both_pools_must_cancel_siblings() -> None:
+def test_r63_both_pools_must_cancel_siblings() -> None:
     rotation, old, *_ = three_in_flight(on="a", cancel_siblings=False)
     assert rotation.cooled(old, now=0.0) == [Cool("a", until=30.0)]
     shared = Resource("k", None)
@@ -979,13 +979,13 @@ def test_s63_both_pools_must_cancel_siblings() -> None:
     assert only(Cancel, there.disabled(second)) == []
 
 
-def test_s64_a_use_without_a_handle_is_never_cancelled() -> None:
+def test_r64_a_use_without_a_handle_is_never_cancelled() -> None:
     rotation, old, mid, new = three_in_flight(on="a")
     mid.handle = None
     assert only(Cancel, rotation.disabled(old)) == [Cancel(new)]
 
 
-def test_a71_a_cancelled_sibling_is_counted_though_its_pool_has_let_the_resource_go() -> None:
+def test_r71_a_cancelled_sibling_is_counted_though_its_pool_has_let_the_resource_go() -> None:
     shared = Resource("k", None)
     here, there = rotation_of(shared), rotation_of(shared)
     old, new = take(here), take(there)
@@ -995,7 +995,7 @@ def test_a71_a_cancelled_sibling_is_counted_though_its_pool_has_let_the_resource
     assert there.stats(0.0, **runs).sibling_cancels == 1
 
 
-# -- A74: probes -------------------------------------------------------------------------------------------------------
+# -- R74: probes -------------------------------------------------------------------------------------------------------
 
 
 def recovered(*before: str, **options: Any) -> tuple[Rotation, list[Flight]]:
@@ -1007,7 +1007,7 @@ def recovered(*before: str, **options: Any) -> tuple[Rotation, list[Flight]]:
     return rotation, flights
 
 
-def test_a74_one_probe_until_a_success() -> None:
+def test_r74_one_probe_until_a_success() -> None:
     rotation, _ = recovered()
     probe = take(rotation, now=30.0)
     assert taken(rotation, now=31.0) is None
@@ -1015,12 +1015,12 @@ def test_a74_one_probe_until_a_success() -> None:
     assert [taken(rotation, now=32.0) for _ in range(3)] == ["a", "a", None]
 
 
-def test_a74_before_any_cooldown_there_is_nothing_to_prove() -> None:
+def test_r74_before_any_cooldown_there_is_nothing_to_prove() -> None:
     rotation = rotation_of("a", probe_on_recovery=True)
     assert [taken(rotation) for _ in range(3)] == ["a", "a", "a"]
 
 
-def test_a74_uses_from_before_the_cooldown_do_not_block_the_probe() -> None:
+def test_r74_uses_from_before_the_cooldown_do_not_block_the_probe() -> None:
     rotation, [old] = recovered("old")
     assert taken(rotation, now=30.0) == "a"
     assert taken(rotation, now=30.0) is None
@@ -1028,28 +1028,28 @@ def test_a74_uses_from_before_the_cooldown_do_not_block_the_probe() -> None:
     assert taken(rotation, now=31.0) is None, "and their end does not let a second one in"
 
 
-def test_a74_a_success_from_before_the_cooldown_proves_nothing() -> None:
+def test_r74_a_success_from_before_the_cooldown_proves_nothing() -> None:
     rotation, [old] = recovered("old")
     take(rotation, now=30.0)
     rotation.ok(old, 31.0)
     assert taken(rotation, now=31.0) is None
 
 
-def test_a74_a_probe_without_verdict_is_offered_again() -> None:
+def test_r74_a_probe_without_verdict_is_offered_again() -> None:
     rotation, _ = recovered()
     rotation.ended(take(rotation, now=30.0), 31.0)
     assert taken(rotation, now=31.0) == "a"
     assert taken(rotation, now=31.0) is None
 
 
-def test_a74_a_probe_that_fails_climbs_and_the_next_is_a_probe_again() -> None:
+def test_r74_a_probe_that_fails_climbs_and_the_next_is_a_probe_again() -> None:
     rotation, _ = recovered()
     assert rotation.cooled(take(rotation, now=30.0), now=31.0) == [Cool("a", until=151.0)]
     assert taken(rotation, now=151.0) == "a"
     assert taken(rotation, now=151.0) is None
 
 
-def test_a74_a_probe_that_outlives_a_second_cooldown_does_not_block_the_next() -> None:
+def test_r74_a_probe_that_outlives_a_second_cooldown_does_not_block_the_next() -> None:
     rotation, [old] = recovered("old")
     outlived = take(rotation, now=30.0)
     rotation.cooled(old, now=31.0)
@@ -1059,14 +1059,14 @@ def test_a74_a_probe_that_outlives_a_second_cooldown_does_not_block_the_next() -
     assert rotation.seats["a"].resource.consecutive_cooldown == 1
 
 
-def test_a74_enable_asks_for_no_probe() -> None:
+def test_r74_enable_asks_for_no_probe() -> None:
     rotation, _ = recovered()
     take(rotation, now=30.0)
     rotation.enable("a")
     assert [taken(rotation, now=30.0) for _ in range(3)] == ["a", "a", "a"]
 
 
-def test_a74_waiters_are_served_the_probe_and_then_the_rest() -> None:
+def test_r74_waiters_are_served_the_probe_and_then_the_rest() -> None:
     rotation = rotation_of("a", probe_on_recovery=True)
     rotation.cooled(take(rotation), now=0.0)
     first, second, third = (waits(rotation) for _ in range(3))
@@ -1075,7 +1075,7 @@ def test_a74_waiters_are_served_the_probe_and_then_the_rest() -> None:
     assert rotation.ok(first.grant, 31.0) == [Serve(second), Serve(third)]
 
 
-def test_a74_a_success_in_a_pool_that_does_not_probe_proves_it_for_one_that_does() -> None:
+def test_r74_a_success_in_a_pool_that_does_not_probe_proves_it_for_one_that_does() -> None:
     shared = Resource("k", None)
     careful, bold = rotation_of(shared, probe_on_recovery=True), rotation_of(shared)
     bold.cooled(take(bold), now=0.0)
@@ -1087,7 +1087,7 @@ def test_a74_a_success_in_a_pool_that_does_not_probe_proves_it_for_one_that_does
     assert bold.ok(flights[1], 31.0) == [Serve(ticket)]
 
 
-# -- B24: what it costs ------------------------------------------------------------------------------------------------
+# -- R24: what it costs ------------------------------------------------------------------------------------------------
 
 
 class CountingHeap(SimpleNamespace):
@@ -1127,7 +1127,7 @@ def many(size: int, strategy: str, **options: Any) -> Rotation:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
-def test_b24_a_quiet_call_is_a_few_heap_operations(strategy: str, size: int, heap: CountingHeap) -> None:
+def test_r24_a_quiet_call_is_a_few_heap_operations(strategy: str, size: int, heap: CountingHeap) -> None:
     rotation = many(size, strategy)
     heap.price = 0
     for now in range(1000):
@@ -1137,7 +1137,7 @@ def test_b24_a_quiet_call_is_a_few_heap_operations(strategy: str, size: int, hea
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
-def test_b24_a_busy_call_is_a_few_heap_operations(strategy: str, size: int, heap: CountingHeap) -> None:
+def test_r24_a_busy_call_is_a_few_heap_operations(strategy: str, size: int, heap: CountingHeap) -> None:
     """Ends in any order, with tags, cooldowns and disables."""
     chance = random.Random(1)
     rotation = many(size, strategy)
@@ -1159,7 +1159,7 @@ def test_b24_a_busy_call_is_a_few_heap_operations(strategy: str, size: int, heap
     assert heap.price <= 10 * 4000
 
 
-def test_b24_comparisons_grow_with_the_logarithm() -> None:
+def test_r24_comparisons_grow_with_the_logarithm() -> None:
     class Reading(float):
         compared = 0
 
@@ -1190,7 +1190,7 @@ def entries(rotation: Rotation) -> int:
 
 
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
-def test_b24_the_heap_is_compacted(strategy: str) -> None:
+def test_r24_the_heap_is_compacted(strategy: str) -> None:
     chance = random.Random(2)
     rotation = rotation_of(*(Resource(f"k{n}", None, 3) for n in range(10)), strategy=strategy)
     flights: list[Flight] = []
@@ -1204,7 +1204,7 @@ def test_b24_the_heap_is_compacted(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
 @pytest.mark.parametrize("busy", [0, 3, 13])
-def test_b24_compacting_loses_nobody(strategy: str, busy: int) -> None:
+def test_r24_compacting_loses_nobody(strategy: str, busy: int) -> None:
     """Whenever it happens: after each number of changes that leave old entries behind."""
     for changes in range(1, 200, 3):
         rotation = rotation_of(*(Resource(f"k{n}", None, 2) for n in range(10)), strategy=strategy)
@@ -1219,7 +1219,7 @@ def test_b24_compacting_loses_nobody(strategy: str, busy: int) -> None:
         assert taken(rotation) is None
 
 
-def test_b24_removed_resources_leave_the_heap() -> None:
+def test_r24_removed_resources_leave_the_heap() -> None:
     rotation = rotation_of("stays")
     for number in range(2000):
         rotation.add(Resource(f"k{number}", None))
@@ -1227,7 +1227,7 @@ def test_b24_removed_resources_leave_the_heap() -> None:
         assert entries(rotation) <= 4 * 2 + 64 + 1
 
 
-def test_b24_sets_of_tags_are_kept_for_the_latest_64_only() -> None:
+def test_r24_sets_of_tags_are_kept_for_the_latest_64_only() -> None:
     rotation = rotation_of(*(Resource(f"k{n}", None, tags={f"t{n}", "all"}) for n in range(200)))
     for turn in range(2):
         for number in range(200):
@@ -1240,7 +1240,7 @@ def test_b24_sets_of_tags_are_kept_for_the_latest_64_only() -> None:
     assert set(found.values()) == {1}
 
 
-def test_b24_a_forgotten_set_of_tags_misses_nothing_while_it_is_away() -> None:
+def test_r24_a_forgotten_set_of_tags_misses_nothing_while_it_is_away() -> None:
     rotation = rotation_of(Resource("a", None, 1, tags={"x"}), Resource("b", None, 1, tags={"x"}))
     flight = take(rotation, tagged("x"))
     for number in range(100):

@@ -1,4 +1,4 @@
-"""S12, S13, S20-S23, S30-S36, S40-S45: one call and its attempts."""
+"""R12, R13, R20-R23, R30-R36, R40-R45: one call and its attempts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def now() -> float:
     return clock.now()
 
 
-# -- S20-S23: selection ------------------------------------------------------------
+# -- R20-R23: selection ------------------------------------------------------------
 
 
 @virtual
-async def test_s21_six_concurrent_calls_on_three_resources_two_each() -> None:
+async def test_r21_six_concurrent_calls_on_three_resources_two_each() -> None:
     pool, gate = keys("a", "b", "c"), Gate()
     calls = [asyncio.create_task(pool.run(gate)) for _ in range(6)]
     await settle()
@@ -49,7 +49,7 @@ async def test_s21_six_concurrent_calls_on_three_resources_two_each() -> None:
 
 
 @virtual(start=1.0)
-async def test_s21_calls_in_a_row_rotate() -> None:
+async def test_r21_calls_in_a_row_rotate() -> None:
     pool = keys("a", "b", "c")
     seen = []
     for _ in range(7):
@@ -59,7 +59,7 @@ async def test_s21_calls_in_a_row_rotate() -> None:
 
 
 @virtual
-async def test_s22_primary_backup_fans_out_at_the_limits() -> None:
+async def test_r22_primary_backup_fans_out_at_the_limits() -> None:
     pool = ResourcePool(
         [Resource("us", 1, 8), Resource("eu", 2, 8), Resource("asia", 3)],
         strategy="primary_backup",
@@ -80,7 +80,7 @@ async def test_s22_primary_backup_fans_out_at_the_limits() -> None:
 
 
 @virtual
-async def test_s23_a_cooled_resource_returns_by_itself() -> None:
+async def test_r23_a_cooled_resource_returns_by_itself() -> None:
     pool = keys("paid", "free", strategy="primary_backup")
     assert await pool.run(by_id(paid=CooldownResource(5), free="ok"), retry_delay=0) == "ok"
     assert await pool.run(ident) == "free"
@@ -89,7 +89,7 @@ async def test_s23_a_cooled_resource_returns_by_itself() -> None:
 
 
 @virtual
-async def test_b25_tags_and_exclude_narrow_the_choice() -> None:
+async def test_r25_tags_and_exclude_narrow_the_choice() -> None:
     pool = ResourcePool([Resource("a", 1, tags=["eu"]), Resource("b", 2, tags=["eu", "gpu"]), Resource("c", 3)])
     assert {await pool.run(ident, tags=["eu"]) for _ in range(6)} <= {"a", "b"}
     assert {await pool.run(ident, tags={"eu", "gpu"}) for _ in range(4)} == {"b"}
@@ -98,11 +98,11 @@ async def test_b25_tags_and_exclude_narrow_the_choice() -> None:
         await pool.run(ident, tags=["moon"])
 
 
-# -- S12: the budget ------------------------------------------------------------
+# -- R12: the budget ------------------------------------------------------------
 
 
 @virtual
-async def test_s12_the_budget_is_the_smaller_of_max_attempts_and_the_resources() -> None:
+async def test_r12_the_budget_is_the_smaller_of_max_attempts_and_the_resources() -> None:
     for size, max_attempts, expected in [(2, 5, 2), (5, 3, 3), (1, 3, 1)]:
         pool = keys(*"abcde"[:size], max_attempts=max_attempts)
         with pytest.raises(PoolExhausted, match=f"max_attempts={expected} exhausted") as caught:
@@ -112,7 +112,7 @@ async def test_s12_the_budget_is_the_smaller_of_max_attempts_and_the_resources()
 
 
 @virtual
-async def test_s12_none_is_used_twice_even_if_eligible_again_at_once() -> None:
+async def test_r12_none_is_used_twice_even_if_eligible_again_at_once() -> None:
     pool, seen = keys("a", "b"), []
 
     async def operation(resource: Resource[str]) -> None:
@@ -125,7 +125,7 @@ async def test_s12_none_is_used_twice_even_if_eligible_again_at_once() -> None:
 
 
 @virtual
-async def test_s12_the_budget_counts_only_resources_that_match() -> None:
+async def test_r12_the_budget_counts_only_resources_that_match() -> None:
     pool = ResourcePool([Resource("a", 1, tags=["x"]), Resource("b", 2, tags=["x"]), Resource("c", 3)])
     with pytest.raises(PoolExhausted) as caught:
         await pool.run(always(RATE_LIMITED), tags=["x"], exclude=["b"], retry_delay=0)
@@ -133,7 +133,7 @@ async def test_s12_the_budget_counts_only_resources_that_match() -> None:
 
 
 @virtual
-async def test_s12_retry_operation_is_bounded_by_max_attempts_alone_and_may_reuse() -> None:
+async def test_r12_retry_operation_is_bounded_by_max_attempts_alone_and_may_reuse() -> None:
     pool = keys("only")
     with pytest.raises(PoolExhausted, match="max_attempts=4 exhausted") as caught:
         await pool.run(always(RetryOperation("502")), max_attempts=4, retry_delay=0)
@@ -141,7 +141,7 @@ async def test_s12_retry_operation_is_bounded_by_max_attempts_alone_and_may_reus
 
 
 @virtual
-async def test_s12_retry_operation_goes_elsewhere_while_anything_else_is_eligible() -> None:
+async def test_r12_retry_operation_goes_elsewhere_while_anything_else_is_eligible() -> None:
     pool, seen = keys("a", "b", strategy="primary_backup"), []
 
     async def operation(resource: Resource[str]) -> str:
@@ -155,18 +155,18 @@ async def test_s12_retry_operation_goes_elsewhere_while_anything_else_is_eligibl
 
 
 @virtual
-async def test_s12_with_a_wait_mode_a_resource_may_come_again() -> None:
+async def test_r12_with_a_wait_mode_a_resource_may_come_again() -> None:
     pool = keys("only", cooldown_table=(10.0,))
     with pytest.raises(PoolExhausted, match="max_attempts=3 exhausted"):
         await pool.run(always(RATE_LIMITED), wait_for_cooldown=True, retry_delay=0)
     assert now() == 20.0
 
 
-# -- S13, S31: the table ------------------------------------------------------------
+# -- R13, R31: the table ------------------------------------------------------------
 
 
 @virtual
-async def test_s13_s31_the_table_climbs_and_clamps() -> None:
+async def test_r13_r31_the_table_climbs_and_clamps() -> None:
     pool = keys("a")
     for seconds in (30.0, 120.0, 300.0, 600.0, 600.0):
         with pytest.raises(PoolExhausted) as caught:
@@ -180,7 +180,7 @@ async def test_s13_s31_the_table_climbs_and_clamps() -> None:
 
 
 @virtual
-async def test_s31_explicit_seconds_override_once_and_still_count() -> None:
+async def test_r31_explicit_seconds_override_once_and_still_count() -> None:
     pool = keys("a")
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(5)))
@@ -193,7 +193,7 @@ async def test_s31_explicit_seconds_override_once_and_still_count() -> None:
 
 
 @virtual
-async def test_s31_zero_seconds_count_and_leave_it_eligible() -> None:
+async def test_r31_zero_seconds_count_and_leave_it_eligible() -> None:
     pool = keys("a")
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(0)))
@@ -202,13 +202,13 @@ async def test_s31_zero_seconds_count_and_leave_it_eligible() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "5"])
-def test_s31_negative_or_non_finite_seconds_are_refused(seconds: Any) -> None:
+def test_r31_negative_or_non_finite_seconds_are_refused(seconds: Any) -> None:
     with pytest.raises(InvalidArgument, match="cooldown_seconds must be >= 0 or None") as caught:
         CooldownResource(seconds)
     assert repr(seconds) in str(caught.value)
 
 
-def test_s31_signals_carry_their_fields_and_travel() -> None:
+def test_r31_signals_carry_their_fields_and_travel() -> None:
     class Mine(CooldownResource):
         def __init__(self, code: int) -> None:
             super().__init__(cooldown_seconds=9, reason=f"code {code}")
@@ -228,7 +228,7 @@ def test_s31_signals_carry_their_fields_and_travel() -> None:
 
 
 @virtual
-async def test_s31_cooldowns_and_disables_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
+async def test_r31_cooldowns_and_disables_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
     pool = keys("a", "b", name="openai")
     with pytest.raises(PoolExhausted):
         await pool.run(by_id(a=CooldownResource(reason="429"), b=DisableResource("401")), retry_delay=0)
@@ -239,11 +239,11 @@ async def test_s31_cooldowns_and_disables_are_logged_as_warnings(caplog: pytest.
     ]
 
 
-# -- S30, S32-S34, B35, B36: what a verdict means ------------------------------------------------------------
+# -- R30, R32-R34, R35, R36: what a verdict means ------------------------------------------------------------
 
 
 @virtual
-async def test_s30_an_ordinary_exception_propagates_unchanged_and_is_not_retried() -> None:
+async def test_r30_an_ordinary_exception_propagates_unchanged_and_is_not_retried() -> None:
     pool, error = keys("a", "b"), ValueError("mine")
     with pytest.raises(ValueError, match="mine") as caught:
         await pool.run(always(error))
@@ -253,7 +253,7 @@ async def test_s30_an_ordinary_exception_propagates_unchanged_and_is_not_retried
 
 
 @virtual
-async def test_s30_an_ordinary_exception_clears_counter_and_cooldown() -> None:
+async def test_r30_an_ordinary_exception_clears_counter_and_cooldown() -> None:
     pool = keys("a")
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(1)))
@@ -264,7 +264,7 @@ async def test_s30_an_ordinary_exception_clears_counter_and_cooldown() -> None:
 
 
 @virtual
-async def test_s30_outer_cancellation_gives_no_verdict() -> None:
+async def test_r30_outer_cancellation_gives_no_verdict() -> None:
     pool, gate = keys("a"), Gate()
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(1)))
@@ -280,7 +280,7 @@ async def test_s30_outer_cancellation_gives_no_verdict() -> None:
 
 
 @virtual
-async def test_s32_disabled_is_permanent_and_retried_elsewhere() -> None:
+async def test_r32_disabled_is_permanent_and_retried_elsewhere() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     assert await pool.run(by_id(a=REVOKED, b="ok"), retry_delay=0) == "ok"
     await asyncio.sleep(1e6)
@@ -289,7 +289,7 @@ async def test_s32_disabled_is_permanent_and_retried_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("late", ["ok", ValueError("late"), CooldownResource(0), RetryOperation()])
-def test_s32_no_late_verdict_revives_a_disabled_resource(late: object) -> None:
+def test_r32_no_late_verdict_revives_a_disabled_resource(late: object) -> None:
     @virtual
     async def check() -> None:
         pool, gate = keys("a"), Gate()
@@ -308,7 +308,7 @@ def test_s32_no_late_verdict_revives_a_disabled_resource(late: object) -> None:
 
 
 @virtual
-async def test_s33_a_late_ok_clears_neither_cooldown_nor_counter() -> None:
+async def test_r33_a_late_ok_clears_neither_cooldown_nor_counter() -> None:
     pool, gate = keys("a"), Gate()
     elder = asyncio.create_task(pool.run(gate))
     younger = asyncio.create_task(pool.run(gate))
@@ -323,7 +323,7 @@ async def test_s33_a_late_ok_clears_neither_cooldown_nor_counter() -> None:
 
 
 @virtual
-async def test_s34_subclasses_and_synchronous_signals_count() -> None:
+async def test_r34_subclasses_and_synchronous_signals_count() -> None:
     class TooMany(CooldownResource):
         pass
 
@@ -338,7 +338,7 @@ async def test_s34_subclasses_and_synchronous_signals_count() -> None:
 
 
 @virtual
-async def test_s34_a_group_of_signals_counts_as_its_gravest() -> None:
+async def test_r34_a_group_of_signals_counts_as_its_gravest() -> None:
     group = ExceptionGroup("", [RetryOperation(), ExceptionGroup("", [CooldownResource(5), CooldownResource(9)])])
     pool = keys("a", "b", strategy="primary_backup")
     assert await pool.run(by_id(a=group, b="ok"), retry_delay=0) == "ok"
@@ -351,7 +351,7 @@ async def test_s34_a_group_of_signals_counts_as_its_gravest() -> None:
 
 
 @virtual
-async def test_s34_a_task_group_in_an_operation_works_as_expected() -> None:
+async def test_r34_a_task_group_in_an_operation_works_as_expected() -> None:
     async def operation(resource: Resource[str]) -> str:
         if resource.resource_id == "b":
             return "ok"
@@ -366,7 +366,7 @@ async def test_s34_a_task_group_in_an_operation_works_as_expected() -> None:
 
 
 @virtual
-async def test_s34_a_mixed_group_updates_health_and_propagates() -> None:
+async def test_r34_a_mixed_group_updates_health_and_propagates() -> None:
     group = ExceptionGroup("both", [CooldownResource(5), ValueError("mine")])
     pool = keys("a", "b", strategy="primary_backup")
     with pytest.raises(ExceptionGroup) as caught:
@@ -377,7 +377,7 @@ async def test_s34_a_mixed_group_updates_health_and_propagates() -> None:
 
 
 @virtual
-async def test_b35_a_burst_of_429s_escalates_once() -> None:
+async def test_r35_a_burst_of_429s_escalates_once() -> None:
     """The seed counts each of the burst: four 429s of one moment are 600 s, and the key is gone for ten minutes."""
     pool, gate = keys("a", cancel_siblings=False), Gate()
     calls = [asyncio.create_task(pool.run(gate, max_attempts=1)) for _ in range(8)]
@@ -393,7 +393,7 @@ async def test_b35_a_burst_of_429s_escalates_once() -> None:
 
 
 @virtual
-async def test_b36_retry_operation_leaves_the_resource_alone() -> None:
+async def test_r36_retry_operation_leaves_the_resource_alone() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     assert await pool.run(by_id(a=RetryOperation("502"), b="ok"), retry_delay=0) == "ok"
     assert status(pool, "a") == "healthy"
@@ -401,13 +401,13 @@ async def test_b36_retry_operation_leaves_the_resource_alone() -> None:
     assert pool.stats().cooldowns == 0
 
 
-# -- S40: operations ------------------------------------------------------------
+# -- R40: operations ------------------------------------------------------------
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
 
 
 @virtual
-async def test_s40_the_operation_runs_in_the_callers_task_and_context() -> None:
+async def test_r40_the_operation_runs_in_the_callers_task_and_context() -> None:
     async def operation(resource: Resource[str]) -> asyncio.Task[Any] | None:
         await asyncio.sleep(1)
         tenant.set("acme")
@@ -418,7 +418,7 @@ async def test_s40_the_operation_runs_in_the_callers_task_and_context() -> None:
 
 
 @virtual
-async def test_s40_isolate_runs_it_in_a_copy() -> None:
+async def test_r40_isolate_runs_it_in_a_copy() -> None:
     async def operation(resource: Resource[str]) -> str:
         tenant.set("before")
         await asyncio.sleep(1)
@@ -439,7 +439,7 @@ async def test_s40_isolate_runs_it_in_a_copy() -> None:
 
 
 @virtual
-async def test_s40_a_future_and_any_awaitable_will_do() -> None:
+async def test_r40_a_future_and_any_awaitable_will_do() -> None:
     class Later:
         def __await__(self) -> Any:
             yield from asyncio.sleep(1).__await__()
@@ -453,11 +453,11 @@ async def test_s40_a_future_and_any_awaitable_will_do() -> None:
     assert await pool.run(lambda resource: asyncio.ensure_future(ident(resource))) == "a"
 
 
-# -- S41: deadlines and timeouts ------------------------------------------------------------
+# -- R41: deadlines and timeouts ------------------------------------------------------------
 
 
 @virtual
-async def test_s41_a_deadline_already_past_never_calls_the_operation() -> None:
+async def test_r41_a_deadline_already_past_never_calls_the_operation() -> None:
     pool = keys("a")
     for options in ({"deadline": now()}, {"deadline": -5.0}, {"within": 0}):
         with pytest.raises(PoolExhausted, match=r"deadline exceeded after 0 attempt\(s\)") as caught:
@@ -467,7 +467,7 @@ async def test_s41_a_deadline_already_past_never_calls_the_operation() -> None:
 
 
 @virtual
-async def test_s41_a_deadline_bounds_starts_and_pauses_and_never_interrupts() -> None:
+async def test_r41_a_deadline_bounds_starts_and_pauses_and_never_interrupts() -> None:
     async def slow(resource: Resource[str]) -> str:
         await asyncio.sleep(10)
         return "late but whole"
@@ -482,7 +482,7 @@ async def test_s41_a_deadline_bounds_starts_and_pauses_and_never_interrupts() ->
 
 
 @virtual
-async def test_s41_a_timeout_bounds_one_attempt_and_counts_as_a_retry() -> None:
+async def test_r41_a_timeout_bounds_one_attempt_and_counts_as_a_retry() -> None:
     async def slow(resource: Resource[str]) -> str:
         await asyncio.sleep(10 if resource.resource_id == "a" else 1)
         return resource.resource_id
@@ -501,7 +501,7 @@ async def test_s41_a_timeout_bounds_one_attempt_and_counts_as_a_retry() -> None:
 
 
 @virtual
-async def test_s41_a_timeout_reaches_awaitables_that_siblings_cannot() -> None:
+async def test_r41_a_timeout_reaches_awaitables_that_siblings_cannot() -> None:
     class Endless:
         def __await__(self) -> Any:
             yield from asyncio.get_running_loop().create_future().__await__()
@@ -512,11 +512,11 @@ async def test_s41_a_timeout_reaches_awaitables_that_siblings_cannot() -> None:
     assert now() == 2
 
 
-# -- S42: pauses ------------------------------------------------------------
+# -- R42: pauses ------------------------------------------------------------
 
 
 @virtual(seed=5)
-async def test_s42_the_pause_is_jittered_and_none_follows_the_last_attempt() -> None:
+async def test_r42_the_pause_is_jittered_and_none_follows_the_last_attempt() -> None:
     pauses: list[tuple[float, float]] = []
     real = clock.uniform
 
@@ -540,14 +540,14 @@ async def test_s42_the_pause_is_jittered_and_none_follows_the_last_attempt() -> 
 
 
 @virtual
-async def test_s42_no_pause_when_it_is_zero() -> None:
+async def test_r42_no_pause_when_it_is_zero() -> None:
     with pytest.raises(PoolExhausted):
         await keys("a", "b", "c").run(always(RATE_LIMITED), retry_delay=0)
     assert now() == 0
 
 
 @virtual
-async def test_s42_the_slot_is_free_during_the_pause() -> None:
+async def test_r42_the_slot_is_free_during_the_pause() -> None:
     """The seed holds the slot while it sleeps, so an exclusive resource stands idle and nobody may use it."""
     pool = ResourcePool([Resource("only", 1, max_in_flight=1)])
     turns: list[str] = []
@@ -564,11 +564,11 @@ async def test_s42_the_slot_is_free_during_the_pause() -> None:
     assert isinstance(patient.exception(), PoolExhausted)
 
 
-# -- S44, S45: what can be told afterwards ------------------------------------------------------------
+# -- R44, R45: what can be told afterwards ------------------------------------------------------------
 
 
 @virtual
-async def test_s44_one_request_id_on_every_event_of_a_call() -> None:
+async def test_r44_one_request_id_on_every_event_of_a_call() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     with capture_events("resources") as events:
         await pool.run(by_id(a=RATE_LIMITED, b="ok"), retry_delay=0, request_id="req-7")
@@ -592,7 +592,7 @@ async def test_s44_one_request_id_on_every_event_of_a_call() -> None:
 
 
 @virtual
-async def test_s44_an_id_is_made_lazily_and_kept_for_the_call() -> None:
+async def test_r44_an_id_is_made_lazily_and_kept_for_the_call() -> None:
     pool, made = keys("a", "b", strategy="primary_backup"), []
     real = clock.token
 
@@ -610,7 +610,7 @@ async def test_s44_an_id_is_made_lazily_and_kept_for_the_call() -> None:
 
 
 @virtual
-async def test_s45_exhausted_tells_what_was_tried() -> None:
+async def test_r45_exhausted_tells_what_was_tried() -> None:
     async def operation(resource: Resource[str]) -> None:
         await asyncio.sleep(2)
         raise CooldownResource(30 if resource.resource_id == "a" else 90, reason="busy")
@@ -637,7 +637,7 @@ async def test_s45_exhausted_tells_what_was_tried() -> None:
 
 
 @virtual
-async def test_s45_nothing_eligible_after_an_attempt_keeps_the_last_signal_as_cause() -> None:
+async def test_r45_nothing_eligible_after_an_attempt_keeps_the_last_signal_as_cause() -> None:
     pool = keys("a", "b")
     await pool.disable("b")
     with pytest.raises(PoolExhausted, match="no eligible resource") as caught:
@@ -649,7 +649,7 @@ async def test_s45_nothing_eligible_after_an_attempt_keeps_the_last_signal_as_ca
 
 
 @virtual
-async def test_s45_retry_after_is_told_whatever_ran_out() -> None:
+async def test_r45_retry_after_is_told_whatever_ran_out() -> None:
     pool = keys("a", "b")
     with pytest.raises(PoolExhausted, match="3 were allowed, but no resource is used twice and 2 match") as caught:
         await pool.run(by_id(a=CooldownResource(40), b=CooldownResource(25)), retry_delay=0)
@@ -662,7 +662,7 @@ async def test_s45_retry_after_is_told_whatever_ran_out() -> None:
 
 
 @virtual
-async def test_s45_the_remedy_fits_the_situation() -> None:
+async def test_r45_the_remedy_fits_the_situation() -> None:
     pool = keys("a")
     for options, remedy in (
         ({"tags": ["moon"]}, "Check tags= and exclude="),
@@ -680,7 +680,7 @@ async def test_s45_the_remedy_fits_the_situation() -> None:
 
 
 @virtual
-async def test_s40_what_cannot_be_called_is_explained() -> None:
+async def test_r40_what_cannot_be_called_is_explained() -> None:
     pool = keys("a")
     for wrong, shown in ((ident(Resource("x", "y")), "coroutine"), (None, "NoneType")):
         with pytest.raises(InvalidType, match=f"operation must be a function that takes the resource, got {shown}"):
@@ -702,7 +702,7 @@ async def test_s40_what_cannot_be_called_is_explained() -> None:
 
 
 @virtual
-async def test_s34_a_signal_class_that_skips_our_constructor_works() -> None:
+async def test_r34_a_signal_class_that_skips_our_constructor_works() -> None:
     class Limited(CooldownResource):
         def __init__(self, response: object) -> None:
             self.response = response

@@ -1,4 +1,4 @@
-"""S60 to S64 under random schedules, on every Python there is (`schedules.py`: what is random, and what is judged)."""
+"""R60 to R64 under random schedules, on every Python there is (`schedules.py`: what is random, and what is judged)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_judge_sees_a_broken_rule(broken: str, monkeypatch: pytest.MonkeyPat
         with contextlib.suppress(schedules.Violation):
             world.run()
         problems += world.problems
-    assert any(problem.startswith({"count": "S62", "asked": "S61"}[broken]) for problem in problems)
+    assert any(problem.startswith({"count": "R62", "asked": "R61"}[broken]) for problem in problems)
 
 
 @pytest.mark.integration

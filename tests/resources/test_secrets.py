@@ -1,4 +1,4 @@
-"""S07: a resource's value is in no message, repr, log, event, snapshot or traceback of ours."""
+"""R07: a resource's value is in no message, repr, log, event, snapshot or traceback of ours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def value(request: pytest.FixtureRequest) -> Any:
     return SECRET if request.param == "text" else Key(SECRET)
 
 
-def test_s07_through_a_whole_life_of_a_pool(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_r07_through_a_whole_life_of_a_pool(value: Any, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     log = io.StringIO()
     handler = logging.StreamHandler(log)
@@ -104,7 +104,7 @@ def test_s07_through_a_whole_life_of_a_pool(value: Any, caplog: pytest.LogCaptur
 
 
 @virtual
-async def test_s07_an_operations_own_message_is_its_own_affair() -> None:
+async def test_r07_an_operations_own_message_is_its_own_affair() -> None:
     pool = ResourcePool({"a": SECRET})
     with pytest.raises(ValueError, match=SECRET):
         await pool.run(always(ValueError(SECRET)))

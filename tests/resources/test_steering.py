@@ -1,4 +1,4 @@
-"""S70, A71-A74, B37, S08: looking at a pool and steering it."""
+"""R70, R71-R74, R37, R08: looking at a pool and steering it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from headgate.resources import PoolStats, ResourceAdded, ResourceRemoved
 from headgate.testing import capture_events, settle, virtual
 from tests.resources.support import RATE_LIMITED, REVOKED, Gate, always, by_id, ident, in_flight, keys, status
 
-# -- S70, A71: looking ---------------------------------------------------------------
+# -- R70, R71: looking ---------------------------------------------------------------
 
 
 @virtual
-async def test_s70_a_snapshot_has_exactly_these_fields() -> None:
+async def test_r70_a_snapshot_has_exactly_these_fields() -> None:
     pool = ResourcePool([Resource("a", 1, 3), Resource("b", 2)], strategy="primary_backup")
     await asyncio.sleep(5)
     async with pool.lease():
@@ -53,7 +53,7 @@ async def test_s70_a_snapshot_has_exactly_these_fields() -> None:
 
 
 @virtual
-async def test_s70_an_expired_cooldown_reads_healthy_before_anyone_asks_for_it() -> None:
+async def test_r70_an_expired_cooldown_reads_healthy_before_anyone_asks_for_it() -> None:
     pool = keys("a")
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(10)))
@@ -76,7 +76,7 @@ async def test_the_repr_tells_the_state() -> None:
 
 
 @virtual
-async def test_a71_stats_count_everything() -> None:
+async def test_r71_stats_count_everything() -> None:
     pool = keys("a", "b", "c", strategy="primary_backup")
     await pool.run(by_id(a=RATE_LIMITED, b="ok"), retry_delay=0)
     with pytest.raises(ValueError, match="mine"):
@@ -98,7 +98,7 @@ async def test_a71_stats_count_everything() -> None:
 
 
 @virtual
-async def test_a71_eligible_and_saturated() -> None:
+async def test_r71_eligible_and_saturated() -> None:
     pool = ResourcePool([Resource("a", 1, 1), Resource("b", 2, 2)], strategy="primary_backup")
     async with pool.lease(), pool.lease():
         stats = pool.stats()
@@ -108,7 +108,7 @@ async def test_a71_eligible_and_saturated() -> None:
 
 
 @virtual
-async def test_a71_pool_counters_survive_remove_and_resource_counters_do_not() -> None:
+async def test_r71_pool_counters_survive_remove_and_resource_counters_do_not() -> None:
     pool, gate = keys("a", "b", strategy="primary_backup"), Gate()
     await pool.run(ident)
     late = asyncio.create_task(pool.run(gate))
@@ -122,7 +122,7 @@ async def test_a71_pool_counters_survive_remove_and_resource_counters_do_not() -
 
 
 @virtual
-async def test_s70_snapshots_are_taken_from_other_threads_while_the_pool_works() -> None:
+async def test_r70_snapshots_are_taken_from_other_threads_while_the_pool_works() -> None:
     pool, seen, done = keys("a", "b", "c"), [], threading.Event()
 
     def look() -> None:
@@ -142,11 +142,11 @@ async def test_s70_snapshots_are_taken_from_other_threads_while_the_pool_works()
     assert seen
 
 
-# -- A72, B37: adding, removing, enabling, disabling ---------------------------------------------------------------
+# -- R72, R37: adding, removing, enabling, disabling ---------------------------------------------------------------
 
 
 @virtual
-async def test_a72_add_takes_a_resource_or_its_fields() -> None:
+async def test_r72_add_takes_a_resource_or_its_fields() -> None:
     pool = keys("a", strategy="primary_backup")
     one = Resource("b", "secret-b", 2)
     with capture_events("resources.members") as events:
@@ -158,7 +158,7 @@ async def test_a72_add_takes_a_resource_or_its_fields() -> None:
 
 
 @virtual
-async def test_a72_add_refuses_what_cannot_work() -> None:
+async def test_r72_add_refuses_what_cannot_work() -> None:
     pool = keys("a")
     with pytest.raises(InvalidArgument, match="Duplicate resource_id in pool: 'a'"):
         await pool.add("a", "other")
@@ -172,7 +172,7 @@ async def test_a72_add_refuses_what_cannot_work() -> None:
 
 
 @virtual
-async def test_a72_remove_is_at_once_and_what_is_in_flight_drains() -> None:
+async def test_r72_remove_is_at_once_and_what_is_in_flight_drains() -> None:
     pool, gate = keys("a", "b", strategy="primary_backup"), Gate()
     call = asyncio.create_task(pool.run(gate))
     await settle()
@@ -186,7 +186,7 @@ async def test_a72_remove_is_at_once_and_what_is_in_flight_drains() -> None:
 
 
 @virtual
-async def test_a72_draining_uses_count_against_a_successor_of_the_same_id() -> None:
+async def test_r72_draining_uses_count_against_a_successor_of_the_same_id() -> None:
     pool, gate = ResourcePool([Resource("k", "old", 2)]), Gate()
     calls = [asyncio.create_task(pool.run(gate)) for _ in range(2)]
     await settle()
@@ -205,7 +205,7 @@ async def test_a72_draining_uses_count_against_a_successor_of_the_same_id() -> N
 
 
 @pytest.mark.parametrize("late", [DisableResource("401"), CooldownResource(60)])
-def test_b37_a_late_verdict_of_a_removed_key_never_hits_its_successor(late: Exception) -> None:
+def test_r37_a_late_verdict_of_a_removed_key_never_hits_its_successor(late: Exception) -> None:
     """The seed looks the resource up by id when the verdict comes, and finds the new key."""
 
     @virtual
@@ -229,7 +229,7 @@ def test_b37_a_late_verdict_of_a_removed_key_never_hits_its_successor(late: Exce
 
 
 @virtual
-async def test_a72_enable_clears_cooldown_counter_and_disabled() -> None:
+async def test_r72_enable_clears_cooldown_counter_and_disabled() -> None:
     pool = keys("a")
     for signal in (RATE_LIMITED, REVOKED):
         with pytest.raises(PoolExhausted):
@@ -241,7 +241,7 @@ async def test_a72_enable_clears_cooldown_counter_and_disabled() -> None:
 
 
 @virtual
-async def test_a72_disable_cancels_nothing() -> None:
+async def test_r72_disable_cancels_nothing() -> None:
     pool, gate = keys("a"), Gate()
     calls = [asyncio.create_task(pool.run(gate)) for _ in range(3)]
     await settle()
@@ -254,7 +254,7 @@ async def test_a72_disable_cancels_nothing() -> None:
 
 
 @virtual
-async def test_a72_reconcile_keeps_the_health_of_those_that_stay() -> None:
+async def test_r72_reconcile_keeps_the_health_of_those_that_stay() -> None:
     pool = keys("a", "b", "c", strategy="primary_backup")
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(50)), max_attempts=1)
@@ -276,7 +276,7 @@ async def test_a72_reconcile_keeps_the_health_of_those_that_stay() -> None:
 
 
 @virtual
-async def test_a72_reconcile_by_values_keeps_limits_and_by_resources_sets_them() -> None:
+async def test_r72_reconcile_by_values_keeps_limits_and_by_resources_sets_them() -> None:
     pool = ResourcePool([Resource("a", "v", 4, tags=["eu"])])
     await pool.reconcile({"a": "v", "b": "w"})
     assert pool.snapshot()["a"]["max_in_flight"] == 4
@@ -288,18 +288,18 @@ async def test_a72_reconcile_by_values_keeps_limits_and_by_resources_sets_them()
 
 
 @virtual
-async def test_a72_reconcile_reorders_the_priority() -> None:
+async def test_r72_reconcile_reorders_the_priority() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     assert await pool.run(ident) == "a"
     await pool.reconcile({"b": "secret-b", "a": "secret-a"})
     assert await pool.run(ident) == "b"
 
 
-# -- A73: the hook ---------------------------------------------------------------
+# -- R73: the hook ---------------------------------------------------------------
 
 
 @virtual
-async def test_a73_the_hook_hears_every_change_in_order() -> None:
+async def test_r73_the_hook_hears_every_change_in_order() -> None:
     heard: list[tuple[str, str, str, int]] = []
     pool = keys("a", "b", on_state_change=lambda *change: heard.append(change), strategy="primary_backup")
     await pool.run(by_id(a=CooldownResource(5), b="ok"), retry_delay=0)
@@ -318,7 +318,7 @@ async def test_a73_the_hook_hears_every_change_in_order() -> None:
 
 
 @virtual
-async def test_a73_a_hook_that_raises_is_logged_and_never_felt(caplog: pytest.LogCaptureFixture) -> None:
+async def test_r73_a_hook_that_raises_is_logged_and_never_felt(caplog: pytest.LogCaptureFixture) -> None:
     def broken(*change: object) -> None:
         raise RuntimeError("hook")
 
@@ -328,7 +328,7 @@ async def test_a73_a_hook_that_raises_is_logged_and_never_felt(caplog: pytest.Lo
 
 
 @virtual
-async def test_a73_a_hook_of_three_parameters_still_works_and_may_look_at_the_pool() -> None:
+async def test_r73_a_hook_of_three_parameters_still_works_and_may_look_at_the_pool() -> None:
     heard: list[Any] = []
 
     def hook(resource_id: str, old: str, new: str) -> None:
@@ -339,11 +339,11 @@ async def test_a73_a_hook_of_three_parameters_still_works_and_may_look_at_the_po
     assert heard == [("a", "disabled", "disabled")]
 
 
-# -- A74: probing ---------------------------------------------------------------
+# -- R74: probing ---------------------------------------------------------------
 
 
 @virtual
-async def test_a74_one_probe_until_a_success() -> None:
+async def test_r74_one_probe_until_a_success() -> None:
     pool, gate = keys("a", probe_on_recovery=True), Gate()
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(5)))
@@ -359,7 +359,7 @@ async def test_a74_one_probe_until_a_success() -> None:
 
 
 @virtual
-async def test_a74_a_failed_probe_escalates() -> None:
+async def test_r74_a_failed_probe_escalates() -> None:
     pool = keys("a", probe_on_recovery=True)
     for seconds in (30, 120):
         with pytest.raises(PoolExhausted):
@@ -369,7 +369,7 @@ async def test_a74_a_failed_probe_escalates() -> None:
 
 
 @virtual
-async def test_a74_uses_from_before_the_cooldown_do_not_block_the_probe() -> None:
+async def test_r74_uses_from_before_the_cooldown_do_not_block_the_probe() -> None:
     pool, gate = keys("a", probe_on_recovery=True, cancel_siblings=False), Gate()
     elder = asyncio.create_task(pool.run(gate))
     await settle()
@@ -382,7 +382,7 @@ async def test_a74_uses_from_before_the_cooldown_do_not_block_the_probe() -> Non
 
 
 @virtual
-async def test_s30_a_probe_cancelled_from_outside_is_offered_again() -> None:
+async def test_r30_a_probe_cancelled_from_outside_is_offered_again() -> None:
     pool, gate = keys("a", probe_on_recovery=True), Gate()
     with pytest.raises(PoolExhausted):
         await pool.run(always(CooldownResource(5)))
@@ -396,11 +396,11 @@ async def test_s30_a_probe_cancelled_from_outside_is_offered_again() -> None:
     assert pool.snapshot()["a"]["consecutive_cooldown"] == 0
 
 
-# -- S08: two pools, one resource ---------------------------------------------------------------
+# -- R08: two pools, one resource ---------------------------------------------------------------
 
 
 @virtual
-async def test_s08_health_and_limit_are_shared_and_each_signal_uses_its_own_table() -> None:
+async def test_r08_health_and_limit_are_shared_and_each_signal_uses_its_own_table() -> None:
     shared = Resource("k", "v", 2)
     fast = ResourcePool([shared], cooldown_table=(1.0, 2.0), name="fast")
     slow = ResourcePool([shared, Resource("other", "o")], cooldown_table=(100.0,), strategy="primary_backup")
@@ -420,7 +420,7 @@ async def test_s08_health_and_limit_are_shared_and_each_signal_uses_its_own_tabl
 
 
 @virtual
-async def test_s08_siblings_are_cancelled_across_pools() -> None:
+async def test_r08_siblings_are_cancelled_across_pools() -> None:
     shared = Resource("k", "v")
     one, two = ResourcePool([shared]), ResourcePool([shared, Resource("spare", "s")], strategy="primary_backup")
     gate = Gate()
@@ -438,7 +438,7 @@ async def test_s08_siblings_are_cancelled_across_pools() -> None:
 
 
 @virtual
-async def test_s08_a_slot_freed_in_one_pool_serves_a_waiter_of_another() -> None:
+async def test_r08_a_slot_freed_in_one_pool_serves_a_waiter_of_another() -> None:
     shared = Resource("k", "v", 1)
     one, two = ResourcePool([shared]), ResourcePool([shared])
     gate = Gate()
@@ -458,7 +458,7 @@ async def test_s08_a_slot_freed_in_one_pool_serves_a_waiter_of_another() -> None
 
 
 @virtual
-async def test_s08_both_pools_report_and_recover() -> None:
+async def test_r08_both_pools_report_and_recover() -> None:
     heard: list[str] = []
     shared = Resource("k", "v")
     one = ResourcePool([shared], on_state_change=lambda i, old, new, seq: heard.append(f"one {new}"))
@@ -472,7 +472,7 @@ async def test_s08_both_pools_report_and_recover() -> None:
 
 
 @virtual
-async def test_s08_a_pool_that_is_dropped_is_forgotten_by_its_resources() -> None:
+async def test_r08_a_pool_that_is_dropped_is_forgotten_by_its_resources() -> None:
     shared = Resource("k", "v")
     kept = ResourcePool([shared])
     dropped = weakref.ref(ResourcePool([shared]))
@@ -484,7 +484,7 @@ async def test_s08_a_pool_that_is_dropped_is_forgotten_by_its_resources() -> Non
 
 
 @virtual
-async def test_a72_a_removed_key_is_not_kept_until_its_cooldown_ends() -> None:
+async def test_r72_a_removed_key_is_not_kept_until_its_cooldown_ends() -> None:
     pool = ResourcePool([Resource("a", Key("sk")), Resource("b", Key("sk"))], strategy="primary_backup")
     secret = weakref.ref(pool._rotation.seats["a"].resource.value)
     async with pool.lease() as resource:
@@ -504,7 +504,7 @@ class Key:
 
 
 @virtual
-async def test_a72_cooling_and_enabling_for_ever_costs_no_memory() -> None:
+async def test_r72_cooling_and_enabling_for_ever_costs_no_memory() -> None:
     pool = keys("a")
     for _ in range(500):
         with pytest.raises(PoolExhausted):

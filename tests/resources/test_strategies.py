@@ -1,4 +1,4 @@
-"""Each strategy beside a naive `min()` over all seats; strategies of one's own; what is no strategy (S21, S22, B24)."""
+"""Each strategy beside a naive `min()` over all seats; strategies of one's own; what is no strategy (R21, R22, R24)."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Drive:
 
 @pytest.mark.parametrize(("strategy", "order"), [("round_robin", fewest_then_oldest), ("primary_backup", first)])
 @pytest.mark.parametrize("seed", range(30))
-def test_b24_the_choice_is_the_best_of_all(strategy: str, order: Order, seed: int) -> None:
-    """S21, S22, B25: also among those with some tags, and without some ids."""
+def test_r24_the_choice_is_the_best_of_all(strategy: str, order: Order, seed: int) -> None:
+    """R21, R22, R25: also among those with some tags, and without some ids."""
     drive = Drive(seed, strategy)
     for _ in range(300):
         drive.disturb()
@@ -109,7 +109,7 @@ def test_b24_the_choice_is_the_best_of_all(strategy: str, order: Order, seed: in
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_b24_weighted_takes_whoever_is_furthest_behind_its_share(seed: int) -> None:
+def test_r24_weighted_takes_whoever_is_furthest_behind_its_share(seed: int) -> None:
     """With seats that close and open: one that was away returns level with the others."""
     drive = Drive(seed, "weighted")
     turns = dict.fromkeys(drive.rotation.seats.values(), 0.0)
@@ -134,7 +134,7 @@ def test_b24_weighted_takes_whoever_is_furthest_behind_its_share(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_b24_weighted_finds_one_whenever_there_is_one(seed: int) -> None:
+def test_r24_weighted_finds_one_whenever_there_is_one(seed: int) -> None:
     """With tags and ids to skip, whose shares are not exact."""
     drive = Drive(seed, "weighted")
     for _ in range(300):
@@ -170,7 +170,7 @@ class NewestFirst:
         return max(usable, key=lambda seat: seat.index, default=None)
 
 
-def test_b24_a_strategy_of_ones_own() -> None:
+def test_r24_a_strategy_of_ones_own() -> None:
     assert isinstance(NewestFirst(), Strategy)
     rotation = rotation_of(
         [Resource(name, None, 1, tags=set(tags)) for name, tags in [("a", "x"), ("b", ""), ("c", "x")]], NewestFirst()
@@ -184,7 +184,7 @@ def test_b24_a_strategy_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_b24_a_strategy_of_ones_own_is_told_all_it_needs(seed: int) -> None:
+def test_r24_a_strategy_of_ones_own_is_told_all_it_needs(seed: int) -> None:
     drive = Drive(seed, NewestFirst())
     for _ in range(300):
         drive.disturb()
@@ -193,13 +193,13 @@ def test_b24_a_strategy_of_ones_own_is_told_all_it_needs(seed: int) -> None:
         assert drive.acquire(tags, frozenset()) is (wanted[-1] if wanted else None)
 
 
-def test_b24_each_picker_is_a_new_one() -> None:
+def test_r24_each_picker_is_a_new_one() -> None:
     strategy = round_robin()
     pickers: list[Picker] = [strategy.picker(), strategy.picker()]
     assert pickers[0] is not pickers[1]
 
 
-def test_b24_strategies_are_values() -> None:
+def test_r24_strategies_are_values() -> None:
     assert strategy_of("round_robin") == round_robin()
     assert strategy_of("primary_backup") == primary_backup()
     assert strategy_of("weighted") == weighted()
@@ -211,14 +211,14 @@ def test_b24_strategies_are_values() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "robin", None, 5, ["round_robin"], object(), round_robin, NewestFirst])
-def test_s11_what_is_no_strategy_is_refused(bad: Any) -> None:
+def test_r11_what_is_no_strategy_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="strategy must be") as refused:
         strategy_of(bad)
     assert "'round_robin'" in str(refused.value)
     assert repr(bad) in str(refused.value)
 
 
-def test_s11_a_class_where_a_value_is_meant_is_told_to_be_called() -> None:
+def test_r11_a_class_where_a_value_is_meant_is_told_to_be_called() -> None:
     with pytest.raises(InvalidArgument, match="call it"):
         strategy_of(weighted)
 
@@ -237,18 +237,18 @@ def picks(rotation: Rotation, times: int) -> list[str]:
     return found
 
 
-def test_b24_weights_are_proportions() -> None:
+def test_r24_weights_are_proportions() -> None:
     rotation = rotation_of([Resource("big", None, weight=3.0), Resource("small", None)], "weighted")
     assert Counter(picks(rotation, 400)) == {"big": 300, "small": 100}
 
 
-def test_b24_weights_are_evenly_spread() -> None:
+def test_r24_weights_are_evenly_spread() -> None:
     rotation = rotation_of([Resource("big", None, weight=3.0), Resource("small", None)], "weighted")
     found = picks(rotation, 400)
     assert all(found[start : start + 4].count("small") == 1 for start in range(0, 400, 4))
 
 
-def test_b24_weights_hold_among_those_with_some_tags() -> None:
+def test_r24_weights_hold_among_those_with_some_tags() -> None:
     resources = [
         Resource("big", None, weight=3.0, tags={"x"}),
         Resource("small", None, tags={"x"}),
@@ -265,7 +265,7 @@ def test_b24_weights_hold_among_those_with_some_tags() -> None:
     assert Counter(found) == {"big": 30, "small": 10}
 
 
-def test_b24_who_returns_from_a_cooldown_gets_no_burst() -> None:
+def test_r24_who_returns_from_a_cooldown_gets_no_burst() -> None:
     rotation = rotation_of([Resource(name, None) for name in "abc"], "weighted")
     picks(rotation, 3)
     flight = rotation.acquire(0.0)
@@ -279,14 +279,14 @@ def test_b24_who_returns_from_a_cooldown_gets_no_burst() -> None:
     assert 9 <= counted[away] <= 11
 
 
-def test_b24_a_newcomer_gets_no_burst() -> None:
+def test_r24_a_newcomer_gets_no_burst() -> None:
     rotation = rotation_of([Resource(name, None) for name in "ab"], "weighted")
     picks(rotation, 1000)
     rotation.add(Resource("c", None))
     assert 9 <= Counter(picks(rotation, 30))["c"] <= 11
 
 
-def test_b24_weights_survive_a_reconcile_that_changes_nothing() -> None:
+def test_r24_weights_survive_a_reconcile_that_changes_nothing() -> None:
     """Reordering into the same order, and taking over equal fields, must not begin all shares anew."""
     rotation = rotation_of([Resource("big", None, weight=3.0), Resource("small", None)], "weighted")
     found: list[str] = []

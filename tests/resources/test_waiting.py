@@ -1,4 +1,4 @@
-"""S43: waiting instead of failing; who is first is served first."""
+"""R43: waiting instead of failing; who is first is served first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def cool(pool: ResourcePool[Any], seconds: float) -> None:
 
 
 @virtual
-async def test_s43_fails_at_once_without_a_wait_mode() -> None:
+async def test_r43_fails_at_once_without_a_wait_mode() -> None:
     pool = keys("a")
     await cool(pool, 30)
     with pytest.raises(PoolExhausted, match="no eligible resource"):
@@ -35,7 +35,7 @@ async def test_s43_fails_at_once_without_a_wait_mode() -> None:
 
 
 @virtual
-async def test_s43_waits_to_the_earliest_expiry() -> None:
+async def test_r43_waits_to_the_earliest_expiry() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     await cool(pool, 30)
     await cool(pool, 12.5)
@@ -44,7 +44,7 @@ async def test_s43_waits_to_the_earliest_expiry() -> None:
 
 
 @virtual
-async def test_s43_raises_at_once_if_nothing_cools() -> None:
+async def test_r43_raises_at_once_if_nothing_cools() -> None:
     pool, gate = exclusive("a", "b"), Gate()
     busy = asyncio.create_task(pool.run(gate))
     await pool.disable("b")
@@ -56,7 +56,7 @@ async def test_s43_raises_at_once_if_nothing_cools() -> None:
 
 
 @virtual
-async def test_s43_raises_at_once_if_the_cooldown_ends_after_the_deadline() -> None:
+async def test_r43_raises_at_once_if_the_cooldown_ends_after_the_deadline() -> None:
     pool = keys("a")
     await cool(pool, 30)
     with pytest.raises(PoolExhausted, match=r"cooldown ends 10\.000 s after deadline") as caught:
@@ -67,7 +67,7 @@ async def test_s43_raises_at_once_if_the_cooldown_ends_after_the_deadline() -> N
 
 
 @virtual
-async def test_s43_a_waiter_gives_up_when_the_cooldown_moves_behind_its_deadline() -> None:
+async def test_r43_a_waiter_gives_up_when_the_cooldown_moves_behind_its_deadline() -> None:
     pool, gate = keys("a", cancel_siblings=False), Gate()
     elder = asyncio.create_task(pool.run(gate, max_attempts=1))
     await settle()
@@ -83,7 +83,7 @@ async def test_s43_a_waiter_gives_up_when_the_cooldown_moves_behind_its_deadline
 
 
 @virtual
-async def test_s43_a_waiter_sleeps_on_when_the_cooldown_is_extended() -> None:
+async def test_r43_a_waiter_sleeps_on_when_the_cooldown_is_extended() -> None:
     pool, gate = keys("a", cancel_siblings=False), Gate()
     elder = asyncio.create_task(pool.run(gate, max_attempts=1))
     await settle()
@@ -97,7 +97,7 @@ async def test_s43_a_waiter_sleeps_on_when_the_cooldown_is_extended() -> None:
 
 
 @virtual
-async def test_s43_an_earlier_cooldown_that_begins_later_is_noticed() -> None:
+async def test_r43_an_earlier_cooldown_that_begins_later_is_noticed() -> None:
     pool, gate = exclusive("a", "b", strategy="primary_backup"), Gate()
     await cool(pool, 600)
     busy = asyncio.create_task(pool.run(gate, max_attempts=1))
@@ -111,7 +111,7 @@ async def test_s43_an_earlier_cooldown_that_begins_later_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("mode", ["wait_for_cooldown", "wait_for_capacity"])
-def test_s43_three_waiters_on_a_recovered_exclusive_resource_all_get_their_turn(mode: str) -> None:
+def test_r43_three_waiters_on_a_recovered_exclusive_resource_all_get_their_turn(mode: str) -> None:
     """The seed wakes all three, one takes the slot, and the others find nothing cooling and fail."""
 
     @virtual
@@ -135,7 +135,7 @@ def test_s43_three_waiters_on_a_recovered_exclusive_resource_all_get_their_turn(
 
 @pytest.mark.parametrize("mode", ["wait_for_cooldown", "wait_for_capacity"])
 @pytest.mark.parametrize("how", ["signal", "disable", "remove"])
-def test_s43_a_waiter_is_told_when_nothing_can_come_any_more(mode: str, how: str) -> None:
+def test_r43_a_waiter_is_told_when_nothing_can_come_any_more(mode: str, how: str) -> None:
     @virtual
     async def check() -> None:
         pool, gate = keys("a", cancel_siblings=False), Gate()
@@ -161,7 +161,7 @@ def test_s43_a_waiter_is_told_when_nothing_can_come_any_more(mode: str, how: str
 
 @pytest.mark.parametrize("mode", ["wait_for_cooldown", "wait_for_capacity"])
 @pytest.mark.parametrize("how", ["enable", "add", "reconcile"])
-def test_a72_steering_wakes_waiters(mode: str, how: str) -> None:
+def test_r72_steering_wakes_waiters(mode: str, how: str) -> None:
     @virtual
     async def check() -> None:
         pool = keys("a")
@@ -184,7 +184,7 @@ def test_a72_steering_wakes_waiters(mode: str, how: str) -> None:
 
 
 @virtual
-async def test_s43_a_freed_slot_goes_to_the_first_in_line() -> None:
+async def test_r43_a_freed_slot_goes_to_the_first_in_line() -> None:
     pool, gate = exclusive("only"), Gate()
     order: list[int] = []
 
@@ -203,7 +203,7 @@ async def test_s43_a_freed_slot_goes_to_the_first_in_line() -> None:
 
 
 @virtual
-async def test_s43_a_later_comer_never_takes_what_suits_an_earlier_one() -> None:
+async def test_r43_a_later_comer_never_takes_what_suits_an_earlier_one() -> None:
     pool, gate = exclusive("only"), Gate()
     holder = asyncio.create_task(pool.run(gate))
     await settle()
@@ -224,7 +224,7 @@ async def test_s43_a_later_comer_never_takes_what_suits_an_earlier_one() -> None
 
 
 @virtual
-async def test_s43_nor_at_the_moment_a_cooldown_ends() -> None:
+async def test_r43_nor_at_the_moment_a_cooldown_ends() -> None:
     pool = exclusive("only")
     await cool(pool, 30)
     first = asyncio.create_task(pool.run(always("first"), wait_for_capacity=True))
@@ -235,7 +235,7 @@ async def test_s43_nor_at_the_moment_a_cooldown_ends() -> None:
 
 
 @virtual
-async def test_s43_a_release_goes_to_the_first_waiter_that_can_use_it() -> None:
+async def test_r43_a_release_goes_to_the_first_waiter_that_can_use_it() -> None:
     pool = ResourcePool([Resource("cpu", 1, 1, tags=["cpu"]), Resource("gpu", 2, 1, tags=["gpu"])])
     gate = Gate()
     holders = [asyncio.create_task(pool.run(gate, tags=[tag])) for tag in ("cpu", "gpu")]
@@ -253,7 +253,7 @@ async def test_s43_a_release_goes_to_the_first_waiter_that_can_use_it() -> None:
 
 
 @virtual
-async def test_s43_one_that_wakes_and_does_not_take_hands_on() -> None:
+async def test_r43_one_that_wakes_and_does_not_take_hands_on() -> None:
     pool, gate = exclusive("only"), Gate()
     holder = asyncio.create_task(pool.run(gate))
     await settle()
@@ -271,7 +271,7 @@ async def test_s43_one_that_wakes_and_does_not_take_hands_on() -> None:
 
 
 @virtual
-async def test_s43_a_cancelled_waiter_leaves_the_line() -> None:
+async def test_r43_a_cancelled_waiter_leaves_the_line() -> None:
     pool, gate = exclusive("only"), Gate()
     holder = asyncio.create_task(pool.run(gate))
     await settle()
@@ -290,7 +290,7 @@ async def test_s43_a_cancelled_waiter_leaves_the_line() -> None:
 
 
 @virtual
-async def test_s43_a_deadline_ends_the_wait() -> None:
+async def test_r43_a_deadline_ends_the_wait() -> None:
     pool, gate = exclusive("only"), Gate()
     holder = asyncio.create_task(pool.run(gate))
     await settle()
@@ -304,7 +304,7 @@ async def test_s43_a_deadline_ends_the_wait() -> None:
 
 
 @virtual
-async def test_s43_waiting_costs_no_attempt() -> None:
+async def test_r43_waiting_costs_no_attempt() -> None:
     pool = keys("a", cooldown_table=(10.0, 20.0))
     outcomes: list[object] = [RATE_LIMITED, RATE_LIMITED, "ok"]
 
@@ -319,7 +319,7 @@ async def test_s43_waiting_costs_no_attempt() -> None:
 
 
 @virtual
-async def test_s43_a_thousand_waiters_are_not_a_herd() -> None:
+async def test_r43_a_thousand_waiters_are_not_a_herd() -> None:
     """Each release wakes one: nobody wakes, finds nothing and goes back to sleep."""
     pool = exclusive("a", "b")
     await cool(pool, 30)
@@ -337,7 +337,7 @@ async def test_s43_a_thousand_waiters_are_not_a_herd() -> None:
 
 
 @virtual
-async def test_s43_nothing_that_could_match_fails_at_once_even_when_waiting() -> None:
+async def test_r43_nothing_that_could_match_fails_at_once_even_when_waiting() -> None:
     pool = keys("a")
     with pytest.raises(PoolExhausted, match=r"none of its 1 matches tags \['gpu'\]"):
         await pool.run(ident, tags=["gpu"], wait_for_capacity=True)
@@ -357,7 +357,7 @@ async def test_a_pool_made_empty_fails_until_something_is_added() -> None:
 
 
 @virtual
-async def test_s43_the_alarm_passes_on_when_the_first_in_line_leaves() -> None:
+async def test_r43_the_alarm_passes_on_when_the_first_in_line_leaves() -> None:
     pool = keys("a")
     await cool(pool, 10)
     first = asyncio.create_task(pool.run(ident, wait_for_cooldown=True))
@@ -370,7 +370,7 @@ async def test_s43_the_alarm_passes_on_when_the_first_in_line_leaves() -> None:
 
 
 @pytest.mark.parametrize("how", ["add", "reconcile"])
-def test_a72_a_cooling_resource_that_joins_is_waited_for(how: str) -> None:
+def test_r72_a_cooling_resource_that_joins_is_waited_for(how: str) -> None:
     @virtual
     async def check() -> None:
         pool = exclusive("a")
@@ -389,7 +389,7 @@ def test_a72_a_cooling_resource_that_joins_is_waited_for(how: str) -> None:
 
 
 @virtual
-async def test_s43_what_was_granted_is_taken_back_when_the_resource_fails_before_it_is_used() -> None:
+async def test_r43_what_was_granted_is_taken_back_when_the_resource_fails_before_it_is_used() -> None:
     """The waiter holds a promise and has not begun: it must not begin on a key that is known to be cooling."""
     pool, gate = exclusive("a", "b", strategy="primary_backup"), Gate()
     holders = [asyncio.create_task(pool.run(gate)) for _ in range(2)]
@@ -408,7 +408,7 @@ async def test_s43_what_was_granted_is_taken_back_when_the_resource_fails_before
 
 
 @virtual
-async def test_s41_a_granted_waiter_does_not_start_after_its_deadline() -> None:
+async def test_r41_a_granted_waiter_does_not_start_after_its_deadline() -> None:
     pool, gate = exclusive("a"), Gate()
     holder = asyncio.create_task(pool.run(gate))
     await settle()

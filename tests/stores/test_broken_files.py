@@ -1,4 +1,4 @@
-"""F62: a torn file loses what was torn, and says so; a full disk is told to whoever waits, and is not the end."""
+"""T62: a torn file loses what was torn, and says so; a full disk is told to whoever waits, and is not the end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reopened(path: Path, content: bytes) -> list[int]:
     return found
 
 
-def test_f62_a_tail_torn_at_any_byte_loses_the_torn_line_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_t62_a_tail_torn_at_any_byte_loses_the_torn_line_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = written(tmp_path, 2, 3)
     before, group = b"".join(lines[:4]), lines[4:]
     for size in range(sum(map(len, group))):
@@ -58,7 +58,7 @@ def test_f62_a_tail_torn_at_any_byte_loses_the_torn_line_only(tmp_path: Path, ca
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_f62_a_header_torn_at_any_byte_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_t62_a_header_torn_at_any_byte_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = written(tmp_path, 1)
     for size in range(len(lines[0])):
         caplog.clear()
@@ -68,7 +68,7 @@ def test_f62_a_header_torn_at_any_byte_begins_anew(tmp_path: Path, caplog: pytes
         )
 
 
-def test_f62_a_block_of_zeros_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_t62_a_block_of_zeros_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = written(tmp_path, 5)
     content = b"".join(lines)
     start, stop = len(b"".join(lines[:3])) + 5, len(b"".join(lines[:5])) - 5
@@ -81,7 +81,7 @@ def test_f62_a_block_of_zeros_is_passed_over(tmp_path: Path, caplog: pytest.LogC
     assert read == f"{tmp_path / 'x.jsonl'}: 1 lines cannot be read, the first is line 4"
 
 
-def test_f62_a_file_that_ends_in_zeros_is_cut(tmp_path: Path) -> None:
+def test_t62_a_file_that_ends_in_zeros_is_cut(tmp_path: Path) -> None:
     content = b"".join(written(tmp_path, 2))
     assert reopened(tmp_path / "x.jsonl", content + b"\0" * 4096) == [1, 2]
 
@@ -90,7 +90,7 @@ def test_f62_a_file_that_ends_in_zeros_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1 << 30, 7])
-def test_f62_a_disk_that_is_full_at_any_byte_acknowledges_nothing(tmp_path: Path, most: int) -> None:
+def test_t62_a_disk_that_is_full_at_any_byte_acknowledges_nothing(tmp_path: Path, most: int) -> None:
     files = FullDisk(most=most)
     group = [submit(3), end(1, result="kept"), submit(4)]
     journal = open_journal(tmp_path, files=files)
@@ -120,7 +120,7 @@ def test_f62_a_disk_that_is_full_at_any_byte_acknowledges_nothing(tmp_path: Path
         assert found[1]["status"] == "stale"  # it was ended by the open before
 
 
-def test_f62_an_end_that_could_not_be_written_goes_ahead_of_the_next_group(tmp_path: Path) -> None:
+def test_t62_an_end_that_could_not_be_written_goes_ahead_of_the_next_group(tmp_path: Path) -> None:
     files = FullDisk()
     journal = open_journal(tmp_path, files=files)
     append(journal, submit(1), submit(2), submit(3))
@@ -142,7 +142,7 @@ def test_f62_an_end_that_could_not_be_written_goes_ahead_of_the_next_group(tmp_p
     journal.close()
 
 
-def test_f62_an_end_that_could_not_be_written_is_tried_again_by_close(
+def test_t62_an_end_that_could_not_be_written_is_tried_again_by_close(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = FullDisk()
@@ -162,7 +162,7 @@ def test_f62_an_end_that_could_not_be_written_is_tried_again_by_close(
     ]
 
 
-def test_f62_an_entry_that_is_no_json_does_not_end_the_thread(tmp_path: Path) -> None:
+def test_t62_an_entry_that_is_no_json_does_not_end_the_thread(tmp_path: Path) -> None:
     files = FullDisk()
     journal = open_journal(tmp_path, files=files)
     files.room = 0
@@ -172,7 +172,7 @@ def test_f62_an_entry_that_is_no_json_does_not_end_the_thread(tmp_path: Path) ->
     journal.close()
 
 
-def test_f62_a_sync_that_fails_acknowledges_nothing(tmp_path: Path) -> None:
+def test_t62_a_sync_that_fails_acknowledges_nothing(tmp_path: Path) -> None:
     files = FullDisk()
     journal = open_journal(tmp_path, files=files)
     append(journal, submit(1))
@@ -186,7 +186,7 @@ def test_f62_a_sync_that_fails_acknowledges_nothing(tmp_path: Path) -> None:
     assert statuses(read_journal(tmp_path, pool_id="p")) == {1: "completed", 3: "stale"}
 
 
-def test_f62_nothing_is_written_while_the_torn_group_cannot_be_cut_off(tmp_path: Path) -> None:
+def test_t62_nothing_is_written_while_the_torn_group_cannot_be_cut_off(tmp_path: Path) -> None:
     files = FullDisk()
     journal = open_journal(tmp_path, files=files)
     append(journal, submit(1))
@@ -199,7 +199,7 @@ def test_f62_nothing_is_written_while_the_torn_group_cannot_be_cut_off(tmp_path:
     assert numbers(read_journal(tmp_path, pool_id="p")) == [1, 4]
 
 
-def test_f62_a_journal_that_cannot_be_begun_is_not_locked(tmp_path: Path) -> None:
+def test_t62_a_journal_that_cannot_be_begun_is_not_locked(tmp_path: Path) -> None:
     files = FullDisk(50)
     with pytest.raises(StoreWriteFailed, match="No space left on device"):
         open_journal(tmp_path, files=files)
@@ -246,7 +246,7 @@ journal.close()
 
 
 @pytest.mark.integration
-def test_f62_a_write_that_the_kernel_refuses(tmp_path: Path) -> None:
+def test_t62_a_write_that_the_kernel_refuses(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path), "limit"], capture_output=True, text=True, check=False
     )
@@ -254,7 +254,7 @@ def test_f62_a_write_that_the_kernel_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_f62_a_file_system_that_is_full(tmp_path: Path) -> None:
+def test_t62_a_file_system_that_is_full(tmp_path: Path) -> None:
     """In a mount namespace of its own, so that nothing is left mounted whatever happens."""
     small = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1" disk'
     unshare = shutil.which("unshare")
@@ -268,7 +268,7 @@ def test_f62_a_file_system_that_is_full(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_f62_lives_of_many_groups_are_all_there(tmp_path: Path) -> None:
+def test_t62_lives_of_many_groups_are_all_there(tmp_path: Path) -> None:
     files = FullDisk(most=11)
     journal = open_journal(tmp_path, files=files)
     for number in range(1, 20):

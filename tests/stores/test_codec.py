@@ -1,4 +1,4 @@
-"""F60b: results keep value and type, or say that they could not."""
+"""T60b: results keep value and type, or say that they could not."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ EXAMPLES = settings(
 
 @EXAMPLES
 @given(VALUES)
-def test_f60b_what_comes_back_is_what_was_given(value: Any) -> None:
+def test_t60b_what_comes_back_is_what_was_given(value: Any) -> None:
     assert same(round_trip(value), value)
     assert same(round_trip(value, codec="pickle"), value)
     assert text_of(value).isascii()
@@ -103,12 +103,12 @@ def test_f60b_what_comes_back_is_what_was_given(value: Any) -> None:
 
 @EXAMPLES
 @given(VALUES)
-def test_f60b_the_canonical_text_survives_the_round_trip(value: Any) -> None:
+def test_t60b_the_canonical_text_survives_the_round_trip(value: Any) -> None:
     assert canonical(value) is not None
     assert canonical(round_trip(value)) == canonical(value)
 
 
-def test_f60b_the_canonical_text_tells_values_apart() -> None:
+def test_t60b_the_canonical_text_tells_values_apart() -> None:
     values = [0, False, 0.0, -0.0, "0", Decimal(0), b"0", bytearray(b"0"), (0,), [0], {0}, frozenset({0}), {0: 0}]
     values += [{"0": 0}, {"$tuple": [0]}, {"$$tuple": [0]}, None, "null", "", [], (), {}, set(), 0j]
     assert len({canonical(value) for value in values}) == len(values)
@@ -116,7 +116,7 @@ def test_f60b_the_canonical_text_tells_values_apart() -> None:
 
 @EXAMPLES
 @given(st.dictionaries(KEYS, LEAVES, max_size=5).flatmap(lambda d: st.tuples(st.just(d), st.permutations(list(d)))))
-def test_f60b_the_canonical_text_knows_no_order_of_keys(case: tuple[dict[Any, Any], list[Any]]) -> None:
+def test_t60b_the_canonical_text_knows_no_order_of_keys(case: tuple[dict[Any, Any], list[Any]]) -> None:
     value, order = case
     assert canonical({key: value[key] for key in order}) == canonical(value)
 
@@ -131,7 +131,7 @@ JSON = st.recursive(
 
 @EXAMPLES
 @given(JSON)
-def test_f60b_decoding_never_raises(encoded: Any) -> None:
+def test_t60b_decoding_never_raises(encoded: Any) -> None:
     decode(encoded)
     decode(encoded, codec="pickle")
 
@@ -162,16 +162,16 @@ def test_f60b_decoding_never_raises(encoded: Any) -> None:
         (2**2000, '{"$int":"0x1' + "0" * 500 + '"}'),
     ],
 )
-def test_f60b_the_text_is_for_readers(value: object, text: str) -> None:
+def test_t60b_the_text_is_for_readers(value: object, text: str) -> None:
     assert text_of(value) == text
     assert same(decode(json.loads(text)), value)
 
 
-def test_f60b_a_signalling_nan_is_kept() -> None:
+def test_t60b_a_signalling_nan_is_kept() -> None:
     assert same(round_trip([Decimal("-sNaN123")]), [Decimal("-sNaN123")])
 
 
-def test_f60b_an_int_too_long_for_a_decimal_is_kept() -> None:
+def test_t60b_an_int_too_long_for_a_decimal_is_kept() -> None:
     assert round_trip([10**5000]) == [10**5000]
     assert round_trip({-(10**5000): 1}) == {-(10**5000): 1}
 
@@ -248,23 +248,23 @@ def nested(levels: int) -> list[Any]:
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 50 else "",
 )
-def test_f60b_anything_else_is_opaque_as_a_whole(value: object, name: str) -> None:
+def test_t60b_anything_else_is_opaque_as_a_whole(value: object, name: str) -> None:
     assert encode(value) == {"$opaque": name}
     assert round_trip(value) == Opaque(name)
     assert canonical(value) is None
 
 
 @pytest.mark.parametrize("value", ["x" * 999_998, nested(100), [1] * 499_999])
-def test_f60b_up_to_the_limits_all_is_kept(value: object) -> None:
+def test_t60b_up_to_the_limits_all_is_kept(value: object) -> None:
     assert round_trip(value) == value
     assert len(text_of(value)) <= 1_000_000
 
 
-def test_f60b_a_small_value_with_an_endless_text_is_opaque() -> None:
+def test_t60b_a_small_value_with_an_endless_text_is_opaque() -> None:
     assert encode(doubling(90)) == {"$opaque": "builtins.list"}
 
 
-def test_f60b_a_zone_read_from_a_file_is_opaque() -> None:
+def test_t60b_a_zone_read_from_a_file_is_opaque() -> None:
     path = Path("/usr/share/zoneinfo/Europe/Paris")
     if not path.exists():
         pytest.skip("no zone files here")
@@ -273,7 +273,7 @@ def test_f60b_a_zone_read_from_a_file_is_opaque() -> None:
     assert round_trip(datetime(2024, 1, 1, tzinfo=zone)) == Opaque("datetime.datetime")
 
 
-def test_f60b_a_decimal_context_changes_nothing() -> None:
+def test_t60b_a_decimal_context_changes_nothing() -> None:
     with localcontext() as context:
         context.capitals = 0
         context.prec = 3
@@ -282,11 +282,11 @@ def test_f60b_a_decimal_context_changes_nothing() -> None:
     assert getcontext().capitals == 1
 
 
-def test_f60b_an_unknown_tag_of_a_later_release_is_opaque() -> None:
+def test_t60b_an_unknown_tag_of_a_later_release_is_opaque() -> None:
     assert decode([1, {"$path": "x"}]) == Opaque("unreadable")
 
 
-def test_f60b_the_canonical_text_is_the_same_in_every_process() -> None:
+def test_t60b_the_canonical_text_is_the_same_in_every_process() -> None:
     code = (
         "from headgate.stores import canonical, encode\n"
         "value = {'b': {'x', 'y', 'z', ('t', 1)}, 'a': 1}\n"
@@ -304,29 +304,29 @@ def test_f60b_the_canonical_text_is_the_same_in_every_process() -> None:
 # -- pickles ----------------------------------------------------------------------------------------------------------
 
 
-def test_f60b_pickle_only_for_what_json_cannot_hold() -> None:
+def test_t60b_pickle_only_for_what_json_cannot_hold() -> None:
     assert encode((42,), codec="pickle") == {"$tuple": [42]}
     assert round_trip(Pair(1, Colour.RED), codec="pickle") == Pair(1, Colour.RED)
     assert same(round_trip(nested(200), codec="pickle"), nested(200))
 
 
-def test_f60b_a_pickle_is_opaque_to_a_json_store() -> None:
+def test_t60b_a_pickle_is_opaque_to_a_json_store() -> None:
     encoded = encode(Pair(1, 2), codec="pickle")
     assert set(encoded) == {"$opaque", "$pickle"}
     assert decode(encoded) == Opaque("tests.stores.test_codec.Pair")
 
 
-def test_f60b_what_looks_like_a_pickle_is_only_text() -> None:
+def test_t60b_what_looks_like_a_pickle_is_only_text() -> None:
     forged = {"$pickle": "gASVAAAA", "$opaque": "x"}
     assert round_trip(forged, codec="pickle") == forged
 
 
 @pytest.mark.parametrize("value", [lambda: None, Explosive(), [b"x" * 800_000, Colour.RED]])
-def test_f60b_what_cannot_be_pickled_is_opaque(value: object) -> None:
+def test_t60b_what_cannot_be_pickled_is_opaque(value: object) -> None:
     assert set(encode(value, codec="pickle")) == {"$opaque"}
 
 
-def test_f60b_a_pickle_that_does_not_load_is_opaque(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t60b_a_pickle_that_does_not_load_is_opaque(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = encode(Moved(), codec="pickle")
     monkeypatch.delattr(sys.modules[__name__], "Moved")
     assert decode(encoded, codec="pickle") == Opaque("tests.stores.test_codec.Moved")

@@ -1,4 +1,4 @@
-"""B63: both stores keep the contract, and `check_store` tells of one that does not."""
+"""T63: both stores keep the contract, and `check_store` tells of one that does not."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from headgate.testing import check_store
 from tests.stores.support import NoSync
 
 
-def test_b63_memory_keeps_the_contract() -> None:
+def test_t63_memory_keeps_the_contract() -> None:
     store = MemoryStore()
     check_store(lambda: store)
 
 
 @pytest.mark.parametrize("codec", ["json", "pickle"])
-def test_b63_json_lines_keep_the_contract(tmp_path: Path, codec: Any) -> None:
+def test_t63_json_lines_keep_the_contract(tmp_path: Path, codec: Any) -> None:
     files = Files() if codec == "json" else NoSync()
     check_store(lambda: JsonLinesStore(tmp_path, codec=codec, files=files))
 
@@ -165,7 +165,7 @@ class Fresh(Broken):
         return super().open(pool_id, about, keep)
 
 
-def test_b63_a_wrapped_store_passes() -> None:
+def test_t63_a_wrapped_store_passes() -> None:
     store = Broken(Wrapped)
     check_store(lambda: store)
 
@@ -190,12 +190,12 @@ def test_b63_a_wrapped_store_passes() -> None:
     ],
     ids=lambda value: f"{type(value).__name__}-{value.kind.__name__}" if isinstance(value, Broken) else "",
 )
-def test_b63_a_broken_store_is_told_why(store: Broken, complaint: str) -> None:
+def test_t63_a_broken_store_is_told_why(store: Broken, complaint: str) -> None:
     with pytest.raises((AssertionError, RuntimeError), match=complaint):
         check_store(lambda: store)
 
 
-def test_b63_a_store_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t63_a_store_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mute(Wrapped):
         def append(self, entry: Entry, done: Done | None = None) -> None:
             self.inner.append(entry)
@@ -206,7 +206,7 @@ def test_b63_a_store_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch)
         check_store(lambda: store)
 
 
-def test_b63_a_journal_in_memory_stays_small() -> None:
+def test_t63_a_journal_in_memory_stays_small() -> None:
     async def work() -> None:
         journal = store.open("p", {}, 10)
         for number in range(1, 10_000):
@@ -221,13 +221,13 @@ def test_b63_a_journal_in_memory_stays_small() -> None:
     assert [task["task"] for task in store.open("p", {}, 10).tasks] == list(range(9990, 10_000))
 
 
-def test_b63_a_forgotten_journal_in_memory_is_not_locked() -> None:
+def test_t63_a_forgotten_journal_in_memory_is_not_locked() -> None:
     store = MemoryStore()
     store.open("p", {}, 10)
     store.open("p", {}, 10).close()
 
 
-def test_b63_append_without_a_loop_is_fine_when_nobody_waits() -> None:
+def test_t63_append_without_a_loop_is_fine_when_nobody_waits() -> None:
     store = MemoryStore()
     journal = store.open("p", {}, 10)
     journal.append({"kind": "submit", "at": 1.0, "task": 1})

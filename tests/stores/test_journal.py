@@ -1,4 +1,4 @@
-"""S60, S61: what the lines of a journal say, what of it is kept, and what a reader may say of it. No disk, no loop."""
+"""T60, T61: what the lines of a journal say, what of it is kept, and what a reader may say of it. No disk, no loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def journal(*entries: Entry) -> list[bytes]:
 # -- folding ----------------------------------------------------------------------------------------------------------
 
 
-def test_s60_a_life_folds_into_one_task() -> None:
+def test_t60_a_life_folds_into_one_task() -> None:
     history = fold(
         journal(
             submit(1, {"idempotency_key": "k"}, at=1.0),
@@ -58,13 +58,13 @@ def test_s60_a_life_folds_into_one_task() -> None:
     }
 
 
-def test_s60_the_first_end_is_the_end() -> None:
+def test_t60_the_first_end_is_the_end() -> None:
     again: list[Entry] = [{"kind": "start", "at": 9.0, "task": 1, "attempt": 7}, end(1, "failed", at=9.0)]
     history = fold(journal(*lives(1), *again))
     assert (history.tasks[1]["status"], history.tasks[1]["attempt"]) == ("completed", 0)
 
 
-def test_s60_a_number_whose_submit_is_lost_is_still_taken() -> None:
+def test_t60_a_number_whose_submit_is_lost_is_still_taken() -> None:
     assert statuses(fold(journal(end(7, "failed"))).tasks.values()) == {7: "failed"}
 
 
@@ -86,7 +86,7 @@ def test_s60_a_number_whose_submit_is_lost_is_still_taken() -> None:
         b'\xff{"kind":"beat","at":1.0}\n',
     ],
 )
-def test_f62_a_bad_line_is_passed_over_and_those_after_it_count(bad: bytes) -> None:
+def test_t62_a_bad_line_is_passed_over_and_those_after_it_count(bad: bytes) -> None:
     lines = journal(submit(1), submit(2))
     history = fold([*lines[:-1], bad, lines[-1]])
     assert statuses(history.tasks.values()) == {1: "queued", 2: "queued"}
@@ -100,14 +100,14 @@ def test_f62_a_bad_line_is_passed_over_and_those_after_it_count(bad: bytes) -> N
     assert history.size == sum(map(len, lines))
 
 
-def test_f62_a_line_without_its_newline_was_never_acknowledged() -> None:
+def test_t62_a_line_without_its_newline_was_never_acknowledged() -> None:
     lines = journal(submit(1), submit(2))
     history = fold([*lines[:-1], lines[-1][:-1]])
     assert numbers(history.tasks.values()) == [1]
     assert history.torn == [Bad(4, len(lines[-1]) - 1)]
 
 
-def test_f62_only_the_torn_beginning_of_a_header_is_unwritten() -> None:
+def test_t62_only_the_torn_beginning_of_a_header_is_unwritten() -> None:
     assert fold([]).unwritten
     for size in range(1, len(HEADER)):
         assert fold([HEADER[:size]]).unwritten
@@ -119,7 +119,7 @@ def test_f62_only_the_torn_beginning_of_a_header_is_unwritten() -> None:
         assert history.header is None
 
 
-def test_f62_nothing_after_a_newer_header_is_looked_at() -> None:
+def test_t62_nothing_after_a_newer_header_is_looked_at() -> None:
     newer = HEADER.replace(b'"format":1', b'"format":2')
     history = fold([newer, *journal(submit(1))[1:]])
     assert history.header is not None
@@ -127,14 +127,14 @@ def test_f62_nothing_after_a_newer_header_is_looked_at() -> None:
     assert history.tasks == {}
 
 
-def test_f62_the_last_writer() -> None:
+def test_t62_the_last_writer() -> None:
     other = open_line(Writer(99, "dam", 600.0), {})
     assert last_writer([HEADER, OPENED, beat_line(1.0), other, beat_line(2.0)]) == Writer(99, "dam", 600.0)
     assert last_writer([HEADER]) is None
     assert last_writer([HEADER, other[:20]]) is None
 
 
-def test_s60_whoever_opens_it_ends_what_was_left() -> None:
+def test_t60_whoever_opens_it_ends_what_was_left() -> None:
     lines = journal(submit(1), submit(2, running=True), *lives(3))
     tasks = fold(lines).tasks
     lines += [stale_line(number, 9.0) for number in unfinished(tasks.values())]
@@ -146,7 +146,7 @@ def test_s60_whoever_opens_it_ends_what_was_left() -> None:
 # -- lines ------------------------------------------------------------------------------------------------------------
 
 
-def test_f60b_a_line_never_fails() -> None:
+def test_t60b_a_line_never_fails() -> None:
     knot: dict[str, Any] = {"name": object(), "idempotency_key": "k", (1, 2): 3}
     knot["self"] = knot
     line = entry_line(submit(1, knot))
@@ -155,7 +155,7 @@ def test_f60b_a_line_never_fails() -> None:
     assert about["name"] == {"$opaque": "builtins.object"}
 
 
-def test_s60_the_name_of_a_file_is_safe_and_its_own() -> None:
+def test_t60_the_name_of_a_file_is_safe_and_its_own() -> None:
     ids = ["p", "P", "a/b", "..", ".", "", "a b", "\u00fc", "u\u0308", "\ud800", "%70", "x" * 150, "x" * 151, "x" * 152]
     names = [file_name(pool_id) for pool_id in ids]
     assert len({name.lower() for name in names}) == len(ids)
@@ -166,7 +166,7 @@ def test_s60_the_name_of_a_file_is_safe_and_its_own() -> None:
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_s14_what_holds_a_key_is_exempt_from_keep() -> None:
+def test_t14_what_holds_a_key_is_exempt_from_keep() -> None:
     def finished(number: int, status: str, **about: Any) -> list[Entry]:
         return [submit(number, about), end(number, status, at=float(number))]
 
@@ -192,7 +192,7 @@ def test_s14_what_holds_a_key_is_exempt_from_keep() -> None:
     assert numbers(kept(tasks, 99, now=100.0)) == list(range(1, 14))
 
 
-def test_s50_the_newest_are_those_that_ended_last() -> None:
+def test_t50_the_newest_are_those_that_ended_last() -> None:
     tasks = fold(journal(submit(1), submit(2), submit(3), end(2, at=1.0), end(3, at=2.0), end(1, at=3.0))).tasks
     assert numbers(kept(tasks, 1, now=9.0)) == [1, 3]
 
@@ -216,7 +216,7 @@ ENTRIES = st.lists(
 
 @settings(max_examples=max(100, int(2000 * SCALE)), deadline=None)
 @given(ENTRIES, st.integers(0, 4), st.sampled_from(["ours", "sorted", "as it came"]))
-def test_f62_compaction_keeps_what_must_be_kept_and_nothing_else(entries: list[Any], keep: int, hand: str) -> None:
+def test_t62_compaction_keeps_what_must_be_kept_and_nothing_else(entries: list[Any], keep: int, hand: str) -> None:
     lines = journal(*entries)
     if hand == "sorted":  # as another tool would write them, with spaces and in another order
         lines[2:] = [json.dumps(json.loads(line), sort_keys=True).encode() + b"\n" for line in lines[2:]]
@@ -228,7 +228,7 @@ def test_f62_compaction_keeps_what_must_be_kept_and_nothing_else(entries: list[A
     assert after.beat_at == before.beat_at
 
 
-def test_f62_compaction_leaves_out_what_cannot_be_read() -> None:
+def test_t62_compaction_leaves_out_what_cannot_be_read() -> None:
     bad = [b"\0\n", b"[]\n", b'{"kind":"end","at":x,"task":3}\n']
     bad.append(b'{"kind":"submit","at":1.0,"task":3,"window":"idempotency_key"\n')
     lines = [*journal(submit(1)), *bad, *journal(submit(2))[2:]]
@@ -247,7 +247,7 @@ def test_f62_compaction_leaves_out_what_cannot_be_read() -> None:
         (105.0, False, {1: "stale", 2: "stale", 3: "stale", 4: "completed"}),
     ],
 )
-def test_s61_signs_of_life_decide_what_reads_stale(now: float, owned: bool, expected: dict[int, str]) -> None:
+def test_t61_signs_of_life_decide_what_reads_stale(now: float, owned: bool, expected: dict[int, str]) -> None:
     lines = [
         HEADER,
         *map(
@@ -265,7 +265,7 @@ def test_s61_signs_of_life_decide_what_reads_stale(now: float, owned: bool, expe
     assert statuses(viewed(fold(lines), now, 30.0, owned=owned)) == expected
 
 
-def test_s61_a_beat_is_a_sign_of_life_of_all_that_runs() -> None:
+def test_t61_a_beat_is_a_sign_of_life_of_all_that_runs() -> None:
     lines = journal(submit(1, at=100.0, running=True))
     assert statuses(viewed(fold(lines), 200.0, 30.0, owned=True)) == {1: "stale"}
     lines.append(beat_line(190.0))

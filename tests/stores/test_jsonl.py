@@ -1,4 +1,4 @@
-"""S60, F62: where a journal lies, who may have it, and how it is written."""
+"""T60, T62: where a journal lies, who may have it, and how it is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mode(path: Path) -> int:
 # -- where ------------------------------------------------------------------------------------------------------------
 
 
-def test_s60_folder_and_file_are_for_this_user_alone(tmp_path: Path) -> None:
+def test_t60_folder_and_file_are_for_this_user_alone(tmp_path: Path) -> None:
     os.umask(before := os.umask(0))
     try:
         os.umask(0)
@@ -36,7 +36,7 @@ def test_s60_folder_and_file_are_for_this_user_alone(tmp_path: Path) -> None:
     assert mode(tmp_path / "a" / "b" / "p.jsonl") == 0o600
 
 
-def test_s60_a_path_that_ends_in_jsonl_is_the_file(tmp_path: Path) -> None:
+def test_t60_a_path_that_ends_in_jsonl_is_the_file(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     JsonLinesStore(path).open("p", {}, 10).close()
     JsonLinesStore(str(path)).open("p", {}, 10).close()
@@ -47,7 +47,7 @@ def test_s60_a_path_that_ends_in_jsonl_is_the_file(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_s60_without_a_path_the_environment_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t60_without_a_path_the_environment_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEADGATE_DIR", raising=False)
     assert JsonLinesStore().path == tmp_path / ".headgate"
@@ -58,14 +58,14 @@ def test_s60_without_a_path_the_environment_decides(tmp_path: Path, monkeypatch:
     assert JsonLinesStore(Path("x")).path == tmp_path / "x"
 
 
-def test_s60_what_cannot_work_is_said_at_once() -> None:
+def test_t60_what_cannot_work_is_said_at_once() -> None:
     with pytest.raises(InvalidArgument, match="codec must be one of 'json', 'pickle', got 'yaml'"):
         JsonLinesStore("x", codec="yaml")  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match="path must be a path, got int"):
         JsonLinesStore(7)  # type: ignore[arg-type]
 
 
-def test_f62_a_place_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
+def test_t62_a_place_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreWriteFailed, match="could not be written: Not a directory") as caught:
         open_journal(tmp_path / "file" / "folder")
@@ -75,7 +75,7 @@ def test_f62_a_place_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> 
         open_journal(tmp_path / "folder.jsonl")
 
 
-def test_s60_a_link_stays_a_link_after_a_compaction(tmp_path: Path, compacts_early: None) -> None:
+def test_t60_a_link_stays_a_link_after_a_compaction(tmp_path: Path, compacts_early: None) -> None:
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
     journal = open_journal(tmp_path / "link.jsonl", keep=1)
     append(journal, *lives(*range(1, 50)))
@@ -87,7 +87,7 @@ def test_s60_a_link_stays_a_link_after_a_compaction(tmp_path: Path, compacts_ear
 # -- what is there ----------------------------------------------------------------------------------------------------
 
 
-def test_f62_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+def test_t62_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     open_journal(tmp_path).close()
     newer = path.read_bytes().replace(b'"format":1', b'"format":7')
@@ -99,7 +99,7 @@ def test_f62_a_newer_format_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"hello", b"a,b\n1,2\n", b"{}\n", b"\n", b"\0\0\n\0"])
-def test_f62_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_t62_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(content)
     for use in (lambda: open_journal(tmp_path), lambda: read_journal(path)):
@@ -109,7 +109,7 @@ def test_f62_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: by
     assert os.listdir(tmp_path) == ["p.jsonl"]
 
 
-def test_s60_every_line_is_json_and_the_first_says_what_it_is(tmp_path: Path) -> None:
+def test_t60_every_line_is_json_and_the_first_says_what_it_is(tmp_path: Path) -> None:
     journal = JsonLinesStore(tmp_path).open("p", {"name": "pr-review", "stale_after": 30.0}, 10)
     append(journal, *lives(1))
     journal.close()
@@ -127,7 +127,7 @@ def test_s60_every_line_is_json_and_the_first_says_what_it_is(tmp_path: Path) ->
     assert [entry["kind"] for entry in entries] == ["submit", "end"]
 
 
-def test_f60b_pickles_are_read_only_by_a_store_that_writes_them(tmp_path: Path) -> None:
+def test_t60b_pickles_are_read_only_by_a_store_that_writes_them(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, codec="pickle")
     append(journal, submit(1), end(1, result=range(3)), submit(2), end(2, result=42))
     journal.close()
@@ -138,7 +138,7 @@ def test_f60b_pickles_are_read_only_by_a_store_that_writes_them(tmp_path: Path) 
     assert read_journal(tmp_path, pool_id="p")[0]["result"] == Opaque("builtins.range")
 
 
-def test_s60_leftovers_of_a_compaction_are_removed(tmp_path: Path) -> None:
+def test_t60_leftovers_of_a_compaction_are_removed(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl.new").write_text("half a jour")
     open_journal(tmp_path).close()
     assert os.listdir(tmp_path) == ["p.jsonl"]
@@ -147,7 +147,7 @@ def test_s60_leftovers_of_a_compaction_are_removed(tmp_path: Path) -> None:
 # -- who --------------------------------------------------------------------------------------------------------------
 
 
-def test_f62_the_second_is_told_who_has_it(tmp_path: Path) -> None:
+def test_t62_the_second_is_told_who_has_it(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     said = rf"p\.jsonl is in use by process {os.getpid()} on \S+, since 20\d\d-.*End the process named above"
     with pytest.raises(StoreLocked, match=said):
@@ -156,7 +156,7 @@ def test_f62_the_second_is_told_who_has_it(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
 
 
-def test_f62_a_reader_who_looks_at_the_lock_is_no_reason_to_give_up(tmp_path: Path) -> None:
+def test_t62_a_reader_who_looks_at_the_lock_is_no_reason_to_give_up(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
     stop = threading.Event()
 
@@ -176,7 +176,7 @@ def test_f62_a_reader_who_looks_at_the_lock_is_no_reason_to_give_up(tmp_path: Pa
             reader.join()
 
 
-def test_f62_a_lock_on_a_file_that_was_replaced_meanwhile_is_worth_nothing(tmp_path: Path) -> None:
+def test_t62_a_lock_on_a_file_that_was_replaced_meanwhile_is_worth_nothing(tmp_path: Path) -> None:
     """Between opening and locking, another compacts it and closes it: the lock is free, and the file has no name."""
     path = tmp_path / "p.jsonl"
 
@@ -196,7 +196,7 @@ def test_f62_a_lock_on_a_file_that_was_replaced_meanwhile_is_worth_nothing(tmp_p
     assert numbers(read_journal(path)) == [1]
 
 
-def test_f62_a_forgotten_journal_gives_its_lock_back(tmp_path: Path) -> None:
+def test_t62_a_forgotten_journal_gives_its_lock_back(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     append(journal, submit(1))
     for thread in threading.enumerate():
@@ -230,7 +230,7 @@ class Watched(NoSync):
         self.syncs += 1
 
 
-def test_f62_a_group_is_one_write_one_sync_and_one_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t62_a_group_is_one_write_one_sync_and_one_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Watched()
     journal = open_journal(tmp_path, files=files)
     files.writes.clear()
@@ -261,7 +261,7 @@ def test_f62_a_group_is_one_write_one_sync_and_one_wake_up(tmp_path: Path, monke
     journal.close()
 
 
-def test_f62_a_callback_that_fails_keeps_no_news_from_the_others(tmp_path: Path) -> None:
+def test_t62_a_callback_that_fails_keeps_no_news_from_the_others(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, files=NoSync())
     told: list[int] = []
     mistakes: list[Any] = []
@@ -278,7 +278,7 @@ def test_f62_a_callback_that_fails_keeps_no_news_from_the_others(tmp_path: Path)
     assert [type(mistake) for mistake in mistakes] == [ZeroDivisionError]
 
 
-def test_f62_a_loop_that_is_gone_is_nobody_to_tell(tmp_path: Path) -> None:
+def test_t62_a_loop_that_is_gone_is_nobody_to_tell(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, files=Watched())
 
     async def leave() -> None:
@@ -289,7 +289,7 @@ def test_f62_a_loop_that_is_gone_is_nobody_to_tell(tmp_path: Path) -> None:
     assert numbers(read_journal(tmp_path, pool_id="p")) == [1]
 
 
-def test_f62_where_no_thread_can_be_started_it_is_written_at_once(
+def test_t62_where_no_thread_can_be_started_it_is_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -303,7 +303,7 @@ def test_f62_where_no_thread_can_be_started_it_is_written_at_once(
     assert numbers(read_journal(tmp_path, pool_id="p")) == [1, 2]
 
 
-def test_f62_after_close_nothing_is_written(tmp_path: Path) -> None:
+def test_t62_after_close_nothing_is_written(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.close()
     [error] = append(journal, submit(1))
@@ -320,7 +320,7 @@ def compacts_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committing, "_MANY_LINES", 20)
 
 
-def test_f62_the_file_stays_small_and_keeps_what_it_must(tmp_path: Path, compacts_early: None) -> None:
+def test_t62_the_file_stays_small_and_keeps_what_it_must(tmp_path: Path, compacts_early: None) -> None:
     journal = open_journal(tmp_path, keep=5, files=NoSync())
     append(journal, *lives(1, idempotency_key="k"), submit(2), submit(3, running=True))
     for number in range(4, 400):
@@ -338,7 +338,7 @@ def test_f62_the_file_stays_small_and_keeps_what_it_must(tmp_path: Path, compact
     assert mode(tmp_path / "p.jsonl") == 0o600
 
 
-def test_f62_a_file_in_which_all_is_wanted_is_compacted_ever_more_rarely(
+def test_t62_a_file_in_which_all_is_wanted_is_compacted_ever_more_rarely(
     tmp_path: Path, compacts_early: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -358,7 +358,7 @@ def test_f62_a_file_in_which_all_is_wanted_is_compacted_ever_more_rarely(
 
 
 @pytest.mark.parametrize("step", ["replace", "lock", "open"])
-def test_f62_a_compaction_that_fails_is_said_once_and_the_old_file_goes_on(
+def test_t62_a_compaction_that_fails_is_said_once_and_the_old_file_goes_on(
     tmp_path: Path, compacts_early: None, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
     class Stubborn(NoSync):
@@ -397,7 +397,7 @@ def test_f62_a_compaction_that_fails_is_said_once_and_the_old_file_goes_on(
     journal.close()
 
 
-def test_f62_after_a_rename_nothing_is_acknowledged_before_the_folder_is_synced(
+def test_t62_after_a_rename_nothing_is_acknowledged_before_the_folder_is_synced(
     tmp_path: Path, compacts_early: None
 ) -> None:
     class Absent(NoSync):
@@ -423,7 +423,7 @@ def test_f62_after_a_rename_nothing_is_acknowledged_before_the_folder_is_synced(
     journal.close()
 
 
-def test_s60_readers_see_a_whole_file_while_it_is_replaced(tmp_path: Path, compacts_early: None, scale: float) -> None:
+def test_t60_readers_see_a_whole_file_while_it_is_replaced(tmp_path: Path, compacts_early: None, scale: float) -> None:
     journal = open_journal(tmp_path, keep=3, files=NoSync())
     append(journal, *lives(1, idempotency_key="k"), submit(2, running=True, at=4e9))
     seen: list[dict[int, str]] = []
@@ -446,7 +446,7 @@ def test_s60_readers_see_a_whole_file_while_it_is_replaced(tmp_path: Path, compa
     assert all(view[1] == "completed" and view[2] == "running" for view in seen)
 
 
-def test_f62_files_that_are_real_are_the_default(tmp_path: Path) -> None:
+def test_t62_files_that_are_real_are_the_default(tmp_path: Path) -> None:
     assert type(JsonLinesStore(tmp_path)._files) is Files
     assert JsonLinesStore(tmp_path).shared is False
     assert repr(JsonLinesStore(tmp_path)) == f"<JsonLinesStore {tmp_path}>"

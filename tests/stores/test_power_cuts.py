@@ -1,4 +1,4 @@
-"""F62: what was acknowledged is there after a power cut, wherever it comes.
+"""T62: what was acknowledged is there after a power cut, wherever it comes.
 
 `Image` is a disk and, beside it, what would be left of it without power: the content of a file as it was at its last
 sync, the names of a folder as they were at its last sync. What was done since may have reached the disk or not, whole
@@ -125,7 +125,7 @@ async def work(folder: Path, files: Image, tasks: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_f62_what_was_acknowledged_survives_a_power_cut(
+def test_t62_what_was_acknowledged_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, scale: float
 ) -> None:
     monkeypatch.setattr(committing, "_MANY_LINES", 10)

@@ -1,4 +1,4 @@
-"""F62 with real processes: killed while they write, fighting for one journal, forked while they have it."""
+"""T62 with real processes: killed while they write, fighting for one journal, forked while they have it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ asyncio.run(main())
 """
 
 
-def test_f62_a_writer_that_is_killed_loses_nothing_it_acknowledged(tmp_path: Path, scale: float) -> None:
+def test_t62_a_writer_that_is_killed_loses_nothing_it_acknowledged(tmp_path: Path, scale: float) -> None:
     chance = random.Random(7)
     for run in range(max(12, int(120 * scale))):
         folder = tmp_path / str(run // 6)  # a new one now and then, because what holds a key stays for ever
@@ -97,7 +97,7 @@ else:
 """
 
 
-def test_f62_of_two_processes_one_wins_and_the_other_is_told_who(tmp_path: Path, scale: float) -> None:
+def test_t62_of_two_processes_one_wins_and_the_other_is_told_who(tmp_path: Path, scale: float) -> None:
     for _ in range(max(2, int(20 * scale))):
         fighters = [
             subprocess.Popen(
@@ -143,7 +143,7 @@ time.sleep(60)
 """
 
 
-def test_f62_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_t62_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     with start(FORKER, tmp_path) as parent:
         assert parent.stdout is not None
         said = sorted(parent.stdout.readline() for _ in range(2))
@@ -173,7 +173,7 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_f62_a_fork_waits_for_a_file_that_is_being_opened(tmp_path: Path) -> None:
+def test_t62_a_fork_waits_for_a_file_that_is_being_opened(tmp_path: Path) -> None:
     """Children are forked while journals are opened and compacted: none of them may inherit a descriptor."""
     stop = threading.Event()
 
@@ -217,7 +217,7 @@ asyncio.run(main())
 """
 
 
-def test_f62_an_interpreter_that_ends_without_close_writes_and_ends(tmp_path: Path) -> None:
+def test_t62_an_interpreter_that_ends_without_close_writes_and_ends(tmp_path: Path) -> None:
     with start(FORGETFUL, tmp_path) as process:
         assert process.wait(PATIENCE) == 0
     assert len(read_journal(tmp_path, pool_id="p")) == 1000
@@ -237,13 +237,13 @@ def late():
 """
 
 
-def test_f62_what_is_appended_at_exit_is_written(tmp_path: Path) -> None:
+def test_t62_what_is_appended_at_exit_is_written(tmp_path: Path) -> None:
     with start(AT_EXIT, tmp_path) as process:
         assert process.wait(PATIENCE) == 0
     assert numbers(read_journal(tmp_path, pool_id="p")) == [1]
 
 
-def test_f62_a_writer_whose_name_is_not_written_yet_is_not_confused_with_the_last(tmp_path: Path) -> None:
+def test_t62_a_writer_whose_name_is_not_written_yet_is_not_confused_with_the_last(tmp_path: Path) -> None:
     with start("print()") as gone:
         gone.wait()
     journal = open_journal(tmp_path)

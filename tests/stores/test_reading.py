@@ -1,4 +1,4 @@
-"""S61: readers that do not own a journal."""
+"""T61: readers that do not own a journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.stores import Opaque, read_journal
 from tests.stores.support import NoSync, append, end, lives, numbers, open_journal, statuses, submit
 
 
-def test_s61_the_lock_decides_and_then_the_signs_of_life(tmp_path: Path) -> None:
+def test_t61_the_lock_decides_and_then_the_signs_of_life(tmp_path: Path) -> None:
     with clock.replaced(wall=lambda: 1000.0):
         journal = open_journal(tmp_path)
         append(journal, submit(1, running=True), submit(2), *lives(3))
@@ -27,7 +27,7 @@ def test_s61_the_lock_decides_and_then_the_signs_of_life(tmp_path: Path) -> None
         assert statuses(read_journal(tmp_path, pool_id="p", stale_after=60)) == {1: "stale", 2: "stale", 3: "completed"}
 
 
-def test_s61_a_reader_changes_nothing(tmp_path: Path) -> None:
+def test_t61_a_reader_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     journal = open_journal(tmp_path)
     append(journal, submit(1), *lives(2), submit(3))
@@ -40,7 +40,7 @@ def test_s61_a_reader_changes_nothing(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["p.jsonl"]
 
 
-def test_s61_a_file_that_is_only_begun_has_no_tasks(tmp_path: Path) -> None:
+def test_t61_a_file_that_is_only_begun_has_no_tasks(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"headgate":"jour')
     assert read_journal(path) == []
@@ -48,14 +48,14 @@ def test_s61_a_file_that_is_only_begun_has_no_tasks(tmp_path: Path) -> None:
     assert read_journal(path) == []
 
 
-def test_s61_results_read_as_values_and_pickles_as_their_names(tmp_path: Path) -> None:
+def test_t61_results_read_as_values_and_pickles_as_their_names(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, codec="pickle")
     append(journal, submit(1), end(1, result=(1, 2)), submit(2), end(2, result=slice(1)))
     journal.close()
     assert [task["result"] for task in read_journal(tmp_path, pool_id="p")] == [(1, 2), Opaque("builtins.slice")]
 
 
-def test_s61_a_replaced_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t61_a_replaced_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a second look a reader would find the lock of the old file free, and call everything stale."""
     from headgate.stores import reading
 
@@ -76,7 +76,7 @@ def test_s61_a_replaced_file_is_read_again(tmp_path: Path, monkeypatch: pytest.M
     journal.close()
 
 
-def test_s61_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_t61_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"x\.jsonl cannot be read: No such file"):
         read_journal(tmp_path / "x.jsonl")
     with pytest.raises(InvalidArgument, match=r"cannot be read: No such file"):

@@ -1,4 +1,4 @@
-"""S34: what a pool tells about its tasks, to listeners and to a file."""
+"""T34: what a pool tells about its tasks, to listeners and to a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WALL = 1_700_000_000.0  # when every virtual run begins
 
 
 @virtual
-async def test_s34_submit_dequeue_finish_with_all_their_fields() -> None:
+async def test_t34_submit_dequeue_finish_with_all_their_fields() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool("told", max_concurrent=2) as pool:
             first = await pool.submit(slow, 10, key="acme", priority=7)
@@ -57,7 +57,7 @@ async def test_s34_submit_dequeue_finish_with_all_their_fields() -> None:
 
 
 @virtual
-async def test_s34_slots_are_numbered_and_never_shared() -> None:
+async def test_t34_slots_are_numbered_and_never_shared() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(max_concurrent=3) as pool:
             for number in range(20):
@@ -83,7 +83,7 @@ async def test_s34_slots_are_numbered_and_never_shared() -> None:
     ],
 )
 @virtual
-async def test_s34_a_drop_tells_everything(backpressure: Any, policy: str, reason: str) -> None:
+async def test_t34_a_drop_tells_everything(backpressure: Any, policy: str, reason: str) -> None:
     async with TaskPool("dropping", backpressure=backpressure) as pool:
         gate = Gate()
         await pool.submit(gate.wait)
@@ -103,7 +103,7 @@ async def test_s34_a_drop_tells_everything(backpressure: Any, policy: str, reaso
 
 
 @virtual
-async def test_s34_every_end_is_told_once() -> None:
+async def test_t34_every_end_is_told_once() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(backpressure=ring_buffer(3)) as pool:
             handles = {
@@ -125,7 +125,7 @@ async def test_s34_every_end_is_told_once() -> None:
 
 
 @virtual
-async def test_s34_every_attempt_is_a_dequeue() -> None:
+async def test_t34_every_attempt_is_a_dequeue() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool() as pool:
             await (await pool.submit(Flaky(2).run, retries=2))
@@ -134,7 +134,7 @@ async def test_s34_every_attempt_is_a_dequeue() -> None:
 
 
 @virtual
-async def test_s34_refused_submits_tell_nothing() -> None:
+async def test_t34_refused_submits_tell_nothing() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(backpressure="fail_fast") as pool:
             await pool.submit(slow, 1)
@@ -145,7 +145,7 @@ async def test_s34_refused_submits_tell_nothing() -> None:
 
 
 @virtual
-async def test_s34_events_are_frozen_and_know_themselves_as_dicts() -> None:
+async def test_t34_events_are_frozen_and_know_themselves_as_dicts() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool("told") as pool:
             await pool.submit(quick, key=("a", 1))
@@ -158,7 +158,7 @@ async def test_s34_events_are_frozen_and_know_themselves_as_dicts() -> None:
 
 
 @virtual
-async def test_s34_a_listener_that_raises_stops_nothing() -> None:
+async def test_t34_a_listener_that_raises_stops_nothing() -> None:
     def listener(event: Any) -> None:
         raise LookupError("listener")
 
@@ -175,7 +175,7 @@ async def test_s34_a_listener_that_raises_stops_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_s34_audit_writes_json_lines(kind: Any, tmp_path: Path) -> None:
+def test_t34_audit_writes_json_lines(kind: Any, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
 
     @virtual
@@ -191,7 +191,7 @@ def test_s34_audit_writes_json_lines(kind: Any, tmp_path: Path) -> None:
     check()
 
 
-def test_s34_audit_needs_no_listener_and_appends(tmp_path: Path) -> None:
+def test_t34_audit_needs_no_listener_and_appends(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
 
     @virtual
@@ -205,13 +205,13 @@ def test_s34_audit_needs_no_listener_and_appends(tmp_path: Path) -> None:
     assert names == ["pool_submit", "pool_dequeue", "pool_finish"] * 2
 
 
-def test_s34_an_audit_file_that_cannot_be_opened_makes_no_pool(tmp_path: Path) -> None:
+def test_t34_an_audit_file_that_cannot_be_opened_makes_no_pool(tmp_path: Path) -> None:
     with pytest.raises((InvalidArgument, OSError)):
         TaskPool("unheard", audit=tmp_path)
     assert pool_get("unheard") is None
 
 
-def test_s34_lines_are_there_while_the_pool_runs(tmp_path: Path) -> None:
+def test_t34_lines_are_there_while_the_pool_runs(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
 
     @virtual

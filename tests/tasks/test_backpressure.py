@@ -1,4 +1,4 @@
-"""S30 to S33, B35: what happens to a submit that finds the queue full."""
+"""T30 to T33, T35: what happens to a submit that finds the queue full."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ async def park(pool: TaskPool, *submits: tuple[Any, dict[str, Any]], fn: Any = q
     return parked
 
 
-# -- S30: block_submitter ----------------------------------------------------------------
+# -- T30: block_submitter ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_s30_the_door_is_first_come_first_served(queue: str) -> None:
+async def test_t30_the_door_is_first_come_first_served(queue: str) -> None:
     """Whatever the order of the queue, and however important somebody at the door thinks he is."""
     async with TaskPool(queue=queue, backpressure=backpressure_queue(1)) as pool:
         gates = [Gate() for _ in range(2)]
@@ -59,7 +59,7 @@ async def test_s30_the_door_is_first_come_first_served(queue: str) -> None:
 
 
 @virtual
-async def test_s30_nobody_barges() -> None:
+async def test_t30_nobody_barges() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)
@@ -84,7 +84,7 @@ async def test_s30_nobody_barges() -> None:
 
 
 @virtual
-async def test_s30_a_submit_behind_a_parked_one_parks_too() -> None:
+async def test_t30_a_submit_behind_a_parked_one_parks_too() -> None:
     async with TaskPool(max_concurrent=2, backpressure=backpressure_queue(1), max_concurrent_per_key=1) as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait, key="a")
@@ -96,7 +96,7 @@ async def test_s30_a_submit_behind_a_parked_one_parks_too() -> None:
 
 
 @virtual
-async def test_s30_it_wakes_exactly_as_many_as_there_is_room_for() -> None:
+async def test_t30_it_wakes_exactly_as_many_as_there_is_room_for() -> None:
     async with TaskPool(backpressure=backpressure_queue(2)) as pool:
         gates = [Gate() for _ in range(10)]
         for gate in gates[:3]:
@@ -123,7 +123,7 @@ async def test_s30_it_wakes_exactly_as_many_as_there_is_room_for() -> None:
 
 
 @virtual
-async def test_s30_a_parked_submitter_can_be_cancelled() -> None:
+async def test_t30_a_parked_submitter_can_be_cancelled() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)
@@ -141,7 +141,7 @@ async def test_s30_a_parked_submitter_can_be_cancelled() -> None:
 
 
 @virtual
-async def test_s30_a_submitter_cancelled_in_the_moment_it_is_let_in_leaves_no_orphan() -> None:
+async def test_t30_a_submitter_cancelled_in_the_moment_it_is_let_in_leaves_no_orphan() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)
@@ -166,7 +166,7 @@ async def test_s30_a_submitter_cancelled_in_the_moment_it_is_let_in_leaves_no_or
 
 
 @virtual
-async def test_s30_wait_timeout_ends_in_submit_timeout_and_leaves_nothing() -> None:
+async def test_t30_wait_timeout_ends_in_submit_timeout_and_leaves_nothing() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         await pool.submit(slow, 100)
         await pool.submit(slow, 100)
@@ -180,7 +180,7 @@ async def test_s30_wait_timeout_ends_in_submit_timeout_and_leaves_nothing() -> N
 
 
 @virtual
-async def test_s30_a_wait_timeout_of_zero_does_not_wait() -> None:
+async def test_t30_a_wait_timeout_of_zero_does_not_wait() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         await pool.submit(slow, 1, wait_timeout=0)
         await pool.submit(slow, 1, wait_timeout=0)
@@ -191,7 +191,7 @@ async def test_s30_a_wait_timeout_of_zero_does_not_wait() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "wait_timeout", "close"])
 @virtual
-async def test_s30_a_submitter_that_gave_up_is_forgotten_by_its_ttl_too(how: str) -> None:
+async def test_t30_a_submitter_that_gave_up_is_forgotten_by_its_ttl_too(how: str) -> None:
     """Found by the storm: the errand of a task that was never accepted came due, and took others out of the queue."""
     async with TaskPool(queue="fifo", backpressure=backpressure_queue(3)) as pool:
         handles = [await pool.submit(slow, 10, n) for n in range(4)]
@@ -210,7 +210,7 @@ async def test_s30_a_submitter_that_gave_up_is_forgotten_by_its_ttl_too(how: str
 
 
 @virtual
-async def test_s30_when_the_first_at_the_door_gives_up_the_next_is_looked_at() -> None:
+async def test_t30_when_the_first_at_the_door_gives_up_the_next_is_looked_at() -> None:
     async with TaskPool(max_concurrent=2, backpressure=backpressure_queue(1), max_concurrent_per_key=1) as pool:
         gate = Gate()
         await pool.submit(gate.wait, key="a")
@@ -225,7 +225,7 @@ async def test_s30_when_the_first_at_the_door_gives_up_the_next_is_looked_at() -
 
 
 @virtual
-async def test_s30_delayed_tasks_take_a_place_and_running_ones_do_not() -> None:
+async def test_t30_delayed_tasks_take_a_place_and_running_ones_do_not() -> None:
     async with TaskPool(max_concurrent=5, backpressure=backpressure_queue(1)) as pool:
         for _ in range(4):
             await pool.submit(slow, 50)
@@ -237,7 +237,7 @@ async def test_s30_delayed_tasks_take_a_place_and_running_ones_do_not() -> None:
 
 
 @virtual
-async def test_s30_nobody_is_lost_under_churn() -> None:
+async def test_t30_nobody_is_lost_under_churn() -> None:
     async with TaskPool(max_concurrent=3, backpressure=backpressure_queue(2)) as pool:
 
         async def submitter(number: int) -> int:
@@ -247,7 +247,7 @@ async def test_s30_nobody_is_lost_under_churn() -> None:
     assert counts(pool) == {"completed": 300}
 
 
-# -- S31, S33: drops ---------------------------------------------------------------------
+# -- T31, T33: drops ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ async def test_s30_nobody_is_lost_under_churn() -> None:
 )
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_s31_the_oldest_queued_task_makes_room(queue: str, backpressure: Any, policy: str, reason: str) -> None:
+async def test_t31_the_oldest_queued_task_makes_room(queue: str, backpressure: Any, policy: str, reason: str) -> None:
     async with TaskPool(queue=queue, backpressure=backpressure) as pool:
         gate, turns = Gate(), Turns()
         running = await pool.submit(gate.wait)
@@ -279,7 +279,7 @@ async def test_s31_the_oldest_queued_task_makes_room(queue: str, backpressure: A
 
 
 @virtual
-async def test_s31_drop_newest_returns_the_new_task_rejected() -> None:
+async def test_t31_drop_newest_returns_the_new_task_rejected() -> None:
     async with TaskPool(backpressure=backpressure_queue(1, "drop_newest")) as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)
@@ -297,7 +297,7 @@ async def test_s31_drop_newest_returns_the_new_task_rejected() -> None:
 
 
 @virtual
-async def test_s31_a_delayed_task_is_queued_and_can_be_the_oldest() -> None:
+async def test_t31_a_delayed_task_is_queued_and_can_be_the_oldest() -> None:
     async with TaskPool(backpressure=backpressure_queue(1, "drop_oldest")) as pool:
         delayed = await pool.submit(quick, delay=60)
         running = await pool.submit(slow, 1)
@@ -307,7 +307,7 @@ async def test_s31_a_delayed_task_is_queued_and_can_be_the_oldest() -> None:
 
 
 @virtual
-async def test_s31_no_policy_drops_while_the_task_can_start() -> None:
+async def test_t31_no_policy_drops_while_the_task_can_start() -> None:
     for backpressure in (ring_buffer(1), backpressure_queue(1, "drop_oldest"), backpressure_queue(1, "drop_newest")):
         async with TaskPool(max_concurrent=2, backpressure=backpressure) as pool:
             delayed = await pool.submit(quick, delay=5)
@@ -317,7 +317,7 @@ async def test_s31_no_policy_drops_while_the_task_can_start() -> None:
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "drop_newest", "drop_fair"])
 @virtual
-async def test_s33_waiters_of_a_dropped_task_wake(on_full: Any) -> None:
+async def test_t33_waiters_of_a_dropped_task_wake(on_full: Any) -> None:
     async with TaskPool(backpressure=backpressure_queue(1, on_full)) as pool:
         gate = Gate()
         await pool.submit(gate.wait)
@@ -334,18 +334,18 @@ async def test_s33_waiters_of_a_dropped_task_wake(on_full: Any) -> None:
 
 
 @virtual
-async def test_s33_a_retry_of_a_running_task_is_not_dropped_by_its_own_policy() -> None:
+async def test_t33_a_retry_of_a_running_task_is_not_dropped_by_its_own_policy() -> None:
     """It came back to the head of the queue; the newcomer is what is one too many."""
     for backpressure in (fail_fast(), backpressure_queue(1, "fail_submitter"), backpressure_queue(1)):
         async with TaskPool(backpressure=backpressure) as pool:
             assert await (await pool.submit(Flaky(2).run, retries=2)) == 3
 
 
-# -- S32: raising ------------------------------------------------------------------------
+# -- T32: raising ------------------------------------------------------------------------
 
 
 @virtual
-async def test_s32_fail_submitter_raises_queue_full() -> None:
+async def test_t32_fail_submitter_raises_queue_full() -> None:
     async with TaskPool(backpressure=backpressure_queue(2, "fail_submitter")) as pool:
         handles = [await pool.submit(slow, 1) for _ in range(3)]
         for _ in range(2):
@@ -361,7 +361,7 @@ async def test_s32_fail_submitter_raises_queue_full() -> None:
 
 
 @virtual
-async def test_s32_fail_fast_raises_pool_busy() -> None:
+async def test_t32_fail_fast_raises_pool_busy() -> None:
     async with TaskPool(max_concurrent=2, backpressure="fail_fast") as pool:
         handles = [await pool.submit(slow, 1) for _ in range(2)]
         with pytest.raises(PoolBusy) as caught:
@@ -375,7 +375,7 @@ async def test_s32_fail_fast_raises_pool_busy() -> None:
 
 
 @virtual
-async def test_s32_fail_fast_refuses_a_delay() -> None:
+async def test_t32_fail_fast_refuses_a_delay() -> None:
     async with TaskPool(backpressure=fail_fast()) as pool:
         with pytest.raises(PoolBusy):
             await pool.submit(quick, delay=5)
@@ -383,7 +383,7 @@ async def test_s32_fail_fast_refuses_a_delay() -> None:
 
 
 @virtual
-async def test_s32_fail_fast_never_fails_while_a_slot_is_free() -> None:
+async def test_t32_fail_fast_never_fails_while_a_slot_is_free() -> None:
     async with TaskPool(max_concurrent=2, backpressure=fail_fast()) as pool:
         blocker = await pool.submit(slow, 1000)
         for number in range(200):
@@ -403,7 +403,7 @@ async def test_s32_fail_fast_never_fails_while_a_slot_is_free() -> None:
 
 @pytest.mark.parametrize("how", ["on_end", "listener"])
 @virtual
-async def test_s32_fail_fast_does_not_fail_in_the_very_moment_a_task_has_ended(how: str) -> None:
+async def test_t32_fail_fast_does_not_fail_in_the_very_moment_a_task_has_ended(how: str) -> None:
     """Who hears that a task has completed may submit the next: the slot is free."""
     async with TaskPool(backpressure=fail_fast()) as pool:
         heard: list[Any] = []
@@ -427,7 +427,7 @@ async def test_s32_fail_fast_does_not_fail_in_the_very_moment_a_task_has_ended(h
 
 
 @virtual
-async def test_s32_fail_fast_refuses_a_key_at_its_cap() -> None:
+async def test_t32_fail_fast_refuses_a_key_at_its_cap() -> None:
     async with TaskPool(max_concurrent=2, backpressure=fail_fast(), max_concurrent_per_key=1) as pool:
         await pool.submit(slow, 1, key="a")
         with pytest.raises(PoolBusy):
@@ -435,11 +435,11 @@ async def test_s32_fail_fast_refuses_a_key_at_its_cap() -> None:
         assert (await pool.submit(slow, 1, key="b")).status == "running"
 
 
-# -- B35: drop_fair ----------------------------------------------------------------------
+# -- T35: drop_fair ----------------------------------------------------------------------
 
 
 @virtual
-async def test_b35_a_flood_hurts_only_itself() -> None:
+async def test_t35_a_flood_hurts_only_itself() -> None:
     async with TaskPool(queue=fair_round_robin(), backpressure=backpressure_queue(6, "drop_fair")) as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)
@@ -455,7 +455,7 @@ async def test_b35_a_flood_hurts_only_itself() -> None:
 
 
 @virtual
-async def test_b35_the_victim_is_the_oldest_of_the_key_with_most() -> None:
+async def test_t35_the_victim_is_the_oldest_of_the_key_with_most() -> None:
     async with TaskPool(queue="priority", backpressure=backpressure_queue(5, "drop_fair")) as pool:
         await pool.submit(slow, 1)
         handles = {name: await pool.submit(quick, key=name[0]) for name in ("a1", "b1", "b2", "b3", "a2")}

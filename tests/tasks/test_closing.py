@@ -1,4 +1,4 @@
-"""S01, S01b: drains and closes that are interrupted, said on the wrong loop, or said by the tasks themselves."""
+"""T01, T01b: drains and closes that are interrupted, said on the wrong loop, or said by the tasks themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tasks.support import Gate, broken, counts, quick, slow
 
 
 @pytest.mark.parametrize("what", ["drain", "close"])
-def test_s01_draining_on_another_loop_is_a_clear_error_and_no_hang(what: str) -> None:
+def test_t01_draining_on_another_loop_is_a_clear_error_and_no_hang(what: str) -> None:
     pool = TaskPool("bound")
     with asyncio.Runner() as first, asyncio.Runner() as second:
 
@@ -31,7 +31,7 @@ def test_s01_draining_on_another_loop_is_a_clear_error_and_no_hang(what: str) ->
     assert pool_get("bound") is None
 
 
-def test_s01_a_pool_that_was_never_used_closes_on_any_loop() -> None:
+def test_t01_a_pool_that_was_never_used_closes_on_any_loop() -> None:
     pool = TaskPool("unused")
     with asyncio.Runner() as first, asyncio.Runner() as second:
         first.run(pool.drain())
@@ -41,7 +41,7 @@ def test_s01_a_pool_that_was_never_used_closes_on_any_loop() -> None:
 
 
 @virtual
-async def test_s01b_a_close_that_is_cancelled_can_be_said_again() -> None:
+async def test_t01b_a_close_that_is_cancelled_can_be_said_again() -> None:
     pool = TaskPool("patient")
     handle = await pool.submit(slow, 10)
     with pytest.raises(TimeoutError):
@@ -55,7 +55,7 @@ async def test_s01b_a_close_that_is_cancelled_can_be_said_again() -> None:
 
 
 @virtual
-async def test_s01b_a_drain_that_is_cancelled_leaves_the_pool_as_it_was() -> None:
+async def test_t01b_a_drain_that_is_cancelled_leaves_the_pool_as_it_was() -> None:
     async with TaskPool() as pool:
         await pool.submit(slow, 10)
         with pytest.raises(TimeoutError):
@@ -64,7 +64,7 @@ async def test_s01b_a_drain_that_is_cancelled_leaves_the_pool_as_it_was() -> Non
 
 
 @virtual
-async def test_s01b_drain_waits_for_what_comes_while_it_drains() -> None:
+async def test_t01b_drain_waits_for_what_comes_while_it_drains() -> None:
     async with TaskPool() as pool:
         await pool.submit(slow, 5)
         draining = asyncio.create_task(pool.drain())
@@ -75,7 +75,7 @@ async def test_s01b_drain_waits_for_what_comes_while_it_drains() -> None:
 
 
 @virtual
-async def test_s01b_drain_waits_for_retries_and_tasks_that_wait() -> None:
+async def test_t01b_drain_waits_for_retries_and_tasks_that_wait() -> None:
     async with TaskPool() as pool:
         calls: list[int] = []
 
@@ -95,7 +95,7 @@ async def test_s01b_drain_waits_for_retries_and_tasks_that_wait() -> None:
 
 @pytest.mark.parametrize("what", ["drain", "close"])
 @virtual
-async def test_f42_a_task_that_waits_for_its_own_pool_is_a_cycle(what: str) -> None:
+async def test_t42_a_task_that_waits_for_its_own_pool_is_a_cycle(what: str) -> None:
     async with TaskPool("own") as pool:
 
         async def body() -> None:
@@ -106,7 +106,7 @@ async def test_f42_a_task_that_waits_for_its_own_pool_is_a_cycle(what: str) -> N
 
 
 @virtual
-async def test_f42_a_task_may_drain_another_pool() -> None:
+async def test_t42_a_task_may_drain_another_pool() -> None:
     async with TaskPool("outer") as outer:
 
         async def body() -> int:
@@ -119,7 +119,7 @@ async def test_f42_a_task_may_drain_another_pool() -> None:
 
 
 @virtual
-async def test_s01b_an_idempotent_submit_is_refused_by_a_closed_pool_too() -> None:
+async def test_t01b_an_idempotent_submit_is_refused_by_a_closed_pool_too() -> None:
     pool = TaskPool()
     await (await pool.submit(quick, idempotency_key="k"))
     await pool.close()
@@ -128,7 +128,7 @@ async def test_s01b_an_idempotent_submit_is_refused_by_a_closed_pool_too() -> No
 
 
 @virtual
-async def test_s01b_cancelling_the_block_itself_cancels_the_work() -> None:
+async def test_t01b_cancelling_the_block_itself_cancels_the_work() -> None:
     async def block() -> None:
         async with TaskPool("block") as pool:
             handles.extend([await pool.submit(slow, 60), await pool.submit(slow, 60)])
@@ -145,7 +145,7 @@ async def test_s01b_cancelling_the_block_itself_cancels_the_work() -> None:
 
 
 @virtual
-async def test_s01b_failures_of_tasks_do_not_break_the_block() -> None:
+async def test_t01b_failures_of_tasks_do_not_break_the_block() -> None:
     async with TaskPool() as pool:
         gate = Gate()
         handle = await pool.submit(broken)

@@ -28,7 +28,7 @@ from tests.tasks.support import quick, slow
 
 
 @pytest.mark.integration
-def test_s41_a_late_heir_that_a_callback_cancels_ends_once() -> None:
+def test_t41_a_late_heir_that_a_callback_cancels_ends_once() -> None:
     async def busy() -> None:
         await asyncio.sleep(0)
         time.sleep(0.03)  # noqa: ASYNC251 - the loop is held until the ttl of the next one is over
@@ -45,7 +45,7 @@ def test_s41_a_late_heir_that_a_callback_cancels_ends_once() -> None:
 
 
 @virtual
-async def test_f42_a_nested_duplicate_of_a_parked_submit_does_not_park() -> None:
+async def test_t42_a_nested_duplicate_of_a_parked_submit_does_not_park() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         gate = asyncio.Event()
 
@@ -64,7 +64,7 @@ async def test_f42_a_nested_duplicate_of_a_parked_submit_does_not_park() -> None
 
 
 @virtual
-async def test_s30_who_was_told_no_does_not_run_when_room_comes_in_the_same_turn() -> None:
+async def test_t30_who_was_told_no_does_not_run_when_room_comes_in_the_same_turn() -> None:
     ran: list[Any] = []
 
     async def work(number: Any) -> None:
@@ -79,7 +79,7 @@ async def test_s30_who_was_told_no_does_not_run_when_room_comes_in_the_same_turn
 
 
 @virtual
-async def test_s15_generator_exit_is_an_exception_like_any_other() -> None:
+async def test_t15_generator_exit_is_an_exception_like_any_other() -> None:
     async def bad() -> None:
         await asyncio.sleep(1)
         raise GeneratorExit
@@ -94,7 +94,7 @@ class Odd(BaseException):
 
 
 @virtual
-async def test_s15_a_base_exception_is_told_to_who_awaits_and_to_nobody_else() -> None:
+async def test_t15_a_base_exception_is_told_to_who_awaits_and_to_nobody_else() -> None:
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
 
@@ -108,7 +108,7 @@ async def test_s15_a_base_exception_is_told_to_who_awaits_and_to_nobody_else() -
 
 
 @virtual
-async def test_f42_a_helper_of_an_earlier_attempt_does_not_end_the_waits_of_the_next() -> None:
+async def test_t42_a_helper_of_an_earlier_attempt_does_not_end_the_waits_of_the_next() -> None:
     kept: list[Any] = []
 
     async def parent() -> Any:
@@ -127,7 +127,7 @@ async def test_f42_a_helper_of_an_earlier_attempt_does_not_end_the_waits_of_the_
 
 @pytest.mark.parametrize("where", ["on_end", "listener"])
 @virtual
-async def test_s33_a_cancelled_error_of_a_callback_loses_neither_slot_nor_waiter(where: str) -> None:
+async def test_t33_a_cancelled_error_of_a_callback_loses_neither_slot_nor_waiter(where: str) -> None:
     gone = asyncio.get_running_loop().create_future()
     gone.cancel()
     async with TaskPool(queue="fifo") as pool:
@@ -142,7 +142,7 @@ async def test_s33_a_cancelled_error_of_a_callback_loses_neither_slot_nor_waiter
 
 
 @virtual
-async def test_f42_ancestors_lend_until_the_last_descendant_has_waited() -> None:
+async def test_t42_ancestors_lend_until_the_last_descendant_has_waited() -> None:
     one, many = TaskPool("one"), TaskPool("many", max_concurrent=5)
     done = asyncio.Event()
     waited: list[int] = []
@@ -164,7 +164,7 @@ async def test_f42_ancestors_lend_until_the_last_descendant_has_waited() -> None
 
 
 @virtual
-async def test_s50_a_task_that_submits_its_successor_does_not_keep_its_ancestors() -> None:
+async def test_t50_a_task_that_submits_its_successor_does_not_keep_its_ancestors() -> None:
     async def tick(left: int) -> None:
         if left:
             handles.append(await pool.submit(tick, left - 1))
@@ -184,7 +184,7 @@ def _chain(task: Any) -> Any:
 
 
 @virtual
-async def test_b23_cost_by_function_holds_without_options_too() -> None:
+async def test_t23_cost_by_function_holds_without_options_too() -> None:
     async def work(size: int) -> None:
         pass
 
@@ -193,7 +193,7 @@ async def test_b23_cost_by_function_holds_without_options_too() -> None:
 
 
 @virtual
-async def test_s34_a_listener_may_cancel_what_it_hears_starting() -> None:
+async def test_t34_a_listener_may_cancel_what_it_hears_starting() -> None:
     heard: list[bool] = []
     async with TaskPool() as pool:
         gate = asyncio.Event()
@@ -212,7 +212,7 @@ async def test_s34_a_listener_may_cancel_what_it_hears_starting() -> None:
 
 
 @virtual
-async def test_s01b_closing_from_inside_is_refused_and_changes_nothing() -> None:
+async def test_t01b_closing_from_inside_is_refused_and_changes_nothing() -> None:
     async with TaskPool() as pool:
         with pytest.raises(WaitCycle):
             await (await pool.submit(pool.close))
@@ -220,7 +220,7 @@ async def test_s01b_closing_from_inside_is_refused_and_changes_nothing() -> None
 
 
 @virtual
-async def test_s01b_a_cancellation_while_it_drains_ends_the_pool() -> None:
+async def test_t01b_a_cancellation_while_it_drains_ends_the_pool() -> None:
     with pytest.raises(TimeoutError):  # noqa: PT012 - what raises is the leaving of the block
         async with asyncio.timeout(1):
             async with TaskPool("cut") as pool:
@@ -230,7 +230,7 @@ async def test_s01b_a_cancellation_while_it_drains_ends_the_pool() -> None:
 
 
 @virtual
-async def test_b35_of_keys_with_equally_much_the_one_with_the_oldest_task_loses_it() -> None:
+async def test_t35_of_keys_with_equally_much_the_one_with_the_oldest_task_loses_it() -> None:
     async with TaskPool(backpressure=backpressure_queue(2, "drop_fair")) as pool:
         running = await pool.submit(slow, 1)
         flood = [await pool.submit(quick, key="flood") for _ in range(2)]
@@ -241,7 +241,7 @@ async def test_b35_of_keys_with_equally_much_the_one_with_the_oldest_task_loses_
 
 
 @virtual
-async def test_s32_busy_says_why() -> None:
+async def test_t32_busy_says_why() -> None:
     async with TaskPool("tight", max_concurrent=2, backpressure=fail_fast(), max_concurrent_per_key=1) as pool:
         await pool.submit(slow, 1, key="a")
         with pytest.raises(PoolBusy, match=r"'a' is at its cap.*'tight'"):
@@ -250,7 +250,7 @@ async def test_s32_busy_says_why() -> None:
             await pool.submit(slow, 1, delay=1)
 
 
-def test_s01_names_are_drawn_one_by_one() -> None:
+def test_t01_names_are_drawn_one_by_one() -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     pools: list[TaskPool] = []
@@ -275,7 +275,7 @@ def test_s01_names_are_drawn_one_by_one() -> None:
 
 
 @pytest.mark.integration
-def test_s17_two_calls_in_progress_have_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t17_two_calls_in_progress_have_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker is preempted before it says that it is idle, and is then taken for idle when it is not."""
     release = threading.Semaphore.release
 
@@ -305,7 +305,7 @@ def test_s17_two_calls_in_progress_have_two_threads(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12: run this with 3.12 or newer")
-def test_s11_bodies_are_not_run_eagerly() -> None:
+def test_t11_bodies_are_not_run_eagerly() -> None:
     async def main() -> None:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
         async with TaskPool() as pool:

@@ -1,4 +1,4 @@
-"""S80: pools inside pools, beside asyncio's own tools, and outside their process."""
+"""T80: pools inside pools, beside asyncio's own tools, and outside their process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.tasks.support import Busy, never_above_the_cap, quick, slow
 
 
 @virtual
-async def test_s80_work_inside_a_task_sees_the_same_named_budget() -> None:
+async def test_t80_work_inside_a_task_sees_the_same_named_budget() -> None:
     busy = Busy()
     async with TaskPool("provider", max_concurrent=2) as provider, TaskPool("agents", max_concurrent=10) as agents:
 
@@ -57,13 +57,13 @@ async def test_s80_work_inside_a_task_sees_the_same_named_budget() -> None:
 
 
 @virtual
-async def test_s80_a_thread_sees_the_registry_too() -> None:
+async def test_t80_a_thread_sees_the_registry_too() -> None:
     async with TaskPool("threads") as pool:
         assert await (await pool.submit(lambda: pool_get("threads") is pool and pool in pool_list())) is True
 
 
 @virtual
-async def test_s80_a_pool_made_inside_a_task_is_known_outside() -> None:
+async def test_t80_a_pool_made_inside_a_task_is_known_outside() -> None:
     async with TaskPool() as pool:
 
         async def make() -> None:
@@ -77,7 +77,7 @@ async def test_s80_a_pool_made_inside_a_task_is_known_outside() -> None:
 
 
 @virtual
-async def test_s80_a_semaphore_and_a_task_group_stay_a_call_sites_own_bound() -> None:
+async def test_t80_a_semaphore_and_a_task_group_stay_a_call_sites_own_bound() -> None:
     busy, limit = Busy(), asyncio.Semaphore(2)
     async with TaskPool(max_concurrent=5) as pool:
 
@@ -97,7 +97,7 @@ async def _ask(pool: TaskPool, fn: Any) -> Any:
 
 
 @virtual
-async def test_s80_pools_and_handles_cannot_travel() -> None:
+async def test_t80_pools_and_handles_cannot_travel() -> None:
     async with TaskPool("here") as pool:
         handle = await pool.submit(slow, 1)
         for thing in (pool, handle):
@@ -111,7 +111,7 @@ async def test_s80_pools_and_handles_cannot_travel() -> None:
 
 
 @virtual
-async def test_s80_snapshots_strategies_and_policies_travel() -> None:
+async def test_t80_snapshots_strategies_and_policies_travel() -> None:
     async with TaskPool("here") as pool:
         handle = await pool.submit(quick, "result")
         await handle
@@ -134,14 +134,14 @@ async def test_s80_snapshots_strategies_and_policies_travel() -> None:
         TaskRejected,
     ],
 )
-def test_s80_errors_travel(kind: type[HeadgateError]) -> None:
+def test_t80_errors_travel(kind: type[HeadgateError]) -> None:
     error = kind("what happened")
     found = pickle.loads(pickle.dumps(error))
     assert type(found) is kind
     assert (str(found), found.code, found.remedy) == (str(error), error.code, error.remedy)
 
 
-def test_s80_names_are_per_process() -> None:
+def test_t80_names_are_per_process() -> None:
     pool = TaskPool("only here")
     program = "import headgate; print(headgate.pool_get('only here'), headgate.pool_list())"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""S60, F62 with real processes: the owner of a 1,000-task pipeline is killed at random points, and runs again.
+"""T60, T62 with real processes: the owner of a 1,000-task pipeline is killed at random points, and runs again.
 
 Whatever the moment, no acknowledged submit is lost, no key completes twice, and results keep their types. The same with
 the power cut instead of the process killed: then what was not synced is forgotten.
@@ -114,7 +114,7 @@ def _run_to_the_end(pipeline: Pipeline, kills: int, chance: random.Random) -> No
 
 @pytest.mark.integration
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
-def test_f62_the_owner_is_killed_again_and_again(tmp_path: Path, power: bool, scale: float) -> None:
+def test_t62_the_owner_is_killed_again_and_again(tmp_path: Path, power: bool, scale: float) -> None:
     kills = max(6, int(100 * scale))
     chance = random.Random(int(power))
     rounds = max(1, kills // 20)
@@ -123,7 +123,7 @@ def test_f62_the_owner_is_killed_again_and_again(tmp_path: Path, power: bool, sc
 
 
 @pytest.mark.integration
-def test_s60_a_run_after_the_end_runs_nothing(tmp_path: Path) -> None:
+def test_t60_a_run_after_the_end_runs_nothing(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path / "journal", power=False, items=100)
     assert pipeline.run(None)
     before = Counter(pipeline.ran)

@@ -1,4 +1,4 @@
-"""S06, S11, S14, S60-F62: pipeline pools, with real files."""
+"""T06, T11, T14, T60-T62: pipeline pools, with real files."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def journal_text() -> str:
 # -- ids and places ----------------------------------------------------------------------------------------------------
 
 
-def test_s06_an_id_is_needed() -> None:
+def test_t06_an_id_is_needed() -> None:
     with pytest.raises(PipelineIdMissing, match="pipeline_scope"):
         TaskPool("work", scope="pipeline", store=MemoryStore())
     assert pool_get("work") is None
 
 
-def test_s06_the_argument_comes_first_then_the_scope_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t06_the_argument_comes_first_then_the_scope_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_PIPELINE_ID", "from env")
     store = MemoryStore()
     with pipeline_scope("from scope"):
@@ -94,13 +94,13 @@ def test_s06_the_argument_comes_first_then_the_scope_then_the_environment(monkey
 
 
 @pytest.mark.parametrize("bad", ["", "  ", 3])
-def test_s06_a_blank_scope_is_refused(bad: Any) -> None:
+def test_t06_a_blank_scope_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="pipeline_id"):
         with pipeline_scope(bad):
             pass
 
 
-def test_s06_the_id_is_the_same_after_a_restart_and_differs_by_scope_id_and_name() -> None:
+def test_t06_the_id_is_the_same_after_a_restart_and_differs_by_scope_id_and_name() -> None:
     first = durable()
     crash(first)
     again, other_name = durable(), durable("other")
@@ -109,7 +109,7 @@ def test_s06_the_id_is_the_same_after_a_restart_and_differs_by_scope_id_and_name
     assert len({again.id, other_name.id, other_pipeline.id}) == 3
 
 
-def test_s05_a_session_pool_touches_no_file(tmp_path: Path) -> None:
+def test_t05_a_session_pool_touches_no_file(tmp_path: Path) -> None:
     async def main() -> None:
         async with TaskPool("session") as pool:
             assert await (await pool.submit(double, 2)) == 4
@@ -119,7 +119,7 @@ def test_s05_a_session_pool_touches_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", [False, True])
-def test_s60_the_journal_lies_in_headgate_dir_or_in_dot_headgate(
+def test_t60_the_journal_lies_in_headgate_dir_or_in_dot_headgate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
 ) -> None:
     if variable:
@@ -129,7 +129,7 @@ def test_s60_the_journal_lies_in_headgate_dir_or_in_dot_headgate(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_s60_opened_and_locked_in_the_constructor() -> None:
+def test_t60_opened_and_locked_in_the_constructor() -> None:
     durable()
     with pytest.raises(StoreLocked, match=str(os.getpid())):
         TaskPool("copy", scope="pipeline", pipeline_id="p", store=_under_the_name("work"))
@@ -147,7 +147,7 @@ def _under_the_name(name: str) -> Any:
     return Other("journals")
 
 
-def test_s02_a_duplicate_leaves_the_journal_alone() -> None:
+def test_t02_a_duplicate_leaves_the_journal_alone() -> None:
     durable()
     before = journal_text()
     with pytest.raises(DuplicatePool):
@@ -155,7 +155,7 @@ def test_s02_a_duplicate_leaves_the_journal_alone() -> None:
     assert journal_text() == before
 
 
-def test_f62_a_newer_format_is_refused_and_nothing_is_half_made() -> None:
+def test_t62_a_newer_format_is_refused_and_nothing_is_half_made() -> None:
     crash(durable())
     (file,) = Path("journals").glob("*.jsonl")
     text = file.read_text().replace('"format":1', '"format":99')
@@ -169,7 +169,7 @@ def test_f62_a_newer_format_is_refused_and_nothing_is_half_made() -> None:
 # -- after a restart ---------------------------------------------------------------------------------------------------
 
 
-def test_s60_finished_tasks_read_as_they_were_and_unfinished_ones_are_stale() -> None:
+def test_t60_finished_tasks_read_as_they_were_and_unfinished_ones_are_stale() -> None:
     async def first() -> dict[str, Any]:
         pool = durable(max_concurrent=2)
         completed = await pool.submit(double, 21, key="k", priority=3, labels={"a": 1})
@@ -208,7 +208,7 @@ def test_s60_finished_tasks_read_as_they_were_and_unfinished_ones_are_stale() ->
     assert any("in fail" in note for note in failed.error.__notes__)
 
 
-def test_s60_a_completed_key_gives_its_stored_result_without_running() -> None:
+def test_t60_a_completed_key_gives_its_stored_result_without_running() -> None:
     ran: list[int] = []
 
     async def work(number: int) -> tuple[int, str]:
@@ -223,7 +223,7 @@ def test_s60_a_completed_key_gives_its_stored_result_without_running() -> None:
     assert ran == [5]
 
 
-def test_s60_a_stale_key_runs_afresh_and_awaiting_the_old_task_says_stale() -> None:
+def test_t60_a_stale_key_runs_afresh_and_awaiting_the_old_task_says_stale() -> None:
     async def first() -> None:
         pool = durable()
         await pool.submit(asyncio.sleep, 60, idempotency_key="k")
@@ -243,7 +243,7 @@ def test_s60_a_stale_key_runs_afresh_and_awaiting_the_old_task_says_stale() -> N
     asyncio.run(second())
 
 
-def test_s15_a_failure_that_holds_its_key_forever_is_task_failed_after_a_restart() -> None:
+def test_t15_a_failure_that_holds_its_key_forever_is_task_failed_after_a_restart() -> None:
     async def once(error: type[Exception]) -> None:
         async with durable() as pool:
             handle = await pool.submit(fail, "x", idempotency_key="k", window="forever")
@@ -254,7 +254,7 @@ def test_s15_a_failure_that_holds_its_key_forever_is_task_failed_after_a_restart
     asyncio.run(once(TaskFailed))
 
 
-def test_s14_another_payload_under_the_same_key_conflicts_across_restarts() -> None:
+def test_t14_another_payload_under_the_same_key_conflicts_across_restarts() -> None:
     async def once(fn: Any, *args: Any) -> Any:
         async with durable() as pool:
             return await (await pool.submit(fn, *args, idempotency_key="k"))
@@ -324,7 +324,7 @@ def test_t19_a_conflict_names_both_functions_or_says_that_the_arguments_differ(
         {"$tuple": [1]},
     ],
 )
-def test_f60b_results_keep_value_and_type(value: Any) -> None:
+def test_t60b_results_keep_value_and_type(value: Any) -> None:
     async def give() -> Any:
         return value
 
@@ -341,7 +341,7 @@ class Odd:
     pass
 
 
-def test_f60b_what_json_cannot_keep_completes_and_is_named_after_a_restart() -> None:
+def test_t60b_what_json_cannot_keep_completes_and_is_named_after_a_restart() -> None:
     async def make() -> Odd:
         return Odd()
 
@@ -360,7 +360,7 @@ def test_f60b_what_json_cannot_keep_completes_and_is_named_after_a_restart() -> 
     asyncio.run(second())
 
 
-def test_f60b_pickle_by_choice() -> None:
+def test_t60b_pickle_by_choice() -> None:
     async def make() -> complex | Odd:
         return Odd()
 
@@ -371,7 +371,7 @@ def test_f60b_pickle_by_choice() -> None:
     assert [type(asyncio.run(once())) for _ in range(2)] == [Odd, Odd]
 
 
-def test_s50_keep_holds_across_restarts_and_spares_keys() -> None:
+def test_t50_keep_holds_across_restarts_and_spares_keys() -> None:
     async def first() -> None:
         async with durable(keep=3) as pool:
             for number in range(10):
@@ -385,7 +385,7 @@ def test_s50_keep_holds_across_restarts_and_spares_keys() -> None:
 # -- submitting --------------------------------------------------------------------------------------------------------
 
 
-def test_s11_a_task_starts_when_its_submit_is_on_disk() -> None:
+def test_t11_a_task_starts_when_its_submit_is_on_disk() -> None:
     seen: list[str] = []
 
     async def look() -> None:
@@ -405,7 +405,7 @@ def test_s11_a_task_starts_when_its_submit_is_on_disk() -> None:
     assert '"submit"' in seen[0]
 
 
-def test_s11_submit_nowait_names_submit() -> None:
+def test_t11_submit_nowait_names_submit() -> None:
     async def main() -> None:
         async with durable() as pool:
             with pytest.raises(InvalidArgument, match=r"await pool\.submit"):
@@ -415,7 +415,7 @@ def test_s11_submit_nowait_names_submit() -> None:
     asyncio.run(main())
 
 
-def test_f60_a_result_is_visible_when_its_record_is_on_disk() -> None:
+def test_t60_a_result_is_visible_when_its_record_is_on_disk() -> None:
     async def main() -> None:
         async with durable() as pool:
             handle = await pool.submit(double, 21)
@@ -426,7 +426,7 @@ def test_f60_a_result_is_visible_when_its_record_is_on_disk() -> None:
     asyncio.run(main())
 
 
-def test_s14_two_submitters_of_one_key_get_one_task_while_it_is_being_written() -> None:
+def test_t14_two_submitters_of_one_key_get_one_task_while_it_is_being_written() -> None:
     async def main() -> None:
         async with durable() as pool:
             first, second = await asyncio.gather(*(pool.submit(double, 3, idempotency_key="k") for _ in range(2)))
@@ -454,7 +454,7 @@ def test_a_submit_that_is_cancelled_while_it_is_written_runs_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", [fail_fast(), backpressure_queue(1, "fail_submitter")])
-def test_s32_places_are_reserved_while_the_disk_works(policy: Any) -> None:
+def test_t32_places_are_reserved_while_the_disk_works(policy: Any) -> None:
     async def main() -> None:
         async with durable(backpressure=policy) as pool:
             outcomes = await asyncio.gather(*(pool.submit(double, n) for n in range(5)), return_exceptions=True)
@@ -465,7 +465,7 @@ def test_s32_places_are_reserved_while_the_disk_works(policy: Any) -> None:
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "drop_newest", "drop_fair"])
-def test_s31_dropped_tasks_are_recorded(on_full: Any) -> None:
+def test_t31_dropped_tasks_are_recorded(on_full: Any) -> None:
     async def main() -> None:
         pool = durable(backpressure=backpressure_queue(2, on_full))
         gate = asyncio.Event()
@@ -536,7 +536,7 @@ def test_t31_a_task_that_is_being_written_can_be_cancelled(how: str) -> None:
     asyncio.run(main())
 
 
-def test_s30_the_door_of_a_durable_pool() -> None:
+def test_t30_the_door_of_a_durable_pool() -> None:
     async def main() -> None:
         async with durable(backpressure=backpressure_queue(1)) as pool:
             handles = await asyncio.gather(*(pool.submit(double, n) for n in range(20)))
@@ -560,7 +560,7 @@ class Full(Files):
         return super().write(file, data)
 
 
-def test_f62_a_full_disk_surfaces_to_the_submitter_and_the_pool_goes_on_when_there_is_room() -> None:
+def test_t62_a_full_disk_surfaces_to_the_submitter_and_the_pool_goes_on_when_there_is_room() -> None:
     async def main() -> None:
         disk = Full()
         async with durable(store=JsonLinesStore("journals", files=disk), backpressure=backpressure_queue(1)) as pool:
@@ -580,7 +580,7 @@ def test_f62_a_full_disk_surfaces_to_the_submitter_and_the_pool_goes_on_when_the
     assert [task.result for task in durable().snapshot().tasks] == [16, 2]
 
 
-def test_f62_an_end_that_cannot_be_written_reaches_the_waiter_is_logged_and_written_later(
+def test_t62_an_end_that_cannot_be_written_reaches_the_waiter_is_logged_and_written_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -605,7 +605,7 @@ def test_f62_an_end_that_cannot_be_written_reaches_the_waiter_is_logged_and_writ
     assert [task.result for task in durable().snapshot().tasks] == [2, 42]
 
 
-def test_f62_a_torn_tail_loses_that_line_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_t62_a_torn_tail_loses_that_line_only(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with durable() as pool:
             for number in range(3):
@@ -628,7 +628,7 @@ def test_f62_a_torn_tail_loses_that_line_only(caplog: pytest.LogCaptureFixture) 
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-def test_s61_what_runs_reads_running_for_those_who_do_not_own_the_journal() -> None:
+def test_t61_what_runs_reads_running_for_those_who_do_not_own_the_journal() -> None:
     async def main() -> None:
         async with durable(stale_after=0.6) as pool:
             first = await pool.submit(asyncio.sleep, 1.2)
@@ -642,7 +642,7 @@ def test_s61_what_runs_reads_running_for_those_who_do_not_own_the_journal() -> N
     asyncio.run(main())
 
 
-def test_s61_a_free_lock_means_stale() -> None:
+def test_t61_a_free_lock_means_stale() -> None:
     async def first() -> str:
         pool = durable()
         await pool.submit(asyncio.sleep, 60)
@@ -654,12 +654,12 @@ def test_s61_a_free_lock_means_stale() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), "soon", None])
-def test_s61_stale_after_is_validated(bad: Any) -> None:
+def test_t61_stale_after_is_validated(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="stale_after"):
         durable(stale_after=bad)
     assert pool_get("work") is None
 
 
-def test_s61_stale_after_is_recorded() -> None:
+def test_t61_stale_after_is_recorded() -> None:
     durable(stale_after=datetime.timedelta(seconds=90))
     assert '"stale_after":90.0' in journal_text().replace(" ", "")

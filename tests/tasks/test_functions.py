@@ -1,4 +1,4 @@
-"""S17: what a task may be, and in which context it runs."""
+"""T17: what a task may be, and in which context it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ user: ContextVar[str] = ContextVar("user", default="nobody")
 
 
 @virtual
-async def test_s17_a_task_runs_in_the_context_of_its_submitter() -> None:
+async def test_t17_a_task_runs_in_the_context_of_its_submitter() -> None:
     async def body() -> str:
         return user.get()
 
@@ -36,7 +36,7 @@ async def test_s17_a_task_runs_in_the_context_of_its_submitter() -> None:
 
 
 @virtual
-async def test_s17_the_context_is_a_copy_taken_at_submit() -> None:
+async def test_t17_the_context_is_a_copy_taken_at_submit() -> None:
     async def body() -> str:
         before = user.get()
         user.set("changed inside")
@@ -51,7 +51,7 @@ async def test_s17_the_context_is_a_copy_taken_at_submit() -> None:
 
 
 @virtual
-async def test_s17_a_plain_function_sees_the_context_in_its_thread() -> None:
+async def test_t17_a_plain_function_sees_the_context_in_its_thread() -> None:
     def body() -> str:
         before = user.get()
         user.set("changed inside")
@@ -65,7 +65,7 @@ async def test_s17_a_plain_function_sees_the_context_in_its_thread() -> None:
 
 
 @virtual
-async def test_s17_a_submitter_that_parked_gives_the_context_of_its_submit() -> None:
+async def test_t17_a_submitter_that_parked_gives_the_context_of_its_submit() -> None:
     async def body() -> str:
         return user.get()
 
@@ -104,7 +104,7 @@ class Callable:
 
 
 @virtual
-async def test_s17_everything_that_can_be_called() -> None:
+async def test_t17_everything_that_can_be_called() -> None:
     async with TaskPool(max_concurrent=2) as pool:
         one = Callable()
         assert await (await pool.submit(one, 1)) == 2
@@ -119,7 +119,7 @@ async def test_s17_everything_that_can_be_called() -> None:
 
 
 @virtual
-async def test_s17_a_plain_function_runs_in_a_thread_of_the_pool() -> None:
+async def test_t17_a_plain_function_runs_in_a_thread_of_the_pool() -> None:
     def body() -> str:
         assert threading.current_thread() is not threading.main_thread()
         with pytest.raises(RuntimeError):
@@ -131,7 +131,7 @@ async def test_s17_a_plain_function_runs_in_a_thread_of_the_pool() -> None:
 
 
 @virtual
-async def test_s17_a_plain_function_fails_and_is_tried_again() -> None:
+async def test_t17_a_plain_function_fails_and_is_tried_again() -> None:
     calls = []
 
     def body() -> str:
@@ -149,7 +149,7 @@ async def test_s17_a_plain_function_fails_and_is_tried_again() -> None:
 
 
 @virtual
-async def test_s17_a_lambda_that_returns_a_coroutine_is_awaited_on_the_loop() -> None:
+async def test_t17_a_lambda_that_returns_a_coroutine_is_awaited_on_the_loop() -> None:
     async def review(pr: int) -> tuple[int, bool]:
         await asyncio.sleep(10)
         return pr, threading.current_thread() is threading.main_thread()
@@ -161,7 +161,7 @@ async def test_s17_a_lambda_that_returns_a_coroutine_is_awaited_on_the_loop() ->
 
 
 @virtual
-async def test_s17_any_awaitable_that_is_returned_is_awaited() -> None:
+async def test_t17_any_awaitable_that_is_returned_is_awaited() -> None:
     class Later:
         def __await__(self) -> Any:
             yield from asyncio.sleep(5).__await__()
@@ -174,7 +174,7 @@ async def test_s17_any_awaitable_that_is_returned_is_awaited() -> None:
 
 
 @virtual
-async def test_s17_a_lambda_with_a_coroutine_can_be_cancelled_and_timed_out() -> None:
+async def test_t17_a_lambda_with_a_coroutine_can_be_cancelled_and_timed_out() -> None:
     async with TaskPool() as pool:
         handle = await pool.submit(lambda: slow(60), timeout=5)
         with pytest.raises(TimeoutError):
@@ -184,7 +184,7 @@ async def test_s17_a_lambda_with_a_coroutine_can_be_cancelled_and_timed_out() ->
 
 
 @pytest.mark.integration
-def test_s17_at_most_max_concurrent_threads() -> None:
+def test_t17_at_most_max_concurrent_threads() -> None:
     """The pool's own threads: so many as it has slots, however many functions go through them."""
 
     async def main() -> None:
@@ -214,7 +214,7 @@ def test_s17_at_most_max_concurrent_threads() -> None:
 
 
 @pytest.mark.integration
-def test_s17_every_slot_has_a_thread_and_two_pools_do_not_share_them() -> None:
+def test_t17_every_slot_has_a_thread_and_two_pools_do_not_share_them() -> None:
     async def main() -> None:
         barrier = Barrier()
         async with TaskPool(max_concurrent=40) as pool, TaskPool() as other:
@@ -239,7 +239,7 @@ def test_s17_every_slot_has_a_thread_and_two_pools_do_not_share_them() -> None:
 
 
 @virtual
-async def test_s17_a_coroutine_object_is_refused_with_the_remedy() -> None:
+async def test_t17_a_coroutine_object_is_refused_with_the_remedy() -> None:
     async with TaskPool() as pool:
         for submit in (pool.submit_nowait, pool.submit):
             with pytest.raises(InvalidType, match="coroutine") as caught:
@@ -250,7 +250,7 @@ async def test_s17_a_coroutine_object_is_refused_with_the_remedy() -> None:
 
 @pytest.mark.parametrize("bad", [None, 3, "work", [quick], object()])
 @virtual
-async def test_s17_what_cannot_be_called_is_refused(bad: Any) -> None:
+async def test_t17_what_cannot_be_called_is_refused(bad: Any) -> None:
     async with TaskPool() as pool:
         with pytest.raises(InvalidType, match="fn"):
             await pool.submit(bad)
@@ -260,7 +260,7 @@ async def test_s17_what_cannot_be_called_is_refused(bad: Any) -> None:
 
 
 @virtual
-async def test_s17_a_future_is_refused() -> None:
+async def test_t17_a_future_is_refused() -> None:
     async with TaskPool() as pool:
         future = asyncio.get_running_loop().create_future()
         with pytest.raises(InvalidType):
@@ -272,7 +272,7 @@ async def test_s17_a_future_is_refused() -> None:
 
 
 @virtual
-async def test_s17_a_wrong_call_is_the_tasks_failure() -> None:
+async def test_t17_a_wrong_call_is_the_tasks_failure() -> None:
     async with TaskPool() as pool:
         handle = await pool.submit(quick, 1, 2, 3)
         with pytest.raises(TypeError, match="argument"):

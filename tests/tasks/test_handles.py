@@ -1,4 +1,4 @@
-"""S15, S15b: what a handle tells, and how a task is stopped."""
+"""T15, T15b: what a handle tells, and how a task is stopped."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from headgate import (
 from headgate.testing import settle, virtual
 from tests.tasks.support import Barrier, Flaky, Gate, Turns, broken, counts, quick, slow, until
 
-# -- S15: telling ------------------------------------------------------------------------
+# -- T15: telling ------------------------------------------------------------------------
 
 
 @virtual
-async def test_s15_a_handle_says_who_it_is() -> None:
+async def test_t15_a_handle_says_who_it_is() -> None:
     async with TaskPool("review") as pool:
         before = time.time()
         first, second = await pool.submit(quick, key="acme"), await pool.submit(quick)
@@ -41,7 +41,7 @@ async def test_s15_a_handle_says_who_it_is() -> None:
         assert before > 1e9
 
 
-def test_s15_submitted_at_is_in_unix_seconds() -> None:
+def test_t15_submitted_at_is_in_unix_seconds() -> None:
     async def main() -> None:
         async with TaskPool() as pool:
             before = time.time()
@@ -52,7 +52,7 @@ def test_s15_submitted_at_is_in_unix_seconds() -> None:
 
 
 @virtual
-async def test_s15_a_completed_task_gives_its_result_any_number_of_times() -> None:
+async def test_t15_a_completed_task_gives_its_result_any_number_of_times() -> None:
     async with TaskPool() as pool:
         value = object()
         handle = await pool.submit(slow, 5, value)
@@ -66,7 +66,7 @@ async def _get(handle: TaskHandle[Any]) -> Any:
 
 
 @virtual
-async def test_s15_a_failed_task_raises_its_own_exception_each_time() -> None:
+async def test_t15_a_failed_task_raises_its_own_exception_each_time() -> None:
     async with TaskPool() as pool:
         error = LookupError("mine")
         handle = await pool.submit(broken, error)
@@ -81,7 +81,7 @@ async def test_s15_a_failed_task_raises_its_own_exception_each_time() -> None:
 
 
 @virtual
-async def test_s15_every_other_end_has_its_error() -> None:
+async def test_t15_every_other_end_has_its_error() -> None:
     async with TaskPool(backpressure=ring_buffer(1)) as pool:
         running = await pool.submit(slow, 10)
         rejected = await pool.submit(quick)
@@ -100,7 +100,7 @@ async def test_s15_every_other_end_has_its_error() -> None:
 
 
 @virtual
-async def test_s15_awaiters_of_a_rejected_task_wake() -> None:
+async def test_t15_awaiters_of_a_rejected_task_wake() -> None:
     async with TaskPool(backpressure=ring_buffer(1)) as pool:
         await pool.submit(slow, 10)
         victim = await pool.submit(quick)
@@ -112,7 +112,7 @@ async def test_s15_awaiters_of_a_rejected_task_wake() -> None:
 
 
 @virtual
-async def test_s15_cancelling_an_awaiter_leaves_the_task_alone() -> None:
+async def test_t15_cancelling_an_awaiter_leaves_the_task_alone() -> None:
     async with TaskPool() as pool:
         running, queued = await pool.submit(slow, 10, 1), await pool.submit(slow, 10, 2)
         awaiters = [asyncio.create_task(_get(handle)) for handle in (running, queued, running)]
@@ -128,7 +128,7 @@ async def test_s15_cancelling_an_awaiter_leaves_the_task_alone() -> None:
 
 
 @virtual
-async def test_s15_handles_work_with_the_tools_of_asyncio() -> None:
+async def test_t15_handles_work_with_the_tools_of_asyncio() -> None:
     async with TaskPool(max_concurrent=3) as pool:
         handles = [await pool.submit(slow, 3 - n, n) for n in range(3)]
         assert await asyncio.gather(*handles) == [0, 1, 2]
@@ -137,7 +137,7 @@ async def test_s15_handles_work_with_the_tools_of_asyncio() -> None:
 
 
 @virtual
-async def test_s15_a_snapshot_of_every_state() -> None:
+async def test_t15_a_snapshot_of_every_state() -> None:
     async with TaskPool("shown") as pool:
         gate = Gate()
         running = await pool.submit(gate.wait, "result", key="a", priority=3, idempotency_key="i", labels={"l": 1})
@@ -163,7 +163,7 @@ async def test_s15_a_snapshot_of_every_state() -> None:
 
 
 @virtual
-async def test_s15_a_snapshot_is_frozen_and_a_mapping() -> None:
+async def test_t15_a_snapshot_is_frozen_and_a_mapping() -> None:
     async with TaskPool() as pool:
         shown = (await pool.submit(quick)).snapshot()
     assert shown["status"] == shown.status == "running"
@@ -178,11 +178,11 @@ async def test_s15_a_snapshot_is_frozen_and_a_mapping() -> None:
         shown["nonsense"]
 
 
-# -- S15b: stopping on the loop ----------------------------------------------------------
+# -- T15b: stopping on the loop ----------------------------------------------------------
 
 
 @virtual
-async def test_s15b_a_queued_task_ends_at_once() -> None:
+async def test_t15b_a_queued_task_ends_at_once() -> None:
     async with TaskPool() as pool:
         turns = Turns()
         running, queued, last = [await pool.submit(slow, 5, n) for n in range(2)] + [await pool.submit(turns.take, 1)]
@@ -198,7 +198,7 @@ async def test_s15b_a_queued_task_ends_at_once() -> None:
 
 
 @virtual
-async def test_s15b_a_running_task_ends_with_its_body() -> None:
+async def test_t15b_a_running_task_ends_with_its_body() -> None:
     async with TaskPool() as pool:
 
         async def body() -> None:
@@ -221,7 +221,7 @@ async def test_s15b_a_running_task_ends_with_its_body() -> None:
 
 
 @virtual
-async def test_s15b_a_task_cancelled_before_its_first_step_ends_and_gives_its_slot_back() -> None:
+async def test_t15b_a_task_cancelled_before_its_first_step_ends_and_gives_its_slot_back() -> None:
     async with TaskPool() as pool:
         turns = Turns()
         handle, behind = await pool.submit(turns.take, "never"), await pool.submit(turns.take, "next")
@@ -232,7 +232,7 @@ async def test_s15b_a_task_cancelled_before_its_first_step_ends_and_gives_its_sl
 
 
 @virtual
-async def test_s15b_a_cancelled_task_is_not_tried_again() -> None:
+async def test_t15b_a_cancelled_task_is_not_tried_again() -> None:
     async with TaskPool() as pool:
         flaky = Flaky(99)
         handle = await pool.submit(slow, 60, retries=5)
@@ -250,7 +250,7 @@ async def test_s15b_a_cancelled_task_is_not_tried_again() -> None:
 
 
 @virtual
-async def test_s15b_cancel_after_the_end_says_no() -> None:
+async def test_t15b_cancel_after_the_end_says_no() -> None:
     async with TaskPool() as pool:
         for body in (quick, broken):
             handle = await pool.submit(body)
@@ -261,7 +261,7 @@ async def test_s15b_cancel_after_the_end_says_no() -> None:
 
 
 @virtual
-async def test_s15b_a_body_that_cancels_itself_is_cancelled_and_nobody_else() -> None:
+async def test_t15b_a_body_that_cancels_itself_is_cancelled_and_nobody_else() -> None:
     async with TaskPool() as pool:
 
         async def body() -> None:
@@ -274,7 +274,7 @@ async def test_s15b_a_body_that_cancels_itself_is_cancelled_and_nobody_else() ->
 
 
 @virtual
-async def test_s15b_a_task_may_cancel_itself() -> None:
+async def test_t15b_a_task_may_cancel_itself() -> None:
     async with TaskPool() as pool:
         mine: list[Any] = []
 
@@ -288,7 +288,7 @@ async def test_s15b_a_task_may_cancel_itself() -> None:
 
 
 @virtual
-async def test_s15b_timeouts_of_a_body_and_of_the_pool_do_not_mix() -> None:
+async def test_t15b_timeouts_of_a_body_and_of_the_pool_do_not_mix() -> None:
     async def body(seconds: float) -> str:
         try:
             async with asyncio.timeout(seconds):
@@ -307,7 +307,7 @@ async def test_s15b_timeouts_of_a_body_and_of_the_pool_do_not_mix() -> None:
 
 
 @virtual
-async def test_s15b_a_cancel_storm_of_the_queue_leaves_the_rest_in_order() -> None:
+async def test_t15b_a_cancel_storm_of_the_queue_leaves_the_rest_in_order() -> None:
     async with TaskPool(queue="fifo") as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)
@@ -319,11 +319,11 @@ async def test_s15b_a_cancel_storm_of_the_queue_leaves_the_rest_in_order() -> No
     assert turns.order == list(range(0, 100, 3))
 
 
-# -- S15b: threads, on a real loop -------------------------------------------------------
+# -- T15b: threads, on a real loop -------------------------------------------------------
 
 
 @pytest.mark.integration
-def test_s15b_a_cancelled_thread_keeps_its_slot_until_it_returns() -> None:
+def test_t15b_a_cancelled_thread_keeps_its_slot_until_it_returns() -> None:
     async def main() -> None:
         barrier = Barrier()
         async with TaskPool() as pool:
@@ -346,7 +346,7 @@ def test_s15b_a_cancelled_thread_keeps_its_slot_until_it_returns() -> None:
 
 
 @pytest.mark.integration
-def test_s15b_a_thread_past_its_timeout_keeps_its_slot_and_fails() -> None:
+def test_t15b_a_thread_past_its_timeout_keeps_its_slot_and_fails() -> None:
     async def main() -> None:
         barrier = Barrier()
         async with TaskPool() as pool:
@@ -365,7 +365,7 @@ def test_s15b_a_thread_past_its_timeout_keeps_its_slot_and_fails() -> None:
 
 
 @pytest.mark.integration
-def test_s15b_an_awaiter_of_a_thread_can_be_cancelled() -> None:
+def test_t15b_an_awaiter_of_a_thread_can_be_cancelled() -> None:
     async def main() -> None:
         barrier = Barrier()
         async with TaskPool() as pool:
@@ -379,7 +379,7 @@ def test_s15b_an_awaiter_of_a_thread_can_be_cancelled() -> None:
 
 
 @pytest.mark.integration
-def test_s15b_close_with_cancel_waits_for_threads() -> None:
+def test_t15b_close_with_cancel_waits_for_threads() -> None:
     async def main() -> None:
         barrier = Barrier()
         pool = TaskPool(max_concurrent=2)
@@ -398,7 +398,7 @@ def test_s15b_close_with_cancel_waits_for_threads() -> None:
 
 
 @pytest.mark.integration
-def test_s15b_a_cancel_from_another_thread_is_refused_clearly() -> None:
+def test_t15b_a_cancel_from_another_thread_is_refused_clearly() -> None:
     async def main() -> None:
         async with TaskPool() as pool:
             handle = await pool.submit(slow, 60)
@@ -418,7 +418,7 @@ def test_s15b_a_cancel_from_another_thread_is_refused_clearly() -> None:
 
 
 @virtual
-async def test_s15_on_end_calls_back_once_at_once() -> None:
+async def test_t15_on_end_calls_back_once_at_once() -> None:
     async with TaskPool() as pool:
         heard: list[Any] = []
         handle, queued = await pool.submit(quick), await pool.submit(quick)
@@ -434,7 +434,7 @@ async def test_s15_on_end_calls_back_once_at_once() -> None:
 
 
 @virtual
-async def test_s15_a_callback_that_raises_loses_no_slot_and_no_waiter() -> None:
+async def test_t15_a_callback_that_raises_loses_no_slot_and_no_waiter() -> None:
     async with TaskPool() as pool:
 
         def grumble(_: Any) -> None:

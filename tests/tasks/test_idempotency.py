@@ -1,4 +1,4 @@
-"""S14: the same work twice is one task."""
+"""T14: the same work twice is one task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.tasks.support import AUDIT, Flaky, Gate, broken, counts, quick, slow
 
 
 @virtual
-async def test_s14_a_duplicate_is_the_same_handle_in_every_state() -> None:
+async def test_t14_a_duplicate_is_the_same_handle_in_every_state() -> None:
     async with TaskPool() as pool:
         gate = Gate()
         blocker = await pool.submit(gate.wait, idempotency_key="running")
@@ -47,7 +47,7 @@ async def test_s14_a_duplicate_is_the_same_handle_in_every_state() -> None:
 
 @pytest.mark.parametrize("blank", ["", "   ", "\n"])
 @virtual
-async def test_s14_a_blank_key_is_refused(blank: str) -> None:
+async def test_t14_a_blank_key_is_refused(blank: str) -> None:
     async with TaskPool() as pool:
         with pytest.raises(InvalidArgument, match="idempotency_key"):
             await pool.submit(quick, idempotency_key=blank)
@@ -55,7 +55,7 @@ async def test_s14_a_blank_key_is_refused(blank: str) -> None:
 
 
 @virtual
-async def test_s14_keys_belong_to_one_pool() -> None:
+async def test_t14_keys_belong_to_one_pool() -> None:
     async with TaskPool() as one, TaskPool() as other:
         first = await one.submit(quick, idempotency_key="k")
         assert await other.submit(quick, idempotency_key="k") is not first
@@ -65,7 +65,7 @@ async def test_s14_keys_belong_to_one_pool() -> None:
 
 
 @virtual
-async def test_s14_two_submitters_parked_with_one_key_get_one_task() -> None:
+async def test_t14_two_submitters_parked_with_one_key_get_one_task() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         calls: list[str] = []
 
@@ -86,7 +86,7 @@ async def test_s14_two_submitters_parked_with_one_key_get_one_task() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "wait_timeout"])
 @virtual
-async def test_s14_when_one_of_two_parked_gives_up_the_other_still_gets_the_task(how: str) -> None:
+async def test_t14_when_one_of_two_parked_gives_up_the_other_still_gets_the_task(how: str) -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         await pool.submit(slow, 10)
         await pool.submit(slow, 10)
@@ -103,7 +103,7 @@ async def test_s14_when_one_of_two_parked_gives_up_the_other_still_gets_the_task
 
 
 @virtual
-async def test_s14_when_all_parked_give_up_the_key_is_free() -> None:
+async def test_t14_when_all_parked_give_up_the_key_is_free() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         await pool.submit(slow, 10)
         await pool.submit(slow, 10)
@@ -119,7 +119,7 @@ async def test_s14_when_all_parked_give_up_the_key_is_free() -> None:
 
 
 @virtual
-async def test_s14_one_of_two_parked_is_cancelled_in_the_moment_both_are_let_in() -> None:
+async def test_t14_one_of_two_parked_is_cancelled_in_the_moment_both_are_let_in() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         gate = Gate()
         await pool.submit(gate.wait)
@@ -139,7 +139,7 @@ async def test_s14_one_of_two_parked_is_cancelled_in_the_moment_both_are_let_in(
 
 
 @virtual
-async def test_s14_a_conflict_with_a_parked_submitter_is_seen_too() -> None:
+async def test_t14_a_conflict_with_a_parked_submitter_is_seen_too() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         await pool.submit(slow, 1)
         await pool.submit(slow, 1)
@@ -153,7 +153,7 @@ async def test_s14_a_conflict_with_a_parked_submitter_is_seen_too() -> None:
 
 
 @virtual
-async def test_s14_parked_submitters_of_one_key_all_hear_that_the_pool_closes() -> None:
+async def test_t14_parked_submitters_of_one_key_all_hear_that_the_pool_closes() -> None:
     pool = TaskPool(backpressure=backpressure_queue(1))
     await pool.submit(slow, 1)
     await pool.submit(slow, 1)
@@ -209,7 +209,7 @@ HOLDS = {
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "expired", "rejected"])
 @pytest.mark.parametrize("window", [None, *HOLDS])
 @virtual
-async def test_s14_a_window_says_which_ends_hold_the_key(window: Any, status: str) -> None:
+async def test_t14_a_window_says_which_ends_hold_the_key(window: Any, status: str) -> None:
     holds = HOLDS[window or "until_success"]
     options = {} if window is None else {"window": window}
     async with TaskPool(backpressure=ring_buffer(1)) as pool:
@@ -221,7 +221,7 @@ async def test_s14_a_window_says_which_ends_hold_the_key(window: Any, status: st
 
 
 @virtual
-async def test_s14_a_window_in_seconds_lapses() -> None:
+async def test_t14_a_window_in_seconds_lapses() -> None:
     async with TaskPool() as pool:
         first = await pool.submit(slow, 10, idempotency_key="k", window=30)
         await first
@@ -297,7 +297,7 @@ async def test_t14_a_journal_that_is_compacted_while_the_wall_clock_is_ahead_kee
 
 
 @virtual
-async def test_s14_a_window_in_seconds_does_not_lapse_under_a_running_task() -> None:
+async def test_t14_a_window_in_seconds_does_not_lapse_under_a_running_task() -> None:
     async with TaskPool() as pool:
         first = await pool.submit(slow, 100, idempotency_key="k", window=1)
         await asyncio.sleep(50)
@@ -305,7 +305,7 @@ async def test_s14_a_window_in_seconds_does_not_lapse_under_a_running_task() -> 
 
 
 @virtual
-async def test_s14_forever_returns_the_failed_task_and_its_failure() -> None:
+async def test_t14_forever_returns_the_failed_task_and_its_failure() -> None:
     async with TaskPool() as pool:
         first = await pool.submit(broken, idempotency_key="k", window="forever")
         await pool_wait(first)
@@ -316,7 +316,7 @@ async def test_s14_forever_returns_the_failed_task_and_its_failure() -> None:
 
 
 @virtual
-async def test_s14_a_task_between_retries_is_active() -> None:
+async def test_t14_a_task_between_retries_is_active() -> None:
     async with TaskPool() as pool:
         flaky, gate = Flaky(1), Gate()
         first = await pool.submit(flaky.run, retries=1, priority=0, idempotency_key="k", window="while_active")
@@ -331,7 +331,7 @@ async def test_s14_a_task_between_retries_is_active() -> None:
 
 
 @virtual
-async def test_s14_a_record_that_holds_its_key_is_exempt_from_keep() -> None:
+async def test_t14_a_record_that_holds_its_key_is_exempt_from_keep() -> None:
     async with TaskPool(keep=2) as pool:
         first = await pool.submit(quick, idempotency_key="k")
         for _ in range(20):
@@ -348,7 +348,7 @@ async def test_s14_a_record_that_holds_its_key_is_exempt_from_keep() -> None:
 
 
 @virtual
-async def test_s14_a_record_whose_window_lapsed_counts_in_keep() -> None:
+async def test_t14_a_record_whose_window_lapsed_counts_in_keep() -> None:
     async with TaskPool(keep=2) as pool:
         first = await pool.submit(quick, idempotency_key="k", window=10)
         await first
@@ -367,7 +367,7 @@ class Adder:
 
 
 @virtual
-async def test_s14_the_same_key_for_other_work_is_a_conflict() -> None:
+async def test_t14_the_same_key_for_other_work_is_a_conflict() -> None:
     async with TaskPool() as pool:
         held = await pool.submit(slow, 1, "a", idempotency_key="k")
         for work in ((slow, 1, "b"), (slow, 1), (quick, 1, "a"), (slow, 1, "a", 3)):
@@ -383,7 +383,7 @@ async def test_s14_the_same_key_for_other_work_is_a_conflict() -> None:
 
 
 @virtual
-async def test_s14_functions_are_compared_by_name_and_captured_values_not_at_all() -> None:
+async def test_t14_functions_are_compared_by_name_and_captured_values_not_at_all() -> None:
     def make(value: int) -> Any:
         async def body() -> int:
             return value
@@ -398,7 +398,7 @@ async def test_s14_functions_are_compared_by_name_and_captured_values_not_at_all
 
 
 @virtual
-async def test_s14_keyword_arguments_of_a_partial_are_arguments() -> None:
+async def test_t14_keyword_arguments_of_a_partial_are_arguments() -> None:
     async with TaskPool() as pool:
         first = await pool.submit(partial(Adder().add, b=2), 1, idempotency_key="k")
         assert await pool.submit(partial(Adder().add, b=2), 1, idempotency_key="k") is first
@@ -407,7 +407,7 @@ async def test_s14_keyword_arguments_of_a_partial_are_arguments() -> None:
 
 
 @virtual
-async def test_s14_other_options_are_no_conflict() -> None:
+async def test_t14_other_options_are_no_conflict() -> None:
     async with TaskPool() as pool:
         first = await pool.submit(slow, 1, idempotency_key="k", priority=1)
         assert await pool.submit(slow, 1, idempotency_key="k", priority=2, timeout=5) is first
@@ -415,7 +415,7 @@ async def test_s14_other_options_are_no_conflict() -> None:
 
 
 @virtual
-async def test_s14_ends_that_release_let_other_work_have_the_key() -> None:
+async def test_t14_ends_that_release_let_other_work_have_the_key() -> None:
     async with TaskPool() as pool:
         failed = await pool.submit(broken, idempotency_key="k")
         await pool_wait(failed)

@@ -1,4 +1,4 @@
-"""S50, B51: how a pool stands, and how fair it has been."""
+"""T50, T51: how a pool stands, and how fair it has been."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SUMMED = ("active", "waiting", "queued", "completed", "failed", "rejected", "can
 
 
 @virtual
-async def test_s50_a_snapshot_has_every_field() -> None:
+async def test_t50_a_snapshot_has_every_field() -> None:
     async with TaskPool(
         "shown", max_concurrent=3, queue=fair_round_robin("tenant_id"), backpressure=backpressure_queue(9)
     ) as pool:
@@ -63,7 +63,7 @@ async def test_s50_a_snapshot_has_every_field() -> None:
 
 
 @virtual
-async def test_s50_config_is_as_it_was_given() -> None:
+async def test_t50_config_is_as_it_was_given() -> None:
     async with TaskPool("given", max_concurrent=3, queue="fifo", keep=7, stale_after=12) as pool:
         pool.resize(5)
         config = pool.snapshot().config
@@ -76,7 +76,7 @@ async def test_s50_config_is_as_it_was_given() -> None:
 
 
 @virtual
-async def test_s50_every_counter() -> None:
+async def test_t50_every_counter() -> None:
     async with TaskPool(max_concurrent=2, backpressure=ring_buffer(2)) as pool:
         gate = Gate()
 
@@ -105,7 +105,7 @@ async def test_s50_every_counter() -> None:
 
 
 @virtual
-async def test_s50_blocked_submitters_are_counted_and_are_not_in_the_total() -> None:
+async def test_t50_blocked_submitters_are_counted_and_are_not_in_the_total() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         for _ in range(2):
             await pool.submit(slow, 1)
@@ -118,7 +118,7 @@ async def test_s50_blocked_submitters_are_counted_and_are_not_in_the_total() -> 
 
 
 @virtual
-async def test_s50_tasks_are_newest_first_and_limited() -> None:
+async def test_t50_tasks_are_newest_first_and_limited() -> None:
     async with TaskPool() as pool:
         handles = [await pool.submit(quick, n) for n in range(30)]
         newest = list(reversed(ids(handles)))
@@ -132,7 +132,7 @@ async def test_s50_tasks_are_newest_first_and_limited() -> None:
 
 
 @virtual
-async def test_s50_a_thousand_tasks_are_shown_by_default() -> None:
+async def test_t50_a_thousand_tasks_are_shown_by_default() -> None:
     async with TaskPool() as pool:
         for _ in range(1100):
             await pool.submit(quick)
@@ -142,7 +142,7 @@ async def test_s50_a_thousand_tasks_are_shown_by_default() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "all", True, None])
 @virtual
-async def test_s50_tasks_is_checked(bad: Any) -> None:
+async def test_t50_tasks_is_checked(bad: Any) -> None:
     async with TaskPool() as pool:
         with pytest.raises((InvalidArgument, InvalidType), match="tasks"):
             pool.snapshot(tasks=bad)
@@ -150,7 +150,7 @@ async def test_s50_tasks_is_checked(bad: Any) -> None:
 
 @pytest.mark.parametrize("keep", [0, 1, 5])
 @virtual
-async def test_s50_terminal_records_are_kept_to_keep(keep: int) -> None:
+async def test_t50_terminal_records_are_kept_to_keep(keep: int) -> None:
     async with TaskPool(keep=keep) as pool:
         handles = [await pool.submit(quick if n % 2 else broken) for n in range(20)]
         await pool.drain()
@@ -167,7 +167,7 @@ async def test_s50_terminal_records_are_kept_to_keep(keep: int) -> None:
 
 
 @virtual
-async def test_s50_a_snapshot_is_frozen_and_answers_as_attributes() -> None:
+async def test_t50_a_snapshot_is_frozen_and_answers_as_attributes() -> None:
     async with TaskPool("frozen") as pool:
         shown = pool.snapshot()
         assert shown["name"] == shown.name == "frozen"
@@ -181,7 +181,7 @@ async def test_s50_a_snapshot_is_frozen_and_answers_as_attributes() -> None:
 
 
 @virtual
-async def test_s50_what_is_changed_in_a_snapshot_is_not_changed_in_the_pool() -> None:
+async def test_t50_what_is_changed_in_a_snapshot_is_not_changed_in_the_pool() -> None:
     async with TaskPool("safe", max_concurrent_per_key={"a": 1}) as pool:
         shown = pool.snapshot()
         for field in ("config", "queue", "backpressure"):
@@ -194,7 +194,7 @@ async def test_s50_what_is_changed_in_a_snapshot_is_not_changed_in_the_pool() ->
 
 
 @virtual
-async def test_s50_nothing_is_waited_for_while_slots_are_simply_full() -> None:
+async def test_t50_nothing_is_waited_for_while_slots_are_simply_full() -> None:
     async with TaskPool() as pool:
         assert pool.snapshot().waiting_for is None
         await pool.submit(slow, 1)
@@ -204,7 +204,7 @@ async def test_s50_nothing_is_waited_for_while_slots_are_simply_full() -> None:
 
 
 @virtual
-async def test_s50_waiting_for_tells_cause_and_seconds() -> None:
+async def test_t50_waiting_for_tells_cause_and_seconds() -> None:
     async with TaskPool(max_concurrent=2, max_concurrent_per_key=1) as pool:
         await pool.submit(quick, delay=30)
         await pool.submit(quick, delay=20)
@@ -221,7 +221,7 @@ async def test_s50_waiting_for_tells_cause_and_seconds() -> None:
 
 
 @virtual
-async def test_s50_counters_add_up_at_every_event() -> None:
+async def test_t50_counters_add_up_at_every_event() -> None:
     """Whoever looks from a listener sees each task exactly once."""
     async with TaskPool() as pool:
         seen: list[tuple[str, int, int]] = []
@@ -236,7 +236,7 @@ async def test_s50_counters_add_up_at_every_event() -> None:
     assert seen == [("pool_dequeue", 1, 1), ("pool_finish", 1, 0)]
 
 
-def test_s50_a_pool_tells_its_state() -> None:
+def test_t50_a_pool_tells_its_state() -> None:
     @virtual
     async def check() -> None:
         async with TaskPool("told", max_concurrent=2) as pool:
@@ -249,11 +249,11 @@ def test_s50_a_pool_tells_its_state() -> None:
     check()
 
 
-# -- B51 ---------------------------------------------------------------------------------
+# -- T51 ---------------------------------------------------------------------------------
 
 
 @virtual
-async def test_b51_nothing_has_happened_yet() -> None:
+async def test_t51_nothing_has_happened_yet() -> None:
     async with TaskPool() as pool:
         stats = pool.stats()
         assert stats.jain == 1.0
@@ -262,7 +262,7 @@ async def test_b51_nothing_has_happened_yet() -> None:
 
 
 @virtual
-async def test_b51_queue_age_per_key() -> None:
+async def test_t51_queue_age_per_key() -> None:
     async with TaskPool(queue="fifo") as pool:
         for key in "ab":
             for _ in range(10):
@@ -278,7 +278,7 @@ async def test_b51_queue_age_per_key() -> None:
 
 
 @virtual
-async def test_b51_the_worst_key_and_its_lag() -> None:
+async def test_t51_the_worst_key_and_its_lag() -> None:
     async with TaskPool(queue="lifo") as pool:
         gate = Gate()
         await pool.submit(gate.wait)
@@ -295,7 +295,7 @@ async def test_b51_the_worst_key_and_its_lag() -> None:
 
 @pytest.mark.parametrize(("queue", "fair"), [("fair_round_robin", True), ("fifo", False)])
 @virtual
-async def test_b51_jains_index_tells_fair_from_unfair(queue: str, fair: bool) -> None:
+async def test_t51_jains_index_tells_fair_from_unfair(queue: str, fair: bool) -> None:
     async with TaskPool(queue=queue) as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)

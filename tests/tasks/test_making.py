@@ -1,4 +1,4 @@
-"""S01 to S06: pools are made, named, found, resized, drained and closed."""
+"""T01 to T06: pools are made, named, found, resized, drained and closed."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def leaves_no_pool_behind() -> Iterator[None]:
         run(pool.close(cancel=True))
 
 
-# -- S01: making -----------------------------------------------------------------------
+# -- T01: making -----------------------------------------------------------------------
 
 
-def test_s01_a_pool_is_made_without_a_loop_and_has_defaults() -> None:
+def test_t01_a_pool_is_made_without_a_loop_and_has_defaults() -> None:
     pool = TaskPool("review")
     snapshot = pool.snapshot()
     assert (snapshot.name, snapshot.max_concurrent, snapshot.scope) == ("review", 1, "session")
@@ -59,7 +59,7 @@ def test_s01_a_pool_is_made_without_a_loop_and_has_defaults() -> None:
 
 
 @pytest.mark.parametrize("blank", [None, "", "   ", "\t\n"])
-def test_s01_an_absent_or_blank_name_is_drawn(blank: str | None) -> None:
+def test_t01_an_absent_or_blank_name_is_drawn(blank: str | None) -> None:
     first, second = TaskPool(blank), pool_create(name=blank)
     assert first.name.strip()
     assert second.name.strip()
@@ -68,7 +68,7 @@ def test_s01_an_absent_or_blank_name_is_drawn(blank: str | None) -> None:
     assert pool_get(first.name) is first
 
 
-def test_s01_drawn_names_avoid_given_ones() -> None:
+def test_t01_drawn_names_avoid_given_ones() -> None:
     drawn = TaskPool()
     run(drawn.close())
     given = TaskPool(drawn.name)  # the name is free again, and somebody takes it
@@ -77,12 +77,12 @@ def test_s01_drawn_names_avoid_given_ones() -> None:
 
 
 @pytest.mark.parametrize("name", [3, b"review", ["review"]])
-def test_s01_a_name_is_a_string(name: Any) -> None:
+def test_t01_a_name_is_a_string(name: Any) -> None:
     with pytest.raises((InvalidType, InvalidArgument), match="name"):
         TaskPool(name)
 
 
-def test_s01_pool_create_takes_keywords_or_one_mapping() -> None:
+def test_t01_pool_create_takes_keywords_or_one_mapping() -> None:
     by_keywords = pool_create(name="a", max_concurrent=3, queue=fifo())
     by_mapping = pool_create({"name": "b", "max_concurrent": 3, "queue": fifo()})
     by_any_mapping = pool_create(MappingProxyType({"name": "c", "max_concurrent": 3, "queue": "fifo"}))
@@ -92,7 +92,7 @@ def test_s01_pool_create_takes_keywords_or_one_mapping() -> None:
         assert pool.snapshot().queue["kind"] == "fifo"
 
 
-def test_s01_pool_create_knows_milliseconds() -> None:
+def test_t01_pool_create_knows_milliseconds() -> None:
     assert pool_create(stale_after_ms=1500).snapshot().config["stale_after"] == 1.5
     assert pool_create({"stale_after_ms": 250}).snapshot().config["stale_after"] == 0.25
     assert pool_create(stale_after=timedelta(minutes=1)).snapshot().config["stale_after"] == 60
@@ -101,13 +101,13 @@ def test_s01_pool_create_knows_milliseconds() -> None:
 @pytest.mark.parametrize(
     "bad", [{"stale_after": 0}, {"stale_after": -1}, {"stale_after": "soon"}, {"stale_after_ms": -5}]
 )
-def test_s01_stale_after_is_checked(bad: dict[str, Any]) -> None:
+def test_t01_stale_after_is_checked(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="stale_after"):
         pool_create(name="checked", **bad)
     assert pool_get("checked") is None
 
 
-def test_s01_pool_create_refuses_what_it_does_not_know() -> None:
+def test_t01_pool_create_refuses_what_it_does_not_know() -> None:
     with pytest.raises(InvalidArgument, match="max_concurent"):
         pool_create(max_concurent=3)
     with pytest.raises((InvalidType, InvalidArgument)):
@@ -115,13 +115,13 @@ def test_s01_pool_create_refuses_what_it_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("keep", [-1, 1.5, "all", True])
-def test_s01_keep_is_checked(keep: Any) -> None:
+def test_t01_keep_is_checked(keep: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="keep"):
         TaskPool("kept", keep=keep)
     assert pool_get("kept") is None
 
 
-def test_s01_a_pool_binds_to_the_loop_of_its_first_submit() -> None:
+def test_t01_a_pool_binds_to_the_loop_of_its_first_submit() -> None:
     pool = TaskPool("bound")
     with asyncio.Runner() as first, asyncio.Runner() as second:
 
@@ -135,7 +135,7 @@ def test_s01_a_pool_binds_to_the_loop_of_its_first_submit() -> None:
         first.run(pool.close())
 
 
-def test_s01_a_handle_is_not_awaited_on_another_loop() -> None:
+def test_t01_a_handle_is_not_awaited_on_another_loop() -> None:
     pool = TaskPool("bound")
     with asyncio.Runner() as first, asyncio.Runner() as second:
 
@@ -151,18 +151,18 @@ def test_s01_a_handle_is_not_awaited_on_another_loop() -> None:
         first.run(pool.close(cancel=True))
 
 
-def test_s01_submit_nowait_without_a_loop_says_so() -> None:
+def test_t01_submit_nowait_without_a_loop_says_so() -> None:
     pool = TaskPool("bound")
     with pytest.raises(HeadgateError, match="loop"):
         pool.submit_nowait(quick)
     assert pool.snapshot().total == 0
 
 
-# -- S01b: drain and close ---------------------------------------------------------------
+# -- T01b: drain and close ---------------------------------------------------------------
 
 
 @virtual
-async def test_s01b_drain_waits_for_everything_and_can_be_said_twice() -> None:
+async def test_t01b_drain_waits_for_everything_and_can_be_said_twice() -> None:
     pool = TaskPool()
     await pool.drain()
     handles = [await pool.submit(slow, 10) for _ in range(3)]
@@ -175,7 +175,7 @@ async def test_s01b_drain_waits_for_everything_and_can_be_said_twice() -> None:
 
 
 @virtual
-async def test_s01b_drain_waits_for_delayed_and_parked_work_too() -> None:
+async def test_t01b_drain_waits_for_delayed_and_parked_work_too() -> None:
     pool = TaskPool(backpressure={"kind": "queue", "max_depth": 1})
     await pool.submit(slow, 1, delay=5)
     parked = asyncio.create_task(pool.submit(slow, 1, delay=2))
@@ -187,7 +187,7 @@ async def test_s01b_drain_waits_for_delayed_and_parked_work_too() -> None:
 
 
 @virtual
-async def test_s01b_close_lets_work_end_and_can_be_said_twice() -> None:
+async def test_t01b_close_lets_work_end_and_can_be_said_twice() -> None:
     pool = TaskPool("closing")
     handles = [await pool.submit(slow, 10, number) for number in range(3)]
     closing = [asyncio.create_task(pool.close()) for _ in range(2)]
@@ -202,7 +202,7 @@ async def test_s01b_close_lets_work_end_and_can_be_said_twice() -> None:
 
 
 @virtual
-async def test_s01b_close_with_cancel_ends_queued_and_running() -> None:
+async def test_t01b_close_with_cancel_ends_queued_and_running() -> None:
     pool, cleaned = TaskPool(), []
 
     async def body() -> None:
@@ -220,7 +220,7 @@ async def test_s01b_close_with_cancel_ends_queued_and_running() -> None:
 
 
 @virtual
-async def test_s01b_close_with_cancel_hurries_a_close_that_waits() -> None:
+async def test_t01b_close_with_cancel_hurries_a_close_that_waits() -> None:
     pool = TaskPool()
     handle = await pool.submit(slow, 3600)
     patient = asyncio.create_task(pool.close())
@@ -232,7 +232,7 @@ async def test_s01b_close_with_cancel_hurries_a_close_that_waits() -> None:
 
 
 @virtual
-async def test_s01b_leaving_the_block_drains() -> None:
+async def test_t01b_leaving_the_block_drains() -> None:
     async with TaskPool("block", max_concurrent=2) as pool:
         handles = [await pool.submit(slow, 10, number) for number in range(4)]
     assert [await handle for handle in handles] == [0, 1, 2, 3]
@@ -246,7 +246,7 @@ async def test_s01b_leaving_the_block_drains() -> None:
 
 
 @virtual
-async def test_s01b_leaving_the_block_by_an_exception_cancels() -> None:
+async def test_t01b_leaving_the_block_by_an_exception_cancels() -> None:
     pool = TaskPool("block")
 
     async def block() -> None:
@@ -267,7 +267,7 @@ async def test_s01b_leaving_the_block_by_an_exception_cancels() -> None:
 
 
 @virtual
-async def test_s01b_whoever_stands_at_the_door_is_told_that_the_pool_closes() -> None:
+async def test_t01b_whoever_stands_at_the_door_is_told_that_the_pool_closes() -> None:
     pool = TaskPool(backpressure={"kind": "queue", "max_depth": 1})
     await pool.submit(slow, 1)
     await pool.submit(slow, 1)
@@ -278,7 +278,7 @@ async def test_s01b_whoever_stands_at_the_door_is_told_that_the_pool_closes() ->
 
 
 @virtual
-async def test_s01b_results_can_be_read_after_the_pool_is_closed() -> None:
+async def test_t01b_results_can_be_read_after_the_pool_is_closed() -> None:
     async with TaskPool() as pool:
         good, bad = await pool.submit(quick, 7), await pool.submit(broken)
     assert await good == 7
@@ -287,11 +287,11 @@ async def test_s01b_results_can_be_read_after_the_pool_is_closed() -> None:
     assert pool.snapshot().completed == 1
 
 
-# -- S02: names --------------------------------------------------------------------------
+# -- T02: names --------------------------------------------------------------------------
 
 
 @virtual
-async def test_s02_a_duplicate_name_is_refused_and_says_what_to_do() -> None:
+async def test_t02_a_duplicate_name_is_refused_and_says_what_to_do() -> None:
     pool = TaskPool("review")
     with pytest.raises(DuplicatePool, match="pool_get") as caught:
         pool_create(name="review")
@@ -306,7 +306,7 @@ async def test_s02_a_duplicate_name_is_refused_and_says_what_to_do() -> None:
 
 
 @virtual
-async def test_s02_a_pool_is_found_by_name_and_by_id_while_it_lives() -> None:
+async def test_t02_a_pool_is_found_by_name_and_by_id_while_it_lives() -> None:
     async with TaskPool("review") as pool:
         assert pool_get("review") is pool
         assert pool_get(pool.id) is pool
@@ -316,7 +316,7 @@ async def test_s02_a_pool_is_found_by_name_and_by_id_while_it_lives() -> None:
 
 
 @virtual
-async def test_s02_the_list_is_oldest_first() -> None:
+async def test_t02_the_list_is_oldest_first() -> None:
     before = pool_list()
     pools = [TaskPool(name) for name in ("z", "a", "m")]
     assert pool_list() == [*before, *pools]
@@ -329,7 +329,7 @@ async def test_s02_the_list_is_oldest_first() -> None:
     assert pool_list() == before
 
 
-def test_s02_the_registry_holds_a_pool_nobody_else_holds() -> None:
+def test_t02_the_registry_holds_a_pool_nobody_else_holds() -> None:
     made = TaskPool("held").id
     import gc
 
@@ -340,7 +340,7 @@ def test_s02_the_registry_holds_a_pool_nobody_else_holds() -> None:
 
 
 @virtual
-async def test_s02_the_name_is_taken_until_closing_is_over() -> None:
+async def test_t02_the_name_is_taken_until_closing_is_over() -> None:
     pool = TaskPool("busy")
     await pool.submit(slow, 10)
     closing = asyncio.create_task(pool.close())
@@ -351,11 +351,11 @@ async def test_s02_the_name_is_taken_until_closing_is_over() -> None:
     await TaskPool("busy").close()
 
 
-# -- S03: max_concurrent and resize ------------------------------------------------------
+# -- T03: max_concurrent and resize ------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "2", None, True])
-def test_s03_max_concurrent_is_a_whole_number_of_at_least_one(bad: Any) -> None:
+def test_t03_max_concurrent_is_a_whole_number_of_at_least_one(bad: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="max_concurrent"):
         TaskPool("capped", max_concurrent=bad)
     assert pool_get("capped") is None
@@ -366,7 +366,7 @@ def test_s03_max_concurrent_is_a_whole_number_of_at_least_one(bad: Any) -> None:
 
 
 @virtual
-async def test_s03_the_cap_is_hard() -> None:
+async def test_t03_the_cap_is_hard() -> None:
     running = most = 0
 
     async def body() -> None:
@@ -384,7 +384,7 @@ async def test_s03_the_cap_is_hard() -> None:
 
 
 @virtual
-async def test_s03_growing_starts_the_queued_at_once() -> None:
+async def test_t03_growing_starts_the_queued_at_once() -> None:
     async with TaskPool() as pool:
         gate = Gate()
         handles = [await pool.submit(gate.wait) for _ in range(5)]
@@ -395,7 +395,7 @@ async def test_s03_growing_starts_the_queued_at_once() -> None:
 
 
 @virtual
-async def test_s03_shrinking_lets_the_running_run_and_starts_nobody_above_the_cap() -> None:
+async def test_t03_shrinking_lets_the_running_run_and_starts_nobody_above_the_cap() -> None:
     async with TaskPool(max_concurrent=4) as pool:
         gates = [Gate() for _ in range(8)]
         for gate in gates:
@@ -415,7 +415,7 @@ async def test_s03_shrinking_lets_the_running_run_and_starts_nobody_above_the_ca
 
 
 @virtual
-async def test_s03_resize_there_and_back_keeps_the_cap() -> None:
+async def test_t03_resize_there_and_back_keeps_the_cap() -> None:
     async with TaskPool(max_concurrent=3) as pool:
         turns, gates = Turns(), [Gate() for _ in range(12)]
         for gate in gates:
@@ -434,17 +434,17 @@ async def test_s03_resize_there_and_back_keeps_the_cap() -> None:
     assert turns.order == ["last"]
 
 
-def test_s03_resize_before_the_first_submit() -> None:
+def test_t03_resize_before_the_first_submit() -> None:
     pool = TaskPool()
     pool.resize(9)
     assert pool.snapshot().max_concurrent == 9
 
 
-# -- S05, S06: scopes --------------------------------------------------------------------
+# -- T05, T06: scopes --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", ["tenant", "org"])
-def test_s05_a_shared_scope_needs_a_store_and_makes_no_pool(scope: Any) -> None:
+def test_t05_a_shared_scope_needs_a_store_and_makes_no_pool(scope: Any) -> None:
     with pytest.raises(ScopeNeedsStore, match="store") as caught:
         TaskPool("shared", scope=scope)
     assert caught.value.code == "HEADGATE-POL-004"
@@ -454,14 +454,14 @@ def test_s05_a_shared_scope_needs_a_store_and_makes_no_pool(scope: Any) -> None:
 
 
 @pytest.mark.parametrize("scope", ["world", "", None, 3])
-def test_s05_an_unknown_scope_names_the_four(scope: Any) -> None:
+def test_t05_an_unknown_scope_names_the_four(scope: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         TaskPool("scoped", scope=scope)
     assert all(name in str(caught.value) for name in ("session", "pipeline", "tenant", "org"))
     assert pool_get("scoped") is None
 
 
-def test_s05_a_session_pool_does_no_io(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t05_a_session_pool_does_no_io(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADGATE_DIR", str(tmp_path / "journals"))
 
@@ -475,7 +475,7 @@ def test_s05_a_session_pool_does_no_io(tmp_path: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("given", [None, "", "  "])
-def test_s06_a_pipeline_pool_needs_an_id(given: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t06_a_pipeline_pool_needs_an_id(given: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADGATE_PIPELINE_ID", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PipelineIdMissing) as caught:
@@ -488,7 +488,7 @@ def test_s06_a_pipeline_pool_needs_an_id(given: Any, tmp_path: Any, monkeypatch:
 
 
 @pytest.mark.parametrize("blank", ["", "  ", None, 7])
-def test_s06_a_pipeline_scope_has_an_id(blank: Any) -> None:
+def test_t06_a_pipeline_scope_has_an_id(blank: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="pipeline_id"), pipeline_scope(blank):
         pass
 

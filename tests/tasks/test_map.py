@@ -1,4 +1,4 @@
-"""B15: one function over many items, in constant memory."""
+"""T15c: one function over many items, in constant memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def collect(found: list[Any], results: AsyncIterator[Any]) -> None:
 
 
 @virtual
-async def test_b15_results_come_in_the_order_of_the_items() -> None:
+async def test_t15c_results_come_in_the_order_of_the_items() -> None:
     async with TaskPool(max_concurrent=4) as pool:
         assert [one async for one in pool.map(double, range(25))] == [2 * n for n in range(25)]
         assert [one async for one in pool.map(plain, [3, 1, 2])] == [4, 2, 3]
@@ -47,7 +47,7 @@ async def test_b15_results_come_in_the_order_of_the_items() -> None:
 
 
 @virtual
-async def test_b15_unordered_results_come_as_they_are_done() -> None:
+async def test_t15c_unordered_results_come_as_they_are_done() -> None:
     async with TaskPool(max_concurrent=10) as pool:
         found = [one async for one in pool.map(double, range(10), ordered=False)]
         assert found == [2 * n for n in reversed(range(10))]
@@ -56,7 +56,7 @@ async def test_b15_unordered_results_come_as_they_are_done() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_async_iterables(ordered: bool) -> None:
+async def test_t15c_async_iterables(ordered: bool) -> None:
     async with TaskPool(max_concurrent=3) as pool:
         assert sorted([one async for one in pool.map(double, source(20), ordered=ordered)]) == [
             2 * n for n in range(20)
@@ -66,7 +66,7 @@ async def test_b15_async_iterables(ordered: bool) -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("window", [1, 3, 7])
 @virtual
-async def test_b15_the_window_bounds_what_is_out(ordered: bool, window: int) -> None:
+async def test_t15c_the_window_bounds_what_is_out(ordered: bool, window: int) -> None:
     taken = given = most = 0
 
     def items() -> Iterator[int]:
@@ -87,7 +87,7 @@ async def test_b15_the_window_bounds_what_is_out(ordered: bool, window: int) -> 
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_memory_is_constant_by_default_too(ordered: bool) -> None:
+async def test_t15c_memory_is_constant_by_default_too(ordered: bool) -> None:
     taken = given = most = 0
 
     def items() -> Iterator[int]:
@@ -106,7 +106,7 @@ async def test_b15_memory_is_constant_by_default_too(ordered: bool) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("ordered", [True, False])
-def test_b15_a_million_items_take_no_more_memory_than_ten_thousand(ordered: bool, scale: float) -> None:
+def test_t15c_a_million_items_take_no_more_memory_than_ten_thousand(ordered: bool, scale: float) -> None:
     async def items(count: int) -> AsyncIterator[int]:
         for number in range(count):
             yield number
@@ -128,7 +128,7 @@ def test_b15_a_million_items_take_no_more_memory_than_ten_thousand(ordered: bool
 
 
 @virtual
-async def test_b15_a_slow_source_does_not_hold_back_results() -> None:
+async def test_t15c_a_slow_source_does_not_hold_back_results() -> None:
     async with TaskPool(max_concurrent=4) as pool:
         times = []
         async for _ in pool.map(lambda n: slow(1, n), source(5, pause=10)):
@@ -137,7 +137,7 @@ async def test_b15_a_slow_source_does_not_hold_back_results() -> None:
 
 
 @virtual
-async def test_b15_a_slow_consumer_does_not_hold_back_the_window() -> None:
+async def test_t15c_a_slow_consumer_does_not_hold_back_the_window() -> None:
     async with TaskPool(max_concurrent=4) as pool:
         async for one in pool.map(lambda n: slow(1, n), range(4)):
             await asyncio.sleep(5)
@@ -147,7 +147,7 @@ async def test_b15_a_slow_consumer_does_not_hold_back_the_window() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_the_first_failure_is_raised_and_the_rest_cancelled(ordered: bool) -> None:
+async def test_t15c_the_first_failure_is_raised_and_the_rest_cancelled(ordered: bool) -> None:
     async def body(n: int) -> int:
         await asyncio.sleep(n)
         if n == 3:
@@ -167,7 +167,7 @@ async def test_b15_the_first_failure_is_raised_and_the_rest_cancelled(ordered: b
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_return_exceptions_hands_failures_out(ordered: bool) -> None:
+async def test_t15c_return_exceptions_hands_failures_out(ordered: bool) -> None:
     async def body(n: int) -> int:
         await asyncio.sleep(n)
         if n % 2:
@@ -188,7 +188,7 @@ async def test_b15_return_exceptions_hands_failures_out(ordered: bool) -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_an_early_break_cancels_what_is_out(ordered: bool) -> None:
+async def test_t15c_an_early_break_cancels_what_is_out(ordered: bool) -> None:
     async with TaskPool(max_concurrent=2) as pool:
         results = pool.map(lambda n: slow(10, n), range(1000), ordered=ordered)
         async for _ in results:
@@ -201,7 +201,7 @@ async def test_b15_an_early_break_cancels_what_is_out(ordered: bool) -> None:
 
 
 @virtual
-async def test_b15_a_cancelled_consumer_cancels_what_is_out() -> None:
+async def test_t15c_a_cancelled_consumer_cancels_what_is_out() -> None:
     async with TaskPool(max_concurrent=2) as pool:
 
         async def consume() -> None:
@@ -219,7 +219,7 @@ async def test_b15_a_cancelled_consumer_cancels_what_is_out() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_a_source_that_fails_is_raised_after_its_results(ordered: bool) -> None:
+async def test_t15c_a_source_that_fails_is_raised_after_its_results(ordered: bool) -> None:
     async def failing() -> AsyncIterator[int]:
         yield 1
         yield 2
@@ -234,7 +234,7 @@ async def test_b15_a_source_that_fails_is_raised_after_its_results(ordered: bool
 
 
 @virtual
-async def test_b15_backpressure_holds_for_a_map() -> None:
+async def test_t15c_backpressure_holds_for_a_map() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         async for _ in pool.map(lambda n: slow(1, n), range(10)):
             assert pool.snapshot().queued <= 1
@@ -247,7 +247,7 @@ async def test_b15_backpressure_holds_for_a_map() -> None:
 
 
 @virtual
-async def test_b15_options_go_to_every_submit() -> None:
+async def test_t15c_options_go_to_every_submit() -> None:
     async with TaskPool(max_concurrent=2) as pool:
         async for _ in pool.map(quick, range(3), priority=4, key="k", labels={"a": 1}):
             pass
@@ -259,7 +259,7 @@ async def test_b15_options_go_to_every_submit() -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "all", True])
 @virtual
-async def test_b15_a_window_is_checked(bad: Any) -> None:
+async def test_t15c_a_window_is_checked(bad: Any) -> None:
     async with TaskPool() as pool:
         with pytest.raises((InvalidArgument, InvalidType), match="window"):
             async for _ in pool.map(quick, [1], window=bad):
@@ -267,7 +267,7 @@ async def test_b15_a_window_is_checked(bad: Any) -> None:
 
 
 @virtual
-async def test_b15_other_arguments_are_checked() -> None:
+async def test_t15c_other_arguments_are_checked() -> None:
     async with TaskPool() as pool:
         with pytest.raises(InvalidType, match="items"):
             async for _ in pool.map(quick, 7):  # type: ignore[arg-type]
@@ -286,7 +286,7 @@ async def test_b15_other_arguments_are_checked() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_a_map_inside_a_task_lends_its_slot(ordered: bool) -> None:
+async def test_t15c_a_map_inside_a_task_lends_its_slot(ordered: bool) -> None:
     busy = Busy()
 
     async def inner(n: int) -> int:
@@ -311,7 +311,7 @@ async def _result(pool: TaskPool, fn: Any) -> Any:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @virtual
-async def test_b15_a_map_in_a_map_in_a_map(ordered: bool) -> None:
+async def test_t15c_a_map_in_a_map_in_a_map(ordered: bool) -> None:
     async with TaskPool(max_concurrent=2) as pool:
 
         async def total(depth: int) -> int:
@@ -326,7 +326,7 @@ async def test_b15_a_map_in_a_map_in_a_map(ordered: bool) -> None:
 # -- progress ----------------------------------------------------------------------------
 
 
-def test_b15_progress_is_drawn_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_t15c_progress_is_drawn_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     @virtual
     async def check() -> None:
         async with TaskPool("crunch") as pool:
@@ -342,7 +342,7 @@ def test_b15_progress_is_drawn_on_stderr(capsys: pytest.CaptureFixture[str]) -> 
     assert len(lines) >= 2  # on the way, too
 
 
-def test_b15_progress_with_a_title_and_without_a_total(capsys: pytest.CaptureFixture[str]) -> None:
+def test_t15c_progress_with_a_title_and_without_a_total(capsys: pytest.CaptureFixture[str]) -> None:
     @virtual
     async def check() -> None:
         async def body(n: int) -> int:
@@ -362,7 +362,7 @@ def test_b15_progress_with_a_title_and_without_a_total(capsys: pytest.CaptureFix
     assert " of " not in last
 
 
-def test_b15_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t15c_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
 
     class Terminal(io.StringIO):
@@ -384,14 +384,14 @@ def test_b15_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("bad", [3, None, []])
 @virtual
-async def test_b15_progress_is_checked(bad: Any) -> None:
+async def test_t15c_progress_is_checked(bad: Any) -> None:
     async with TaskPool() as pool:
         with pytest.raises((InvalidArgument, InvalidType), match="progress"):
             async for _ in pool.map(quick, [1], progress=bad):
                 pass
 
 
-def test_b15_no_progress_is_drawn_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_t15c_no_progress_is_drawn_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     @virtual
     async def check() -> None:
         async with TaskPool() as pool:
@@ -403,7 +403,7 @@ def test_b15_no_progress_is_drawn_unless_asked_for(capsys: pytest.CaptureFixture
 
 
 @virtual
-async def test_b15_two_maps_share_one_pool() -> None:
+async def test_t15c_two_maps_share_one_pool() -> None:
     gate = Gate()
     async with TaskPool(max_concurrent=2) as pool:
 

@@ -1,4 +1,4 @@
-"""F42: tasks that wait for tasks. They lend their slots, so nothing deadlocks and the cap holds."""
+"""T42: tasks that wait for tasks. They lend their slots, so nothing deadlocks and the cap holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tasks.support import EVERY_STRATEGY, Busy, Gate, counts, never_above_
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_f42_recursion_six_deep_and_two_wide(queue: str, slots: int) -> None:
+async def test_t42_recursion_six_deep_and_two_wide(queue: str, slots: int) -> None:
     busy = Busy()
     async with TaskPool(max_concurrent=slots, queue=queue, backpressure=backpressure_queue(1)) as pool:
 
@@ -38,7 +38,7 @@ async def test_f42_recursion_six_deep_and_two_wide(queue: str, slots: int) -> No
 
 
 @virtual
-async def test_f42_five_children_in_a_task_group_on_one_slot() -> None:
+async def test_t42_five_children_in_a_task_group_on_one_slot() -> None:
     busy = Busy()
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
 
@@ -64,7 +64,7 @@ async def test_f42_five_children_in_a_task_group_on_one_slot() -> None:
 
 
 @virtual
-async def test_f42_several_subtasks_wait_at_once_and_it_is_lent_from_the_first_to_the_last() -> None:
+async def test_t42_several_subtasks_wait_at_once_and_it_is_lent_from_the_first_to_the_last() -> None:
     async with TaskPool(max_concurrent=2) as pool:
         gates = [Gate() for _ in range(3)]
 
@@ -88,7 +88,7 @@ async def test_f42_several_subtasks_wait_at_once_and_it_is_lent_from_the_first_t
 
 
 @virtual
-async def test_f42_a_waiting_task_is_still_running_and_counts_apart() -> None:
+async def test_t42_a_waiting_task_is_still_running_and_counts_apart() -> None:
     async with TaskPool() as pool:
         gate = Gate()
 
@@ -105,7 +105,7 @@ async def test_f42_a_waiting_task_is_still_running_and_counts_apart() -> None:
 
 @pytest.mark.parametrize("how", ["await", "pool_wait", "pool_wait list", "gather", "wait_for", "shield", "subtask"])
 @virtual
-async def test_f42_every_way_of_waiting_through_our_api(how: str) -> None:
+async def test_t42_every_way_of_waiting_through_our_api(how: str) -> None:
     async with TaskPool() as pool:
 
         async def get(handle: TaskHandle[Any]) -> Any:
@@ -131,7 +131,7 @@ async def test_f42_every_way_of_waiting_through_our_api(how: str) -> None:
 
 
 @virtual
-async def test_f42_waiting_for_a_queued_stranger() -> None:
+async def test_t42_waiting_for_a_queued_stranger() -> None:
     async with TaskPool(queue="fifo") as pool:
         order: list[str] = []
         strangers: list[TaskHandle[Any]] = []
@@ -156,7 +156,7 @@ async def test_f42_waiting_for_a_queued_stranger() -> None:
 
 
 @virtual
-async def test_f42_a_lent_slot_goes_to_descendants_first() -> None:
+async def test_t42_a_lent_slot_goes_to_descendants_first() -> None:
     async with TaskPool(queue="fifo") as pool:
         order: list[str] = []
 
@@ -185,7 +185,7 @@ async def test_f42_a_lent_slot_goes_to_descendants_first() -> None:
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_f42_a_lender_stands_before_all_newcomers(queue: str) -> None:
+async def test_t42_a_lender_stands_before_all_newcomers(queue: str) -> None:
     async with TaskPool(queue=queue) as pool:
         order: list[str] = []
 
@@ -208,7 +208,7 @@ async def test_f42_a_lender_stands_before_all_newcomers(queue: str) -> None:
 
 
 @virtual
-async def test_f42_a_lender_resumes_only_with_a_slot() -> None:
+async def test_t42_a_lender_resumes_only_with_a_slot() -> None:
     """The stranger it waited for has ended, but somebody else has its slot."""
     async with TaskPool(max_concurrent=2, queue="fifo") as pool:
         busy, gate = Busy(), Gate()
@@ -236,7 +236,7 @@ async def test_f42_a_lender_resumes_only_with_a_slot() -> None:
 
 
 @virtual
-async def test_f42_two_lenders_return_first_come_first_served() -> None:
+async def test_t42_two_lenders_return_first_come_first_served() -> None:
     async with TaskPool(max_concurrent=1) as pool:
         order: list[str] = []
         gates = {"a": Gate(), "b": Gate()}
@@ -263,7 +263,7 @@ async def test_f42_two_lenders_return_first_come_first_served() -> None:
 
 
 @virtual
-async def test_f42_nested_submits_never_park() -> None:
+async def test_t42_nested_submits_never_park() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
 
         async def parent() -> int:
@@ -284,7 +284,7 @@ async def test_f42_nested_submits_never_park() -> None:
 
 
 @virtual
-async def test_f42_nested_submits_pass_those_at_the_door() -> None:
+async def test_t42_nested_submits_pass_those_at_the_door() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
 
         async def parent() -> Any:
@@ -301,7 +301,7 @@ async def test_f42_nested_submits_pass_those_at_the_door() -> None:
 
 
 @virtual
-async def test_f42_two_pools_call_each_other() -> None:
+async def test_t42_two_pools_call_each_other() -> None:
     async with TaskPool("left") as left, TaskPool("right") as right:
 
         async def down(depth: int) -> int:
@@ -321,7 +321,7 @@ async def _ask(pool: TaskPool, fn: Any, *args: Any) -> Any:
 
 
 @virtual
-async def test_f42_every_slot_of_the_ancestry_is_lent() -> None:
+async def test_t42_every_slot_of_the_ancestry_is_lent() -> None:
     """The grandparent waits in a way nobody sees, for a child that waits for a grandchild in the grandparent's pool."""
     async with TaskPool("upper") as upper, TaskPool("lower") as lower:
 
@@ -339,7 +339,7 @@ async def test_f42_every_slot_of_the_ancestry_is_lent() -> None:
 
 
 @virtual
-async def test_f42_caps_of_keys_are_lent_with_the_slot() -> None:
+async def test_t42_caps_of_keys_are_lent_with_the_slot() -> None:
     async with TaskPool(max_concurrent=3, max_concurrent_per_key=1) as pool:
         busy = Busy()
 
@@ -359,7 +359,7 @@ async def test_f42_caps_of_keys_are_lent_with_the_slot() -> None:
 
 
 @virtual
-async def test_f42_plain_functions_that_return_coroutines_nest_too() -> None:
+async def test_t42_plain_functions_that_return_coroutines_nest_too() -> None:
     async with TaskPool() as pool:
 
         async def down(depth: int) -> int:
@@ -372,7 +372,7 @@ async def test_f42_plain_functions_that_return_coroutines_nest_too() -> None:
 
 
 @virtual
-async def test_f42_helpers_far_from_the_task_belong_to_it() -> None:
+async def test_t42_helpers_far_from_the_task_belong_to_it() -> None:
     """A wait in a subtask of a subtask lends the slot of the task that began it all."""
     async with TaskPool() as pool:
 
@@ -385,7 +385,7 @@ async def test_f42_helpers_far_from_the_task_belong_to_it() -> None:
 
 
 @virtual
-async def test_f42_what_a_finished_task_left_running_belongs_to_nobody() -> None:
+async def test_t42_what_a_finished_task_left_running_belongs_to_nobody() -> None:
     async with TaskPool() as pool:
         left: list[asyncio.Task[Any]] = []
 

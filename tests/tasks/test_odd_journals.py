@@ -1,4 +1,4 @@
-"""S11, S14, S60, F62: durable pools whose records, files, stores or moments are odd."""
+"""T11, T14, T60, T62: durable pools whose records, files, stores or moments are odd."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def unshowable() -> None:
 
 
 @pytest.mark.parametrize("options", [{"labels": {"a": Unshowable()}}, {"key": (Unshowable(),)}])
-def test_s11_what_cannot_be_shown_is_recorded_as_such(options: Any) -> None:
+def test_t11_what_cannot_be_shown_is_recorded_as_such(options: Any) -> None:
     async def main() -> None:
         async with durable() as pool:
             await (await pool.submit(same, **options))
@@ -88,7 +88,7 @@ def test_s11_what_cannot_be_shown_is_recorded_as_such(options: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Mock(spec=int), lambda: weakref.proxy(Thing()), Sly])
-def test_f60b_a_result_that_pretends_is_opaque_and_ends(make: Any) -> None:
+def test_t60b_a_result_that_pretends_is_opaque_and_ends(make: Any) -> None:
     async def body() -> Any:
         return make()
 
@@ -102,7 +102,7 @@ def test_f60b_a_result_that_pretends_is_opaque_and_ends(make: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [bad_syntax, unshowable])
-def test_f60b_an_error_that_cannot_be_told_is_failed_all_the_same(body: Any) -> None:
+def test_t60b_an_error_that_cannot_be_told_is_failed_all_the_same(body: Any) -> None:
     async def main() -> None:
         async with durable() as pool:
             assert (await pool_wait(await pool.submit(body))).status == "failed"
@@ -111,7 +111,7 @@ def test_f60b_an_error_that_cannot_be_told_is_failed_all_the_same(body: Any) -> 
     assert durable().snapshot().failed == 1
 
 
-def test_f60b_what_is_not_kept_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_t60b_what_is_not_kept_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with durable() as pool:
             for _ in range(3):
@@ -121,7 +121,7 @@ def test_f60b_what_is_not_kept_is_said_once(caplog: pytest.LogCaptureFixture) ->
     assert len([record for record in caplog.records if "Thing" in record.message]) == 1
 
 
-def test_s60_opening_costs_no_more_for_each_task_when_there_are_many() -> None:
+def test_t60_opening_costs_no_more_for_each_task_when_there_are_many() -> None:
     """Counted by a comparison that was made once for every task and every forgotten one."""
     from headgate.stores.journal import kept, submitted
 
@@ -137,7 +137,7 @@ def test_s60_opening_costs_no_more_for_each_task_when_there_are_many() -> None:
     assert Tasks.walks < 10
 
 
-def test_b35_delayed_tasks_of_a_durable_pool_are_dropped_once() -> None:
+def test_t35_delayed_tasks_of_a_durable_pool_are_dropped_once() -> None:
     async def main() -> None:
         async with durable(backpressure=backpressure_queue(2, "drop_fair")) as pool:
             gate = asyncio.Event()
@@ -160,7 +160,7 @@ class Full(Files):
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "drop_fair"])
-def test_f62_a_submit_that_is_not_written_evicts_nobody(on_full: Any) -> None:
+def test_t62_a_submit_that_is_not_written_evicts_nobody(on_full: Any) -> None:
     async def main() -> None:
         disk = Full()
         async with durable(JsonLinesStore("journals", files=disk), backpressure=backpressure_queue(3, on_full)) as pool:
@@ -178,7 +178,7 @@ def test_f62_a_submit_that_is_not_written_evicts_nobody(on_full: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "folder", "replaced", "cut", "written"])
-def test_f62_a_journal_that_somebody_else_changed_is_not_written_on(how: str) -> None:
+def test_t62_a_journal_that_somebody_else_changed_is_not_written_on(how: str) -> None:
     async def main() -> None:
         async with durable() as pool:
             await (await pool.submit(same, 1))
@@ -221,7 +221,7 @@ asyncio.run(main())
 """
 
 
-def test_s14_the_order_of_a_set_is_no_conflict() -> None:
+def test_t14_the_order_of_a_set_is_no_conflict() -> None:
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         ended = subprocess.run(
@@ -230,7 +230,7 @@ def test_s14_the_order_of_a_set_is_no_conflict() -> None:
         assert ended.stdout.strip() == "4"
 
 
-def test_s14_what_expires_at_the_door_is_recorded_and_holds_its_key_forever() -> None:
+def test_t14_what_expires_at_the_door_is_recorded_and_holds_its_key_forever() -> None:
     async def first() -> None:
         async with durable(backpressure=backpressure_queue(1)) as pool:
             gate = asyncio.Event()
@@ -249,7 +249,7 @@ def test_s14_what_expires_at_the_door_is_recorded_and_holds_its_key_forever() ->
     asyncio.run(second())
 
 
-def test_s60_a_newcomer_that_was_dropped_reads_as_it_was() -> None:
+def test_t60_a_newcomer_that_was_dropped_reads_as_it_was() -> None:
     async def main() -> Any:
         async with durable(backpressure=backpressure_queue(1, "drop_newest")) as pool:
             gate = asyncio.Event()
@@ -275,7 +275,7 @@ def test_s60_a_newcomer_that_was_dropped_reads_as_it_was() -> None:
         ('"text":"no"', '"text":[1]'),
     ],
 )
-def test_f62_odd_fields_are_read_as_well_as_they_can_be(old: str, new: str) -> None:
+def test_t62_odd_fields_are_read_as_well_as_they_can_be(old: str, new: str) -> None:
     async def no() -> None:
         raise ValueError("no")
 
@@ -293,7 +293,7 @@ def test_f62_odd_fields_are_read_as_well_as_they_can_be(old: str, new: str) -> N
     assert all(task.status != "failed" or task.error is not None for task in snapshot.tasks)
 
 
-def test_s61_readers_use_the_stale_after_of_the_pool() -> None:
+def test_t61_readers_use_the_stale_after_of_the_pool() -> None:
     async def main() -> list[str]:
         async with durable(stale_after=0.3) as pool:
             handle = await pool.submit(asyncio.sleep, 0.01)
@@ -331,7 +331,7 @@ class Sloppy:
         return journal
 
 
-def test_b63_a_store_that_raises_hangs_nobody() -> None:
+def test_t63_a_store_that_raises_hangs_nobody() -> None:
     async def main() -> None:
         async with durable(Sloppy("raises")) as pool:
             for _ in range(2):
@@ -341,7 +341,7 @@ def test_b63_a_store_that_raises_hangs_nobody() -> None:
     asyncio.run(main())
 
 
-def test_b63_a_store_that_says_so_at_once_is_heard() -> None:
+def test_t63_a_store_that_says_so_at_once_is_heard() -> None:
     async def main() -> None:
         async with durable(Sloppy("at once")) as pool:
             assert [await (await pool.submit(same, n)) for n in range(3)] == [0, 1, 2]
@@ -349,7 +349,7 @@ def test_b63_a_store_that_says_so_at_once_is_heard() -> None:
     asyncio.run(main())
 
 
-def test_s05_a_store_without_the_scope_is_refused() -> None:
+def test_t05_a_store_without_the_scope_is_refused() -> None:
     from headgate import InvalidArgument
 
     for options in ({"store": MemoryStore()}, {"pipeline_id": "p"}):
@@ -358,7 +358,7 @@ def test_s05_a_store_without_the_scope_is_refused() -> None:
     assert pool_list() == []
 
 
-def test_s06_a_pipeline_pool_without_a_name_has_the_same_one_each_time() -> None:
+def test_t06_a_pipeline_pool_without_a_name_has_the_same_one_each_time() -> None:
     store = MemoryStore()
     TaskPool()
     first = TaskPool(scope="pipeline", pipeline_id="nightly", store=store)

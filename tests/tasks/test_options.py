@@ -1,4 +1,4 @@
-"""S10 to S13: what a submit takes, and when the task starts."""
+"""T10 to T13: what a submit takes, and when the task starts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# -- S10: arguments and options ----------------------------------------------------------
+# -- T10: arguments and options ----------------------------------------------------------
 
 
 @virtual
-async def test_s10_positional_arguments_go_to_the_function() -> None:
+async def test_t10_positional_arguments_go_to_the_function() -> None:
     async def body(*args: Any) -> Any:
         return args
 
@@ -44,7 +44,7 @@ async def test_s10_positional_arguments_go_to_the_function() -> None:
 
 
 @virtual
-async def test_s10_a_partial_carries_keyword_arguments() -> None:
+async def test_t10_a_partial_carries_keyword_arguments() -> None:
     async def body(a: int, *, priority: str, timeout: str) -> Any:
         return a, priority, timeout
 
@@ -75,7 +75,7 @@ async def test_s10_a_partial_carries_keyword_arguments() -> None:
     ],
 )
 @virtual
-async def test_s10_an_unknown_option_is_refused_with_the_nearest(wrong: str, meant: str) -> None:
+async def test_t10_an_unknown_option_is_refused_with_the_nearest(wrong: str, meant: str) -> None:
     async with TaskPool(queue=fair_round_robin("tenant_id")) as pool:
         with pytest.raises(InvalidArgument, match=f"(?i)did you mean {meant}") as caught:
             await pool.submit(quick, **{wrong: 1})
@@ -86,14 +86,14 @@ async def test_s10_an_unknown_option_is_refused_with_the_nearest(wrong: str, mea
 
 
 @virtual
-async def test_s10_an_option_like_none_of_them_is_refused_too() -> None:
+async def test_t10_an_option_like_none_of_them_is_refused_too() -> None:
     async with TaskPool() as pool:
         with pytest.raises(InvalidArgument, match="zzz"):
             await pool.submit(quick, zzz=1)
 
 
 @virtual
-async def test_s10_a_fairness_key_is_an_option_only_where_the_strategy_names_it() -> None:
+async def test_t10_a_fairness_key_is_an_option_only_where_the_strategy_names_it() -> None:
     async with TaskPool(queue=fair_round_robin("tenant_id")) as pool:
         assert await (await pool.submit(quick, tenant_id="acme")) == "done"
     async with TaskPool(queue=fair_share("org_id")) as pool:
@@ -120,7 +120,7 @@ async def test_s10_a_fairness_key_is_an_option_only_where_the_strategy_names_it(
     ],
 )
 @virtual
-async def test_s10_every_option_is_checked(option: str, bad: Any) -> None:
+async def test_t10_every_option_is_checked(option: str, bad: Any) -> None:
     async with TaskPool() as pool:
         with pytest.raises((InvalidArgument, InvalidType), match=option):
             await pool.submit(quick, **{option: bad})
@@ -132,7 +132,7 @@ async def test_s10_every_option_is_checked(option: str, bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", ["sometimes", "", 0, -1, float("nan"), float("inf"), True, []])
 @virtual
-async def test_s10_a_window_is_checked(bad: Any) -> None:
+async def test_t10_a_window_is_checked(bad: Any) -> None:
     async with TaskPool() as pool:
         with pytest.raises((InvalidArgument, InvalidType), match="window"):
             await pool.submit(quick, idempotency_key="k", window=bad)
@@ -140,14 +140,14 @@ async def test_s10_a_window_is_checked(bad: Any) -> None:
 
 
 @virtual
-async def test_s10_options_given_as_none_are_absent() -> None:
+async def test_t10_options_given_as_none_are_absent() -> None:
     async with TaskPool() as pool:
         options = dict.fromkeys(("key", "idempotency_key", "window", "timeout", "ttl", "deadline", "labels"))
         assert await (await pool.submit(quick, **options)) == "done"
 
 
 @virtual
-async def test_s10_labels_are_shown() -> None:
+async def test_t10_labels_are_shown() -> None:
     async with TaskPool() as pool:
         labels = {"repo": "headgate", "n": 3}
         handle = await pool.submit(quick, labels=labels)
@@ -156,7 +156,7 @@ async def test_s10_labels_are_shown() -> None:
 
 
 @virtual
-async def test_s10_timeout_ends_a_running_task_as_failed() -> None:
+async def test_t10_timeout_ends_a_running_task_as_failed() -> None:
     async with TaskPool() as pool:
         handle = await pool.submit(slow, 60, timeout=5)
         with pytest.raises(TimeoutError):
@@ -167,14 +167,14 @@ async def test_s10_timeout_ends_a_running_task_as_failed() -> None:
 
 
 @virtual
-async def test_s10_timeout_does_not_run_while_the_task_queues() -> None:
+async def test_t10_timeout_does_not_run_while_the_task_queues() -> None:
     async with TaskPool() as pool:
         await pool.submit(slow, 60)
         assert await (await pool.submit(slow, 4, timeout=5)) == "done"
 
 
 @virtual
-async def test_s10_ttl_ends_a_queued_task_as_expired() -> None:
+async def test_t10_ttl_ends_a_queued_task_as_expired() -> None:
     async with TaskPool() as pool:
         runner, turns = await pool.submit(slow, 60), Turns()
         handle = await pool.submit(turns.take, "never", ttl=5)
@@ -189,13 +189,13 @@ async def test_s10_ttl_ends_a_queued_task_as_expired() -> None:
 
 
 @virtual
-async def test_s10_ttl_says_nothing_about_a_running_task() -> None:
+async def test_t10_ttl_says_nothing_about_a_running_task() -> None:
     async with TaskPool() as pool:
         assert await (await pool.submit(slow, 60, ttl=5)) == "done"
 
 
 @virtual(start=100.0)
-async def test_s10_a_deadline_is_absolute_for_queued_and_running() -> None:
+async def test_t10_a_deadline_is_absolute_for_queued_and_running() -> None:
     async with TaskPool() as pool:
         running = await pool.submit(slow, 60, deadline=110.0)
         queued = await pool.submit(slow, 60, deadline=105.0)
@@ -209,7 +209,7 @@ async def test_s10_a_deadline_is_absolute_for_queued_and_running() -> None:
 
 
 @virtual(start=100.0)
-async def test_s10_a_deadline_that_is_over_runs_nothing() -> None:
+async def test_t10_a_deadline_that_is_over_runs_nothing() -> None:
     async with TaskPool() as pool:
         turns = Turns()
         handle = await pool.submit(turns.take, "late", deadline=99.0)
@@ -218,7 +218,7 @@ async def test_s10_a_deadline_that_is_over_runs_nothing() -> None:
 
 
 @virtual
-async def test_s10_retries_run_it_again() -> None:
+async def test_t10_retries_run_it_again() -> None:
     async with TaskPool() as pool:
         flaky = Flaky(2)
         assert await (await pool.submit(flaky.run, retries=2)) == 3
@@ -231,7 +231,7 @@ async def test_s10_retries_run_it_again() -> None:
 
 
 @virtual
-async def test_s10_a_delayed_task_waits_although_a_slot_is_free() -> None:
+async def test_t10_a_delayed_task_waits_although_a_slot_is_free() -> None:
     async with TaskPool() as pool:
         turns = Turns()
         handle = await pool.submit(turns.take, "delayed", delay=10)
@@ -245,7 +245,7 @@ async def test_s10_a_delayed_task_waits_although_a_slot_is_free() -> None:
 
 
 @virtual
-async def test_s10_a_delayed_task_can_be_cancelled_and_can_expire() -> None:
+async def test_t10_a_delayed_task_can_be_cancelled_and_can_expire() -> None:
     async with TaskPool() as pool:
         gone, late = await pool.submit(quick, delay=10), await pool.submit(quick, delay=10, ttl=5)
         assert gone.cancel() is True
@@ -255,7 +255,7 @@ async def test_s10_a_delayed_task_can_be_cancelled_and_can_expire() -> None:
 
 
 @virtual
-async def test_s10_wait_timeout_bounds_the_wait_for_a_place() -> None:
+async def test_t10_wait_timeout_bounds_the_wait_for_a_place() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         await pool.submit(slow, 60)
         await pool.submit(slow, 60)
@@ -268,13 +268,13 @@ async def test_s10_wait_timeout_bounds_the_wait_for_a_place() -> None:
 
 
 @virtual
-async def test_s10_wait_timeout_is_no_timeout_of_the_task() -> None:
+async def test_t10_wait_timeout_is_no_timeout_of_the_task() -> None:
     async with TaskPool() as pool:
         assert await (await pool.submit(slow, 60, wait_timeout=5)) == "done"
 
 
 @virtual
-async def test_s10_submit_nowait_never_waits() -> None:
+async def test_t10_submit_nowait_never_waits() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
         running, queued = pool.submit_nowait(slow, 1), pool.submit_nowait(slow, 1)
         assert (running.status, queued.status) == ("running", "queued")
@@ -286,12 +286,12 @@ async def test_s10_submit_nowait_never_waits() -> None:
         assert await pool.submit_nowait(slow, 0, "other payload", idempotency_key="k") == "other payload"
 
 
-# -- S11: starting -----------------------------------------------------------------------
+# -- T11: starting -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_s11_the_handle_says_running_when_a_slot_was_free(queue: str) -> None:
+async def test_t11_the_handle_says_running_when_a_slot_was_free(queue: str) -> None:
     async with TaskPool(max_concurrent=2, queue=queue) as pool:
         handles = [await pool.submit(slow, 1) for _ in range(3)]
         assert [handle.status for handle in handles] == ["running", "running", "queued"]
@@ -299,7 +299,7 @@ async def test_s11_the_handle_says_running_when_a_slot_was_free(queue: str) -> N
 
 
 @virtual
-async def test_s11_no_await_lies_between_deciding_and_starting() -> None:
+async def test_t11_no_await_lies_between_deciding_and_starting() -> None:
     async with TaskPool(max_concurrent=2) as pool:
         others: list[str] = []
         asyncio.get_running_loop().call_soon(others.append, "the loop turned")
@@ -310,7 +310,7 @@ async def test_s11_no_await_lies_between_deciding_and_starting() -> None:
 
 
 @virtual
-async def test_s11_a_freed_slot_is_taken_in_the_same_turn() -> None:
+async def test_t11_a_freed_slot_is_taken_in_the_same_turn() -> None:
     async with TaskPool() as pool:
         first, second = await pool.submit(quick), await pool.submit(slow, 1)
         seen: list[str] = []
@@ -320,11 +320,11 @@ async def test_s11_a_freed_slot_is_taken_in_the_same_turn() -> None:
         assert seen == ["running"]
 
 
-# -- S12: priority -----------------------------------------------------------------------
+# -- T12: priority -----------------------------------------------------------------------
 
 
 @virtual
-async def test_s12_higher_goes_first_and_ties_are_first_in_first_out() -> None:
+async def test_t12_higher_goes_first_and_ties_are_first_in_first_out() -> None:
     async with TaskPool() as pool:
         priorities = [0, 5, -3, 5, 0, 10**30, 5, -(10**30)]
         order = await order_behind_a_gate(pool, *[((p, n), {"priority": p}) for n, p in enumerate(priorities)])
@@ -333,7 +333,7 @@ async def test_s12_higher_goes_first_and_ties_are_first_in_first_out() -> None:
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_s12_priority_is_recorded_under_every_strategy(queue: str) -> None:
+async def test_t12_priority_is_recorded_under_every_strategy(queue: str) -> None:
     async with TaskPool(queue=queue) as pool:
         handle = await pool.submit(quick, priority=7)
         assert handle.snapshot().priority == 7
@@ -341,11 +341,11 @@ async def test_s12_priority_is_recorded_under_every_strategy(queue: str) -> None
         assert (await pool.submit(quick)).snapshot().priority == 0
 
 
-# -- S13: where the fairness key comes from ----------------------------------------------
+# -- T13: where the fairness key comes from ----------------------------------------------
 
 
 @virtual
-async def test_s13_option_then_labels_then_key_then_one_shared_partition() -> None:
+async def test_t13_option_then_labels_then_key_then_one_shared_partition() -> None:
     async with TaskPool(queue=fair_round_robin("tenant_id")) as pool:
         order = await order_behind_a_gate(
             pool,
@@ -362,7 +362,7 @@ async def test_s13_option_then_labels_then_key_then_one_shared_partition() -> No
 
 
 @virtual
-async def test_s13_the_handle_shows_the_key_that_was_given() -> None:
+async def test_t13_the_handle_shows_the_key_that_was_given() -> None:
     async with TaskPool(queue=fair_round_robin("tenant_id")) as pool:
         assert (await pool.submit(quick, key="k", tenant_id="t")).key == "k"
         assert (await pool.submit(quick)).key is None

@@ -1,4 +1,4 @@
-"""S20 to B24: who goes next, seen through the pool."""
+"""T20 to T24: who goes next, seen through the pool."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def jain(shares: list[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
-# -- S20 ---------------------------------------------------------------------------------
+# -- T20 ---------------------------------------------------------------------------------
 
 
 @virtual
-async def test_s20_fifo_ignores_priority() -> None:
+async def test_t20_fifo_ignores_priority() -> None:
     async with TaskPool(queue="fifo") as pool:
         assert await order_behind_a_gate(pool, *[(n, {"priority": n % 3}) for n in range(9)]) == list(range(9))
 
 
 @virtual
-async def test_s20_lifo_is_newest_first_and_ignores_priority() -> None:
+async def test_t20_lifo_is_newest_first_and_ignores_priority() -> None:
     async with TaskPool(queue="lifo") as pool:
         order = await order_behind_a_gate(pool, *[(n, {"priority": n % 3}) for n in range(9)])
     assert order == list(reversed(range(9)))
 
 
 @virtual
-async def test_s20_priority_is_the_default_highest_first_ties_in_order() -> None:
+async def test_t20_priority_is_the_default_highest_first_ties_in_order() -> None:
     async with TaskPool() as pool:
         order = await order_behind_a_gate(pool, *[((n % 3, n), {"priority": n % 3}) for n in range(9)])
     assert order == [(2, 2), (2, 5), (2, 8), (1, 1), (1, 4), (1, 7), (0, 0), (0, 3), (0, 6)]
@@ -48,7 +48,7 @@ async def test_s20_priority_is_the_default_highest_first_ties_in_order() -> None
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_s20_a_submit_at_the_very_end_of_a_task_does_not_pass_the_queue(queue: str) -> None:
+async def test_t20_a_submit_at_the_very_end_of_a_task_does_not_pass_the_queue(queue: str) -> None:
     """A listener that submits while the slot is free for a moment finds others waiting, and must wait too."""
     async with TaskPool(queue=queue) as pool:
         gate, turns, barged = Gate(), Turns(), []
@@ -69,18 +69,18 @@ async def test_s20_a_submit_at_the_very_end_of_a_task_does_not_pass_the_queue(qu
         assert turns.order == ["queued", "barger"]
 
 
-# -- S21, F22 ----------------------------------------------------------------------------
+# -- T21, T22 ----------------------------------------------------------------------------
 
 
 @virtual
-async def test_s21_partitions_rotate_first_in_first_out_inside_each() -> None:
+async def test_t21_partitions_rotate_first_in_first_out_inside_each() -> None:
     async with TaskPool(queue=fair_round_robin()) as pool:
         submits = [(name, {"key": name[0]}) for name in ("a1", "a2", "b1", "a3", "b2")]
         assert await order_behind_a_gate(pool, *submits) == ["a1", "b1", "a2", "b2", "a3"]
 
 
 @virtual
-async def test_f22_the_rotation_survives_a_partition_running_empty() -> None:
+async def test_t22_the_rotation_survives_a_partition_running_empty() -> None:
     async with TaskPool(queue=fair_round_robin()) as pool:
         gate, inner, turns = Gate(), Gate(), Turns()
 
@@ -101,7 +101,7 @@ async def test_f22_the_rotation_survives_a_partition_running_empty() -> None:
 
 
 @virtual
-async def test_f22_one_big_tenant_and_a_hundred_small_ones() -> None:
+async def test_t22_one_big_tenant_and_a_hundred_small_ones() -> None:
     async with TaskPool(queue=fair_round_robin("tenant_id")) as pool:
         submits = [("big", {"tenant_id": "big"})] * 200
         submits += [(f"small-{n}", {"tenant_id": f"small-{n}"}) for n in range(100)]
@@ -113,7 +113,7 @@ async def test_f22_one_big_tenant_and_a_hundred_small_ones() -> None:
 
 
 @virtual
-async def test_f22_a_newcomer_waits_at_most_one_round() -> None:
+async def test_t22_a_newcomer_waits_at_most_one_round() -> None:
     async with TaskPool(queue=fair_round_robin()) as pool:
         turns = Turns()
         gate = Gate()
@@ -137,7 +137,7 @@ async def test_f22_a_newcomer_waits_at_most_one_round() -> None:
 
 
 @virtual
-async def test_f22_steady_trickle_against_a_flood() -> None:
+async def test_t22_steady_trickle_against_a_flood() -> None:
     """A tenant that always has just one task queued gets every second turn."""
     async with TaskPool(queue=fair_round_robin()) as pool:
         turns, left = Turns(), 20
@@ -159,11 +159,11 @@ async def test_f22_steady_trickle_against_a_flood() -> None:
     assert turns.order[:40].count("trickle") >= 19
 
 
-# -- B23 ---------------------------------------------------------------------------------
+# -- T23 ---------------------------------------------------------------------------------
 
 
 @virtual
-async def test_b23_shares_follow_the_weights() -> None:
+async def test_t23_shares_follow_the_weights() -> None:
     async with TaskPool(queue=fair_share("tenant_id", weights={"a": 3.0, "b": 1.0})) as pool:
         submits = [(name, {"tenant_id": name}) for _ in range(60) for name in "ab"]
         order = await order_behind_a_gate(pool, *submits)
@@ -172,7 +172,7 @@ async def test_b23_shares_follow_the_weights() -> None:
 
 
 @virtual
-async def test_b23_weights_may_be_a_function() -> None:
+async def test_t23_weights_may_be_a_function() -> None:
     async with TaskPool(queue=fair_share(weights=lambda key: 4 if key == "a" else 1)) as pool:
         order = await order_behind_a_gate(pool, *[(name, {"key": name}) for _ in range(50) for name in "ab"])
     assert order[:40].count("a") == pytest.approx(32, abs=2)
@@ -180,7 +180,7 @@ async def test_b23_weights_may_be_a_function() -> None:
 
 @pytest.mark.parametrize("how", ["option", "function"])
 @virtual
-async def test_b23_a_share_is_measured_by_cost(how: str) -> None:
+async def test_t23_a_share_is_measured_by_cost(how: str) -> None:
     strategy = fair_share(cost=lambda name: 3.0 if name == "a" else 1.0) if how == "function" else fair_share()
     async with TaskPool(queue=strategy) as pool:
         gate, turns = Gate(), Turns()
@@ -194,7 +194,7 @@ async def test_b23_a_share_is_measured_by_cost(how: str) -> None:
 
 
 @virtual
-async def test_b23_it_is_work_conserving() -> None:
+async def test_t23_it_is_work_conserving() -> None:
     async with TaskPool(max_concurrent=4, queue=fair_share(weights={"a": 1, "b": 100})) as pool:
         handles = [await pool.submit(slow, 1, key="a") for _ in range(8)]
         assert [handle.status for handle in handles[:4]] == ["running"] * 4
@@ -203,7 +203,7 @@ async def test_b23_it_is_work_conserving() -> None:
 
 
 @virtual
-async def test_b23_running_work_counts() -> None:
+async def test_t23_running_work_counts() -> None:
     """Who has something expensive running already, has had its share."""
     async with TaskPool(max_concurrent=2, queue=fair_share()) as pool:
         gate, long, turns = Gate(), Gate(), Turns()
@@ -219,7 +219,7 @@ async def test_b23_running_work_counts() -> None:
 
 
 @virtual
-async def test_b23_one_who_was_idle_saves_nothing_up() -> None:
+async def test_t23_one_who_was_idle_saves_nothing_up() -> None:
     async with TaskPool(queue=fair_share()) as pool:
         for _ in range(50):
             await (await pool.submit(quick, key="a"))
@@ -228,19 +228,19 @@ async def test_b23_one_who_was_idle_saves_nothing_up() -> None:
 
 
 @virtual
-async def test_b23_a_weight_that_is_none_is_the_submitters_error() -> None:
+async def test_t23_a_weight_that_is_none_is_the_submitters_error() -> None:
     async with TaskPool(queue=fair_share(weights=lambda key: 0)) as pool:
         with pytest.raises(InvalidArgument, match="weight"):
             await pool.submit(quick, key="a")
         assert pool.snapshot().total == 0
 
 
-# -- B24 ---------------------------------------------------------------------------------
+# -- T24 ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_b24_a_key_has_a_cap_of_its_own(queue: str) -> None:
+async def test_t24_a_key_has_a_cap_of_its_own(queue: str) -> None:
     async with TaskPool(max_concurrent=4, queue=queue, max_concurrent_per_key=1) as pool:
         gate = Gate()
         handles = {name: await pool.submit(gate.wait, key=name[0]) for name in ("a1", "a2", "a3", "b1", "b2")}
@@ -256,7 +256,7 @@ async def test_b24_a_key_has_a_cap_of_its_own(queue: str) -> None:
 
 
 @virtual
-async def test_b24_a_mapping_caps_some_keys() -> None:
+async def test_t24_a_mapping_caps_some_keys() -> None:
     async with TaskPool(max_concurrent=6, max_concurrent_per_key={"a": 2}) as pool:
         gate = Gate()
         handles = [await pool.submit(gate.wait, key=key) for key in "aaabbb"]
@@ -265,7 +265,7 @@ async def test_b24_a_mapping_caps_some_keys() -> None:
 
 
 @virtual
-async def test_b24_a_finished_task_makes_room_for_the_next_of_its_key() -> None:
+async def test_t24_a_finished_task_makes_room_for_the_next_of_its_key() -> None:
     async with TaskPool(max_concurrent=4, queue="fifo", max_concurrent_per_key=1) as pool:
         for key in "aaabbc":
             await pool.submit(slow, 1, key=key)
@@ -275,7 +275,7 @@ async def test_b24_a_finished_task_makes_room_for_the_next_of_its_key() -> None:
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_b24_caps_change_live(queue: str) -> None:
+async def test_t24_caps_change_live(queue: str) -> None:
     async with TaskPool(max_concurrent=5, queue=queue, max_concurrent_per_key=1) as pool:
         gates = [Gate() for _ in range(4)]
         handles = [await pool.submit(gate.wait, key="a") for gate in gates]
@@ -299,7 +299,7 @@ async def test_b24_caps_change_live(queue: str) -> None:
 
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
-async def test_b24_caps_that_come_and_go_keep_the_order(queue: str) -> None:
+async def test_t24_caps_that_come_and_go_keep_the_order(queue: str) -> None:
     async def order(change: bool) -> list[Any]:
         async with TaskPool(queue=queue) as pool:
             gate, turns = Gate(), Turns()
@@ -318,7 +318,7 @@ async def test_b24_caps_that_come_and_go_keep_the_order(queue: str) -> None:
 
 
 @virtual
-async def test_b24_the_cap_holds_for_the_key_the_strategy_names() -> None:
+async def test_t24_the_cap_holds_for_the_key_the_strategy_names() -> None:
     async with TaskPool(max_concurrent=3, queue=fair_round_robin("tenant_id"), max_concurrent_per_key=1) as pool:
         gate = Gate()
         handles = [await pool.submit(gate.wait, tenant_id="t", key=key) for key in "xyz"]
@@ -327,7 +327,7 @@ async def test_b24_the_cap_holds_for_the_key_the_strategy_names() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "one", True, {"a": 0}, {"a": "x"}])
-def test_b24_caps_are_checked(bad: Any) -> None:
+def test_t24_caps_are_checked(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="max_concurrent_per_key"):
         TaskPool("capped", max_concurrent_per_key=bad)
     assert pool_get("capped") is None
@@ -342,7 +342,7 @@ def test_b24_caps_are_checked(bad: Any) -> None:
 
 
 @virtual
-async def test_b24_a_task_between_attempts_gives_its_key_back() -> None:
+async def test_t24_a_task_between_attempts_gives_its_key_back() -> None:
     async with TaskPool(max_concurrent=2, queue="fifo", max_concurrent_per_key=1) as pool:
         calls: list[str] = []
 

@@ -1,4 +1,4 @@
-"""S04: every way to say which queue and which backpressure, and every way to say it wrongly."""
+"""T04: every way to say which queue and which backpressure, and every way to say it wrongly."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def backpressure_of(backpressure: Any) -> dict[str, Any]:
         (fifo, "fifo"),
     ],
 )
-def test_s04_a_queue_by_object_name_dict_or_namespace(queue: Any, kind: str) -> None:
+def test_t04_a_queue_by_object_name_dict_or_namespace(queue: Any, kind: str) -> None:
     assert queue_of(queue)["kind"] == kind
 
 
@@ -86,12 +86,12 @@ def test_s04_a_queue_by_object_name_dict_or_namespace(queue: Any, kind: str) -> 
         (fair_share("tenant_id"), "tenant_id"),
     ],
 )
-def test_s04_a_fair_queue_says_by_which_key(queue: Any, key: str) -> None:
+def test_t04_a_fair_queue_says_by_which_key(queue: Any, key: str) -> None:
     assert queue_of(queue)["key"] == key
 
 
 @pytest.mark.parametrize("bad", ["filo", "", "FIFO", 3, None, [], {"kind": "filo"}, {}, object()])
-def test_s04_an_unknown_queue_names_the_choices(bad: Any) -> None:
+def test_t04_an_unknown_queue_names_the_choices(bad: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         TaskPool("wrong", queue=bad)
     for name in ("fifo", "priority", "lifo", "fair_round_robin"):
@@ -100,7 +100,7 @@ def test_s04_an_unknown_queue_names_the_choices(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"kind": "fifo", "key": "x"}, {"kind": "fair_round_robin", "keys": "x"}])
-def test_s04_a_queue_with_options_it_does_not_have(bad: Any) -> None:
+def test_t04_a_queue_with_options_it_does_not_have(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="key"):
         TaskPool(queue=bad)
 
@@ -121,7 +121,7 @@ def test_s04_a_queue_with_options_it_does_not_have(bad: Any) -> None:
         "labels",
     ],
 )
-def test_s10_a_fairness_key_is_no_other_option(option: str) -> None:
+def test_t10_a_fairness_key_is_no_other_option(option: str) -> None:
     with pytest.raises(InvalidArgument, match=option):
         fair_round_robin(option)
     with pytest.raises(InvalidArgument, match=option):
@@ -131,7 +131,7 @@ def test_s10_a_fairness_key_is_no_other_option(option: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "  ", "tenant id", "7up", None, 3])
-def test_s10_a_fairness_key_can_be_written_as_a_keyword(bad: Any) -> None:
+def test_t10_a_fairness_key_can_be_written_as_a_keyword(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="key"):
         fair_round_robin(bad)
 
@@ -166,18 +166,18 @@ def test_s10_a_fairness_key_can_be_written_as_a_keyword(bad: Any) -> None:
         (Backpressure.queue(100), {"kind": "queue", "max_depth": 100, "on_full": "block_submitter"}),
     ],
 )
-def test_s04_backpressure_by_object_name_dict_or_namespace(backpressure: Any, shown: dict[str, Any]) -> None:
+def test_t04_backpressure_by_object_name_dict_or_namespace(backpressure: Any, shown: dict[str, Any]) -> None:
     assert backpressure_of(backpressure) == shown
 
 
 @pytest.mark.parametrize("on_full", POLICIES)
-def test_s04_every_policy_of_a_full_queue(on_full: Any) -> None:
+def test_t04_every_policy_of_a_full_queue(on_full: Any) -> None:
     assert backpressure_of(backpressure_queue(2, on_full))["on_full"] == on_full
     assert backpressure_of(backpressure_queue(2, on_full=on_full))["on_full"] == on_full
 
 
 @pytest.mark.parametrize("bad", ["drop", "", None, 3, "BLOCK_SUBMITTER"])
-def test_s04_an_unknown_on_full_names_the_choices(bad: Any) -> None:
+def test_t04_an_unknown_on_full_names_the_choices(bad: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         backpressure_queue(3, bad)
     assert all(name in str(caught.value) for name in POLICIES)
@@ -187,7 +187,7 @@ def test_s04_an_unknown_on_full_names_the_choices(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", ["block", "", 5, [], {"max_depth": 3}, {"kind": "box"}, object(), True])
-def test_s04_an_unknown_backpressure_names_the_choices(bad: Any) -> None:
+def test_t04_an_unknown_backpressure_names_the_choices(bad: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         TaskPool("wrong", backpressure=bad)
     assert all(name in str(caught.value) for name in ("queue", "ring_buffer", "fail_fast", "unbounded"))
@@ -195,7 +195,7 @@ def test_s04_an_unknown_backpressure_names_the_choices(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5, "many", None, True])
-def test_s04_a_depth_is_a_whole_number_of_at_least_one(depth: Any) -> None:
+def test_t04_a_depth_is_a_whole_number_of_at_least_one(depth: Any) -> None:
     with pytest.raises(InvalidArgument, match="max_depth"):
         backpressure_queue(depth)
     with pytest.raises(InvalidArgument, match="capacity"):
@@ -207,13 +207,13 @@ def test_s04_a_depth_is_a_whole_number_of_at_least_one(depth: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", ["queue", "ring_buffer", {"kind": "queue"}, {"kind": "fail_fast", "max_depth": 3}])
-def test_s04_backpressure_with_too_little_or_too_much(bad: Any) -> None:
+def test_t04_backpressure_with_too_little_or_too_much(bad: Any) -> None:
     with pytest.raises(InvalidArgument):
         TaskPool("wrong", backpressure=bad)
     assert pool_get("wrong") is None
 
 
-def test_s04_strategies_and_policies_are_frozen_values() -> None:
+def test_t04_strategies_and_policies_are_frozen_values() -> None:
     assert fifo() == fifo()
     assert fair_round_robin("a") != fair_round_robin("b")
     assert backpressure_queue(3) == backpressure_queue(3)
@@ -224,7 +224,7 @@ def test_s04_strategies_and_policies_are_frozen_values() -> None:
 @pytest.mark.parametrize(
     "bad", [{"weights": 3}, {"weights": {"a": 0}}, {"weights": {"a": -1}}, {"cost": 0}, {"cost": "x"}]
 )
-def test_b23_weights_and_costs_are_checked(bad: dict[str, Any]) -> None:
+def test_t23_weights_and_costs_are_checked(bad: dict[str, Any]) -> None:
     with pytest.raises((InvalidArgument, TypeError)) as caught:
         fair_share("tenant_id", **bad)
     assert "weight" in str(caught.value) or "cost" in str(caught.value)

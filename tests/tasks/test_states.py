@@ -1,4 +1,4 @@
-"""S40, S41: waiting for tasks, and the states they go through."""
+"""T40, T41: waiting for tasks, and the states they go through."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headgate.tasks import PoolDequeue, PoolFinish
 from headgate.testing import capture_events, settle, virtual
 from tests.tasks.support import AUDIT, Flaky, Gate, Turns, broken, counts, quick, slow
 
-# -- S40 ---------------------------------------------------------------------------------
+# -- T40 ---------------------------------------------------------------------------------
 
 
 @virtual
-async def test_s40_pool_wait_returns_the_final_snapshot() -> None:
+async def test_t40_pool_wait_returns_the_final_snapshot() -> None:
     async with TaskPool("waited") as pool:
         handle = await pool.submit(slow, 10, 42, key="k")
         shown = await pool_wait(handle)
@@ -43,7 +43,7 @@ async def test_s40_pool_wait_returns_the_final_snapshot() -> None:
 
 
 @virtual
-async def test_s40_it_never_raises_for_the_tasks_own_end() -> None:
+async def test_t40_it_never_raises_for_the_tasks_own_end() -> None:
     async with TaskPool(backpressure=ring_buffer(2)) as pool:
         error = LookupError("mine")
         cancelled = await pool.submit(slow, 60)
@@ -62,7 +62,7 @@ async def test_s40_it_never_raises_for_the_tasks_own_end() -> None:
 
 
 @virtual
-async def test_s40_a_list_gives_a_list_in_input_order() -> None:
+async def test_t40_a_list_gives_a_list_in_input_order() -> None:
     async with TaskPool(max_concurrent=5) as pool:
         handles = [await pool.submit(slow, 5 - n, n) for n in range(5)]
         assert [one.result for one in await pool_wait(handles)] == [0, 1, 2, 3, 4]
@@ -73,7 +73,7 @@ async def test_s40_a_list_gives_a_list_in_input_order() -> None:
 
 
 @virtual
-async def test_s40_what_has_ended_returns_at_once() -> None:
+async def test_t40_what_has_ended_returns_at_once() -> None:
     async with TaskPool() as pool:
         handle = await pool.submit(quick)
         await handle
@@ -84,26 +84,26 @@ async def test_s40_what_has_ended_returns_at_once() -> None:
         assert turned == []
 
 
-def test_s40_wait_agent_is_the_same_function() -> None:
+def test_t40_wait_agent_is_the_same_function() -> None:
     assert wait_agent is pool_wait
 
 
 @pytest.mark.parametrize("bad", [None, 3, "id", [3], [None], object()])
 @virtual
-async def test_s40_only_handles_can_be_waited_for(bad: Any) -> None:
+async def test_t40_only_handles_can_be_waited_for(bad: Any) -> None:
     with pytest.raises(InvalidType):
         await pool_wait(bad)
 
 
 @virtual
-async def test_s40_handles_of_several_pools() -> None:
+async def test_t40_handles_of_several_pools() -> None:
     async with TaskPool("one") as one, TaskPool("two") as two:
         shown = await pool_wait([await one.submit(slow, 2), await two.submit(slow, 1)])
         assert [each.pool for each in shown] == ["one", "two"]
 
 
 @virtual
-async def test_s40_cancelling_the_wait_leaves_the_tasks_alone() -> None:
+async def test_t40_cancelling_the_wait_leaves_the_tasks_alone() -> None:
     async with TaskPool(max_concurrent=2) as pool:
         handles = [await pool.submit(slow, 10) for _ in range(3)]
         with pytest.raises(TimeoutError):
@@ -111,7 +111,7 @@ async def test_s40_cancelling_the_wait_leaves_the_tasks_alone() -> None:
         assert {handle.status for handle in handles} == {"running", "queued"}
 
 
-# -- S41: moves --------------------------------------------------------------------------
+# -- T41: moves --------------------------------------------------------------------------
 
 
 def story(handle: TaskHandle[Any], seen: list[str]) -> None:
@@ -149,13 +149,13 @@ async def told(pool: TaskPool, body: Any, *args: Any, stop: float | None = None,
     ],
 )
 @virtual
-async def test_s41_every_way_from_queued(expected: list[str], body: Any, args: Any, options: Any) -> None:
+async def test_t41_every_way_from_queued(expected: list[str], body: Any, args: Any, options: Any) -> None:
     async with TaskPool() as pool:
         assert await told(pool, body, *args, **options) == expected
 
 
 @virtual
-async def test_s41_queued_to_rejected() -> None:
+async def test_t41_queued_to_rejected() -> None:
     async with TaskPool(backpressure=ring_buffer(1)) as pool:
         await pool.submit(slow, 1)
         handle = await pool.submit(quick)
@@ -165,7 +165,7 @@ async def test_s41_queued_to_rejected() -> None:
 
 
 @virtual
-async def test_s41_running_to_queued_to_running_on_a_retry() -> None:
+async def test_t41_running_to_queued_to_running_on_a_retry() -> None:
     async with TaskPool() as pool:
         gates, seen = [Gate(), Gate()], []
 
@@ -192,7 +192,7 @@ async def test_s41_running_to_queued_to_running_on_a_retry() -> None:
 
 
 @virtual
-async def test_s41_a_retry_comes_back_to_the_head_of_its_partition() -> None:
+async def test_t41_a_retry_comes_back_to_the_head_of_its_partition() -> None:
     for queue in ("fifo", "priority", "lifo", "fair_round_robin", "fair_share"):
         async with TaskPool(queue=queue) as pool:
             order: list[str] = []
@@ -212,7 +212,7 @@ async def test_s41_a_retry_comes_back_to_the_head_of_its_partition() -> None:
 
 
 @virtual
-async def test_s41_a_retry_does_not_pass_a_higher_priority_or_another_tenants_turn() -> None:
+async def test_t41_a_retry_does_not_pass_a_higher_priority_or_another_tenants_turn() -> None:
     async with TaskPool() as pool:
         order: list[str] = []
 
@@ -238,7 +238,7 @@ async def test_s41_a_retry_does_not_pass_a_higher_priority_or_another_tenants_tu
 
 
 @virtual
-async def test_s41_a_timeout_is_a_failed_attempt_and_each_attempt_has_its_own() -> None:
+async def test_t41_a_timeout_is_a_failed_attempt_and_each_attempt_has_its_own() -> None:
     async with TaskPool() as pool:
         calls: list[float] = []
 
@@ -252,7 +252,7 @@ async def test_s41_a_timeout_is_a_failed_attempt_and_each_attempt_has_its_own() 
 
 
 @virtual
-async def test_s41_a_retry_does_not_begin_after_its_deadline() -> None:
+async def test_t41_a_retry_does_not_begin_after_its_deadline() -> None:
     async with TaskPool() as pool:
         calls: list[float] = []
 
@@ -269,7 +269,7 @@ async def test_s41_a_retry_does_not_begin_after_its_deadline() -> None:
 
 
 @virtual
-async def test_s41_a_full_queue_takes_a_retry_back() -> None:
+async def test_t41_a_full_queue_takes_a_retry_back() -> None:
     for on_full in ("block_submitter", "fail_submitter", "drop_newest"):
         async with TaskPool(backpressure=backpressure_queue(1, on_full)) as pool:
             gate, flaky = Gate(), Flaky(1)
@@ -285,7 +285,7 @@ async def test_s41_a_full_queue_takes_a_retry_back() -> None:
 
 
 @virtual
-async def test_s41_one_terminal_state_ever() -> None:
+async def test_t41_one_terminal_state_ever() -> None:
     """Whatever happens at once: an end, a cancel, a timeout, a deadline, a drop."""
     with capture_events(AUDIT) as events:
         async with TaskPool(max_concurrent=3, backpressure=ring_buffer(5)) as pool:
@@ -309,7 +309,7 @@ async def test_s41_one_terminal_state_ever() -> None:
 
 
 @virtual
-async def test_s41_a_timeout_and_a_cancel_at_once_give_one_end() -> None:
+async def test_t41_a_timeout_and_a_cancel_at_once_give_one_end() -> None:
     async with TaskPool() as pool:
         handle = await pool.submit(slow, 60, timeout=5)
         asyncio.get_running_loop().call_later(5, handle.cancel)
@@ -318,7 +318,7 @@ async def test_s41_a_timeout_and_a_cancel_at_once_give_one_end() -> None:
 
 
 @virtual
-async def test_s41_a_cancel_in_the_turn_in_which_the_body_ends() -> None:
+async def test_t41_a_cancel_in_the_turn_in_which_the_body_ends() -> None:
     async with TaskPool() as pool:
         handle, behind = await pool.submit(slow, 5), await pool.submit(slow, 1)
         asyncio.get_running_loop().call_at(5, handle.cancel)
@@ -327,7 +327,7 @@ async def test_s41_a_cancel_in_the_turn_in_which_the_body_ends() -> None:
 
 
 @virtual
-async def test_s41_base_exceptions_of_a_body_do_not_lose_the_slot() -> None:
+async def test_t41_base_exceptions_of_a_body_do_not_lose_the_slot() -> None:
     class Odd(BaseException):
         pass
 
@@ -343,7 +343,7 @@ async def test_s41_base_exceptions_of_a_body_do_not_lose_the_slot() -> None:
 
 
 @virtual
-async def test_s41_attempts_that_are_told_are_attempts_that_ran() -> None:
+async def test_t41_attempts_that_are_told_are_attempts_that_ran() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(max_concurrent=2) as pool:
             turns = Turns()

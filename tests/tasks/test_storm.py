@@ -233,18 +233,18 @@ def weather(seeds: range, tasks: int, **options: Any) -> None:
         raise ExceptionGroup(f"{len(failed)} of {len(seeds)} seeds", failed)
 
 
-def test_s41_f42_a_storm_of_cancels_loses_nothing(scale: float) -> None:
+def test_t41_t42_a_storm_of_cancels_loses_nothing(scale: float) -> None:
     seeds, tasks = min(40, max(2, int(200 * scale))), max(1000, int(10_000 * scale))
     weather(range(seeds), tasks)
 
 
-def test_f42_a_storm_without_cut_waits_never_runs_more_bodies_than_slots(scale: float) -> None:
+def test_t42_a_storm_without_cut_waits_never_runs_more_bodies_than_slots(scale: float) -> None:
     """Not by the counters but by the bodies themselves. A wait that is cut short goes on without a slot."""
     weather(range(1000, 1000 + max(2, int(50 * scale))), 300, cut_waits=False)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_s01b_a_storm_ends_when_the_pool_is_closed(seed: int) -> None:
+def test_t01b_a_storm_ends_when_the_pool_is_closed(seed: int) -> None:
     async def main() -> None:
         storm = Storm(seed, 300)
         blowing = asyncio.create_task(storm.blow())

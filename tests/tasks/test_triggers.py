@@ -1,4 +1,4 @@
-"""S70: from an event to a task in a named pool."""
+"""T70: from an event to a task in a named pool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def stream(*events: Any) -> AsyncIterator[Any]:
 
 
 @virtual
-async def test_s70_a_handler_submits_what_the_factory_makes() -> None:
+async def test_t70_a_handler_submits_what_the_factory_makes() -> None:
     async with TaskPool("review"):
         handler = spawn_to_pool("review", work)
         handle = await handler({"pr": 7})
@@ -52,7 +52,7 @@ async def test_s70_a_handler_submits_what_the_factory_makes() -> None:
 
 
 @virtual
-async def test_s70_every_kind_of_function_may_be_made() -> None:
+async def test_t70_every_kind_of_function_may_be_made() -> None:
     async with TaskPool("review"):
         assert await (await spawn_to_pool("review", lambda event: lambda: event + 1)(1)) == 2
         assert await (await spawn_to_pool("review", lambda event: lambda: slow(1, event))(3)) == 3
@@ -76,7 +76,7 @@ async def test_s70_every_kind_of_function_may_be_made() -> None:
     ],
 )
 @virtual
-async def test_s70_a_dotted_path_picks_the_key(path: str, event: Any, found: Any) -> None:
+async def test_t70_a_dotted_path_picks_the_key(path: str, event: Any, found: Any) -> None:
     async with TaskPool("review"):
         handle = await spawn_to_pool("review", work, key_from=path)(event)
         assert handle.key == found
@@ -109,7 +109,7 @@ async def test_s70_a_dotted_path_picks_the_key(path: str, event: Any, found: Any
     ],
 )
 @virtual
-async def test_s70_priority_is_coerced(value: Any, priority: int) -> None:
+async def test_t70_priority_is_coerced(value: Any, priority: int) -> None:
     async with TaskPool("review"):
         handle = await spawn_to_pool("review", work, priority_from="pr.urgency")({"pr": {"urgency": value}})
         assert handle.snapshot().priority == priority
@@ -117,13 +117,13 @@ async def test_s70_priority_is_coerced(value: Any, priority: int) -> None:
 
 
 @virtual
-async def test_s70_a_missing_priority_is_zero() -> None:
+async def test_t70_a_missing_priority_is_zero() -> None:
     async with TaskPool("review"):
         assert (await spawn_to_pool("review", work, priority_from="a.0.b")({})).snapshot().priority == 0
 
 
 @virtual
-async def test_s70_the_strategy_is_not_bypassed() -> None:
+async def test_t70_the_strategy_is_not_bypassed() -> None:
     async with TaskPool("review") as pool:
         gate, turns = Gate(), Turns()
         await pool.submit(gate.wait)
@@ -145,7 +145,7 @@ async def test_s70_the_strategy_is_not_bypassed() -> None:
 
 
 @virtual
-async def test_s70_backpressure_is_not_bypassed() -> None:
+async def test_t70_backpressure_is_not_bypassed() -> None:
     handler = spawn_to_pool("review", work)
     async with TaskPool("review", backpressure=backpressure_queue(1, "fail_submitter")) as pool:
         for _ in range(2):
@@ -170,7 +170,7 @@ async def test_s70_backpressure_is_not_bypassed() -> None:
 
 
 @virtual
-async def test_s70_a_missing_pool_raises_from_the_handler() -> None:
+async def test_t70_a_missing_pool_raises_from_the_handler() -> None:
     handler = spawn_to_pool("nowhere", work)  # made before the pool is
     with pytest.raises(HeadgateError, match="nowhere"):
         await handler(1)
@@ -181,7 +181,7 @@ async def test_s70_a_missing_pool_raises_from_the_handler() -> None:
 
 
 @virtual
-async def test_s70_a_failing_factory_raises_from_the_handler() -> None:
+async def test_t70_a_failing_factory_raises_from_the_handler() -> None:
     async with TaskPool("review") as pool:
         with pytest.raises(ZeroDivisionError):
             await spawn_to_pool("review", lambda event: 1 / 0)(1)  # type: ignore[arg-type, return-value]
@@ -208,7 +208,7 @@ async def test_s70_a_failing_factory_raises_from_the_handler() -> None:
         {"key_from": []},
     ],
 )
-def test_s70_arguments_are_checked(bad: dict[str, Any]) -> None:
+def test_t70_arguments_are_checked(bad: dict[str, Any]) -> None:
     good = {"pool_name": "review", "factory": work}
     with pytest.raises((InvalidArgument, InvalidType), match=next(iter(bad))):
         spawn_to_pool(**{**good, **bad})
@@ -218,7 +218,7 @@ def test_s70_arguments_are_checked(bad: dict[str, Any]) -> None:
 
 
 @virtual
-async def test_s70_consume_goes_on_with_the_next_event() -> None:
+async def test_t70_consume_goes_on_with_the_next_event() -> None:
     def factory(event: int) -> Any:
         if event == 2:
             raise LookupError("event two")
@@ -234,7 +234,7 @@ async def test_s70_consume_goes_on_with_the_next_event() -> None:
 
 
 @virtual
-async def test_s70_consume_tells_async_listeners_of_policies_too() -> None:
+async def test_t70_consume_tells_async_listeners_of_policies_too() -> None:
     async with TaskPool("review", backpressure=fail_fast()) as pool:
         told: list[Any] = []
 
@@ -247,7 +247,7 @@ async def test_s70_consume_tells_async_listeners_of_policies_too() -> None:
         assert told == [(1, PoolBusy), (2, PoolBusy)]
 
 
-def test_s70_consume_without_a_listener_logs(caplog: pytest.LogCaptureFixture) -> None:
+def test_t70_consume_without_a_listener_logs(caplog: pytest.LogCaptureFixture) -> None:
     @virtual
     async def check() -> None:
         await spawn_to_pool("nowhere", work).consume(stream(1, 2))
@@ -257,7 +257,7 @@ def test_s70_consume_without_a_listener_logs(caplog: pytest.LogCaptureFixture) -
 
 
 @virtual
-async def test_s70_consume_is_held_back_by_the_pool() -> None:
+async def test_t70_consume_is_held_back_by_the_pool() -> None:
     taken: list[int] = []
 
     async def events() -> AsyncIterator[int]:
@@ -275,7 +275,7 @@ async def test_s70_consume_is_held_back_by_the_pool() -> None:
 
 
 @virtual
-async def test_s70_consume_can_be_cancelled_and_a_broken_source_is_raised() -> None:
+async def test_t70_consume_can_be_cancelled_and_a_broken_source_is_raised() -> None:
     async def broken_source() -> AsyncIterator[int]:
         yield 1
         raise LookupError("source")

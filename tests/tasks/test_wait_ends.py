@@ -1,4 +1,4 @@
-"""F42: waits that could never end, waits that are cut short, and what a resize, a close or a retry does to lenders."""
+"""T42: waits that could never end, waits that are cut short, and what a resize, a close or a retry does to lenders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def labels(error: BaseException, name: str) -> list[str]:
 
 
 @virtual
-async def test_f42_a_task_that_waits_for_itself() -> None:
+async def test_t42_a_task_that_waits_for_itself() -> None:
     async with TaskPool("ring") as pool:
         mine: list[TaskHandle[Any]] = []
 
@@ -42,7 +42,7 @@ async def test_f42_a_task_that_waits_for_itself() -> None:
 @pytest.mark.parametrize("slots", [1, 10])
 @pytest.mark.parametrize("wait", ["await", "pool_wait"])
 @virtual
-async def test_f42_tasks_that_wait_for_each_other(length: int, slots: int, wait: str) -> None:
+async def test_t42_tasks_that_wait_for_each_other(length: int, slots: int, wait: str) -> None:
     async with TaskPool("ring", max_concurrent=slots) as pool:
         handles: list[TaskHandle[Any]] = []
         raised: list[BaseException] = []
@@ -72,7 +72,7 @@ async def test_f42_tasks_that_wait_for_each_other(length: int, slots: int, wait:
 
 
 @virtual
-async def test_f42_a_cycle_over_two_pools() -> None:
+async def test_t42_a_cycle_over_two_pools() -> None:
     async with TaskPool("left") as left, TaskPool("right") as right:
         handles: dict[str, TaskHandle[Any]] = {}
 
@@ -90,7 +90,7 @@ async def test_f42_a_cycle_over_two_pools() -> None:
 
 
 @virtual
-async def test_f42_a_child_that_waits_for_its_parent() -> None:
+async def test_t42_a_child_that_waits_for_its_parent() -> None:
     async with TaskPool() as pool:
         parents: list[TaskHandle[Any]] = []
 
@@ -107,7 +107,7 @@ async def test_f42_a_child_that_waits_for_its_parent() -> None:
 
 
 @virtual
-async def test_f42_a_list_with_a_cycle_begins_no_wait_at_all() -> None:
+async def test_t42_a_list_with_a_cycle_begins_no_wait_at_all() -> None:
     async with TaskPool() as pool:
         mine: list[TaskHandle[Any]] = []
 
@@ -125,7 +125,7 @@ async def test_f42_a_list_with_a_cycle_begins_no_wait_at_all() -> None:
 
 
 @virtual
-async def test_f42_a_diamond_is_no_cycle() -> None:
+async def test_t42_a_diamond_is_no_cycle() -> None:
     async with TaskPool() as pool:
         bottom = await pool.submit(slow, 1, "bottom", delay=1)
 
@@ -139,7 +139,7 @@ async def test_f42_a_diamond_is_no_cycle() -> None:
 
 
 @virtual
-async def test_f42_a_wait_that_is_over_is_in_no_cycle() -> None:
+async def test_t42_a_wait_that_is_over_is_in_no_cycle() -> None:
     async with TaskPool(max_concurrent=2) as pool:
         handles: dict[str, TaskHandle[Any]] = {}
         gate = Gate()
@@ -166,7 +166,7 @@ async def test_f42_a_wait_that_is_over_is_in_no_cycle() -> None:
 
 
 @virtual
-async def test_f42_cancelling_a_waiter_leaves_the_awaited_alone() -> None:
+async def test_t42_cancelling_a_waiter_leaves_the_awaited_alone() -> None:
     async with TaskPool() as pool:
         children: list[TaskHandle[Any]] = []
 
@@ -186,7 +186,7 @@ async def test_f42_cancelling_a_waiter_leaves_the_awaited_alone() -> None:
 
 
 @virtual
-async def test_f42_a_timeout_runs_on_while_it_waits() -> None:
+async def test_t42_a_timeout_runs_on_while_it_waits() -> None:
     async with TaskPool() as pool:
         children: list[TaskHandle[Any]] = []
 
@@ -202,7 +202,7 @@ async def test_f42_a_timeout_runs_on_while_it_waits() -> None:
 
 
 @virtual
-async def test_f42_a_deadline_runs_on_while_it_waits() -> None:
+async def test_t42_a_deadline_runs_on_while_it_waits() -> None:
     async with TaskPool() as pool:
 
         async def parent() -> Any:
@@ -215,7 +215,7 @@ async def test_f42_a_deadline_runs_on_while_it_waits() -> None:
 
 
 @virtual
-async def test_f42_a_task_may_stop_waiting_and_cancel_the_child_that_has_its_slot() -> None:
+async def test_t42_a_task_may_stop_waiting_and_cancel_the_child_that_has_its_slot() -> None:
     async with TaskPool() as pool:
 
         async def parent() -> str:
@@ -234,7 +234,7 @@ async def test_f42_a_task_may_stop_waiting_and_cancel_the_child_that_has_its_slo
 
 
 @virtual
-async def test_f42_a_cancelled_lender_that_stood_for_its_slot_leaves_the_line() -> None:
+async def test_t42_a_cancelled_lender_that_stood_for_its_slot_leaves_the_line() -> None:
     async with TaskPool(max_concurrent=1) as pool, TaskPool("other") as other:
         gate = Gate()
         foreign = await other.submit(gate.wait)
@@ -257,7 +257,7 @@ async def test_f42_a_cancelled_lender_that_stood_for_its_slot_leaves_the_line() 
 
 
 @virtual
-async def test_f42_a_failed_child_raises_in_the_parent_which_has_its_slot_again() -> None:
+async def test_t42_a_failed_child_raises_in_the_parent_which_has_its_slot_again() -> None:
     async with TaskPool() as pool:
 
         async def child() -> None:
@@ -272,7 +272,7 @@ async def test_f42_a_failed_child_raises_in_the_parent_which_has_its_slot_again(
 
 
 @virtual
-async def test_f42_a_retry_of_a_parent_begins_clean() -> None:
+async def test_t42_a_retry_of_a_parent_begins_clean() -> None:
     async with TaskPool() as pool:
         calls: list[int] = []
 
@@ -289,7 +289,7 @@ async def test_f42_a_retry_of_a_parent_begins_clean() -> None:
 
 
 @virtual
-async def test_f42_shrinking_under_lenders_keeps_the_cap() -> None:
+async def test_t42_shrinking_under_lenders_keeps_the_cap() -> None:
     async with TaskPool(max_concurrent=4) as pool:
 
         async def node(depth: int) -> int:
@@ -308,7 +308,7 @@ async def test_f42_shrinking_under_lenders_keeps_the_cap() -> None:
 
 
 @virtual
-async def test_f42_close_lets_parents_finish_their_children() -> None:
+async def test_t42_close_lets_parents_finish_their_children() -> None:
     pool = TaskPool()
 
     async def parent() -> Any:
@@ -325,7 +325,7 @@ async def test_f42_close_lets_parents_finish_their_children() -> None:
 
 
 @virtual
-async def test_f42_close_with_cancel_ends_a_tree() -> None:
+async def test_t42_close_with_cancel_ends_a_tree() -> None:
     pool = TaskPool(max_concurrent=2)
 
     async def node(depth: int) -> Any:
@@ -343,7 +343,7 @@ async def test_f42_close_with_cancel_ends_a_tree() -> None:
 
 
 @virtual
-async def test_f42_a_lender_whose_key_is_at_its_cap_meanwhile_waits_for_its_key() -> None:
+async def test_t42_a_lender_whose_key_is_at_its_cap_meanwhile_waits_for_its_key() -> None:
     async with TaskPool(max_concurrent=3, max_concurrent_per_key=1) as pool, TaskPool("other") as other:
         times: list[float] = []
 
@@ -364,7 +364,7 @@ async def test_f42_a_lender_whose_key_is_at_its_cap_meanwhile_waits_for_its_key(
 
 
 @pytest.mark.integration
-def test_f42_a_thread_that_waits_through_the_loop_lends_its_slot() -> None:
+def test_t42_a_thread_that_waits_through_the_loop_lends_its_slot() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with TaskPool() as pool:
@@ -382,7 +382,7 @@ def test_f42_a_thread_that_waits_through_the_loop_lends_its_slot() -> None:
 
 
 @virtual
-async def test_f42_a_lender_cancelled_in_the_moment_it_gets_its_slot_back_gives_it_on() -> None:
+async def test_t42_a_lender_cancelled_in_the_moment_it_gets_its_slot_back_gives_it_on() -> None:
     async with TaskPool() as pool:
 
         async def parent() -> Any:

@@ -41,7 +41,7 @@ def script(tmp_path: Path, body: str, **environment: str) -> subprocess.Complete
 # -- starting ---------------------------------------------------------------------------------------------------------
 
 
-def test_b26_a_start_that_fails_leaves_the_current_folder_alone(
+def test_w26_a_start_that_fails_leaves_the_current_folder_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "precious").write_text("mine")
@@ -57,7 +57,7 @@ def test_b26_a_start_that_fails_leaves_the_current_folder_alone(
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_f33_pools_that_start_at_once_do_not_sweep_each_other(runtime: Path, scale: float) -> None:
+def test_w33_pools_that_start_at_once_do_not_sweep_each_other(runtime: Path, scale: float) -> None:
     async def one() -> None:
         async with WorkerPool(spawn=1):
             assert await jobs.add(1, 2) == 3
@@ -70,7 +70,7 @@ def test_f33_pools_that_start_at_once_do_not_sweep_each_other(runtime: Path, sca
     assert [name for name in os.listdir(runtime) if name.startswith((NEW, PREFIX))] == []
 
 
-def test_b52_many_open_descriptors_are_no_hindrance() -> None:
+def test_w52_many_open_descriptors_are_no_hindrance() -> None:
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
 
     async def main() -> None:
@@ -87,7 +87,7 @@ def test_b52_many_open_descriptors_are_no_hindrance() -> None:
 # -- leaving ----------------------------------------------------------------------------------------------------------
 
 
-def test_s35_a_busy_loop_of_another_thread_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w35_a_busy_loop_of_another_thread_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.workers.pool._LAST", 0.2)
     went = threading.Event()
 
@@ -108,7 +108,7 @@ def test_s35_a_busy_loop_of_another_thread_does_not_hold_the_exit(monkeypatch: p
     run(main)
 
 
-def test_s35_leaving_during_a_resize_is_not_held_by_what_leaves() -> None:
+def test_w35_leaving_during_a_resize_is_not_held_by_what_leaves() -> None:
     async def main() -> None:
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012
             async with WorkerPool(spawn=2) as pool:
@@ -128,7 +128,7 @@ def test_s35_leaving_during_a_resize_is_not_held_by_what_leaves() -> None:
     run(main)
 
 
-def test_b26_resizes_at_once_take_turns() -> None:
+def test_w26_resizes_at_once_take_turns() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=3) as pool:
             await asyncio.gather(pool.resize(1), pool.resize(1), pool.resize(2))
@@ -138,7 +138,7 @@ def test_b26_resizes_at_once_take_turns() -> None:
     run(main)
 
 
-def test_s25_pools_may_be_left_in_another_order() -> None:
+def test_w25_pools_may_be_left_in_another_order() -> None:
     async def main() -> None:
         outer, inner = WorkerPool(spawn=1), WorkerPool(spawn=1)
         await outer.__aenter__()
@@ -153,7 +153,7 @@ def test_s25_pools_may_be_left_in_another_order() -> None:
     run(main)
 
 
-def test_s24_a_worker_that_stops_is_waited_for_to_be_replaced() -> None:
+def test_w24_a_worker_that_stops_is_waited_for_to_be_replaced() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             done = 0
@@ -172,7 +172,7 @@ def test_s24_a_worker_that_stops_is_waited_for_to_be_replaced() -> None:
     run(main)
 
 
-def test_s22_a_pool_that_cannot_connect_in_time_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w22_a_pool_that_cannot_connect_in_time_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
     stopped: list[int] = []
 
@@ -201,7 +201,7 @@ def test_s22_a_pool_that_cannot_connect_in_time_is_not_left_open(monkeypatch: py
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a subreaper")
-def test_f33_a_daemon_ends_with_its_own_worker_and_not_with_another() -> None:
+def test_w33_a_daemon_ends_with_its_own_worker_and_not_with_another() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             daemons = {}
@@ -237,7 +237,7 @@ def below(pid: int) -> set[int]:
     return found
 
 
-def test_f34_a_client_that_was_stopped_finds_its_calls_again(scale: float) -> None:
+def test_w34_a_client_that_was_stopped_finds_its_calls_again(scale: float) -> None:
     program = """
         import asyncio, os, sys
         import headgate
@@ -275,7 +275,7 @@ def test_f34_a_client_that_was_stopped_finds_its_calls_again(scale: float) -> No
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def test_s03_a_class_of_the_program_is_never_written_over(tmp_path: Path) -> None:
+def test_w03_a_class_of_the_program_is_never_written_over(tmp_path: Path) -> None:
     ran = script(
         tmp_path,
         """
@@ -342,7 +342,7 @@ def test_s03_a_class_of_the_program_is_never_written_over(tmp_path: Path) -> Non
     assert ran.stdout.splitlines() == ["True 2 True", "99", "True 7", "[1, 2]", "None None"]
 
 
-def test_f34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
+def test_w34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
     """None is told that it ran too long, and the first is answered before the last has begun."""
 
     async def main() -> None:
@@ -360,7 +360,7 @@ def test_f34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
     shared(main)
 
 
-def test_s32_a_hook_counts_those_it_let_in() -> None:
+def test_w32_a_hook_counts_those_it_let_in() -> None:
     def five_at_most(context: headgate.BackpressureContext) -> bool:
         return context.active_task_count >= 5
 
@@ -375,7 +375,7 @@ def test_s32_a_hook_counts_those_it_let_in() -> None:
     run(main)
 
 
-def test_s32_a_hook_that_raises_anything_refuses(shared: Shared) -> None:
+def test_w32_a_hook_that_raises_anything_refuses(shared: Shared) -> None:
     def leaves(context: headgate.BackpressureContext) -> bool:
         raise SystemExit(3)
 
@@ -388,7 +388,7 @@ def test_s32_a_hook_that_raises_anything_refuses(shared: Shared) -> None:
     run(main)
 
 
-def test_f42_calls_that_wait_for_room_do_not_wake_each_other_again_and_again(shared: Shared) -> None:
+def test_w42_calls_that_wait_for_room_do_not_wake_each_other_again_and_again(shared: Shared) -> None:
     async def main() -> None:
         payload = b"x" * 20_000
         before = time.process_time()
@@ -399,7 +399,7 @@ def test_f42_calls_that_wait_for_room_do_not_wake_each_other_again_and_again(sha
     shared(main)
 
 
-def test_s04_a_function_run_here_may_raise_stop_iteration() -> None:
+def test_w04_a_function_run_here_may_raise_stop_iteration() -> None:
     @routine
     def stops() -> None:
         raise StopIteration
@@ -411,7 +411,7 @@ def test_s04_a_function_run_here_may_raise_stop_iteration() -> None:
     run(main)
 
 
-def test_s03_private_methods_and_properties_travel_by_name(shared: Shared) -> None:
+def test_w03_private_methods_and_properties_travel_by_name(shared: Shared) -> None:
     async def main() -> None:
         assert os.getpid() not in await attack_jobs.Held().ask()
         form = attack_jobs.Held._Held__private.__headgate_routine__.traveller._form  # type: ignore[attr-defined]
@@ -420,7 +420,7 @@ def test_s03_private_methods_and_properties_travel_by_name(shared: Shared) -> No
     shared(main)
 
 
-def test_s40_a_balancer_with_a_mind_of_its_own_is_asked() -> None:
+def test_w40_a_balancer_with_a_mind_of_its_own_is_asked() -> None:
     class Stubborn(headgate.RoundRobinLoadBalancer):
         def order(self, task: Any, workers: Any) -> Any:
             return sorted(workers, key=lambda worker: worker.pid)[:1]
@@ -435,7 +435,7 @@ def test_s40_a_balancer_with_a_mind_of_its_own_is_asked() -> None:
     run(main)
 
 
-def test_s23_a_worker_thread_calls_others_quietly(tmp_path: Path) -> None:
+def test_w23_a_worker_thread_calls_others_quietly(tmp_path: Path) -> None:
     ran = script(
         tmp_path,
         """
@@ -460,7 +460,7 @@ def test_s23_a_worker_thread_calls_others_quietly(tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("40\n", "")
 
 
-def test_b52_loops_of_threads_end_quietly(tmp_path: Path) -> None:
+def test_w52_loops_of_threads_end_quietly(tmp_path: Path) -> None:
     ran = script(
         tmp_path,
         """
@@ -494,7 +494,7 @@ def test_b52_loops_of_threads_end_quietly(tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("1\n", "")
 
 
-def test_f44_a_folder_whose_name_is_no_text_is_no_hindrance(
+def test_w44_a_folder_whose_name_is_no_text_is_no_hindrance(
     tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = os.path.join(os.fsencode(tmp_path), b"odd\xff")
@@ -515,7 +515,7 @@ def test_f44_a_folder_whose_name_is_no_text_is_no_hindrance(
         sys.modules.pop("odd_module_here", None)
 
 
-def test_b52_whoever_cancels_all_tasks_finds_the_workers_again() -> None:
+def test_w52_whoever_cancels_all_tasks_finds_the_workers_again() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1):
             await jobs.pid()
@@ -529,7 +529,7 @@ def test_b52_whoever_cancels_all_tasks_finds_the_workers_again() -> None:
     run(main)
 
 
-def test_f33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.workers.spawning._PATIENCE", 0.3)
     monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
 
@@ -543,7 +543,7 @@ def test_f33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyP
     run(main)
 
 
-def test_f08_a_timeout_counts_from_the_beginning_of_a_run_in_a_thread(shared: Shared) -> None:
+def test_w08_a_timeout_counts_from_the_beginning_of_a_run_in_a_thread(shared: Shared) -> None:
     """So many plain functions at once that the last begin long after they were called."""
 
     async def main() -> None:
@@ -553,14 +553,14 @@ def test_f08_a_timeout_counts_from_the_beginning_of_a_run_in_a_thread(shared: Sh
     shared(main, 60)
 
 
-def test_f08_routines_in_threads_that_wait_for_others_leave_their_place(shared: Shared) -> None:
+def test_w08_routines_in_threads_that_wait_for_others_leave_their_place(shared: Shared) -> None:
     async def main() -> None:
         assert await asyncio.gather(*(attack_jobs.deep(8) for _ in range(12))) == [8] * 12  # more than there are places
 
     shared(main, 60)
 
 
-def test_s07_a_pool_of_another_context_is_told_of(shared: Shared) -> None:
+def test_w07_a_pool_of_another_context_is_told_of(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(headgate.NoActivePool, match="not in this context"):
             await asyncio.create_task(jobs.add(1, 2), context=contextvars.Context())
@@ -568,7 +568,7 @@ def test_s07_a_pool_of_another_context_is_told_of(shared: Shared) -> None:
     shared(main)
 
 
-def test_f42_who_goes_away_when_its_turn_comes_lets_the_next_one_in(shared: Shared) -> None:
+def test_w42_who_goes_away_when_its_turn_comes_lets_the_next_one_in(shared: Shared) -> None:
     """Many wait for room in the outboxes, and whoever may be next is cancelled, again and again."""
 
     async def main() -> None:

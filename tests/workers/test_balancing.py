@@ -1,4 +1,4 @@
-"""S40, B41, S32: which worker gets a call, and what happens when one does not want it."""
+"""W40, W41, W32: which worker gets a call, and what happens when one does not want it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def pool_left(pool: WorkerPool) -> AsyncIterator[None]:
 # -- round robin ------------------------------------------------------------------------------------------------------
 
 
-def test_s40_calls_go_round_in_the_order_of_admission() -> None:
+def test_w40_calls_go_round_in_the_order_of_admission() -> None:
     async def main() -> None:
         with capture_events("workers") as events:
             pool = WorkerPool(spawn=3)
@@ -60,7 +60,7 @@ def test_s40_calls_go_round_in_the_order_of_admission() -> None:
     run(main)
 
 
-def test_s40_round_robin_does_not_look_at_the_load(shared: Shared, log: str) -> None:
+def test_w40_round_robin_does_not_look_at_the_load(shared: Shared, log: str) -> None:
     async def main() -> None:
         busy = asyncio.create_task(jobs.until_told(log, 1))
         await until(lambda: lines(log))
@@ -72,7 +72,7 @@ def test_s40_round_robin_does_not_look_at_the_load(shared: Shared, log: str) -> 
     shared(main)
 
 
-def test_s40_one_balancer_may_serve_several_pools() -> None:
+def test_w40_one_balancer_may_serve_several_pools() -> None:
     async def use(pool_: WorkerPool, barrier: asyncio.Barrier) -> None:
         async with pool_ as pool:
             await barrier.wait()
@@ -94,7 +94,7 @@ def test_s40_one_balancer_may_serve_several_pools() -> None:
 # -- least loaded -----------------------------------------------------------------------------------------------------
 
 
-def test_b41_least_loaded_prefers_the_idle_worker(log: str) -> None:
+def test_w41_least_loaded_prefers_the_idle_worker(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2, loadbalancer=LeastLoadedLoadBalancer()) as pool:
             calls = [asyncio.create_task(jobs.until_told(log, 0))]
@@ -130,7 +130,7 @@ class Own:
         self.reports.append((worker.pid, outcome))
 
 
-def test_s23_a_balancer_sees_task_and_workers_and_chooses() -> None:
+def test_w23_a_balancer_sees_task_and_workers_and_chooses() -> None:
     balancer = Own(lambda workers: iter(sorted(workers, key=lambda view: -view.pid)))
 
     async def main() -> None:
@@ -172,7 +172,7 @@ def steered() -> Iterator[tuple[Shared, Own]]:
 
 
 @pytest.mark.parametrize("order", [none, strangers, nothing, broken])
-def test_s23_a_balancer_that_misbehaves_fails_the_call_and_nothing_else(
+def test_w23_a_balancer_that_misbehaves_fails_the_call_and_nothing_else(
     steered: tuple[Shared, Own], log: str, order: Any
 ) -> None:
     shared, balancer = steered
@@ -208,7 +208,7 @@ def pool_with(hook: Any, **options: Any) -> WorkerPool:
 @pytest.mark.parametrize(
     "hook", [attack_jobs.refuses_when_busy, attack_jobs.refuses_when_busy_async], ids=["sync", "async"]
 )
-def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) -> None:
+def test_w32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) -> None:
     async def main() -> None:
         async with pool_with(hook, spawn=2) as pool:
             with capture_events("workers") as events:
@@ -235,7 +235,7 @@ def test_s32_a_refusal_goes_to_the_next_and_cools_nobody(log: str, hook: Any) ->
     run(main)
 
 
-def test_s32_a_worker_that_refuses_all_is_passed_over_and_comes_back(log: str, tmp_path: Path) -> None:
+def test_w32_a_worker_that_refuses_all_is_passed_over_and_comes_back(log: str, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     balancer = Own(list)
 
@@ -254,7 +254,7 @@ def test_s32_a_worker_that_refuses_all_is_passed_over_and_comes_back(log: str, t
     run(main)
 
 
-def test_s32_a_hook_sees_the_task_and_one_that_raises_refuses_that_task_only() -> None:
+def test_w32_a_hook_sees_the_task_and_one_that_raises_refuses_that_task_only() -> None:
     async def main() -> None:
         async with pool_with(attack_jobs.Oddly(), spawn=2) as pool:
             before = states(pool)
@@ -270,7 +270,7 @@ def test_s32_a_hook_sees_the_task_and_one_that_raises_refuses_that_task_only() -
     run(main)
 
 
-def test_s40a_a_refused_call_runs_once_or_not_at_all(log: str, scale: float) -> None:
+def test_w40a_a_refused_call_runs_once_or_not_at_all(log: str, scale: float) -> None:
     count = max(200, int(2000 * scale))
 
     async def main() -> None:

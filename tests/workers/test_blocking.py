@@ -1,4 +1,4 @@
-"""S30, F34: routines that hold their loop, hold the GIL, or want to end the process."""
+"""W30, W34: routines that hold their loop, hold the GIL, or want to end the process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def nobody_is_lost() -> Iterator[Captured]:
     [(jobs.holds_the_loop, "sleep_without_the_gil"), (jobs.computes, "spin")],
     ids=["sleeping", "computing"],
 )
-def test_f34_a_held_loop_is_named_and_calls_not_begun_go_elsewhere(
+def test_w34_a_held_loop_is_named_and_calls_not_begun_go_elsewhere(
     log: str, spoken: Log, hold: Any, inner: str
 ) -> None:
     async def main() -> None:
@@ -118,7 +118,7 @@ def test_w34_calls_that_came_together_with_one_that_holds_the_loop_go_elsewhere(
     run(main)
 
 
-def test_f34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str, spoken: Log, scale: float) -> None:
+def test_w34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str, spoken: Log, scale: float) -> None:
     """Five seconds, and in the long run longer than any silence that means death."""
     seconds = max(5.0, 20 * scale)
 
@@ -148,7 +148,7 @@ def test_f34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str
     run(main, patience=60)
 
 
-def test_f34_a_worker_all_alone_that_is_blocked_makes_calls_wait(log: str, spoken: Log) -> None:
+def test_w34_a_worker_all_alone_that_is_blocked_makes_calls_wait(log: str, spoken: Log) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             await jobs.pid()
@@ -166,7 +166,7 @@ def test_f34_a_worker_all_alone_that_is_blocked_makes_calls_wait(log: str, spoke
     run(main)
 
 
-def test_f34_threads_do_not_block_the_loop(shared: Shared, log: str) -> None:
+def test_w34_threads_do_not_block_the_loop(shared: Shared, log: str) -> None:
     async def main() -> None:
         holds = (jobs.holds_only_a_thread, jobs.sleeps_in_a_thread, jobs.computes_in_a_thread)
         holders = [asyncio.create_task(hold(log, 1.6)) for hold in holds for _ in range(2)]
@@ -193,7 +193,7 @@ def test_w34_a_worker_without_its_watchdog_thread_still_gives_signs_of_life(shar
     shared(main)
 
 
-def test_f34_a_loop_held_for_a_moment_is_not_blocked(shared: Shared, log: str) -> None:
+def test_w34_a_loop_held_for_a_moment_is_not_blocked(shared: Shared, log: str) -> None:
     async def main() -> None:
         with nobody_is_lost() as events:
             await asyncio.gather(*(jobs.holds_the_loop(log, 0.3) for _ in range(2)))
@@ -214,7 +214,7 @@ async def health(address: str) -> bytes:
         return bytes(await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10))
 
 
-def test_s30_health_is_answered_also_while_a_routine_computes(shared: Shared, log: str) -> None:
+def test_w30_health_is_answered_also_while_a_routine_computes(shared: Shared, log: str) -> None:
     serving = b"\x08\x01"
 
     async def main() -> None:
@@ -247,7 +247,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-def test_s30_a_base_exception_ends_that_routine_only(shared: Shared, end: Any) -> None:
+def test_w30_a_base_exception_ends_that_routine_only(shared: Shared, end: Any) -> None:
     async def main() -> None:
         before = states(shared.pool)
         beside = [asyncio.create_task(jobs.slow(0.3, n)) for n in range(4)]

@@ -1,4 +1,4 @@
-"""S03 and F42's pickles, S06's cancellation, S43's exceptions: what goes to a worker and what comes back."""
+"""W03 and W42's pickles, W06's cancellation, W43's exceptions: what goes to a worker and what comes back."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ VALUES: list[Any] = [
 ]
 
 
-def test_s03_values_of_all_kinds_come_back_as_they_went(shared: Shared) -> None:
+def test_w03_values_of_all_kinds_come_back_as_they_went(shared: Shared) -> None:
     async def main() -> None:
         for value, back in zip(VALUES, await asyncio.gather(*map(jobs.echo, VALUES)), strict=True):
             assert (type(back), back) == (type(value), value)
@@ -89,7 +89,7 @@ def test_s03_values_of_all_kinds_come_back_as_they_went(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_what_only_cloudpickle_carries(shared: Shared) -> None:
+def test_w03_what_only_cloudpickle_carries(shared: Shared) -> None:
     class Local:
         def __init__(self, x: int) -> None:
             self.x = x
@@ -112,7 +112,7 @@ def test_s03_what_only_cloudpickle_carries(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_a_recursive_value(shared: Shared) -> None:
+def test_w03_a_recursive_value(shared: Shared) -> None:
     async def main() -> None:
         loop: list[Any] = [1]
         loop.append(loop)
@@ -125,7 +125,7 @@ def test_s03_a_recursive_value(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_parameters_of_every_kind(shared: Shared) -> None:
+def test_w03_parameters_of_every_kind(shared: Shared) -> None:
     async def main() -> None:
         assert await jobs.parameters(1, c=3) == (1, 2, (), 3, 4, {})
         assert await jobs.parameters(1, 5, 6, 7, c=3, d=8, e=9) == (1, 5, (6, 7), 3, 8, {"e": 9})
@@ -141,7 +141,7 @@ def test_s03_parameters_of_every_kind(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_wrong_parameters_are_a_type_error_as_locally(shared: Shared) -> None:
+def test_w03_wrong_parameters_are_a_type_error_as_locally(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(TypeError, match="c"):
             await jobs.parameters(1)
@@ -154,7 +154,7 @@ def test_s03_wrong_parameters_are_a_type_error_as_locally(shared: Shared) -> Non
     shared(main)
 
 
-def test_s06_arguments_are_copies(shared: Shared) -> None:
+def test_w06_arguments_are_copies(shared: Shared) -> None:
     async def main() -> None:
         values = ["mine"]
         assert await jobs.append_to(values) == ["mine", "worker"]
@@ -182,7 +182,7 @@ def too_deep() -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["lock", "file", "socket", "generator", "refusing", "deep", "coroutine"])
-def test_f42_an_argument_that_cannot_be_pickled_touches_no_worker(shared: Shared, kind: str) -> None:
+def test_w42_an_argument_that_cannot_be_pickled_touches_no_worker(shared: Shared, kind: str) -> None:
     async def unawaited() -> None: ...
 
     def made() -> Any:
@@ -218,7 +218,7 @@ def test_f42_an_argument_that_cannot_be_pickled_touches_no_worker(shared: Shared
     shared(main)
 
 
-def test_f42_bad_arguments_beside_good_ones_harm_nobody(shared: Shared) -> None:
+def test_w42_bad_arguments_beside_good_ones_harm_nobody(shared: Shared) -> None:
     async def main() -> None:
         calls = [jobs.echo(threading.Lock() if n % 3 == 0 else n) for n in range(60)]
         for n, back in enumerate(await asyncio.gather(*calls, return_exceptions=True)):
@@ -227,7 +227,7 @@ def test_f42_bad_arguments_beside_good_ones_harm_nobody(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_a_closure_that_cannot_be_pickled_is_the_callers_error(shared: Shared) -> None:
+def test_w03_a_closure_that_cannot_be_pickled_is_the_callers_error(shared: Shared) -> None:
     lock = threading.Lock()
 
     @routine
@@ -242,7 +242,7 @@ def test_s03_a_closure_that_cannot_be_pickled_is_the_callers_error(shared: Share
     shared(main)
 
 
-def test_s40b_an_argument_that_cannot_be_loaded_is_that_tasks_outcome(shared: Shared) -> None:
+def test_w40b_an_argument_that_cannot_be_loaded_is_that_tasks_outcome(shared: Shared) -> None:
     async def main() -> None:
         before = states(shared.pool)
         for _ in range(4):
@@ -256,7 +256,7 @@ def test_s40b_an_argument_that_cannot_be_loaded_is_that_tasks_outcome(shared: Sh
     shared(main)
 
 
-def test_s40b_a_missing_module_is_named_with_the_remedy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w40b_a_missing_module_is_named_with_the_remedy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("headgate_only_here")
     exec("class Thing:\n    pass\nasync def work():\n    return 1\n", module.__dict__)
     monkeypatch.setitem(sys.modules, "headgate_only_here", module)
@@ -277,7 +277,7 @@ def test_s40b_a_missing_module_is_named_with_the_remedy(shared: Shared, monkeypa
     shared(main)
 
 
-def test_s40b_a_result_that_cannot_be_pickled_is_that_tasks_outcome(shared: Shared) -> None:
+def test_w40b_a_result_that_cannot_be_pickled_is_that_tasks_outcome(shared: Shared) -> None:
     async def main() -> None:
         before = states(shared.pool)
         with pytest.raises(HeadgateError, match="returns_a_lock") as caught:
@@ -289,7 +289,7 @@ def test_s40b_a_result_that_cannot_be_pickled_is_that_tasks_outcome(shared: Shar
     shared(main)
 
 
-def test_s40b_a_result_that_cannot_be_loaded_is_that_calls_outcome(shared: Shared) -> None:
+def test_w40b_a_result_that_cannot_be_loaded_is_that_calls_outcome(shared: Shared) -> None:
     async def main() -> None:
         before = states(shared.pool)
         beside = asyncio.create_task(jobs.slow(0.1, "fine"))
@@ -303,7 +303,7 @@ def test_s40b_a_result_that_cannot_be_loaded_is_that_calls_outcome(shared: Share
     shared(main)
 
 
-def test_s30_arguments_are_not_loaded_by_the_servers_thread(shared: Shared) -> None:
+def test_w30_arguments_are_not_loaded_by_the_servers_thread(shared: Shared) -> None:
     async def main() -> None:
         assert await jobs.loaded_by_my_thread(jobs.ThreadProbe())
 
@@ -329,7 +329,7 @@ EXCEPTIONS: list[Callable[[], Exception]] = [
 
 @pytest.mark.parametrize("make", EXCEPTIONS, ids=lambda make: type(make()).__name__ if callable(make) else None)
 @pytest.mark.parametrize("fails", [jobs.fails, jobs.fails_in_a_thread], ids=["async", "plain"])
-def test_s43_an_exception_arrives_as_its_own_type_with_its_fields(shared: Shared, make: Any, fails: Any) -> None:
+def test_w43_an_exception_arrives_as_its_own_type_with_its_fields(shared: Shared, make: Any, fails: Any) -> None:
     async def main() -> None:
         error = make()
         with pytest.raises(type(error)) as caught:
@@ -346,7 +346,7 @@ def test_s43_an_exception_arrives_as_its_own_type_with_its_fields(shared: Shared
     shared(main)
 
 
-def test_s43_the_remote_traceback_is_the_last_note(shared: Shared) -> None:
+def test_w43_the_remote_traceback_is_the_last_note(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="plain") as caught:
             await jobs.fails(ValueError, "plain")
@@ -363,7 +363,7 @@ def test_s43_the_remote_traceback_is_the_last_note(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_cause_and_context_survive(shared: Shared) -> None:
+def test_w43_cause_and_context_survive(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(jobs.SeveralArguments, match="7: on top") as caught:
             await jobs.fails_from_a_cause()
@@ -378,7 +378,7 @@ def test_s43_cause_and_context_survive(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_an_exception_group_of_a_task_group(shared: Shared) -> None:
+def test_w43_an_exception_group_of_a_task_group(shared: Shared) -> None:
     async def main() -> None:
         found = []
         try:
@@ -392,7 +392,7 @@ def test_s43_an_exception_group_of_a_task_group(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_a_class_that_only_the_worker_had(shared: Shared) -> None:
+def test_w43_a_class_that_only_the_worker_had(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(Exception, match="made here") as caught:
             await jobs.fails_with_a_local_class()
@@ -403,7 +403,7 @@ def test_s43_a_class_that_only_the_worker_had(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_an_exception_that_cannot_travel_arrives_as_remote_error(shared: Shared) -> None:
+def test_w43_an_exception_that_cannot_travel_arrives_as_remote_error(shared: Shared) -> None:
     async def main() -> None:
         before = states(shared.pool)
         for make in (jobs.HoldsALock, jobs.BreaksOnLoad):
@@ -419,7 +419,7 @@ def test_s43_an_exception_that_cannot_travel_arrives_as_remote_error(shared: Sha
     shared(main)
 
 
-def test_s43_an_exception_with_a_broken_repr_is_an_outcome_too(shared: Shared) -> None:
+def test_w43_an_exception_with_a_broken_repr_is_an_outcome_too(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises((jobs.BreaksItsRepr, RemoteError)):
             await jobs.fails(jobs.BreaksItsRepr)
@@ -476,7 +476,7 @@ def test_w43_a_call_that_exits_ends_nothing_else(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_what_cannot_be_raised_in_a_coroutine_is_a_runtime_error_as_locally(shared: Shared) -> None:
+def test_w43_what_cannot_be_raised_in_a_coroutine_is_a_runtime_error_as_locally(shared: Shared) -> None:
     async def main() -> None:
         for fails in (jobs.fails, jobs.fails_in_a_thread):
             with pytest.raises((RuntimeError, RemoteError)):
@@ -486,7 +486,7 @@ def test_s43_what_cannot_be_raised_in_a_coroutine_is_a_runtime_error_as_locally(
     shared(main)
 
 
-def test_s43_endless_recursion_is_an_outcome_too(shared: Shared) -> None:
+def test_w43_endless_recursion_is_an_outcome_too(shared: Shared) -> None:
     async def main() -> None:
         before = states(shared.pool)
         with pytest.raises(RecursionError):
@@ -496,7 +496,7 @@ def test_s43_endless_recursion_is_an_outcome_too(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_a_cancellation_of_the_routines_own_does_not_cancel_the_caller(shared: Shared) -> None:
+def test_w43_a_cancellation_of_the_routines_own_does_not_cancel_the_caller(shared: Shared) -> None:
     async def main() -> None:
         me = asyncio.current_task()
         assert me is not None
@@ -508,7 +508,7 @@ def test_s43_a_cancellation_of_the_routines_own_does_not_cancel_the_caller(share
     shared(main)
 
 
-def test_s43_many_callers_get_their_own_exceptions(shared: Shared) -> None:
+def test_w43_many_callers_get_their_own_exceptions(shared: Shared) -> None:
     async def main() -> None:
         calls = [jobs.fails(jobs.KeywordOnly, field="f", count=n) for n in range(50)]
         arrived = await asyncio.gather(*calls, return_exceptions=True)
@@ -517,7 +517,7 @@ def test_s43_many_callers_get_their_own_exceptions(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_an_arrived_exception_can_travel_on(shared: Shared) -> None:
+def test_w43_an_arrived_exception_can_travel_on(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(jobs.SeveralArguments) as caught:
             await jobs.apply(jobs.fails, jobs.SeveralArguments, 4, "nested", {})
@@ -527,7 +527,7 @@ def test_s43_an_arrived_exception_can_travel_on(shared: Shared) -> None:
     shared(main)
 
 
-def test_s43_events_carry_type_and_traceback(shared: Shared) -> None:
+def test_w43_events_carry_type_and_traceback(shared: Shared) -> None:
     async def main() -> None:
         with capture_events("workers") as events:
             await jobs.add(1, 2)
@@ -550,7 +550,7 @@ def test_s43_events_carry_type_and_traceback(shared: Shared) -> None:
 # -- cancellation -----------------------------------------------------------------------------------------------------
 
 
-def test_s06_the_callers_cancellation_arrives_after_the_routine_has_ended(shared: Shared, tmp_path: Path) -> None:
+def test_w06_the_callers_cancellation_arrives_after_the_routine_has_ended(shared: Shared, tmp_path: Path) -> None:
     async def main() -> None:
         for number in range(10):
             path = str(tmp_path / str(number))
@@ -566,7 +566,7 @@ def test_s06_the_callers_cancellation_arrives_after_the_routine_has_ended(shared
     shared(main)
 
 
-def test_s06_a_swallowed_cancellation_delivers_the_result(shared: Shared, log: str) -> None:
+def test_w06_a_swallowed_cancellation_delivers_the_result(shared: Shared, log: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(jobs.swallows(log))
         await begun(log)
@@ -577,7 +577,7 @@ def test_s06_a_swallowed_cancellation_delivers_the_result(shared: Shared, log: s
     shared(main)
 
 
-def test_s06_a_cancellation_turned_into_an_error_delivers_the_error(shared: Shared, log: str) -> None:
+def test_w06_a_cancellation_turned_into_an_error_delivers_the_error(shared: Shared, log: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(jobs.turns_it_into_an_error(log))
         await begun(log)
@@ -589,7 +589,7 @@ def test_s06_a_cancellation_turned_into_an_error_delivers_the_error(shared: Shar
 
 
 @pytest.mark.parametrize(("computing", "within"), [(False, 0.05), (True, 0.2)], ids=["idle", "beside a computing one"])
-def test_s06_a_cancellation_reaches_the_worker_soon(tmp_path: Path, computing: bool, within: float) -> None:
+def test_w06_a_cancellation_reaches_the_worker_soon(tmp_path: Path, computing: bool, within: float) -> None:
     """The median of several, because one of them may meet another process on its core."""
 
     async def main() -> None:
@@ -612,7 +612,7 @@ def test_s06_a_cancellation_reaches_the_worker_soon(tmp_path: Path, computing: b
     run(main)
 
 
-def test_s06_a_task_cancelled_before_its_first_step_calls_nothing(shared: Shared, log: str) -> None:
+def test_w06_a_task_cancelled_before_its_first_step_calls_nothing(shared: Shared, log: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(jobs.noted_pid(log, 1))
         task.cancel()
@@ -625,7 +625,7 @@ def test_s06_a_task_cancelled_before_its_first_step_calls_nothing(shared: Shared
     shared(main)
 
 
-def test_s06_a_call_cancelled_while_another_holds_the_loop_is_confirmed_after_it(shared: Shared, log: str) -> None:
+def test_w06_a_call_cancelled_while_another_holds_the_loop_is_confirmed_after_it(shared: Shared, log: str) -> None:
     """Call and cancellation wait on the worker together, and are met in one turn of its loop."""
 
     async def main() -> None:
@@ -647,7 +647,7 @@ def test_s06_a_call_cancelled_while_another_holds_the_loop_is_confirmed_after_it
     shared(main)
 
 
-def test_s06_a_call_cancelled_before_it_began_is_confirmed_too(shared: Shared, scale: float) -> None:
+def test_w06_a_call_cancelled_before_it_began_is_confirmed_too(shared: Shared, scale: float) -> None:
     """The cancellation overtakes the call, or travels with it: nobody is to wait out the five seconds."""
 
     async def main() -> None:
@@ -666,7 +666,7 @@ def test_s06_a_call_cancelled_before_it_began_is_confirmed_too(shared: Shared, s
     shared(main)
 
 
-def test_s06_cancelled_at_any_moment_every_routine_that_began_has_ended(shared: Shared, log: str, scale: float) -> None:
+def test_w06_cancelled_at_any_moment_every_routine_that_began_has_ended(shared: Shared, log: str, scale: float) -> None:
     chance = random.Random(11)
     count = max(150, int(2000 * scale))
 
@@ -697,7 +697,7 @@ def test_s06_cancelled_at_any_moment_every_routine_that_began_has_ended(shared: 
     shared(main)
 
 
-def test_s06_a_failing_sibling_cancels_the_others_on_their_workers(shared: Shared, tmp_path: Path) -> None:
+def test_w06_a_failing_sibling_cancels_the_others_on_their_workers(shared: Shared, tmp_path: Path) -> None:
     async def main() -> None:
         paths = [str(tmp_path / str(number)) for number in range(4)]
 
@@ -717,7 +717,7 @@ def test_s06_a_failing_sibling_cancels_the_others_on_their_workers(shared: Share
     shared(main)
 
 
-def test_s06_a_function_in_a_thread_ends_before_its_callers_cancellation(shared: Shared, log: str) -> None:
+def test_w06_a_function_in_a_thread_ends_before_its_callers_cancellation(shared: Shared, log: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(jobs.sleeps_in_a_thread(log, 0.3))
         await begun(log)
@@ -732,7 +732,7 @@ def test_s06_a_function_in_a_thread_ends_before_its_callers_cancellation(shared:
     shared(main)
 
 
-def test_s06_a_second_cancellation_does_not_run_away(shared: Shared, log: str) -> None:
+def test_w06_a_second_cancellation_does_not_run_away(shared: Shared, log: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(jobs.slow_to_end(log, 0.3))
         await begun(log)
@@ -747,7 +747,7 @@ def test_s06_a_second_cancellation_does_not_run_away(shared: Shared, log: str) -
     shared(main)
 
 
-def test_s03_buffers_and_files_of_bytes(shared: Shared) -> None:
+def test_w03_buffers_and_files_of_bytes(shared: Shared) -> None:
     async def main() -> None:
         stream = io.BytesIO(b"abc")
         stream.seek(1)

@@ -1,4 +1,4 @@
-"""S31, S40a, B10, F44, S51, B52: workers that are killed, stopped and lost, and what becomes of their calls."""
+"""W31, W40a, W10, W44, W51, W52: workers that are killed, stopped and lost, and what becomes of their calls."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def kill(pid: int) -> None:
 # -- one death --------------------------------------------------------------------------------------------------------
 
 
-def test_s40a_a_lost_worker_is_named_with_its_task(shared: Shared, log: str) -> None:
+def test_w40a_a_lost_worker_is_named_with_its_task(shared: Shared, log: str) -> None:
     async def main() -> None:
         pool = await rested(shared)
         call = asyncio.create_task(jobs.begun_at(log, 1, 60))
@@ -95,7 +95,7 @@ def test_s40a_a_lost_worker_is_named_with_its_task(shared: Shared, log: str) -> 
     shared(main)
 
 
-def test_s40a_the_dead_do_not_take_others_with_them(shared: Shared, log: str) -> None:
+def test_w40a_the_dead_do_not_take_others_with_them(shared: Shared, log: str) -> None:
     """All calls on the one worker are lost, those on the other are not."""
 
     async def main() -> None:
@@ -119,7 +119,7 @@ def test_s40a_the_dead_do_not_take_others_with_them(shared: Shared, log: str) ->
 
 
 @pytest.mark.parametrize("how", ["exit 0", "exit 1", "crash"])
-def test_s40a_a_worker_may_die_of_its_routine(shared: Shared, how: str) -> None:
+def test_w40a_a_worker_may_die_of_its_routine(shared: Shared, how: str) -> None:
     async def main() -> None:
         pool = await rested(shared)
         before = set(pids(pool))
@@ -132,7 +132,7 @@ def test_s40a_a_worker_may_die_of_its_routine(shared: Shared, how: str) -> None:
     shared(main)
 
 
-def test_b10_retries_run_it_again_elsewhere(shared: Shared, log: str) -> None:
+def test_w10_retries_run_it_again_elsewhere(shared: Shared, log: str) -> None:
     async def main() -> None:
         pool = await rested(shared)
         call = asyncio.create_task(jobs.begun_at_with_retries(log, 1, 0.5))
@@ -146,7 +146,7 @@ def test_b10_retries_run_it_again_elsewhere(shared: Shared, log: str) -> None:
     shared(main)
 
 
-def test_b10_retries_have_an_end(shared: Shared, log: str, tmp_path: Path) -> None:
+def test_w10_retries_have_an_end(shared: Shared, log: str, tmp_path: Path) -> None:
     async def main() -> None:
         pool = await rested(shared)
         with pytest.raises(WorkerLost):
@@ -163,7 +163,7 @@ def test_b10_retries_have_an_end(shared: Shared, log: str, tmp_path: Path) -> No
     shared(main)
 
 
-def test_b10_an_exception_is_not_tried_again(shared: Shared, log: str) -> None:
+def test_w10_an_exception_is_not_tried_again(shared: Shared, log: str) -> None:
     async def main() -> None:
         await rested(shared)
         with pytest.raises(LookupError, match="not the worker's fault"):
@@ -174,7 +174,7 @@ def test_b10_an_exception_is_not_tried_again(shared: Shared, log: str) -> None:
     shared(main)
 
 
-def test_b10_a_cancelled_call_is_not_tried_again(shared: Shared, log: str) -> None:
+def test_w10_a_cancelled_call_is_not_tried_again(shared: Shared, log: str) -> None:
     async def main() -> None:
         pool = await rested(shared)
         call = asyncio.create_task(jobs.begun_at_with_retries(log, 1, 60))
@@ -243,7 +243,7 @@ async def stormy(shared: Shared, routine: Callable[..., Any], log: str) -> Async
     assert await asyncio.gather(*(jobs.add(n, 1) for n in range(20))) == list(range(1, 21))
 
 
-def test_b10_with_retries_no_result_is_lost_or_confused(shared: Shared, log: str, scale: float) -> None:
+def test_w10_with_retries_no_result_is_lost_or_confused(shared: Shared, log: str, scale: float) -> None:
     async def main() -> None:
         async with stormy(shared, jobs.again, log) as storm:
             await storm.rage(30 * scale if scale > 0.1 else 2.2)
@@ -255,7 +255,7 @@ def test_b10_with_retries_no_result_is_lost_or_confused(shared: Shared, log: str
     shared(main, patience=60 + 60 * scale)
 
 
-def test_s40a_without_retries_what_is_lost_says_so_and_nothing_runs_twice(
+def test_w40a_without_retries_what_is_lost_says_so_and_nothing_runs_twice(
     shared: Shared, log: str, scale: float
 ) -> None:
     async def main() -> None:
@@ -272,7 +272,7 @@ def test_s40a_without_retries_what_is_lost_says_so_and_nothing_runs_twice(
     shared(main, patience=60 + 60 * scale)
 
 
-def test_s40a_workers_killed_while_they_start_lose_no_call(shared: Shared, log: str, scale: float) -> None:
+def test_w40a_workers_killed_while_they_start_lose_no_call(shared: Shared, log: str, scale: float) -> None:
     """A call that no worker has seen goes to the next one: only those that were sent may be lost."""
     chance = random.Random(9)
 
@@ -306,7 +306,7 @@ def test_s40a_workers_killed_while_they_start_lose_no_call(shared: Shared, log: 
 
 
 async def keeps_its_caller_for_five_seconds(path: str) -> None:
-    """S06, asked here because it takes as long to answer: a routine that does not end when it is cancelled."""
+    """W06, asked here because it takes as long to answer: a routine that does not end when it is cancelled."""
     task = asyncio.create_task(jobs.slow_to_end(path, 7))
     await until(lambda: lines(path) == ["begun"])
     asked = time.monotonic()
@@ -317,7 +317,7 @@ async def keeps_its_caller_for_five_seconds(path: str) -> None:
     assert lines(path) == ["begun"]
 
 
-def test_s51_a_stopped_worker_is_lost_within_ten_seconds_and_its_late_result_discarded(
+def test_w51_a_stopped_worker_is_lost_within_ten_seconds_and_its_late_result_discarded(
     shared: Shared, log: str
 ) -> None:
     async def main() -> None:
@@ -355,7 +355,7 @@ def test_s51_a_stopped_worker_is_lost_within_ten_seconds_and_its_late_result_dis
     shared(main, patience=60)
 
 
-def test_s51_an_idle_worker_that_was_stopped_for_a_moment_is_not_lost(shared: Shared) -> None:
+def test_w51_an_idle_worker_that_was_stopped_for_a_moment_is_not_lost(shared: Shared) -> None:
     """A laptop that slept for a second: nothing of it is seen."""
 
     async def main() -> None:
@@ -376,7 +376,7 @@ def test_s51_an_idle_worker_that_was_stopped_for_a_moment_is_not_lost(shared: Sh
 # -- the keeper -------------------------------------------------------------------------------------------------------
 
 
-def test_f33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None:
+def test_w33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None:
     async def main() -> None:
         begun = time.monotonic()
         with contextlib.suppress(HeadgateError):  # leaving may tell it too
@@ -403,7 +403,7 @@ def test_f33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_s31_a_worker_told_to_stop_drains_and_refuses_what_is_new(
+def test_w31_a_worker_told_to_stop_drains_and_refuses_what_is_new(
     shared: Shared, log: str, number: signal.Signals
 ) -> None:
     async def main() -> None:
@@ -424,7 +424,7 @@ def test_s31_a_worker_told_to_stop_drains_and_refuses_what_is_new(
     shared(main)
 
 
-def test_s31_a_second_interrupt_cancels(shared: Shared, log: str) -> None:
+def test_w31_a_second_interrupt_cancels(shared: Shared, log: str) -> None:
     async def main() -> None:
         pool = await rested(shared)
         call = asyncio.create_task(jobs.endless(log))
@@ -446,7 +446,7 @@ def test_s31_a_second_interrupt_cancels(shared: Shared, log: str) -> None:
 # -- nothing foreign escapes ------------------------------------------------------------------------------------------
 
 
-def test_f44_every_failure_has_a_code_and_a_remedy(shared: Shared, log: str) -> None:
+def test_w44_every_failure_has_a_code_and_a_remedy(shared: Shared, log: str) -> None:
     async def main() -> None:
         pool = await rested(shared)
         calls = [asyncio.create_task(jobs.begun_at(log, n, 60)) for n in range(6)]
@@ -465,7 +465,7 @@ def test_f44_every_failure_has_a_code_and_a_remedy(shared: Shared, log: str) -> 
     shared(main)
 
 
-def test_b52_calls_open_no_further_connection(shared: Shared) -> None:
+def test_w52_calls_open_no_further_connection(shared: Shared) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 

@@ -62,7 +62,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_f34_a_worker_in_trouble_is_one_line(caplog: pytest.LogCaptureFixture, line: str) -> None:
+def test_w34_a_worker_in_trouble_is_one_line(caplog: pytest.LogCaptureFixture, line: str) -> None:
     level, event = LINES[line]
     with caplog.at_level(logging.INFO, "headgate.workers"):
         WORKERS.emit(event)
@@ -77,7 +77,7 @@ def test_a_worker_that_comes_or_goes_as_told_is_not_news(caplog: pytest.LogCaptu
 
 
 @pytest.mark.integration
-def test_b26_a_killed_worker_is_told_once_and_a_closed_pool_not_at_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_w26_a_killed_worker_is_told_once_and_a_closed_pool_not_at_all(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             [view, _] = pool.workers()

@@ -1,4 +1,4 @@
-"""B10: `headgate.map`, a routine over many items in constant memory; `pool.broadcast`, a routine on every worker."""
+"""W10: `headgate.map`, a routine over many items in constant memory; `pool.broadcast`, a routine on every worker."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Taken:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_b10_results_come_in_the_order_of_the_items(shared: Shared) -> None:
+def test_w10_results_come_in_the_order_of_the_items(shared: Shared) -> None:
     async def main() -> None:
         found = await collect(headgate.map(size_jobs.where, range(200)))
         assert [number for number, _ in found] == list(range(200))
@@ -98,7 +98,7 @@ def test_b10_results_come_in_the_order_of_the_items(shared: Shared) -> None:
 
 
 @both_orders
-def test_b10_any_iterable_will_do(shared: Shared, ordered: bool) -> None:
+def test_w10_any_iterable_will_do(shared: Shared, ordered: bool) -> None:
     async def main() -> None:
         async def listed(items: Any) -> list[Any]:
             return sorted(await collect(headgate.map(jobs.echo, items, ordered=ordered)))
@@ -114,7 +114,7 @@ def test_b10_any_iterable_will_do(shared: Shared, ordered: bool) -> None:
     shared(main)
 
 
-def test_b10_an_item_is_one_argument(shared: Shared) -> None:
+def test_w10_an_item_is_one_argument(shared: Shared) -> None:
     async def main() -> None:
         items = [(1, 2), {"value": 3}, None, [], False]
         assert await collect(headgate.map(jobs.echo, items)) == items
@@ -123,7 +123,7 @@ def test_b10_an_item_is_one_argument(shared: Shared) -> None:
     shared(main)
 
 
-def test_b10_routines_of_every_kind(shared: Shared) -> None:
+def test_w10_routines_of_every_kind(shared: Shared) -> None:
     factor = 5
 
     @routine
@@ -140,7 +140,7 @@ def test_b10_routines_of_every_kind(shared: Shared) -> None:
     shared(main)
 
 
-def test_b10_unordered_results_come_as_they_are_done(shared: Shared, log: str) -> None:
+def test_w10_unordered_results_come_as_they_are_done(shared: Shared, log: str) -> None:
     async def main() -> None:
         items = [(log, number, number == 0) for number in range(10)]
         found = []
@@ -154,7 +154,7 @@ def test_b10_unordered_results_come_as_they_are_done(shared: Shared, log: str) -
     shared(main)
 
 
-def test_b10_ordered_results_wait_for_those_before_them(shared: Shared, log: str) -> None:
+def test_w10_ordered_results_wait_for_those_before_them(shared: Shared, log: str) -> None:
     async def main() -> None:
         items = [(log, number, number == 0) for number in range(10)]
         mapping = asyncio.create_task(collect(headgate.map(size_jobs.gated, items)))
@@ -167,7 +167,7 @@ def test_b10_ordered_results_wait_for_those_before_them(shared: Shared, log: str
 
 
 @both_orders
-def test_b10_a_slow_source_does_not_hold_back_results(shared: Shared, ordered: bool) -> None:
+def test_w10_a_slow_source_does_not_hold_back_results(shared: Shared, ordered: bool) -> None:
     """The second item is there only after the result of the first was seen, and so on."""
 
     async def main() -> None:
@@ -188,7 +188,7 @@ def test_b10_a_slow_source_does_not_hold_back_results(shared: Shared, ordered: b
     shared(main)
 
 
-def test_b10_maps_at_once_are_not_mixed_up(shared: Shared) -> None:
+def test_w10_maps_at_once_are_not_mixed_up(shared: Shared) -> None:
     async def main() -> None:
         maps = [headgate.map(jobs.echo, range(n, n + 100), ordered=n % 200 == 0) for n in range(0, 1000, 100)]
         for number, found in enumerate(await asyncio.gather(*map(collect, maps))):
@@ -197,7 +197,7 @@ def test_b10_maps_at_once_are_not_mixed_up(shared: Shared) -> None:
     shared(main)
 
 
-def test_b10_two_consumers_cannot_take_at_once_or_share(shared: Shared) -> None:
+def test_w10_two_consumers_cannot_take_at_once_or_share(shared: Shared) -> None:
     """As with any async generator: either an error, or every result goes to one of them."""
 
     async def main() -> None:
@@ -228,7 +228,7 @@ class Watch:
 
 @both_orders
 @pytest.mark.parametrize("window", [1, 3, 7])
-def test_b10_the_window_bounds_what_is_out(shared: Shared, ordered: bool, window: int) -> None:
+def test_w10_the_window_bounds_what_is_out(shared: Shared, ordered: bool, window: int) -> None:
     async def main() -> None:
         watch = Watch()
         unsubscribe = headgate.subscribe(watch, "workers")
@@ -247,7 +247,7 @@ def test_b10_the_window_bounds_what_is_out(shared: Shared, ordered: bool, window
 
 
 @both_orders
-def test_b10_the_whole_window_is_used(shared: Shared, log: str, ordered: bool) -> None:
+def test_w10_the_whole_window_is_used(shared: Shared, log: str, ordered: bool) -> None:
     async def main() -> None:
         items = [(log, number, True) for number in range(30)]
         mapping = asyncio.create_task(collect(headgate.map(size_jobs.gated, items, ordered=ordered, window=12)))
@@ -260,7 +260,7 @@ def test_b10_the_whole_window_is_used(shared: Shared, log: str, ordered: bool) -
     shared(main)
 
 
-def test_b10_a_slow_consumer_does_not_hold_back_the_window(shared: Shared, log: str) -> None:
+def test_w10_a_slow_consumer_does_not_hold_back_the_window(shared: Shared, log: str) -> None:
     async def main() -> None:
         items = Taken(lambda number: (log, number, False))
         async with contextlib.aclosing(headgate.map(size_jobs.gated, items, window=5)) as results:
@@ -274,7 +274,7 @@ def test_b10_a_slow_consumer_does_not_hold_back_the_window(shared: Shared, log: 
 
 
 @both_orders
-def test_b10_by_default_the_window_keeps_workers_busy_and_has_an_end(shared: Shared, log: str, ordered: bool) -> None:
+def test_w10_by_default_the_window_keeps_workers_busy_and_has_an_end(shared: Shared, log: str, ordered: bool) -> None:
     async def main() -> None:
         items = Taken(lambda number: (log, number, True))
         results = headgate.map(size_jobs.gated, items, ordered=ordered)
@@ -304,7 +304,7 @@ class Item:
 
 
 @both_orders
-def test_b10_memory_is_constant_however_many_items(shared: Shared, scale: float, ordered: bool) -> None:
+def test_w10_memory_is_constant_however_many_items(shared: Shared, scale: float, ordered: bool) -> None:
     count = int(50_000 * scale) if scale > 0.1 else 4_000  # twice: in order, and as they come
 
     async def main() -> None:
@@ -332,7 +332,7 @@ def test_b10_memory_is_constant_however_many_items(shared: Shared, scale: float,
 
 @both_orders
 @pytest.mark.parametrize("how", ["aclosing", "break"])
-def test_b10_leaving_early_cancels_what_is_out(shared: Shared, log: str, ordered: bool, how: str) -> None:
+def test_w10_leaving_early_cancels_what_is_out(shared: Shared, log: str, ordered: bool, how: str) -> None:
     """The items have no end; all but the first wait until they are cancelled."""
 
     async def main() -> None:
@@ -358,7 +358,7 @@ def test_b10_leaving_early_cancels_what_is_out(shared: Shared, log: str, ordered
 
 
 @both_orders
-def test_b10_a_cancelled_consumer_cancels_what_is_out(shared: Shared, log: str, ordered: bool) -> None:
+def test_w10_a_cancelled_consumer_cancels_what_is_out(shared: Shared, log: str, ordered: bool) -> None:
     async def main() -> None:
         items = Taken(lambda number: (log, number, True))
         consumer = asyncio.create_task(collect(headgate.map(size_jobs.gated, items, ordered=ordered, window=6)))
@@ -372,7 +372,7 @@ def test_b10_a_cancelled_consumer_cancels_what_is_out(shared: Shared, log: str, 
     shared(main)
 
 
-def test_b10_a_map_that_is_closed_stays_closed(shared: Shared) -> None:
+def test_w10_a_map_that_is_closed_stays_closed(shared: Shared) -> None:
     async def main() -> None:
         results = headgate.map(jobs.echo, itertools.count())
         assert await anext(results) == 0
@@ -391,7 +391,7 @@ def test_b10_a_map_that_is_closed_stays_closed(shared: Shared) -> None:
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_b10_the_first_failure_in_order_is_raised_and_the_rest_cancelled(shared: Shared, log: str) -> None:
+def test_w10_the_first_failure_in_order_is_raised_and_the_rest_cancelled(shared: Shared, log: str) -> None:
     async def main() -> None:
         def item(number: int) -> tuple[str, int, str]:
             return log, number, "return" if number < 3 else "fail" if number == 3 else "wait"
@@ -408,7 +408,7 @@ def test_b10_the_first_failure_in_order_is_raised_and_the_rest_cancelled(shared:
     shared(main)
 
 
-def test_b10_unordered_a_failure_is_raised_at_once(shared: Shared, log: str) -> None:
+def test_w10_unordered_a_failure_is_raised_at_once(shared: Shared, log: str) -> None:
     """Though those before it would never end."""
 
     async def main() -> None:
@@ -424,7 +424,7 @@ def test_b10_unordered_a_failure_is_raised_at_once(shared: Shared, log: str) -> 
 
 
 @both_orders
-def test_b10_return_exceptions_hands_failures_out(shared: Shared, ordered: bool) -> None:
+def test_w10_return_exceptions_hands_failures_out(shared: Shared, ordered: bool) -> None:
     async def main() -> None:
         results = headgate.map(size_jobs.fails_if_odd, range(40), ordered=ordered, return_exceptions=True)
         found = [one if isinstance(one, int) else (type(one), one.code) for one in await collect(results)]
@@ -434,7 +434,7 @@ def test_b10_return_exceptions_hands_failures_out(shared: Shared, ordered: bool)
     shared(main)
 
 
-def test_b10_return_exceptions_hands_out_what_cannot_be_sent(shared: Shared) -> None:
+def test_w10_return_exceptions_hands_out_what_cannot_be_sent(shared: Shared) -> None:
     async def main() -> None:
         items = [1, threading.Lock(), 3]
         found = await collect(headgate.map(jobs.echo, items, return_exceptions=True))
@@ -449,7 +449,7 @@ def test_b10_return_exceptions_hands_out_what_cannot_be_sent(shared: Shared) -> 
 
 @both_orders
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_b10_a_source_that_fails_is_raised_after_its_results(shared: Shared, ordered: bool, kind: str) -> None:
+def test_w10_a_source_that_fails_is_raised_after_its_results(shared: Shared, ordered: bool, kind: str) -> None:
     def failing() -> Iterator[int]:
         yield 1
         yield 2
@@ -472,7 +472,7 @@ def test_b10_a_source_that_fails_is_raised_after_its_results(shared: Shared, ord
     shared(main)
 
 
-def test_b10_a_lost_worker_is_a_failure_of_its_item() -> None:
+def test_w10_a_lost_worker_is_a_failure_of_its_item() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2, shutdown_timeout=5) as pool:
             items = [(number, 3) for number in range(8)]
@@ -487,7 +487,7 @@ def test_b10_a_lost_worker_is_a_failure_of_its_item() -> None:
 
 
 @both_orders
-def test_b10_with_retries_a_map_outlives_its_workers(log: str, ordered: bool) -> None:
+def test_w10_with_retries_a_map_outlives_its_workers(log: str, ordered: bool) -> None:
     @routine(retries=10)
     async def again(number: int) -> int:
         return await jobs.again.__wrapped__(log, number, 0.005)
@@ -515,18 +515,18 @@ def test_b10_with_retries_a_map_outlives_its_workers(log: str, ordered: bool) ->
         ("window", {"window": "3"}),
     ],
 )
-def test_b10_a_bad_window_is_refused(words: str, options: dict[str, Any]) -> None:
+def test_w10_a_bad_window_is_refused(words: str, options: dict[str, Any]) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match=words):
         headgate.map(jobs.echo, [1], **options)
 
 
 @pytest.mark.parametrize("items", [None, 5, 1.5, object()])
-def test_b10_items_that_are_none_are_refused(items: Any) -> None:
+def test_w10_items_that_are_none_are_refused(items: Any) -> None:
     with pytest.raises(InvalidType, match="items"):
         headgate.map(jobs.echo, items)
 
 
-def test_b10_unknown_options_are_refused() -> None:
+def test_w10_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError):
         headgate.map(jobs.echo, [1], widow=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
@@ -549,7 +549,7 @@ NO_ROUTINES = {
 
 
 @pytest.mark.parametrize("what", NO_ROUTINES.values(), ids=NO_ROUTINES.keys())
-def test_b10_what_is_no_routine_is_refused(shared: Shared, what: Any) -> None:
+def test_w10_what_is_no_routine_is_refused(shared: Shared, what: Any) -> None:
     async def main() -> None:
         before = states(shared.pool)
         with pytest.raises(InvalidType, match="routine"):
@@ -561,7 +561,7 @@ def test_b10_what_is_no_routine_is_refused(shared: Shared, what: Any) -> None:
     shared(main)
 
 
-def test_b10_a_stream_has_no_one_result_and_is_refused(shared: Shared) -> None:
+def test_w10_a_stream_has_no_one_result_and_is_refused(shared: Shared) -> None:
     @routine
     async def stream(number: int) -> AsyncIterator[int]:
         yield number
@@ -575,7 +575,7 @@ def test_b10_a_stream_has_no_one_result_and_is_refused(shared: Shared) -> None:
     shared(main)
 
 
-def test_b10_without_a_pool_there_is_no_map() -> None:
+def test_w10_without_a_pool_there_is_no_map() -> None:
     async def main() -> None:
         with pytest.raises(NoActivePool):
             await collect(headgate.map(jobs.echo, [1]))
@@ -583,7 +583,7 @@ def test_b10_without_a_pool_there_is_no_map() -> None:
     run(main)
 
 
-def test_b10_a_map_with_a_closed_gate_runs_here(shared: Shared) -> None:
+def test_w10_a_map_with_a_closed_gate_runs_here(shared: Shared) -> None:
     async def main() -> None:
         with headgate.do_dispatch(False):
             assert await collect(headgate.map(size_jobs.where, range(3))) == [(n, os.getpid()) for n in range(3)]
@@ -595,7 +595,7 @@ def test_b10_a_map_with_a_closed_gate_runs_here(shared: Shared) -> None:
 
 
 @both_orders
-def test_b10_a_routine_may_map(shared: Shared, ordered: bool) -> None:
+def test_w10_a_routine_may_map(shared: Shared, ordered: bool) -> None:
     async def main() -> None:
         for me, found in await asyncio.gather(*(size_jobs.maps(30, ordered) for _ in range(4))):
             assert me in pids(shared.pool)
@@ -606,7 +606,7 @@ def test_b10_a_routine_may_map(shared: Shared, ordered: bool) -> None:
     shared(main)
 
 
-def test_b10_a_map_left_early_inside_a_routine_cancels_what_is_out(shared: Shared, log: str) -> None:
+def test_w10_a_map_left_early_inside_a_routine_cancels_what_is_out(shared: Shared, log: str) -> None:
     async def main() -> None:
         assert await size_jobs.maps_and_breaks(log) == 0
         await until(lambda: all_ended(log))
@@ -615,7 +615,7 @@ def test_b10_a_map_left_early_inside_a_routine_cancels_what_is_out(shared: Share
     shared(main)
 
 
-def test_b10_a_map_of_maps(shared: Shared) -> None:
+def test_w10_a_map_of_maps(shared: Shared) -> None:
     async def main() -> None:
         found = await collect(headgate.map(size_jobs.maps, range(1, 12)))
         assert [len(inner) for _, inner in found] == list(range(1, 12))
@@ -626,7 +626,7 @@ def test_b10_a_map_of_maps(shared: Shared) -> None:
 # -- broadcast --------------------------------------------------------------------------------------------------------
 
 
-def test_b10_a_broadcast_reaches_every_worker_once(shared: Shared, log: str) -> None:
+def test_w10_a_broadcast_reaches_every_worker_once(shared: Shared, log: str) -> None:
     async def main() -> None:
         for _ in range(3):
             found = await shared.pool.broadcast(jobs.pid)
@@ -639,7 +639,7 @@ def test_b10_a_broadcast_reaches_every_worker_once(shared: Shared, log: str) -> 
     shared(main)
 
 
-def test_b10_a_broadcast_takes_arguments(shared: Shared) -> None:
+def test_w10_a_broadcast_takes_arguments(shared: Shared) -> None:
     async def main() -> None:
         uids = [view.uid for view in shared.pool.workers()]
         wanted = (1, 5, (6,), 3, 4, {"timeout": 9, "retries": 2})
@@ -656,7 +656,7 @@ def test_b10_a_broadcast_takes_arguments(shared: Shared) -> None:
     shared(main)
 
 
-def test_b10_a_broadcast_of_routines_of_every_kind(shared: Shared) -> None:
+def test_w10_a_broadcast_of_routines_of_every_kind(shared: Shared) -> None:
     @routine
     async def local() -> int:
         return os.getpid()
@@ -672,7 +672,7 @@ def test_b10_a_broadcast_of_routines_of_every_kind(shared: Shared) -> None:
     shared(main)
 
 
-def test_b10_broadcasts_at_once(shared: Shared) -> None:
+def test_w10_broadcasts_at_once(shared: Shared) -> None:
     async def main() -> None:
         wanted = {view.uid: view.pid for view in shared.pool.workers()}
         calls = [shared.pool.broadcast(jobs.pid) for _ in range(50)]
@@ -683,7 +683,7 @@ def test_b10_broadcasts_at_once(shared: Shared) -> None:
     shared(main)
 
 
-def test_b10_a_broadcast_asks_no_balancer_which_workers() -> None:
+def test_w10_a_broadcast_asks_no_balancer_which_workers() -> None:
     class OnlyOne:
         def order(self, task: Any, workers: Any) -> list[WorkerView]:
             return sorted(workers, key=lambda worker: worker.uid)[:1]
@@ -698,7 +698,7 @@ def test_b10_a_broadcast_asks_no_balancer_which_workers() -> None:
     run(main)
 
 
-def test_b10_a_broadcast_goes_to_its_own_pool_and_to_the_workers_of_now() -> None:
+def test_w10_a_broadcast_goes_to_its_own_pool_and_to_the_workers_of_now() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as outer:
             async with WorkerPool(spawn=1) as inner:
@@ -715,7 +715,7 @@ def test_b10_a_broadcast_goes_to_its_own_pool_and_to_the_workers_of_now() -> Non
     run(main)
 
 
-def test_b10_the_failure_of_one_worker_is_raised_after_all_have_ended(shared: Shared, log: str) -> None:
+def test_w10_the_failure_of_one_worker_is_raised_after_all_have_ended(shared: Shared, log: str) -> None:
     async def main() -> None:
         [first, second] = shared.pool.workers()
         orders = {first.pid: (0.3, "return"), second.pid: (0.0, "fail")}
@@ -731,7 +731,7 @@ def test_b10_the_failure_of_one_worker_is_raised_after_all_have_ended(shared: Sh
 
 
 @pytest.mark.parametrize("sooner", [0, 1])
-def test_b10_of_several_failures_the_first_workers_is_raised(shared: Shared, log: str, sooner: int) -> None:
+def test_w10_of_several_failures_the_first_workers_is_raised(shared: Shared, log: str, sooner: int) -> None:
     """Whichever came first."""
 
     async def main() -> None:
@@ -746,7 +746,7 @@ def test_b10_of_several_failures_the_first_workers_is_raised(shared: Shared, log
     shared(main)
 
 
-def test_b10_a_worker_killed_during_a_broadcast(log: str) -> None:
+def test_w10_a_worker_killed_during_a_broadcast(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=3, shutdown_timeout=5) as pool:
             views = pool.workers()
@@ -764,7 +764,7 @@ def test_b10_a_worker_killed_during_a_broadcast(log: str) -> None:
     run(main)
 
 
-def test_b10_a_cancelled_broadcast_ends_on_every_worker(shared: Shared, log: str) -> None:
+def test_w10_a_cancelled_broadcast_ends_on_every_worker(shared: Shared, log: str) -> None:
     async def main() -> None:
         call = asyncio.create_task(shared.pool.broadcast(size_jobs.endless_here, log))
         await until(lambda: len(lines(log)) == 2)
@@ -777,7 +777,7 @@ def test_b10_a_cancelled_broadcast_ends_on_every_worker(shared: Shared, log: str
     shared(main)
 
 
-def test_b10_a_broadcast_of_what_cannot_be_pickled_touches_no_worker(shared: Shared, log: str) -> None:
+def test_w10_a_broadcast_of_what_cannot_be_pickled_touches_no_worker(shared: Shared, log: str) -> None:
     async def main() -> None:
         before = states(shared.pool)
         with pytest.raises(HeadgateError, match="value"):
@@ -788,7 +788,7 @@ def test_b10_a_broadcast_of_what_cannot_be_pickled_touches_no_worker(shared: Sha
     shared(main)
 
 
-def test_b10_a_pool_that_is_not_open_has_nobody_to_broadcast_to() -> None:
+def test_w10_a_pool_that_is_not_open_has_nobody_to_broadcast_to() -> None:
     async def main() -> None:
         with pytest.raises((HeadgateError, RuntimeError)):
             await WorkerPool(spawn=1).broadcast(jobs.pid)

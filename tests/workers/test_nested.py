@@ -1,4 +1,4 @@
-"""F08, S04, S02, S09: routines that call routines, far and wide, and how many a worker runs at a time."""
+"""W08, W04, W02, W09: routines that call routines, far and wide, and how many a worker runs at a time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def go(path: str) -> None:
 # -- fib --------------------------------------------------------------------------------------------------------------
 
 
-def test_f08_fib_of_twenty_finishes(several: Shared) -> None:
+def test_w08_fib_of_twenty_finishes(several: Shared) -> None:
     """About 22,000 calls, most of which wait for others at some time."""
 
     async def main() -> None:
@@ -72,7 +72,7 @@ def test_f08_fib_of_twenty_finishes(several: Shared) -> None:
     several(main, patience=90)
 
 
-def test_f08_several_fibs_at_once(shared: Shared) -> None:
+def test_w08_several_fibs_at_once(shared: Shared) -> None:
     async def main() -> None:
         assert await asyncio.gather(*(jobs.fib(n) for n in (9, 10, 11) * 3)) == [34, 55, 89] * 3
         assert in_flight(shared.pool) == 0
@@ -103,7 +103,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_s02_the_recursive_fib_runs_as_written(tmp_path: Path, workers: int) -> None:
+def test_w02_the_recursive_fib_runs_as_written(tmp_path: Path, workers: int) -> None:
     done = script(RECURSIVE % workers, tmp_path, patience=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55]\n", "")
 
@@ -111,7 +111,7 @@ def test_s02_the_recursive_fib_runs_as_written(tmp_path: Path, workers: int) -> 
 # -- depth ------------------------------------------------------------------------------------------------------------
 
 
-def test_f08_calls_two_hundred_deep(several: Shared) -> None:
+def test_w08_calls_two_hundred_deep(several: Shared) -> None:
     async def main() -> None:
         assert await size_jobs.deep(200) == 200
         found = await size_jobs.deep_pids(200)
@@ -123,7 +123,7 @@ def test_f08_calls_two_hundred_deep(several: Shared) -> None:
     several(main, patience=60)
 
 
-def test_f08_routines_in_threads_call_each_other_deep(shared: Shared) -> None:
+def test_w08_routines_in_threads_call_each_other_deep(shared: Shared) -> None:
     """More than a worker has threads for."""
 
     async def main() -> None:
@@ -132,7 +132,7 @@ def test_f08_routines_in_threads_call_each_other_deep(shared: Shared) -> None:
     shared(main, patience=60)
 
 
-def test_s43_a_failure_comes_up_from_the_depth_as_it_is(shared: Shared) -> None:
+def test_w43_a_failure_comes_up_from_the_depth_as_it_is(shared: Shared) -> None:
     """And what is noted on its way up does not double at each step."""
 
     async def main() -> None:
@@ -146,7 +146,7 @@ def test_s43_a_failure_comes_up_from_the_depth_as_it_is(shared: Shared) -> None:
     shared(main, patience=60)
 
 
-def test_s06_a_cancellation_goes_down_to_the_bottom(shared: Shared, log: str) -> None:
+def test_w06_a_cancellation_goes_down_to_the_bottom(shared: Shared, log: str) -> None:
     async def main() -> None:
         task = asyncio.create_task(size_jobs.deep_and_endless(log, 20))
         await until(lambda: "begun" in lines(log))
@@ -159,7 +159,7 @@ def test_s06_a_cancellation_goes_down_to_the_bottom(shared: Shared, log: str) ->
     shared(main, patience=60)
 
 
-def test_f08_a_timeout_ends_what_was_called_too(shared: Shared, log: str) -> None:
+def test_w08_a_timeout_ends_what_was_called_too(shared: Shared, log: str) -> None:
     async def main() -> None:
         with pytest.raises(RoutineTimeout):
             await size_jobs.has_no_time(log, 6)
@@ -188,7 +188,7 @@ def check_tree(node: dict[str, Any], ids: list[str]) -> None:
         check_tree(child, ids)
 
 
-def test_f08_callers_form_a_chain_up_to_none(shared: Shared) -> None:
+def test_w08_callers_form_a_chain_up_to_none(shared: Shared) -> None:
     async def main() -> None:
         for chain in await asyncio.gather(*(size_jobs.ancestry(20) for _ in range(5))):
             assert len(chain) == 21
@@ -197,7 +197,7 @@ def test_f08_callers_form_a_chain_up_to_none(shared: Shared) -> None:
     shared(main)
 
 
-def test_f08_callers_form_a_tree(shared: Shared) -> None:
+def test_w08_callers_form_a_tree(shared: Shared) -> None:
     async def main() -> None:
         trees = await asyncio.gather(*(size_jobs.family_tree(3, 3) for _ in range(2)))
         ids: list[str] = []
@@ -209,7 +209,7 @@ def test_f08_callers_form_a_tree(shared: Shared) -> None:
     shared(main)
 
 
-def test_f08_threads_are_callers_too(shared: Shared) -> None:
+def test_w08_threads_are_callers_too(shared: Shared) -> None:
     async def main() -> None:
         parent, children = await size_jobs.threaded_parent()
         assert parent["caller"] is None
@@ -221,7 +221,7 @@ def test_f08_threads_are_callers_too(shared: Shared) -> None:
 # -- how many at a time -----------------------------------------------------------------------------------------------
 
 
-def test_f08_a_worker_executes_a_thousand_at_a_time(single: Shared, log: str) -> None:
+def test_w08_a_worker_executes_a_thousand_at_a_time(single: Shared, log: str) -> None:
     """What is above has to wait, and is forgotten by nobody."""
 
     async def main() -> None:
@@ -236,7 +236,7 @@ def test_f08_a_worker_executes_a_thousand_at_a_time(single: Shared, log: str) ->
     single(main, patience=60)
 
 
-def test_f08_who_waits_for_a_place_can_be_cancelled(single: Shared, log: str) -> None:
+def test_w08_who_waits_for_a_place_can_be_cancelled(single: Shared, log: str) -> None:
     async def main() -> None:
         calls = [asyncio.create_task(size_jobs.holds(log, number)) for number in range(PLACES)]
         await until(lambda: len(lines(log)) == PLACES, 20)
@@ -254,7 +254,7 @@ def test_f08_who_waits_for_a_place_can_be_cancelled(single: Shared, log: str) ->
     single(main, patience=60)
 
 
-def test_f08_who_waits_for_others_is_not_counted(single: Shared) -> None:
+def test_w08_who_waits_for_others_is_not_counted(single: Shared) -> None:
     """1,300 calls stand on one worker, all but thirteen of which wait for the next; these end when all are there."""
 
     async def main() -> None:
@@ -265,7 +265,7 @@ def test_f08_who_waits_for_others_is_not_counted(single: Shared) -> None:
     single(main, patience=60)
 
 
-def test_f08_a_full_worker_whose_routines_all_begin_to_call_goes_on(single: Shared, log: str) -> None:
+def test_w08_a_full_worker_whose_routines_all_begin_to_call_goes_on(single: Shared, log: str) -> None:
     """Every place is taken by one that then needs another call on the same worker."""
 
     async def main() -> None:
@@ -279,7 +279,7 @@ def test_f08_a_full_worker_whose_routines_all_begin_to_call_goes_on(single: Shar
     single(main, patience=60)
 
 
-def test_f08_one_routine_may_call_more_than_there_are_places(single: Shared) -> None:
+def test_w08_one_routine_may_call_more_than_there_are_places(single: Shared) -> None:
     async def main() -> None:
         me, leaves = await jobs.leaves(2 * PLACES + 1)
         assert leaves == [me] * (2 * PLACES + 1)
@@ -291,7 +291,7 @@ def test_f08_one_routine_may_call_more_than_there_are_places(single: Shared) -> 
 # -- peers ------------------------------------------------------------------------------------------------------------
 
 
-def test_s04_the_peers_are_all_workers_and_oneself(four: Shared) -> None:
+def test_w04_the_peers_are_all_workers_and_oneself(four: Shared) -> None:
     async def main() -> None:
         for _ in range(4):
             _, leaves = await jobs.leaves(12)
@@ -313,7 +313,7 @@ async def spread(pool: WorkerPool) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_s04_the_peers_are_those_of_now() -> None:
+def test_w04_the_peers_are_those_of_now() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             await spread(pool)
@@ -329,7 +329,7 @@ def test_s04_the_peers_are_those_of_now() -> None:
     run(main, patience=60)
 
 
-def test_s04_a_routine_sees_the_loss_of_a_peer() -> None:
+def test_w04_a_routine_sees_the_loss_of_a_peer() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             before = set(pids(pool))
@@ -342,7 +342,7 @@ def test_s04_a_routine_sees_the_loss_of_a_peer() -> None:
     run(main)
 
 
-def test_s04_what_a_lost_worker_had_called_is_cancelled(log: str) -> None:
+def test_w04_what_a_lost_worker_had_called_is_cancelled(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2, shutdown_timeout=1) as pool:
             call = asyncio.create_task(size_jobs.calls_endless_ones(log, 6))
@@ -360,7 +360,7 @@ def test_s04_what_a_lost_worker_had_called_is_cancelled(log: str) -> None:
     run(main)
 
 
-def test_s04_nested_calls_stay_in_the_pool_of_their_call() -> None:
+def test_w04_nested_calls_stay_in_the_pool_of_their_call() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as outer:
             for_later = jobs.leaves(8)  # dispatched where it is awaited

@@ -1,4 +1,4 @@
-"""S20, S22-S25, S35, B26: how a pool is made, entered, resized, mended and left."""
+"""W20, W22-W25, W35, W26: how a pool is made, entered, resized, mended and left."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.integration
 # -- making one -------------------------------------------------------------------------------------------------------
 
 
-def test_s20_nothing_given_makes_a_worker_per_cpu() -> None:
+def test_w20_nothing_given_makes_a_worker_per_cpu() -> None:
     async def main() -> None:
         async with WorkerPool() as pool:
             assert len(pool.workers()) in {os.cpu_count(), len(os.sched_getaffinity(0))}
@@ -49,14 +49,14 @@ def test_s20_nothing_given_makes_a_worker_per_cpu() -> None:
     run(main)
 
 
-def test_s20_a_pool_is_made_without_a_loop_and_starts_nothing() -> None:
+def test_w20_a_pool_is_made_without_a_loop_and_starts_nothing() -> None:
     with no_leaks():
         pool = WorkerPool("gpu", spawn=3)
         assert pool.workers() == []
         assert "WorkerPool" in repr(pool)
 
 
-def test_s20_as_many_workers_as_asked_for_and_all_are_ready() -> None:
+def test_w20_as_many_workers_as_asked_for_and_all_are_ready() -> None:
     async def main() -> None:
         async with WorkerPool("gpu", "big", spawn=3, lease=5) as pool:
             views = pool.workers()
@@ -105,18 +105,18 @@ def test_s20_as_many_workers_as_asked_for_and_all_are_ready() -> None:
         ({"spawn": 1, "credentials": object()}, "credentials"),
     ],
 )
-def test_s24_bad_arguments_are_refused_at_construction(options: dict[str, Any], named: str) -> None:
+def test_w24_bad_arguments_are_refused_at_construction(options: dict[str, Any], named: str) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match=named) as caught:
         WorkerPool(**options)
     assert caught.value.remedy in str(caught.value)
 
 
-def test_s24_a_number_in_the_place_of_a_tag_is_refused() -> None:
+def test_w24_a_number_in_the_place_of_a_tag_is_refused() -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="tag"):
         WorkerPool(4)  # type: ignore[arg-type]
 
 
-def test_s20_an_unknown_option_is_refused() -> None:
+def test_w20_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="workers"):
         WorkerPool(workers=4)  # type: ignore[call-arg]
 
@@ -131,7 +131,7 @@ def sockets() -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("lazy", [True, False])
-def test_s22_a_lazy_pool_connects_at_its_first_call(lazy: bool) -> None:
+def test_w22_a_lazy_pool_connects_at_its_first_call(lazy: bool) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, lazy=lazy):
             before = sockets()
@@ -181,7 +181,7 @@ FORMS: dict[str, Callable[[Last], Any]] = {
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_s23_a_balancer_comes_in_many_forms(form: str) -> None:
+def test_w23_a_balancer_comes_in_many_forms(form: str) -> None:
     made = Last()
 
     async def main() -> None:
@@ -199,7 +199,7 @@ def test_s23_a_balancer_comes_in_many_forms(form: str) -> None:
     run(main)
 
 
-def test_s23_a_factory_makes_every_worker() -> None:
+def test_w23_a_factory_makes_every_worker() -> None:
     made: list[tuple[tuple[str, ...], Any]] = []
 
     def factory(*tags: str, credentials: Any = None) -> LocalWorker:
@@ -226,7 +226,7 @@ def empty_factory(*tags: str, credentials: Any = None) -> Any:
     return None
 
 
-def test_s23_a_factory_that_raises_or_makes_nothing_ends_the_start() -> None:
+def test_w23_a_factory_that_raises_or_makes_nothing_ends_the_start() -> None:
     async def main() -> None:
         with pytest.raises((LookupError, HeadgateError), match="planted in the factory"):
             async with WorkerPool(spawn=2, worker=broken_factory):
@@ -239,7 +239,7 @@ def test_s23_a_factory_that_raises_or_makes_nothing_ends_the_start() -> None:
 
 
 @pytest.mark.parametrize("bad", [3, "hook", []])
-def test_s32_a_hook_that_cannot_be_called_is_refused(bad: Any) -> None:
+def test_w32_a_hook_that_cannot_be_called_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidType, match="backpressure"):
         LocalWorker(backpressure=bad)
 
@@ -247,7 +247,7 @@ def test_s32_a_hook_that_cannot_be_called_is_refused(bad: Any) -> None:
 # -- entering and nesting ---------------------------------------------------------------------------------------------
 
 
-def test_s25_the_innermost_pool_is_active() -> None:
+def test_w25_the_innermost_pool_is_active() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as outer:
             assert await jobs.pid() == pids(outer)[0]
@@ -261,7 +261,7 @@ def test_s25_the_innermost_pool_is_active() -> None:
     run(main)
 
 
-def test_s25_two_tasks_have_their_own_pools() -> None:
+def test_w25_two_tasks_have_their_own_pools() -> None:
     async def one(barrier: asyncio.Barrier) -> None:
         async with WorkerPool(spawn=1) as pool:
             await barrier.wait()
@@ -279,7 +279,7 @@ def test_s25_two_tasks_have_their_own_pools() -> None:
     run(main)
 
 
-def test_s25_a_pool_is_entered_once() -> None:
+def test_w25_a_pool_is_entered_once() -> None:
     async def main() -> None:
         pool = WorkerPool(spawn=1)
         async with pool:
@@ -295,7 +295,7 @@ def test_s25_a_pool_is_entered_once() -> None:
     run(main)
 
 
-def test_s25_an_exception_passes_through_and_ends_the_workers() -> None:
+def test_w25_an_exception_passes_through_and_ends_the_workers() -> None:
     async def main() -> None:
         found: list[int] = []
 
@@ -311,7 +311,7 @@ def test_s25_an_exception_passes_through_and_ends_the_workers() -> None:
     run(main)
 
 
-def test_s25_cancelled_at_any_moment_a_pool_leaves_nothing(scale: float) -> None:
+def test_w25_cancelled_at_any_moment_a_pool_leaves_nothing(scale: float) -> None:
     """While it starts its workers, while it works, while it stops them."""
     chance = random.Random(5)
 
@@ -341,7 +341,7 @@ def test_s25_cancelled_at_any_moment_a_pool_leaves_nothing(scale: float) -> None
 SLOW_WHILE_FLAGGED = "while os.path.exists(FLAG): time.sleep(0.01)"
 
 
-def test_s24_without_a_worker_a_call_waits_and_then_fails(planted: Callable[[str], Any], tmp_path: Path) -> None:
+def test_w24_without_a_worker_a_call_waits_and_then_fails(planted: Callable[[str], Any], tmp_path: Path) -> None:
     module = planted(SLOW_WHILE_FLAGGED)
     flag = tmp_path / "flag"
 
@@ -372,7 +372,7 @@ def test_s24_without_a_worker_a_call_waits_and_then_fails(planted: Callable[[str
     run(main)
 
 
-def test_s24_a_call_in_a_restart_gap_waits_for_the_worker(planted: Callable[[str], Any], tmp_path: Path) -> None:
+def test_w24_a_call_in_a_restart_gap_waits_for_the_worker(planted: Callable[[str], Any], tmp_path: Path) -> None:
     module = planted(SLOW_WHILE_FLAGGED)
     flag = tmp_path / "flag"
 
@@ -397,7 +397,7 @@ def test_s24_a_call_in_a_restart_gap_waits_for_the_worker(planted: Callable[[str
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def test_b26_a_killed_worker_is_replaced_at_once_and_without_limit() -> None:
+def test_w26_a_killed_worker_is_replaced_at_once_and_without_limit() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             seen_pids = set(pids(pool))
@@ -421,7 +421,7 @@ def test_b26_a_killed_worker_is_replaced_at_once_and_without_limit() -> None:
     run(main, patience=60)
 
 
-def test_b26_some_deaths_before_readiness_are_survived(planted: Callable[[str], Any], tmp_path: Path) -> None:
+def test_w26_some_deaths_before_readiness_are_survived(planted: Callable[[str], Any], tmp_path: Path) -> None:
     module = planted("os.path.getsize(COUNT) <= 2 * len('import\\n') and os._exit(9)")
 
     async def main() -> None:
@@ -432,7 +432,7 @@ def test_b26_some_deaths_before_readiness_are_survived(planted: Callable[[str], 
     run(main)
 
 
-def test_b26_five_deaths_before_readiness_end_the_pool(planted: Callable[[str], Any], tmp_path: Path) -> None:
+def test_w26_five_deaths_before_readiness_end_the_pool(planted: Callable[[str], Any], tmp_path: Path) -> None:
     module = planted("raise RuntimeError('planted fault')")
 
     async def main() -> None:
@@ -447,7 +447,7 @@ def test_b26_five_deaths_before_readiness_end_the_pool(planted: Callable[[str], 
     run(main)
 
 
-def test_b26_callers_are_told_when_workers_cannot_come_back(
+def test_w26_callers_are_told_when_workers_cannot_come_back(
     planted: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "PATIENCE", 0.0)
@@ -466,7 +466,7 @@ def test_b26_callers_are_told_when_workers_cannot_come_back(
     run(main)
 
 
-def test_b26_resize_up_and_down(shared: Shared) -> None:
+def test_w26_resize_up_and_down(shared: Shared) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             first = pids(pool)
@@ -490,7 +490,7 @@ def test_b26_resize_up_and_down(shared: Shared) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 0, 1.5, "2", None])
-def test_b26_a_bad_size_is_refused(shared: Shared, bad: Any) -> None:
+def test_w26_a_bad_size_is_refused(shared: Shared, bad: Any) -> None:
     async def main() -> None:
         before = states(shared.pool)
         with pytest.raises((InvalidArgument, InvalidType)):
@@ -500,7 +500,7 @@ def test_b26_a_bad_size_is_refused(shared: Shared, bad: Any) -> None:
     shared(main)
 
 
-def test_b26_a_pool_that_is_not_open_cannot_be_resized() -> None:
+def test_w26_a_pool_that_is_not_open_cannot_be_resized() -> None:
     async def main() -> None:
         pool = WorkerPool(spawn=1)
         with pytest.raises((HeadgateError, RuntimeError)):
@@ -513,7 +513,7 @@ def test_b26_a_pool_that_is_not_open_cannot_be_resized() -> None:
     run(main)
 
 
-def test_b26_workers_show_their_load(shared: Shared) -> None:
+def test_w26_workers_show_their_load(shared: Shared) -> None:
     async def main() -> None:
         assert in_flight(shared.pool) == 0
         calls = [asyncio.create_task(jobs.slow(0.3)) for _ in range(6)]
@@ -527,7 +527,7 @@ def test_b26_workers_show_their_load(shared: Shared) -> None:
 # -- leaving ----------------------------------------------------------------------------------------------------------
 
 
-def test_s35_leaving_waits_for_the_calls_in_flight() -> None:
+def test_w35_leaving_waits_for_the_calls_in_flight() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             found = pids(pool)
@@ -540,7 +540,7 @@ def test_s35_leaving_waits_for_the_calls_in_flight() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
-def test_s35_after_the_timeout_callers_get_pool_closed(log: str, timeout: float) -> None:
+def test_w35_after_the_timeout_callers_get_pool_closed(log: str, timeout: float) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, shutdown_timeout=timeout) as pool:
             call = asyncio.create_task(jobs.endless(log))
@@ -555,7 +555,7 @@ def test_s35_after_the_timeout_callers_get_pool_closed(log: str, timeout: float)
     run(main)
 
 
-def test_s35_a_worker_that_holds_the_gil_does_not_hold_the_exit(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w35_a_worker_that_holds_the_gil_does_not_hold_the_exit(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
 
     async def main() -> None:
@@ -572,7 +572,7 @@ def test_s35_a_worker_that_holds_the_gil_does_not_hold_the_exit(log: str, monkey
     run(main)
 
 
-def test_s35_while_it_drains_new_calls_are_refused() -> None:
+def test_w35_while_it_drains_new_calls_are_refused() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             running = asyncio.create_task(jobs.slow(0.6, "kept"))
@@ -592,7 +592,7 @@ def test_s35_while_it_drains_new_calls_are_refused() -> None:
     run(main)
 
 
-def test_s35_a_task_that_outlives_its_pool_gets_pool_closed() -> None:
+def test_w35_a_task_that_outlives_its_pool_gets_pool_closed() -> None:
     async def main() -> None:
         go_on = asyncio.Event()
 
@@ -610,7 +610,7 @@ def test_s35_a_task_that_outlives_its_pool_gets_pool_closed() -> None:
     run(main)
 
 
-def test_s35_events_tell_the_life_of_a_worker() -> None:
+def test_w35_events_tell_the_life_of_a_worker() -> None:
     async def main() -> None:
         with capture_events("workers") as events:
             async with WorkerPool(spawn=1) as pool:
@@ -625,7 +625,7 @@ def test_s35_events_tell_the_life_of_a_worker() -> None:
     run(main)
 
 
-def test_s35_a_program_that_ends_inside_its_block_leaves_quietly(tmp_path: Path) -> None:
+def test_w35_a_program_that_ends_inside_its_block_leaves_quietly(tmp_path: Path) -> None:
     """asyncio.run cancels what is left, also pools that nobody left."""
     code = """
         import asyncio, headgate
@@ -649,7 +649,7 @@ def test_s35_a_program_that_ends_inside_its_block_leaves_quietly(tmp_path: Path)
 # -- a worker alone ---------------------------------------------------------------------------------------------------
 
 
-def test_s30_a_worker_can_be_started_alone() -> None:
+def test_w30_a_worker_can_be_started_alone() -> None:
     async def main() -> None:
         worker = LocalWorker("gpu")
         async with no_leaks(grace=3):
@@ -666,7 +666,7 @@ def test_s30_a_worker_can_be_started_alone() -> None:
     run(main)
 
 
-def test_s30_a_worker_alone_can_be_started_again() -> None:
+def test_w30_a_worker_alone_can_be_started_again() -> None:
     async def main() -> None:
         worker = LocalWorker()
         assert worker.metadata is None
@@ -693,7 +693,7 @@ def test_s30_a_worker_alone_can_be_started_again() -> None:
     run(main)
 
 
-def test_s30_a_worker_alone_whose_start_failed_can_be_started_again(
+def test_w30_a_worker_alone_whose_start_failed_can_be_started_again(
     planted: Callable[[str], Any], tmp_path: Path
 ) -> None:
     module = planted("os.path.exists(FLAG) and os._exit(77)")
@@ -713,7 +713,7 @@ def test_s30_a_worker_alone_whose_start_failed_can_be_started_again(
     run(main)
 
 
-def test_s24_without_a_limit_calls_wait_for_a_worker_and_the_exit_for_calls(
+def test_w24_without_a_limit_calls_wait_for_a_worker_and_the_exit_for_calls(
     planted: Callable[[str], Any], tmp_path: Path
 ) -> None:
     module = planted(SLOW_WHILE_FLAGGED)
@@ -738,6 +738,6 @@ def test_s24_without_a_limit_calls_wait_for_a_worker_and_the_exit_for_calls(
 
 
 @pytest.mark.parametrize("bad", [3, None, b"tag"])
-def test_s30_a_bad_tag_is_refused(bad: Any) -> None:
+def test_w30_a_bad_tag_is_refused(bad: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="tag"):
         LocalWorker(bad)

@@ -1,4 +1,4 @@
-"""F33 and the like, with real processes: nothing outlives its parent, and nothing is left of a pool that was left."""
+"""W33 and the like, with real processes: nothing outlives its parent, and nothing is left of a pool that was left."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def doomed(tmp_path: Path, runtime: Path) -> Iterator[Callable[[str], Parent]]:
 # -- the parent is killed ---------------------------------------------------------------------------------------------
 
 
-def test_f33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent]) -> None:
+def test_w33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent]) -> None:
     """Side by side: a worker that does not end by itself is given a second."""
     parents = [doomed(variant) for variant in ("busy", "gil", "stopped", "family", "forked")]
     for parent in parents:
@@ -165,7 +165,7 @@ def test_f33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_f33_whatever_the_parent_dies_of(doomed: Callable[[str], Parent], number: signal.Signals) -> None:
+def test_w33_whatever_the_parent_dies_of(doomed: Callable[[str], Parent], number: signal.Signals) -> None:
     parent = doomed("busy" if number != signal.SIGINT else "idle")
     parent.ready()
     parent.send(number)
@@ -174,7 +174,7 @@ def test_f33_whatever_the_parent_dies_of(doomed: Callable[[str], Parent], number
 
 
 @pytest.mark.parametrize("variant", ["os._exit", "raising"])
-def test_f33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: str) -> None:
+def test_w33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: str) -> None:
     parent = doomed(variant)
     assert parent.process.stdout is not None
     told = read_line(parent.process.stdout).split()
@@ -184,7 +184,7 @@ def test_f33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: s
     assert parent.process.returncode == (1 if variant == "raising" else 5)
 
 
-def test_f33_a_parent_killed_at_any_moment_leaves_no_descendant(doomed: Callable[[str], Parent], scale: float) -> None:
+def test_w33_a_parent_killed_at_any_moment_leaves_no_descendant(doomed: Callable[[str], Parent], scale: float) -> None:
     """Also while it starts its keeper, its workers, or stops them."""
     chance = random.Random(2)
     for round_ in range(max(5, int(60 * scale))):
@@ -201,7 +201,7 @@ def test_f33_a_parent_killed_at_any_moment_leaves_no_descendant(doomed: Callable
         parent.check_that_all_are_gone()
 
 
-def test_f33_a_crash_leaves_files_only_until_the_next_start(
+def test_w33_a_crash_leaves_files_only_until_the_next_start(
     doomed: Callable[[str], Parent], runtime: Path, tmp_path: Path
 ) -> None:
     """Everything is killed in one go, so that nobody is left to clean up."""
@@ -293,7 +293,7 @@ def test_w33_starts_and_sweeps_at_the_same_moment_do_not_disturb_each_other(runt
 # -- the worker is killed ---------------------------------------------------------------------------------------------
 
 
-def test_f33_what_a_routine_started_ends_with_its_worker_or_its_pool() -> None:
+def test_w33_what_a_routine_started_ends_with_its_worker_or_its_pool() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             one = await jobs.family()
@@ -333,7 +333,7 @@ def native_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def test_f33_pools_opened_and_closed_many_times_leave_nothing(runtime: Path, scale: float) -> None:
+def test_w33_pools_opened_and_closed_many_times_leave_nothing(runtime: Path, scale: float) -> None:
     async def once() -> None:
         async with WorkerPool(spawn=1):
             assert await jobs.add(1, 2) == 3
@@ -357,7 +357,7 @@ def test_f33_pools_opened_and_closed_many_times_leave_nothing(runtime: Path, sca
     assert files(runtime) == []
 
 
-def test_f33_a_pool_with_killed_workers_leaves_nothing(runtime: Path) -> None:
+def test_w33_a_pool_with_killed_workers_leaves_nothing(runtime: Path) -> None:
     before = set(descendants(os.getpid()))  # multiprocessing may have left its own helper
 
     async def main() -> None:
@@ -375,7 +375,7 @@ def test_f33_a_pool_with_killed_workers_leaves_nothing(runtime: Path) -> None:
     assert files(runtime) == []
 
 
-def test_b52_sockets_lie_in_a_folder_that_is_ours_alone(runtime: Path) -> None:
+def test_w52_sockets_lie_in_a_folder_that_is_ours_alone(runtime: Path) -> None:
     def look() -> None:
         found = [path for path in runtime.rglob("*") if path.is_socket()]
         assert found
@@ -393,7 +393,7 @@ def test_b52_sockets_lie_in_a_folder_that_is_ours_alone(runtime: Path) -> None:
     run(main)
 
 
-def test_b52_a_runtime_folder_with_a_long_name_is_no_obstacle(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w52_a_runtime_folder_with_a_long_name_is_no_obstacle(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = runtime / ("long" * 30)
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -408,7 +408,7 @@ def test_b52_a_runtime_folder_with_a_long_name_is_no_obstacle(runtime: Path, mon
     assert files(runtime) == []
 
 
-def test_b52_a_runtime_folder_that_is_not_there_is_no_obstacle(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w52_a_runtime_folder_that_is_not_there_is_no_obstacle(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / "missing"))
 
     async def main() -> None:
@@ -418,7 +418,7 @@ def test_b52_a_runtime_folder_that_is_not_there_is_no_obstacle(runtime: Path, mo
     run(main)
 
 
-def test_f33_an_abandoned_pool_object_costs_nothing() -> None:
+def test_w33_an_abandoned_pool_object_costs_nothing() -> None:
     with no_leaks():
         for _ in range(50):
             WorkerPool(spawn=2)
@@ -428,7 +428,7 @@ def test_f33_an_abandoned_pool_object_costs_nothing() -> None:
 # -- several loops ----------------------------------------------------------------------------------------------------
 
 
-def test_b52_loops_in_several_threads_have_their_own_pools(scale: float) -> None:
+def test_w52_loops_in_several_threads_have_their_own_pools(scale: float) -> None:
     results: list[Any] = []
 
     async def main(number: int) -> None:
@@ -454,7 +454,7 @@ def test_b52_loops_in_several_threads_have_their_own_pools(scale: float) -> None
     assert len(results) >= 3
 
 
-def test_b52_one_pool_serves_several_loops() -> None:
+def test_w52_one_pool_serves_several_loops() -> None:
     async def call(count: int) -> list[int]:
         return list(await asyncio.gather(*(jobs.pid() for _ in range(count))))
 
@@ -485,7 +485,7 @@ def test_b52_one_pool_serves_several_loops() -> None:
 
 
 @pytest.mark.skipif(uvloop is None, reason="pip install headgate[speed]")
-def test_b52_on_uvloop() -> None:
+def test_w52_on_uvloop() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             assert set(await asyncio.gather(*(jobs.pid() for _ in range(10)))) == set(pids(pool))
@@ -508,7 +508,7 @@ def test_b52_on_uvloop() -> None:
     ],
     ids=["missing module", "exiting", "killed"],
 )
-def test_b26_a_crash_on_import_names_its_cause(planted: Callable[[str], Any], body: str, cause: str) -> None:
+def test_w26_a_crash_on_import_names_its_cause(planted: Callable[[str], Any], body: str, cause: str) -> None:
     module = planted(body)
 
     async def main() -> None:
@@ -523,7 +523,7 @@ def test_b26_a_crash_on_import_names_its_cause(planted: Callable[[str], Any], bo
         run(main)
 
 
-def test_b26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
+def test_w26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
     """Found first on the parent's own path, which its workers share."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "grpc.py").write_text("raise RuntimeError('planted fault')")
@@ -545,7 +545,7 @@ def test_b26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "not executable", "another program"])
-def test_b26_an_interpreter_that_cannot_run_is_named(
+def test_w26_an_interpreter_that_cannot_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     path = tmp_path / "python"
@@ -564,7 +564,7 @@ def test_b26_an_interpreter_that_cannot_run_is_named(
         run(main)
 
 
-def test_b26_a_folder_that_is_gone_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w26_a_folder_that_is_gone_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker has its parent's folder: it may have been removed since."""
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -584,7 +584,7 @@ def test_b26_a_folder_that_is_gone_is_no_hang(tmp_path: Path, monkeypatch: pytes
 # -- a worker's standard streams --------------------------------------------------------------------------------------
 
 
-def test_s30_what_a_routine_prints_is_seen(tmp_path: Path) -> None:
+def test_w30_what_a_routine_prints_is_seen(tmp_path: Path) -> None:
     code = """
         import asyncio, sys, headgate
         @headgate.routine
@@ -600,7 +600,7 @@ def test_s30_what_a_routine_prints_is_seen(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "from a routine\n", "in anger\n")
 
 
-def test_s31_ctrl_c_is_answered_by_the_parent_and_says_little(tmp_path: Path) -> None:
+def test_w31_ctrl_c_is_answered_by_the_parent_and_says_little(tmp_path: Path) -> None:
     """A terminal sends SIGINT to the whole foreground group; a worker's traceback is nobody's business."""
     code = """
         import asyncio, os, headgate

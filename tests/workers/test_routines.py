@@ -1,4 +1,4 @@
-"""S01-S04, S07, F08's timeouts, S09: what a routine is, where it runs, and what it knows about itself."""
+"""W01-W04, W07, W08's timeouts, W09: what a routine is, where it runs, and what it knows about itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.integration
 # -- what it looks like -----------------------------------------------------------------------------------------------
 
 
-def test_s01_a_routine_looks_like_its_function() -> None:
+def test_w01_a_routine_looks_like_its_function() -> None:
     async def twice(x: int, *, more: str = "a") -> str:
         """Say it twice."""
         return more * x * 2
@@ -52,7 +52,7 @@ def test_s01_a_routine_looks_like_its_function() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 1}, {"timeout": 0.5, "retries": 2}, {"thread": True}])
-def test_s01_the_decorator_may_have_options(options: dict[str, Any]) -> None:
+def test_w01_the_decorator_may_have_options(options: dict[str, Any]) -> None:
     @routine(**options)
     async def one() -> int:
         return 1
@@ -61,7 +61,7 @@ def test_s01_the_decorator_may_have_options(options: dict[str, Any]) -> None:
     assert inspect.iscoroutinefunction(one.__wrapped__)
 
 
-def test_s01_a_plain_function_becomes_a_coroutine_function() -> None:
+def test_w01_a_plain_function_becomes_a_coroutine_function() -> None:
     @routine
     def one() -> int:
         return 1
@@ -70,7 +70,7 @@ def test_s01_a_plain_function_becomes_a_coroutine_function() -> None:
     assert not inspect.iscoroutinefunction(one.__wrapped__)
 
 
-def test_s01_decorating_needs_no_pool_and_no_grpc() -> None:
+def test_w01_decorating_needs_no_pool_and_no_grpc() -> None:
     code = """
         import sys, headgate
         @headgate.routine
@@ -89,7 +89,7 @@ class SomeClass:
 
 
 @pytest.mark.parametrize("bad", [3, "add", 1.5, [jobs.add], object(), SomeClass, int, Exception])
-def test_s03_what_is_no_function_is_refused_at_decoration(bad: Any) -> None:
+def test_w03_what_is_no_function_is_refused_at_decoration(bad: Any) -> None:
     with pytest.raises(InvalidType) as caught:
         routine(bad)
     assert caught.value.remedy in str(caught.value)
@@ -112,13 +112,13 @@ def test_s03_what_is_no_function_is_refused_at_decoration(bad: Any) -> None:
         ("thread", 3),
     ],
 )
-def test_s01_bad_options_are_refused_at_decoration(name: str, bad: Any) -> None:
+def test_w01_bad_options_are_refused_at_decoration(name: str, bad: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match=name) as caught:
         routine(**{name: bad})(jobs.add.__wrapped__)
     assert repr(bad) in str(caught.value) or type(bad).__name__ in str(caught.value)
 
 
-def test_s01_an_unknown_option_is_refused() -> None:
+def test_w01_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="patience"):
         routine(patience=3)
 
@@ -126,7 +126,7 @@ def test_s01_an_unknown_option_is_refused() -> None:
 # -- when it is dispatched --------------------------------------------------------------------------------------------
 
 
-def test_s01_dispatch_is_at_await(shared: Shared, log: str) -> None:
+def test_w01_dispatch_is_at_await(shared: Shared, log: str) -> None:
     async def main() -> None:
         with capture_events("workers") as events:
             call = jobs.noted_pid(log, 1)
@@ -142,7 +142,7 @@ def test_s01_dispatch_is_at_await(shared: Shared, log: str) -> None:
     shared(main)
 
 
-def test_s01_a_call_closed_before_it_was_awaited_is_never_made(shared: Shared, log: str) -> None:
+def test_w01_a_call_closed_before_it_was_awaited_is_never_made(shared: Shared, log: str) -> None:
     async def main() -> None:
         jobs.noted_pid(log, 1).close()
         await jobs.pid()
@@ -152,7 +152,7 @@ def test_s01_a_call_closed_before_it_was_awaited_is_never_made(shared: Shared, l
     shared(main)
 
 
-def test_s01_calls_run_elsewhere_and_spread_over_the_workers(shared: Shared) -> None:
+def test_w01_calls_run_elsewhere_and_spread_over_the_workers(shared: Shared) -> None:
     async def main() -> None:
         found = await asyncio.gather(*(jobs.pid() for _ in range(20)))
         assert set(found) == set(pids(shared.pool))
@@ -161,7 +161,7 @@ def test_s01_calls_run_elsewhere_and_spread_over_the_workers(shared: Shared) -> 
     shared(main)
 
 
-def test_s01_an_ordinary_task_runs_the_body(shared: Shared) -> None:
+def test_w01_an_ordinary_task_runs_the_body(shared: Shared) -> None:
     """Bodies use asyncio.timeout, TaskGroup and current_task, which ask for one."""
 
     async def main() -> None:
@@ -173,7 +173,7 @@ def test_s01_an_ordinary_task_runs_the_body(shared: Shared) -> None:
 # -- what can be one --------------------------------------------------------------------------------------------------
 
 
-def test_s03_every_kind_of_method(shared: Shared) -> None:
+def test_w03_every_kind_of_method(shared: Shared) -> None:
     async def main() -> None:
         workers = pids(shared.pool)
         account = jobs.Account(10)
@@ -192,7 +192,7 @@ def test_s03_every_kind_of_method(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_methods_are_inherited_and_overridden(shared: Shared) -> None:
+def test_w03_methods_are_inherited_and_overridden(shared: Shared) -> None:
     async def main() -> None:
         assert (await jobs.Savings.class_above(3))[0] == "Savings"
         assert (await jobs.Savings.class_below(3))[0] == "Savings"
@@ -202,14 +202,14 @@ def test_s03_methods_are_inherited_and_overridden(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_methods_look_like_methods() -> None:
+def test_w03_methods_look_like_methods() -> None:
     assert inspect.iscoroutinefunction(jobs.Account(1).pay)
     assert inspect.iscoroutinefunction(jobs.Account.class_above)
     assert inspect.iscoroutinefunction(jobs.Account.static_above)
     assert jobs.Account.pay.__doc__ == "Pay in."
 
 
-def test_s03_closures_and_local_functions(shared: Shared) -> None:
+def test_w03_closures_and_local_functions(shared: Shared) -> None:
     factor = 3
 
     @routine
@@ -234,7 +234,7 @@ def test_s03_closures_and_local_functions(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_what_a_closure_changes_is_seen_by_no_later_call(shared: Shared) -> None:
+def test_w03_what_a_closure_changes_is_seen_by_no_later_call(shared: Shared) -> None:
     seen: list[int] = []
 
     @routine
@@ -252,7 +252,7 @@ def test_s03_what_a_closure_changes_is_seen_by_no_later_call(shared: Shared) -> 
     shared(main)
 
 
-def test_s03_lambdas(shared: Shared) -> None:
+def test_w03_lambdas(shared: Shared) -> None:
     async def main() -> None:
         assert await routine(lambda x: x + 1)(2) == 3
         assert await routine(lambda: os.getpid())() in pids(shared.pool)
@@ -260,7 +260,7 @@ def test_s03_lambdas(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_a_local_class(shared: Shared) -> None:
+def test_w03_a_local_class(shared: Shared) -> None:
     class Point:
         def __init__(self, x: int) -> None:
             self.x = x
@@ -282,7 +282,7 @@ def test_s03_a_local_class(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_a_plain_function_is_awaited_and_runs_in_a_thread(shared: Shared) -> None:
+def test_w03_a_plain_function_is_awaited_and_runs_in_a_thread(shared: Shared) -> None:
     async def main() -> None:
         result, pid, in_main = await jobs.plain(2)
         assert (result, pid in pids(shared.pool), in_main) == (3, True, False)
@@ -291,7 +291,7 @@ def test_s03_a_plain_function_is_awaited_and_runs_in_a_thread(shared: Shared) ->
     shared(main)
 
 
-def test_s03_partials_copies_and_pickles_of_a_routine(shared: Shared) -> None:
+def test_w03_partials_copies_and_pickles_of_a_routine(shared: Shared) -> None:
     assert pickle.loads(pickle.dumps(jobs.add)) is jobs.add
     assert copy.deepcopy(jobs.add) is jobs.add
 
@@ -303,7 +303,7 @@ def test_s03_partials_copies_and_pickles_of_a_routine(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_a_routine_may_be_an_argument(shared: Shared) -> None:
+def test_w03_a_routine_may_be_an_argument(shared: Shared) -> None:
     @routine
     async def local(x: int) -> int:
         return x + 1
@@ -315,7 +315,7 @@ def test_s03_a_routine_may_be_an_argument(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_a_worker_has_the_path_folder_and_environment_of_its_parent(
+def test_w03_a_worker_has_the_path_folder_and_environment_of_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "library with space"
@@ -420,7 +420,7 @@ asyncio.run(main())
 """
 
 
-def test_s03_a_function_of_main_sees_its_globals_of_now(tmp_path: Path) -> None:
+def test_w03_a_function_of_main_sees_its_globals_of_now(tmp_path: Path) -> None:
     done = script(MAIN, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
@@ -440,13 +440,13 @@ asyncio.run(main())
 """
 
 
-def test_s02_the_quick_start_runs_as_written(tmp_path: Path) -> None:
+def test_w02_the_quick_start_runs_as_written(tmp_path: Path) -> None:
     done = script(QUICK_START, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
 @pytest.mark.parametrize("way", ["-", "exec"])
-def test_s03_functions_that_no_file_holds(way: str) -> None:
+def test_w03_functions_that_no_file_holds(way: str) -> None:
     """A notebook's functions have a `__main__` and no file that a worker could read."""
     code = QUICK_START.replace("spawn=4", "spawn=1")
     command = [sys.executable, "-"]
@@ -461,7 +461,7 @@ def test_s03_functions_that_no_file_holds(way: str) -> None:
 # -- the gate ---------------------------------------------------------------------------------------------------------
 
 
-def test_s04_the_body_runs_on_the_worker_and_what_it_calls_goes_to_peers(shared: Shared) -> None:
+def test_w04_the_body_runs_on_the_worker_and_what_it_calls_goes_to_peers(shared: Shared) -> None:
     async def main() -> None:
         workers = set(pids(shared.pool))
         found: set[int] = set()
@@ -475,14 +475,14 @@ def test_s04_the_body_runs_on_the_worker_and_what_it_calls_goes_to_peers(shared:
     shared(main)
 
 
-def test_s02_recursive_fib_with_a_task_group(shared: Shared) -> None:
+def test_w02_recursive_fib_with_a_task_group(shared: Shared) -> None:
     async def main() -> None:
         assert await jobs.fib(7) == 13
 
     shared(main)
 
 
-def test_s04_a_closed_gate_runs_here(shared: Shared) -> None:
+def test_w04_a_closed_gate_runs_here(shared: Shared) -> None:
     me = os.getpid()
 
     async def main() -> None:
@@ -503,7 +503,7 @@ def test_s04_a_closed_gate_runs_here(shared: Shared) -> None:
     shared(main)
 
 
-def test_s04_a_closed_gate_needs_no_pool() -> None:
+def test_w04_a_closed_gate_needs_no_pool() -> None:
     async def main() -> None:
         with headgate.do_dispatch(False):
             assert await jobs.pid() == os.getpid()
@@ -513,14 +513,14 @@ def test_s04_a_closed_gate_needs_no_pool() -> None:
     run(main)
 
 
-def test_s04_the_gate_is_opened_again_by_an_exception() -> None:
+def test_w04_the_gate_is_opened_again_by_an_exception() -> None:
     with pytest.raises(LookupError):
         with headgate.do_dispatch(False):
             raise LookupError
     assert headgate.do_dispatch() is True
 
 
-def test_s04_the_gate_is_of_one_task(shared: Shared) -> None:
+def test_w04_the_gate_is_of_one_task(shared: Shared) -> None:
     async def main() -> None:
         closed = asyncio.Event()
         go_on = asyncio.Event()
@@ -541,7 +541,7 @@ def test_s04_the_gate_is_of_one_task(shared: Shared) -> None:
     shared(main)
 
 
-def test_s04_a_gate_closed_on_a_worker_keeps_the_leaves_there(shared: Shared) -> None:
+def test_w04_a_gate_closed_on_a_worker_keeps_the_leaves_there(shared: Shared) -> None:
     async def main() -> None:
         for _ in range(2):
             me, leaves = await jobs.leaves_here(3)
@@ -564,7 +564,7 @@ def nothing_open() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nothing_open")
-def test_s07_without_a_pool_the_error_shows_what_to_add() -> None:
+def test_w07_without_a_pool_the_error_shows_what_to_add() -> None:
     async def main() -> None:
         with pytest.raises(NoActivePool) as caught:
             await jobs.add(1, 2)
@@ -601,7 +601,7 @@ class Notebook:
 
 @pytest.mark.usefixtures("nothing_open")
 @pytest.mark.parametrize("name", ["add", "count"])
-def test_s07_the_remedy_works_when_it_is_pasted(name: str) -> None:
+def test_w07_the_remedy_works_when_it_is_pasted(name: str) -> None:
     """Into a cell of a notebook, and into an async function of a script."""
     asks = {"add": "result = await add(1, 2)", "count": "result = [item async for item in count(3)]"}[name]
     arguments = {"add": "1, 2", "count": "3"}[name]
@@ -633,7 +633,7 @@ def test_s07_the_remedy_works_when_it_is_pasted(name: str) -> None:
     run(main)
 
 
-def test_s07_after_the_block_there_is_no_pool() -> None:
+def test_w07_after_the_block_there_is_no_pool() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1):
             assert await jobs.add(1, 2) == 3
@@ -643,14 +643,14 @@ def test_s07_after_the_block_there_is_no_pool() -> None:
     run(main)
 
 
-def test_s07_calling_without_awaiting_needs_no_pool() -> None:
+def test_w07_calling_without_awaiting_needs_no_pool() -> None:
     jobs.add(1, 2).close()
 
 
 # -- timeouts ---------------------------------------------------------------------------------------------------------
 
 
-def test_f08_a_timeout_ends_the_routine_on_its_worker(shared: Shared, log: str) -> None:
+def test_w08_a_timeout_ends_the_routine_on_its_worker(shared: Shared, log: str) -> None:
     async def main() -> None:
         with pytest.raises(RoutineTimeout) as caught:
             await jobs.bounded(60, log)
@@ -665,14 +665,14 @@ def test_f08_a_timeout_ends_the_routine_on_its_worker(shared: Shared, log: str) 
     shared(main)
 
 
-def test_f08_a_routine_that_is_quicker_is_not_disturbed(shared: Shared, log: str) -> None:
+def test_w08_a_routine_that_is_quicker_is_not_disturbed(shared: Shared, log: str) -> None:
     async def main() -> None:
         assert await jobs.bounded(0.01, log) == "done"
 
     shared(main)
 
 
-def test_f08_a_timeout_while_the_loop_was_held_is_one_too(shared: Shared) -> None:
+def test_w08_a_timeout_while_the_loop_was_held_is_one_too(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(RoutineTimeout):
             await jobs.bounded_blocking(0.7)
@@ -681,7 +681,7 @@ def test_f08_a_timeout_while_the_loop_was_held_is_one_too(shared: Shared) -> Non
     shared(main)
 
 
-def test_f08_a_function_in_a_thread_has_its_timeout_too(shared: Shared) -> None:
+def test_w08_a_function_in_a_thread_has_its_timeout_too(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(RoutineTimeout):
             await jobs.bounded_thread(1.0)
@@ -690,7 +690,7 @@ def test_f08_a_function_in_a_thread_has_its_timeout_too(shared: Shared) -> None:
     shared(main)
 
 
-def test_f08_a_timeout_of_the_routines_own_is_its_own(shared: Shared) -> None:
+def test_w08_a_timeout_of_the_routines_own_is_its_own(shared: Shared) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError, match="my own") as caught:
             await jobs.own_timeout()
@@ -702,7 +702,7 @@ def test_f08_a_timeout_of_the_routines_own_is_its_own(shared: Shared) -> None:
     shared(main)
 
 
-def test_f08_the_callers_own_timeout_is_the_callers(shared: Shared, log: str) -> None:
+def test_w08_the_callers_own_timeout_is_the_callers(shared: Shared, log: str) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError) as caught:
             async with asyncio.timeout(0.2):
@@ -714,12 +714,12 @@ def test_f08_the_callers_own_timeout_is_the_callers(shared: Shared, log: str) ->
 
 
 @pytest.mark.parametrize("bad", [-1, math.nan, "1", []])
-def test_f08_a_bad_dispatch_timeout_is_refused(bad: Any) -> None:
+def test_w08_a_bad_dispatch_timeout_is_refused(bad: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="dispatch_timeout"):
         headgate.RuntimeContext(dispatch_timeout=bad)
 
 
-def test_f08_a_dispatch_timeout_does_not_bound_the_routine(shared: Shared) -> None:
+def test_w08_a_dispatch_timeout_does_not_bound_the_routine(shared: Shared) -> None:
     async def main() -> None:
         with headgate.RuntimeContext(dispatch_timeout=0.2):
             assert await jobs.slow(0.6, "late") == "late"
@@ -772,7 +772,7 @@ def test_w08_a_runtime_context_without_an_argument_leaves_the_outer_limit() -> N
 # -- what a task knows about itself -----------------------------------------------------------------------------------
 
 
-def test_s09_outside_a_worker_there_is_no_task(shared: Shared) -> None:
+def test_w09_outside_a_worker_there_is_no_task(shared: Shared) -> None:
     assert headgate.current_task() is None
 
     async def main() -> None:
@@ -783,7 +783,7 @@ def test_s09_outside_a_worker_there_is_no_task(shared: Shared) -> None:
     shared(main)
 
 
-def test_s09_a_task_has_an_id_a_tag_a_timeout_and_no_caller(shared: Shared) -> None:
+def test_w09_a_task_has_an_id_a_tag_a_timeout_and_no_caller(shared: Shared) -> None:
     async def main() -> None:
         found = await asyncio.gather(*(jobs.my_task() for _ in range(20)))
         assert len({str(fields["id"]) for fields in found}) == 20
@@ -793,7 +793,7 @@ def test_s09_a_task_has_an_id_a_tag_a_timeout_and_no_caller(shared: Shared) -> N
     shared(main)
 
 
-def test_s09_a_nested_task_knows_its_caller(shared: Shared) -> None:
+def test_w09_a_nested_task_knows_its_caller(shared: Shared) -> None:
     async def main() -> None:
         for _ in range(3):
             outer, inner = await jobs.my_task_and_a_nested_one()
@@ -804,7 +804,7 @@ def test_s09_a_nested_task_knows_its_caller(shared: Shared) -> None:
     shared(main)
 
 
-def test_s09_concurrent_tasks_of_one_worker_are_not_mixed_up(shared: Shared) -> None:
+def test_w09_concurrent_tasks_of_one_worker_are_not_mixed_up(shared: Shared) -> None:
     async def main() -> None:
         found = await asyncio.gather(*(jobs.my_task_after_a_turn() for _ in range(30)))
         assert len({str(fields["id"]) for fields in found}) == 30
@@ -815,7 +815,7 @@ def test_s09_concurrent_tasks_of_one_worker_are_not_mixed_up(shared: Shared) -> 
     shared(main)
 
 
-def test_s09_the_tag_says_where_the_routine_stands(shared: Shared) -> None:
+def test_w09_the_tag_says_where_the_routine_stands(shared: Shared) -> None:
     @routine
     async def local() -> str:
         task = headgate.current_task()
@@ -837,7 +837,7 @@ def test_s09_the_tag_says_where_the_routine_stands(shared: Shared) -> None:
     shared(main)
 
 
-def test_s82_a_worker_keeps_no_context_of_a_former_call(shared: Shared) -> None:
+def test_w82_a_worker_keeps_no_context_of_a_former_call(shared: Shared) -> None:
     async def main() -> None:
         for _ in range(6):
             assert await jobs.swap_variable("left") == "unset"
@@ -845,7 +845,7 @@ def test_s82_a_worker_keeps_no_context_of_a_former_call(shared: Shared) -> None:
     shared(main)
 
 
-def test_s25_the_active_pool_travels_with_the_context(shared: Shared) -> None:
+def test_w25_the_active_pool_travels_with_the_context(shared: Shared) -> None:
     async def main() -> None:
         inside = contextvars.copy_context()
         assert await asyncio.create_task(jobs.add(1, 2), context=inside) == 3
@@ -856,7 +856,7 @@ def test_s25_the_active_pool_travels_with_the_context(shared: Shared) -> None:
     shared(main)
 
 
-def test_s01_a_thousand_calls_at_once(shared: Shared, scale: float) -> None:
+def test_w01_a_thousand_calls_at_once(shared: Shared, scale: float) -> None:
     count = max(1000, int(10_000 * scale))
 
     async def main() -> None:

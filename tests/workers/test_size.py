@@ -1,4 +1,4 @@
-"""F42: arguments and results of every size, in chunks and through shared memory, and what is left of them: nothing."""
+"""W42: arguments and results of every size, in chunks and through shared memory, and what is left of them: nothing."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_f42_bytes_of_every_size_go_and_come(sized: Shared, size: int) -> None:
+def test_w42_bytes_of_every_size_go_and_come(sized: Shared, size: int) -> None:
     async def main() -> None:
         for kind in ("bytes", "bytearray") if size <= CREDIT + 1 else ("bytes",):
             value = make(kind, size)
@@ -221,7 +221,7 @@ def test_f42_bytes_of_every_size_go_and_come(sized: Shared, size: int) -> None:
 
 
 @pytest.mark.parametrize("near", [INLINE, 2 * INLINE, CREDIT], ids=["one chunk", "two chunks", "the credit"])
-def test_f42_sizes_around_a_boundary(sized: Shared, near: int) -> None:
+def test_w42_sizes_around_a_boundary(sized: Shared, near: int) -> None:
     """Where it lies for what surrounds the bytes on their way is not known here: all around it."""
 
     async def main() -> None:
@@ -235,7 +235,7 @@ def test_f42_sizes_around_a_boundary(sized: Shared, near: int) -> None:
 
 
 @pytest.mark.parametrize("kind", size_jobs.KINDS)
-def test_f42_large_things_of_every_kind(sized: Shared, kind: str) -> None:
+def test_w42_large_things_of_every_kind(sized: Shared, kind: str) -> None:
     async def main() -> None:
         for size in (INLINE, MB + 1):
             value = make(kind, size)
@@ -246,7 +246,7 @@ def test_f42_large_things_of_every_kind(sized: Shared, kind: str) -> None:
     sized(main, patience=60)
 
 
-def test_f42_arrays(sized: Shared) -> None:
+def test_w42_arrays(sized: Shared) -> None:
     numpy = pytest.importorskip("numpy", reason="numpy is not installed: `pip install numpy` for this test")
 
     async def main() -> None:
@@ -272,7 +272,7 @@ def test_f42_arrays(sized: Shared) -> None:
     sized(main, patience=60)
 
 
-def test_f42_a_large_argument_and_a_large_result_under_defaults(sized: Shared, scale: float) -> None:
+def test_w42_a_large_argument_and_a_large_result_under_defaults(sized: Shared, scale: float) -> None:
     async def main() -> None:
         size = 256 * MB if scale >= 1 else 24 * MB
         value = payload(size)
@@ -285,7 +285,7 @@ def test_f42_a_large_argument_and_a_large_result_under_defaults(sized: Shared, s
     sized(main, patience=120)
 
 
-def test_f42_functions_in_threads_take_and_give_large_things(sized: Shared) -> None:
+def test_w42_functions_in_threads_take_and_give_large_things(sized: Shared) -> None:
     async def main() -> None:
         values = [payload(5 * MB, seed) for seed in range(4)]
         assert await asyncio.gather(*map(size_jobs.describe_in_a_thread, values)) == list(map(digest, values))
@@ -293,7 +293,7 @@ def test_f42_functions_in_threads_take_and_give_large_things(sized: Shared) -> N
     sized(main)
 
 
-def test_f42_peers_send_each_other_large_things(sized: Shared) -> None:
+def test_w42_peers_send_each_other_large_things(sized: Shared) -> None:
     async def main() -> None:
         value = payload(5 * MB + 3)
         for told, back in await asyncio.gather(*(size_jobs.relay(value) for _ in range(4))):
@@ -302,7 +302,7 @@ def test_f42_peers_send_each_other_large_things(sized: Shared) -> None:
     sized(main)
 
 
-def test_f42_large_yields_and_sent_values(sized: Shared) -> None:
+def test_w42_large_yields_and_sent_values(sized: Shared) -> None:
     @routine
     async def stream(first: bytes) -> AsyncIterator[bytes]:
         sent = first
@@ -328,7 +328,7 @@ def test_f42_large_yields_and_sent_values(sized: Shared) -> None:
 
 @pytest.mark.parametrize("size", [1000, MB, CREDIT + 1])
 @pytest.mark.parametrize("kind", ["bytearray", "frame"])
-def test_f42_arguments_are_copies_that_can_be_written(sized: Shared, kind: str, size: int) -> None:
+def test_w42_arguments_are_copies_that_can_be_written(sized: Shared, kind: str, size: int) -> None:
     async def main() -> None:
         mine = make(kind, size)
         before = digest(mine)
@@ -353,7 +353,7 @@ def test_f42_arguments_are_copies_that_can_be_written(sized: Shared, kind: str, 
 
 
 @pytest.mark.parametrize("turns", [1, 3, 10])
-def test_f42_what_is_changed_while_it_travels_does_not_arrive_in_two_halves(sized: Shared, turns: int) -> None:
+def test_w42_what_is_changed_while_it_travels_does_not_arrive_in_two_halves(sized: Shared, turns: int) -> None:
     async def main() -> None:
         buffer = bytearray(12 * MB)
         call = asyncio.create_task(size_jobs.zeros_and_ones(buffer))
@@ -366,7 +366,7 @@ def test_f42_what_is_changed_while_it_travels_does_not_arrive_in_two_halves(size
 
 
 @pytest.mark.parametrize("turns", [1, 3, 10])
-def test_f42_a_callers_buffer_stays_its_own_while_it_travels(sized: Shared, turns: int) -> None:
+def test_w42_a_callers_buffer_stays_its_own_while_it_travels(sized: Shared, turns: int) -> None:
     """Python refuses to resize a buffer that somebody else looks at; nobody else may."""
 
     async def main() -> None:
@@ -381,7 +381,7 @@ def test_f42_a_callers_buffer_stays_its_own_while_it_travels(sized: Shared, turn
     sized(main)
 
 
-def test_f42_several_large_arguments(sized: Shared) -> None:
+def test_w42_several_large_arguments(sized: Shared) -> None:
     async def main() -> None:
         values = [make(kind, size, size) for size in (3 * MB, 10, INLINE) for kind in ("bytes", "bytearray", "list")]
         more = {"text": make("text", 2 * MB), "none": None, "frame": make("frame", 2 * MB)}
@@ -394,7 +394,7 @@ def test_f42_several_large_arguments(sized: Shared) -> None:
 
 @pytest.mark.parametrize("size", [100, MB])
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "frame", "list"])
-def test_f42_the_same_object_twice_is_the_same_object_there(sized: Shared, kind: str, size: int) -> None:
+def test_w42_the_same_object_twice_is_the_same_object_there(sized: Shared, kind: str, size: int) -> None:
     async def main() -> None:
         value = make(kind, size)
         assert await size_jobs.same(value, value, [value, value]) == (True, True, digest(value))
@@ -404,7 +404,7 @@ def test_f42_the_same_object_twice_is_the_same_object_there(sized: Shared, kind:
     sized(main)
 
 
-def test_f42_equal_objects_stay_two(sized: Shared) -> None:
+def test_w42_equal_objects_stay_two(sized: Shared) -> None:
     async def main() -> None:
         one, other = bytearray(payload(MB)), bytearray(payload(MB))
         assert await size_jobs.same(one, other, [one, other]) == (False, False, digest(one))
@@ -412,7 +412,7 @@ def test_f42_equal_objects_stay_two(sized: Shared) -> None:
     sized(main)
 
 
-def test_f42_large_exceptions(sized: Shared) -> None:
+def test_w42_large_exceptions(sized: Shared) -> None:
     async def main() -> None:
         for size in (1000, INLINE, 3 * MB):
             with pytest.raises(jobs.SeveralArguments) as caught:
@@ -428,7 +428,7 @@ def test_f42_large_exceptions(sized: Shared) -> None:
 # -- many -------------------------------------------------------------------------------------------------------------
 
 
-def test_f42_a_thousand_calls_of_5_kb_in_one_loop_turn(sized: Shared) -> None:
+def test_w42_a_thousand_calls_of_5_kb_in_one_loop_turn(sized: Shared) -> None:
     async def main() -> None:
         whole = payload(MB)
         values = [whole[start : start + 5 * KB] for start in range(1000)]
@@ -439,7 +439,7 @@ def test_f42_a_thousand_calls_of_5_kb_in_one_loop_turn(sized: Shared) -> None:
 
 
 @linux
-def test_f42_many_large_calls_at_once_leave_few_descriptors(sized: Shared, scale: float) -> None:
+def test_w42_many_large_calls_at_once_leave_few_descriptors(sized: Shared, scale: float) -> None:
     async def main() -> None:
         steady = Steady(os.getpid(), *pids(sized.pool))
         whole, half = payload(2 * MB), 100 if scale >= 1 else 30  # some more than loans that may be open
@@ -453,7 +453,7 @@ def test_f42_many_large_calls_at_once_leave_few_descriptors(sized: Shared, scale
     sized(main, patience=60)
 
 
-def test_f42_transfers_at_once_are_not_mixed_up(sized: Shared) -> None:
+def test_w42_transfers_at_once_are_not_mixed_up(sized: Shared) -> None:
     async def main() -> None:
         chance = random.Random(5)
         values = [payload(chance.choice([1000, INLINE, MB, 3 * MB, 9 * MB]), seed) for seed in range(24)]
@@ -462,7 +462,7 @@ def test_f42_transfers_at_once_are_not_mixed_up(sized: Shared) -> None:
     sized(main, patience=60)
 
 
-def test_f42_small_calls_beside_large_ones(sized: Shared) -> None:
+def test_w42_small_calls_beside_large_ones(sized: Shared) -> None:
     """How long they take is measured elsewhere."""
 
     async def main() -> None:
@@ -478,7 +478,7 @@ def test_f42_small_calls_beside_large_ones(sized: Shared) -> None:
     sized(main, patience=60)
 
 
-def test_f42_two_loops_at_once(sized: Shared) -> None:
+def test_w42_two_loops_at_once(sized: Shared) -> None:
     """Calls of another thread's loop have a conversation of their own."""
 
     async def echoes(seed: int) -> bool:
@@ -569,7 +569,7 @@ asyncio.run(main())
 
 
 @linux
-def test_f42_memory_is_three_times_the_argument_and_four_times_the_echo(way: str, tmp_path: Path, scale: float) -> None:
+def test_w42_memory_is_three_times_the_argument_and_four_times_the_echo(way: str, tmp_path: Path, scale: float) -> None:
     """All processes together, the caller's own object included."""
     if not os.path.exists("/proc/self/smaps_rollup"):
         pytest.skip("this kernel does not tell the memory of a process in /proc/self/smaps_rollup (Linux 4.14 does)")
@@ -588,7 +588,7 @@ def test_f42_memory_is_three_times_the_argument_and_four_times_the_echo(way: str
 
 @linux
 @pytest.mark.parametrize("what", ["argument", "result"])
-def test_f42_a_call_cancelled_in_the_middle_leaves_nothing(sized: Shared, scale: float, what: str) -> None:
+def test_w42_a_call_cancelled_in_the_middle_leaves_nothing(sized: Shared, scale: float, what: str) -> None:
     async def main() -> None:
         value = payload(8 * MB)
         wanted: Any = digest(value) if what == "argument" else value
@@ -616,7 +616,7 @@ def test_f42_a_call_cancelled_in_the_middle_leaves_nothing(sized: Shared, scale:
 
 
 @linux
-def test_f42_many_cancelled_at_once_leave_nothing(sized: Shared) -> None:
+def test_w42_many_cancelled_at_once_leave_nothing(sized: Shared) -> None:
     async def main() -> None:
         steady = Steady(os.getpid(), *pids(sized.pool))
         values = [payload(2 * MB, seed) for seed in range(20)]
@@ -640,7 +640,7 @@ def kill(pid: int) -> None:
 
 
 @linux
-def test_f42_a_worker_killed_while_an_argument_is_on_its_way(way: str, runtime: Path, log: str) -> None:
+def test_w42_a_worker_killed_while_an_argument_is_on_its_way(way: str, runtime: Path, log: str) -> None:
     """It was stopped before, so it cannot have the whole. A call that nobody began may go elsewhere, but only once."""
     value = payload(16 * MB)
 
@@ -669,7 +669,7 @@ def test_f42_a_worker_killed_while_an_argument_is_on_its_way(way: str, runtime: 
 
 
 @linux
-def test_f42_a_worker_killed_while_its_result_is_on_its_way(way: str, runtime: Path, log: str) -> None:
+def test_w42_a_worker_killed_while_its_result_is_on_its_way(way: str, runtime: Path, log: str) -> None:
     """This loop stands still meanwhile, so it cannot have given credit for the whole."""
     value = payload(16 * MB)
 
@@ -700,7 +700,7 @@ def test_f42_a_worker_killed_while_its_result_is_on_its_way(way: str, runtime: P
 
 
 @linux
-def test_f42_workers_killed_at_any_moment_of_a_transfer(way: str, runtime: Path, log: str, scale: float) -> None:
+def test_w42_workers_killed_at_any_moment_of_a_transfer(way: str, runtime: Path, log: str, scale: float) -> None:
     value = payload(8 * MB)
     chance = random.Random(8)
 
@@ -726,7 +726,7 @@ def test_f42_workers_killed_at_any_moment_of_a_transfer(way: str, runtime: Path,
     run_alone(main, patience=60 + 60 * scale)
 
 
-def test_f42_a_worker_that_dies_of_its_argument_is_lost(way: str) -> None:
+def test_w42_a_worker_that_dies_of_its_argument_is_lost(way: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, shutdown_timeout=5) as pool:
             value = payload(5 * MB)
@@ -738,7 +738,7 @@ def test_f42_a_worker_that_dies_of_its_argument_is_lost(way: str) -> None:
     run_alone(main)
 
 
-def test_f42_a_retry_has_its_whole_argument_again(way: str, log: str) -> None:
+def test_w42_a_retry_has_its_whole_argument_again(way: str, log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2, shutdown_timeout=5) as pool:
             value = make("nested", 5 * MB)
@@ -751,7 +751,7 @@ def test_f42_a_retry_has_its_whole_argument_again(way: str, log: str) -> None:
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.01, 0.05])
-def test_f42_a_pool_left_in_the_middle_of_a_transfer(way: str, runtime: Path, moment: float) -> None:
+def test_w42_a_pool_left_in_the_middle_of_a_transfer(way: str, runtime: Path, moment: float) -> None:
     async def main() -> None:
         value = payload(8 * MB)
         async with WorkerPool(spawn=1, lazy=False, shutdown_timeout=0):
@@ -782,7 +782,7 @@ asyncio.run(main())
 
 
 @linux
-def test_f42_a_client_killed_in_the_middle_of_a_transfer_leaves_nothing(
+def test_w42_a_client_killed_in_the_middle_of_a_transfer_leaves_nothing(
     way: str, runtime: Path, tmp_path: Path, scale: float
 ) -> None:
     chance = random.Random(6)
@@ -818,19 +818,19 @@ def test_f42_a_client_killed_in_the_middle_of_a_transfer_leaves_nothing(
 # -- max_payload ------------------------------------------------------------------------------------------------------
 
 
-def test_f42_by_default_max_payload_is_one_gib() -> None:
+def test_w42_by_default_max_payload_is_one_gib() -> None:
     assert inspect.signature(WorkerPool).parameters["max_payload"].default == 2**30
 
 
 @pytest.mark.parametrize("value", [0, -1, True, False, "1", 1.5, b"1"])
-def test_f42_a_bad_max_payload_is_refused(value: Any) -> None:
+def test_w42_a_bad_max_payload_is_refused(value: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="max_payload"):
         WorkerPool(spawn=1, max_payload=value)
 
 
 @pytest.mark.parametrize("size", [MB + 1, 5 * MB])
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "text", "array", "frame", "list", "nested"])
-def test_f42_an_argument_above_max_payload_touches_no_worker(narrow: Shared, kind: str, size: int) -> None:
+def test_w42_an_argument_above_max_payload_touches_no_worker(narrow: Shared, kind: str, size: int) -> None:
     async def main() -> None:
         value = make(kind, size)
         before = states(narrow.pool)
@@ -849,7 +849,7 @@ def test_f42_an_argument_above_max_payload_touches_no_worker(narrow: Shared, kin
     narrow(main)
 
 
-def test_f42_what_is_just_below_max_payload_goes_through(narrow: Shared) -> None:
+def test_w42_what_is_just_below_max_payload_goes_through(narrow: Shared) -> None:
     async def main() -> None:
         for kind in ("bytes", "bytearray", "text", "frame"):
             value = make(kind, MB - 2 * KB)  # room for what surrounds it
@@ -858,7 +858,7 @@ def test_f42_what_is_just_below_max_payload_goes_through(narrow: Shared) -> None
     narrow(main)
 
 
-def test_f42_arguments_above_max_payload_beside_others_harm_nobody(narrow: Shared) -> None:
+def test_w42_arguments_above_max_payload_beside_others_harm_nobody(narrow: Shared) -> None:
     async def main() -> None:
         values = [payload(2 * MB if n % 3 == 0 else 500 * KB if n % 3 == 1 else 100, n) for n in range(30)]
         found = await asyncio.gather(*map(jobs.echo, values), return_exceptions=True)
@@ -868,7 +868,7 @@ def test_f42_arguments_above_max_payload_beside_others_harm_nobody(narrow: Share
     narrow(main)
 
 
-def test_f42_a_result_above_max_payload_is_that_calls_outcome(narrow: Shared) -> None:
+def test_w42_a_result_above_max_payload_is_that_calls_outcome(narrow: Shared) -> None:
     async def main() -> None:
         before = states(narrow.pool)
         for kind in ("bytes", "bytearray", "text", "nested"):
@@ -885,7 +885,7 @@ def test_f42_a_result_above_max_payload_is_that_calls_outcome(narrow: Shared) ->
     narrow(main)
 
 
-def test_f42_an_exception_above_max_payload_arrives_as_remote_error(narrow: Shared) -> None:
+def test_w42_an_exception_above_max_payload_arrives_as_remote_error(narrow: Shared) -> None:
     async def main() -> None:
         before = states(narrow.pool)
         with pytest.raises(RemoteError, match="SeveralArguments"):
@@ -896,7 +896,7 @@ def test_f42_an_exception_above_max_payload_arrives_as_remote_error(narrow: Shar
     narrow(main)
 
 
-def test_f42_max_payload_holds_for_calls_inside_calls(narrow: Shared) -> None:
+def test_w42_max_payload_holds_for_calls_inside_calls(narrow: Shared) -> None:
     async def main() -> None:
         said = await size_jobs.calls_with(2 * MB)
         assert "max_payload" in said
@@ -905,7 +905,7 @@ def test_f42_max_payload_holds_for_calls_inside_calls(narrow: Shared) -> None:
     narrow(main)
 
 
-def test_f42_max_payload_holds_for_streams(narrow: Shared) -> None:
+def test_w42_max_payload_holds_for_streams(narrow: Shared) -> None:
     @routine
     async def stream(first: bytes, *sizes: int) -> AsyncIterator[bytes]:
         yield first
@@ -933,7 +933,7 @@ def test_f42_max_payload_holds_for_streams(narrow: Shared) -> None:
     narrow(main)
 
 
-def test_f42_max_payload_is_not_asked_where_nothing_travels(narrow: Shared) -> None:
+def test_w42_max_payload_is_not_asked_where_nothing_travels(narrow: Shared) -> None:
     async def main() -> None:
         value = payload(2 * MB)
         with headgate.do_dispatch(False):
@@ -942,7 +942,7 @@ def test_f42_max_payload_is_not_asked_where_nothing_travels(narrow: Shared) -> N
     narrow(main)
 
 
-def test_f42_max_payload_may_be_small(way: str) -> None:
+def test_w42_max_payload_may_be_small(way: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, max_payload=10_000):
             assert await jobs.echo(bytes(9_000)) == bytes(9_000)
@@ -955,7 +955,7 @@ def test_f42_max_payload_may_be_small(way: str) -> None:
     run_alone(main)
 
 
-def test_f42_more_than_a_gib_is_refused_by_default(way: str, scale: float) -> None:
+def test_w42_more_than_a_gib_is_refused_by_default(way: str, scale: float) -> None:
     if scale < 1:
         pytest.skip("takes a gibibyte: `make soak` runs it")
 

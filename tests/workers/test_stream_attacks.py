@@ -38,7 +38,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="as it is on Linux")
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
-def test_f08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Shared) -> None:
+def test_w08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Shared) -> None:
     async def main() -> None:
         streams = [attack_jobs.parent() for _ in range(2100)]
         await asyncio.gather(*(anext(stream) for stream in streams))
@@ -53,7 +53,7 @@ def test_f08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Sha
 # -- prefetch ---------------------------------------------------------------------------------------------------------
 
 
-def test_b10_after_a_throw_it_runs_ahead_as_before(shared: Shared) -> None:
+def test_w10_after_a_throw_it_runs_ahead_as_before(shared: Shared) -> None:
     async def main() -> None:
         async with aclosing(attack_jobs.blocks()) as stream:
             assert (await anext(stream))[0] == 0
@@ -66,7 +66,7 @@ def test_b10_after_a_throw_it_runs_ahead_as_before(shared: Shared) -> None:
 
 
 @pytest.mark.parametrize("how", ["aclose", "drop", "refused"])
-def test_b10_one_that_awaits_ahead_of_its_consumer_is_closed_at_once(shared: Shared, log: str, how: str) -> None:
+def test_w10_one_that_awaits_ahead_of_its_consumer_is_closed_at_once(shared: Shared, log: str, how: str) -> None:
     async def main() -> None:
         stream = attack_jobs.falls_silent(log)
         assert await anext(stream) == 1
@@ -86,7 +86,7 @@ def test_b10_one_that_awaits_ahead_of_its_consumer_is_closed_at_once(shared: Sha
 # -- cancelling -------------------------------------------------------------------------------------------------------
 
 
-def test_s05_a_generator_that_goes_on_after_cancellations_loses_no_item(shared: Shared, scale: float) -> None:
+def test_w05_a_generator_that_goes_on_after_cancellations_loses_no_item(shared: Shared, scale: float) -> None:
     async def main() -> None:
         stream = attack_jobs.survives()
         seen = [await anext(stream)]
@@ -102,7 +102,7 @@ def test_s05_a_generator_that_goes_on_after_cancellations_loses_no_item(shared: 
 
 
 @pytest.mark.parametrize("size", [10, 300_000, 20_000_000])
-def test_s05_a_cancellation_does_not_overtake_the_value_it_follows(shared: Shared, size: int) -> None:
+def test_w05_a_cancellation_does_not_overtake_the_value_it_follows(shared: Shared, size: int) -> None:
     async def main() -> None:
         stream = attack_jobs.hears()
         await anext(stream)
@@ -123,7 +123,7 @@ def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon_given_up")
-def test_s06_one_that_was_given_up_is_closed_when_it_yields(shared: Shared, log: str) -> None:
+def test_w06_one_that_was_given_up_is_closed_when_it_yields(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = attack_jobs.goes_on_too_long(log)
         await anext(stream)
@@ -136,7 +136,7 @@ def test_s06_one_that_was_given_up_is_closed_when_it_yields(shared: Shared, log:
 
 
 @pytest.mark.usefixtures("soon_given_up")
-def test_f08_a_later_step_that_disobeys_its_timeout_is_not_waited_for(shared: Shared) -> None:
+def test_w08_a_later_step_that_disobeys_its_timeout_is_not_waited_for(shared: Shared) -> None:
     async def main() -> None:
         stream = attack_jobs.disobeys()
         await anext(stream)
@@ -149,7 +149,7 @@ def test_f08_a_later_step_that_disobeys_its_timeout_is_not_waited_for(shared: Sh
 # -- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_s05_in_a_thread_streams_end_as_anywhere(shared: Shared, log: str) -> None:
+def test_w05_in_a_thread_streams_end_as_anywhere(shared: Shared, log: str) -> None:
     async def main() -> None:
         assert await attack_jobs.reads_in_a_thread(log) == [*range(10), 2], "the `finally` was waited for, both times"
 
@@ -159,7 +159,7 @@ def test_s05_in_a_thread_streams_end_as_anywhere(shared: Shared, log: str) -> No
 # -- whoever goes away ------------------------------------------------------------------------------------------------
 
 
-def test_s31_a_worker_that_is_told_to_stop_forgets_a_generator_that_rests(log: str) -> None:
+def test_w31_a_worker_that_is_told_to_stop_forgets_a_generator_that_rests(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             await attack_jobs.forget_after(0.5)  # instead of five seconds
@@ -176,7 +176,7 @@ def test_s31_a_worker_that_is_told_to_stop_forgets_a_generator_that_rests(log: s
     run(main)
 
 
-def test_s51_a_loop_that_is_closed_without_a_word_ends_its_generators_with_the_pool(log: str) -> None:
+def test_w51_a_loop_that_is_closed_without_a_word_ends_its_generators_with_the_pool(log: str) -> None:
     held: list[Any] = []
 
     def elsewhere() -> None:
@@ -195,7 +195,7 @@ def test_s51_a_loop_that_is_closed_without_a_word_ends_its_generators_with_the_p
     run(main)
 
 
-def test_b10_a_broadcast_leaves_out_a_worker_that_stops_and_gives_exceptions_that_were_returned() -> None:
+def test_w10_a_broadcast_leaves_out_a_worker_that_stops_and_gives_exceptions_that_were_returned() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             found = await pool.broadcast(attack_jobs.gives_an_error)
@@ -215,7 +215,7 @@ def test_b10_a_broadcast_leaves_out_a_worker_that_stops_and_gives_exceptions_tha
 
 
 @pytest.mark.parametrize("size", [1000, 300_000])
-def test_f42_what_is_one_object_stays_one_however_long(shared: Shared, size: int) -> None:
+def test_w42_what_is_one_object_stays_one_however_long(shared: Shared, size: int) -> None:
     async def main() -> None:
         value = bytearray(size)
         cyclic: list[Any] = [bytes(size)]
@@ -228,7 +228,7 @@ def test_f42_what_is_one_object_stays_one_however_long(shared: Shared, size: int
     shared(main)
 
 
-def test_f42_a_small_call_does_not_wait_for_a_long_argument(shared: Shared) -> None:
+def test_w42_a_small_call_does_not_wait_for_a_long_argument(shared: Shared) -> None:
     async def main() -> None:
         ends: list[str] = []
         long = asyncio.create_task(jobs.echo(bytes(200_000_000)))
@@ -258,7 +258,7 @@ PROGRAM = """
 
 
 @linux
-def test_f33_modules_of_the_current_folder_are_not_taken_for_ours(tmp_path: Path) -> None:
+def test_w33_modules_of_the_current_folder_are_not_taken_for_ours(tmp_path: Path) -> None:
     """One named keeper.py that opens a pool would start itself for ever."""
     for name in ("keeper.py", "select.py", "template.py", "memory.py"):
         (tmp_path / name).write_text("open('imported', 'a').write('x')\nraise SystemExit('not ours')\n")
@@ -269,14 +269,14 @@ def test_f33_modules_of_the_current_folder_are_not_taken_for_ours(tmp_path: Path
 
 
 @linux
-def test_f33_with_stderr_closed_a_pool_opens(tmp_path: Path) -> None:
+def test_w33_with_stderr_closed_a_pool_opens(tmp_path: Path) -> None:
     code = "import os\nos.close(2)\n" + textwrap.dedent(PROGRAM)
     done = script(code, tmp_path)
     assert (done.returncode, done.stdout) == (0, "3\n")
 
 
 @linux
-def test_f33_signals_that_the_client_blocks_are_not_blocked_in_workers(tmp_path: Path) -> None:
+def test_w33_signals_that_the_client_blocks_are_not_blocked_in_workers(tmp_path: Path) -> None:
     block = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD, signal.SIGINT])\n"
     began = time.monotonic()
     done = script(block + textwrap.dedent(PROGRAM), tmp_path)
@@ -285,7 +285,7 @@ def test_f33_signals_that_the_client_blocks_are_not_blocked_in_workers(tmp_path:
 
 
 @linux
-def test_b26_a_template_that_is_stopped_is_given_up() -> None:
+def test_w26_a_template_that_is_stopped_is_given_up() -> None:
     from tests.workers.test_template import template_of
 
     async def main() -> None:
@@ -305,7 +305,7 @@ def test_b26_a_template_that_is_stopped_is_given_up() -> None:
 
 
 @linux
-def test_f42_a_worker_that_can_open_no_more_files_gets_its_argument_in_chunks() -> None:
+def test_w42_a_worker_that_can_open_no_more_files_gets_its_argument_in_chunks() -> None:
     """It cannot read what is lent to it: that is no reason to fail, or to try again for ever."""
 
     async def main() -> None:
@@ -324,7 +324,7 @@ def test_f42_a_worker_that_can_open_no_more_files_gets_its_argument_in_chunks() 
 
 
 @linux
-def test_f42_where_no_thread_can_start_it_is_copied_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w42_where_no_thread_can_start_it_is_copied_here(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoMore(threading.Thread):
         def start(self) -> None:
             if self.name == "headgate copy":
@@ -370,7 +370,7 @@ asyncio.run(main())
 
 
 @linux
-def test_f33_a_client_killed_before_its_keeper_is_one_leaves_nothing(tmp_path: Path, log: str) -> None:
+def test_w33_a_client_killed_before_its_keeper_is_one_leaves_nothing(tmp_path: Path, log: str) -> None:
     """The interpreter that is to become the keeper hangs as it starts: it cannot see by itself that nobody is left."""
     (tmp_path / "sitecustomize.py").write_text(HANGING)
     (tmp_path / "main.py").write_text(STARTING)

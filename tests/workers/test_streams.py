@@ -1,4 +1,4 @@
-"""S05 and what goes with it: async generators that run on workers, and are to be told from local ones by nothing."""
+"""W05 and what goes with it: async generators that run on workers, and are to be told from local ones by nothing."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.parametrize("options", [None, {}, {"timeout": 1}, {"prefetch": 0}, {"prefetch": 5, "timeout": 0.5}])
-def test_s05_a_generator_looks_like_its_function(options: dict[str, Any] | None) -> None:
+def test_w05_a_generator_looks_like_its_function(options: dict[str, Any] | None) -> None:
     async def numbers(x: int, *, more: str = "a") -> AsyncGenerator[str, int]:
         """Say it."""
         yield more * x
@@ -179,14 +179,14 @@ def test_s05_a_generator_looks_like_its_function(options: dict[str, Any] | None)
     assert inspect.isasyncgen(made(1)), "and nothing is asked of a pool"
 
 
-def test_s05_methods_look_like_methods() -> None:
+def test_w05_methods_look_like_methods() -> None:
     shelf = stream_jobs.Shelf("a")
     for made in (shelf.read, shelf.read_ahead, stream_jobs.Shelf.class_above, stream_jobs.Shelf.static_above):
         assert inspect.isasyncgenfunction(made)
     assert stream_jobs.Shelf.read.__doc__ == "One after the other."
 
 
-def test_s05_a_generator_routine_is_pickled_by_name() -> None:
+def test_w05_a_generator_routine_is_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(stream_jobs.count)) is stream_jobs.count
 
 
@@ -202,7 +202,7 @@ def _plain_numbers() -> Any:
 
 
 @pytest.mark.parametrize("bad", [-1, -64, 1.5, "1", None, [], float("nan")])
-def test_b10_a_bad_prefetch_is_refused_at_decoration(bad: Any) -> None:
+def test_w10_a_bad_prefetch_is_refused_at_decoration(bad: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="prefetch") as caught:
         routine(prefetch=bad)(_numbers)
     assert repr(bad) in str(caught.value) or type(bad).__name__ in str(caught.value)
@@ -211,7 +211,7 @@ def test_b10_a_bad_prefetch_is_refused_at_decoration(bad: Any) -> None:
 
 @pytest.mark.parametrize("fn", [jobs.add.__wrapped__, jobs.plain.__wrapped__], ids=["async", "plain"])
 @pytest.mark.parametrize("count", [1, 64])
-def test_b10_prefetch_is_for_generators_only(fn: Any, count: int) -> None:
+def test_w10_prefetch_is_for_generators_only(fn: Any, count: int) -> None:
     with pytest.raises(InvalidArgument, match="prefetch") as caught:
         routine(prefetch=count)(fn)
     assert caught.value.remedy in str(caught.value)
@@ -219,21 +219,21 @@ def test_b10_prefetch_is_for_generators_only(fn: Any, count: int) -> None:
 
 @pytest.mark.parametrize("options", [{"retries": 1}, {"thread": True}, {"retries": 2, "prefetch": 3}])
 @pytest.mark.parametrize("wrap", [lambda fn: fn, classmethod, staticmethod], ids=["function", "class", "static"])
-def test_b10_what_a_generator_cannot_have_is_refused_at_decoration(options: dict[str, Any], wrap: Any) -> None:
+def test_w10_what_a_generator_cannot_have_is_refused_at_decoration(options: dict[str, Any], wrap: Any) -> None:
     with pytest.raises(InvalidArgument, match="retries" if "retries" in options else "thread") as caught:
         routine(**options)(wrap(_numbers))
     assert caught.value.remedy in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", [-1, 0, float("nan"), "1"])
-def test_f08_a_bad_timeout_of_a_generator_is_refused(bad: Any) -> None:
+def test_w08_a_bad_timeout_of_a_generator_is_refused(bad: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="timeout"):
         routine(timeout=bad)(_numbers)
 
 
 @pytest.mark.parametrize("options", [None, {"prefetch": 3}, {"timeout": 1}])
 @pytest.mark.parametrize("bad", [_plain_numbers, lambda: (yield 1)], ids=["def", "lambda"])
-def test_s05_a_plain_generator_is_refused_at_decoration(options: dict[str, Any] | None, bad: Any) -> None:
+def test_w05_a_plain_generator_is_refused_at_decoration(options: dict[str, Any] | None, bad: Any) -> None:
     decorate: Any = routine if options is None else routine(**options)
     with pytest.raises((InvalidType, InvalidArgument)) as caught:
         decorate(bad)
@@ -245,13 +245,13 @@ def test_s05_a_plain_generator_is_refused_at_decoration(options: dict[str, Any] 
             routine(wrap(bad))
 
 
-def test_s05_a_generator_object_is_refused_at_decoration() -> None:
+def test_w05_a_generator_object_is_refused_at_decoration() -> None:
     for bad in (_numbers(), _plain_numbers()):
         with pytest.raises(InvalidType):
             routine(bad)
 
 
-def test_s05_a_generator_is_decorated_once() -> None:
+def test_w05_a_generator_is_decorated_once() -> None:
     with pytest.raises(InvalidType):
         routine(stream_jobs.count)
 
@@ -260,7 +260,7 @@ def test_s05_a_generator_is_decorated_once() -> None:
 
 
 @pytest.mark.parametrize("way", ["anext", "async for", "asend"])
-def test_s01_dispatch_is_at_the_first_step(shared: Shared, log: str, way: str) -> None:
+def test_w01_dispatch_is_at_the_first_step(shared: Shared, log: str, way: str) -> None:
     async def main() -> None:
         with capture_events("workers") as events:
             stream = stream_jobs.noted(log, "it")
@@ -281,7 +281,7 @@ def test_s01_dispatch_is_at_the_first_step(shared: Shared, log: str, way: str) -
     shared(main)
 
 
-def test_s07_without_a_pool_the_first_step_says_so() -> None:
+def test_w07_without_a_pool_the_first_step_says_so() -> None:
     async def main() -> None:
         stream = stream_jobs.count(3)
         with pytest.raises(NoActivePool, match="count") as caught:
@@ -296,7 +296,7 @@ def test_s07_without_a_pool_the_first_step_says_so() -> None:
     run(main)
 
 
-def test_s05_what_is_closed_or_dropped_before_its_first_step_is_never_begun(shared: Shared, log: str) -> None:
+def test_w05_what_is_closed_or_dropped_before_its_first_step_is_never_begun(shared: Shared, log: str) -> None:
     async def main() -> None:
         with capture_events("workers.tasks") as events:
             stream = stream_jobs.noted(log, "closed")
@@ -321,7 +321,7 @@ def test_s05_what_is_closed_or_dropped_before_its_first_step_is_never_begun(shar
     shared(main)
 
 
-def test_s07_closing_before_the_first_step_needs_no_pool() -> None:
+def test_w07_closing_before_the_first_step_needs_no_pool() -> None:
     async def main() -> None:
         await stream_jobs.count(3).aclose()
         with pytest.raises(TypeError):
@@ -330,7 +330,7 @@ def test_s07_closing_before_the_first_step_needs_no_pool() -> None:
     run(main)
 
 
-def test_s05_wrong_parameters_are_a_type_error(shared: Shared) -> None:
+def test_w05_wrong_parameters_are_a_type_error(shared: Shared) -> None:
     async def main() -> None:
         assert [value async for value in stream_jobs.parameters(1, 5, 6, c=3, d=4)] == [1, 5, (6,), 3, {"d": 4}]
         assert [value async for value in stream_jobs.parameters(c=3, a=1)] == [1, 2, (), 3, {}]
@@ -342,7 +342,7 @@ def test_s05_wrong_parameters_are_a_type_error(shared: Shared) -> None:
     shared(main)
 
 
-def test_s05_only_the_first_step_looks_for_a_pool(shared: Shared) -> None:
+def test_w05_only_the_first_step_looks_for_a_pool(shared: Shared) -> None:
     """Later ones may come from a task that knows no pool, or from the block of another pool."""
 
     async def main() -> None:
@@ -365,7 +365,7 @@ def test_s05_only_the_first_step_looks_for_a_pool(shared: Shared) -> None:
     shared(main)
 
 
-def test_s04_the_gate_is_looked_at_when_the_first_step_is_made(shared: Shared) -> None:
+def test_w04_the_gate_is_looked_at_when_the_first_step_is_made(shared: Shared) -> None:
     me = os.getpid()
 
     async def main() -> None:
@@ -387,7 +387,7 @@ def test_s04_the_gate_is_looked_at_when_the_first_step_is_made(shared: Shared) -
     shared(main)
 
 
-def test_s04_a_closed_gate_needs_no_pool(log: str) -> None:
+def test_w04_a_closed_gate_needs_no_pool(log: str) -> None:
     async def main() -> None:
         with headgate.do_dispatch(False):
             assert [x async for x in stream_jobs.fib(5)] == [0, 1, 1, 2, 3]
@@ -408,7 +408,7 @@ def test_s04_a_closed_gate_needs_no_pool(log: str) -> None:
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_s02_the_generator_fib(shared: Shared) -> None:
+def test_w02_the_generator_fib(shared: Shared) -> None:
     async def main() -> None:
         assert [x async for x in stream_jobs.fib(10)] == [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]
         assert [x async for x in stream_jobs.fib(0)] == []
@@ -416,7 +416,7 @@ def test_s02_the_generator_fib(shared: Shared) -> None:
     shared(main)
 
 
-def test_s05_all_steps_of_one_are_on_one_worker_and_several_are_spread(shared: Shared) -> None:
+def test_w05_all_steps_of_one_are_on_one_worker_and_several_are_spread(shared: Shared) -> None:
     async def main() -> None:
         found = set()
         streams = [stream_jobs.here(5) for _ in range(6)]
@@ -429,7 +429,7 @@ def test_s05_all_steps_of_one_are_on_one_worker_and_several_are_spread(shared: S
     shared(main)
 
 
-def test_s05_the_worker_pauses_between_the_steps(shared: Shared, log: str) -> None:
+def test_w05_the_worker_pauses_between_the_steps(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.noted(log, "it")
         for number in range(4):
@@ -443,7 +443,7 @@ def test_s05_the_worker_pauses_between_the_steps(shared: Shared, log: str) -> No
     shared(main)
 
 
-def test_s05_an_ordinary_task_runs_the_body(shared: Shared) -> None:
+def test_w05_an_ordinary_task_runs_the_body(shared: Shared) -> None:
     """Bodies use asyncio.timeout, also over several steps, as long as one task makes them."""
 
     async def main() -> None:
@@ -459,7 +459,7 @@ def test_s05_an_ordinary_task_runs_the_body(shared: Shared) -> None:
     shared(main)
 
 
-def test_s05_values_of_all_kinds(shared: Shared) -> None:
+def test_w05_values_of_all_kinds(shared: Shared) -> None:
     class Local:
         x = 3
 
@@ -484,7 +484,7 @@ def test_s05_values_of_all_kinds(shared: Shared) -> None:
     shared(main)
 
 
-def test_s05_many_streams_are_not_mixed_up(shared: Shared, scale: float) -> None:
+def test_w05_many_streams_are_not_mixed_up(shared: Shared, scale: float) -> None:
     async def one(number: int, items: int) -> None:
         stream = stream_jobs.gives_back() if number % 3 else None
         if stream is None:
@@ -502,7 +502,7 @@ def test_s05_many_streams_are_not_mixed_up(shared: Shared, scale: float) -> None
     shared(main)
 
 
-def test_s05_two_advances_at_once_are_a_runtime_error(shared: Shared, log: str) -> None:
+def test_w05_two_advances_at_once_are_a_runtime_error(shared: Shared, log: str) -> None:
     async def advances(stream: Stream, has_begun: Callable[[], bool]) -> list[str]:
         step = asyncio.create_task(first(stream))
         await until(has_begun)
@@ -718,7 +718,7 @@ _numbers_of_scripts = itertools.count()
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(n=st.integers(0, 4), steps=SCRIPTS, end=ENDS)
-def test_s05_any_script_gives_what_it_gives_locally(
+def test_w05_any_script_gives_what_it_gives_locally(
     shared: Shared, tmp_path: Path, fn: Any, n: int, steps: list[Step], end: str
 ) -> None:
     shared(lambda: compare(fn, tmp_path, n, steps, end))
@@ -769,7 +769,7 @@ def parsed(text: str) -> Step:
 
 
 @pytest.mark.parametrize(("fn", "n", "text"), CHOSEN, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_s05_scripts_that_matter_give_what_they_give_locally(
+def test_w05_scripts_that_matter_give_what_they_give_locally(
     shared: Shared, tmp_path: Path, fn: Any, n: int, text: str
 ) -> None:
     async def main() -> None:
@@ -779,7 +779,7 @@ def test_s05_scripts_that_matter_give_what_they_give_locally(
     shared(main)
 
 
-def test_s05_no_script_leaves_a_generator_open(shared: Shared) -> None:
+def test_w05_no_script_leaves_a_generator_open(shared: Shared) -> None:
     """After those above, in whatever worker they were."""
 
     async def main() -> None:
@@ -791,7 +791,7 @@ def test_s05_no_script_leaves_a_generator_open(shared: Shared) -> None:
 # -- exceptions -------------------------------------------------------------------------------------------------------
 
 
-def test_s43_an_exception_of_the_body_keeps_type_fields_and_traceback(shared: Shared) -> None:
+def test_w43_an_exception_of_the_body_keeps_type_fields_and_traceback(shared: Shared) -> None:
     async def main() -> None:
         stream = stream_jobs.fails_after(2, jobs.SeveralArguments, 4, "because", {"x": 1})
         assert await taken(stream, 2) == [0, 1]
@@ -817,7 +817,7 @@ def test_s43_an_exception_of_the_body_keeps_type_fields_and_traceback(shared: Sh
     shared(main)
 
 
-def test_s05_an_exception_that_was_thrown_in_arrives_in_the_body_with_its_fields(shared: Shared, log: str) -> None:
+def test_w05_an_exception_that_was_thrown_in_arrives_in_the_body_with_its_fields(shared: Shared, log: str) -> None:
     async def main() -> None:
         error = jobs.KeywordOnly(field="mine", count=3)
         stream = stream_jobs.catches(log, 3)
@@ -835,7 +835,7 @@ def test_s05_an_exception_that_was_thrown_in_arrives_in_the_body_with_its_fields
 
 
 @pytest.mark.parametrize(("way", "code"), [("exit", 3), ("interrupt", 130)])
-def test_s30_what_ends_a_program_ends_the_generator_only(shared: Shared, way: str, code: int) -> None:
+def test_w30_what_ends_a_program_ends_the_generator_only(shared: Shared, way: str, code: int) -> None:
     async def main() -> None:
         before = states(shared.pool)
         beside = [stream_jobs.count(3) for _ in range(4)]
@@ -875,7 +875,7 @@ def test_w43_an_exit_that_its_consumer_throws_into_a_generator_stays_the_consume
 
 
 @pytest.mark.parametrize("kind", ["cannot be pickled", "cannot be loaded"])
-def test_s40b_a_value_that_cannot_travel_is_that_streams_outcome(shared: Shared, log: str, kind: str) -> None:
+def test_w40b_a_value_that_cannot_travel_is_that_streams_outcome(shared: Shared, log: str, kind: str) -> None:
     async def main() -> None:
         before = states(shared.pool)
         beside = stream_jobs.count(3)
@@ -894,7 +894,7 @@ def test_s40b_a_value_that_cannot_travel_is_that_streams_outcome(shared: Shared,
     shared(main)
 
 
-def test_f42_a_sent_value_that_cannot_be_pickled_is_the_callers_error(shared: Shared, log: str) -> None:
+def test_w42_a_sent_value_that_cannot_be_pickled_is_the_callers_error(shared: Shared, log: str) -> None:
     async def main() -> None:
         before = states(shared.pool)
         stream = stream_jobs.hears(log)
@@ -920,7 +920,7 @@ def test_f42_a_sent_value_that_cannot_be_pickled_is_the_callers_error(shared: Sh
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_s05_aclose_returns_when_the_remote_finally_has_run(shared: Shared, tmp_path: Path) -> None:
+def test_w05_aclose_returns_when_the_remote_finally_has_run(shared: Shared, tmp_path: Path) -> None:
     async def main() -> None:
         for number in range(5):
             path = str(tmp_path / str(number))
@@ -946,7 +946,7 @@ class Holder:
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["pulled", "prefetch"])
 @pytest.mark.parametrize("way", ["break", "dropped", "a cycle", "in a thread", "return", "exception", "aclosing"])
-def test_s05_what_is_abandoned_runs_its_finally(shared: Shared, log: str, way: str, ahead: bool) -> None:
+def test_w05_what_is_abandoned_runs_its_finally(shared: Shared, log: str, way: str, ahead: bool) -> None:
     fn = stream_jobs.noted_ahead_3 if ahead else stream_jobs.noted
 
     async def abandon() -> None:
@@ -988,7 +988,7 @@ def test_s05_what_is_abandoned_runs_its_finally(shared: Shared, log: str, way: s
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["pulled", "prefetch"])
-def test_s05_a_cancelled_step_ends_the_body_before_its_caller(shared: Shared, tmp_path: Path, ahead: bool) -> None:
+def test_w05_a_cancelled_step_ends_the_body_before_its_caller(shared: Shared, tmp_path: Path, ahead: bool) -> None:
     async def main() -> None:
         for number in range(6):
             path = str(tmp_path / str(number))
@@ -1009,7 +1009,7 @@ def test_s05_a_cancelled_step_ends_the_body_before_its_caller(shared: Shared, tm
     shared(main)
 
 
-def test_s05_the_callers_timeout_ends_the_body(shared: Shared, log: str) -> None:
+def test_w05_the_callers_timeout_ends_the_body(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.slow_to_end(log, 0.05)
         await anext(stream)
@@ -1022,7 +1022,7 @@ def test_s05_the_callers_timeout_ends_the_body(shared: Shared, log: str) -> None
     shared(main)
 
 
-def test_s05_a_swallowed_cancellation_gives_its_value_to_the_cancelled_step(shared: Shared, log: str) -> None:
+def test_w05_a_swallowed_cancellation_gives_its_value_to_the_cancelled_step(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.swallows(log)
         for number in range(3):
@@ -1043,7 +1043,7 @@ def test_s05_a_swallowed_cancellation_gives_its_value_to_the_cancelled_step(shar
     shared(main)
 
 
-def test_s06_a_body_that_does_not_end_keeps_its_callers_for_five_seconds(
+def test_w06_a_body_that_does_not_end_keeps_its_callers_for_five_seconds(
     log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose step is cancelled, and beside it one that is cancelled while it is closed.
@@ -1075,7 +1075,7 @@ def test_s06_a_body_that_does_not_end_keeps_its_callers_for_five_seconds(
     run(main)
 
 
-def test_s05_a_step_cancelled_at_any_moment_gives_its_value_or_ends_the_generator(shared: Shared, scale: float) -> None:
+def test_w05_a_step_cancelled_at_any_moment_gives_its_value_or_ends_the_generator(shared: Shared, scale: float) -> None:
     """Locally a generator that let a cancellation through has ended, and no value is lost: so it is here."""
     chance = random.Random(5)
 
@@ -1113,7 +1113,7 @@ def test_s05_a_step_cancelled_at_any_moment_gives_its_value_or_ends_the_generato
     shared(main, patience=60 + 60 * scale)
 
 
-def test_b10_a_step_cancelled_at_any_moment_with_prefetch(shared: Shared, scale: float) -> None:
+def test_w10_a_step_cancelled_at_any_moment_with_prefetch(shared: Shared, scale: float) -> None:
     chance = random.Random(6)
 
     async def one(number: int) -> None:
@@ -1173,7 +1173,7 @@ async def cancelled_reader(stream: Stream, after: int) -> list[Any]:
     return got
 
 
-def test_s05_a_hundred_streams_half_of_them_abandoned_leave_nothing(shared: Shared, scale: float) -> None:
+def test_w05_a_hundred_streams_half_of_them_abandoned_leave_nothing(shared: Shared, scale: float) -> None:
     chance = random.Random(7)
     items = 12
 
@@ -1206,7 +1206,7 @@ def test_s05_a_hundred_streams_half_of_them_abandoned_leave_nothing(shared: Shar
     shared(main, patience=60 + 60 * scale)
 
 
-def test_s05_a_stream_is_one_task_to_those_who_look(shared: Shared, log: str) -> None:
+def test_w05_a_stream_is_one_task_to_those_who_look(shared: Shared, log: str) -> None:
     async def main() -> None:
         with capture_events("workers.tasks") as events:
             assert len([x async for x in stream_jobs.count(5)]) == 5
@@ -1229,7 +1229,7 @@ def test_s05_a_stream_is_one_task_to_those_who_look(shared: Shared, log: str) ->
     shared(main)
 
 
-def test_s09_a_generator_is_one_task_and_the_caller_of_what_it_calls(shared: Shared) -> None:
+def test_w09_a_generator_is_one_task_and_the_caller_of_what_it_calls(shared: Shared) -> None:
     async def main() -> None:
         found = [fields async for fields in stream_jobs.my_task(3)]
         assert len({str(outer["id"]) for outer, _ in found}) == 1
@@ -1246,7 +1246,7 @@ def test_s09_a_generator_is_one_task_and_the_caller_of_what_it_calls(shared: Sha
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_f08_a_timeout_bounds_each_step_of_a_generator(shared: Shared, log: str) -> None:
+def test_w08_a_timeout_bounds_each_step_of_a_generator(shared: Shared, log: str) -> None:
     async def too_slow(fn: Any, name: str) -> None:
         stream = fn(log, name, [0, 0, 60])
         assert await taken(stream, 2) == [0, 0]
@@ -1278,7 +1278,7 @@ def test_f08_a_timeout_bounds_each_step_of_a_generator(shared: Shared, log: str)
     shared(main)
 
 
-def test_f08_a_timeout_of_the_bodys_own_is_its_own(shared: Shared) -> None:
+def test_w08_a_timeout_of_the_bodys_own_is_its_own(shared: Shared) -> None:
     async def main() -> None:
         stream = stream_jobs.own_timeout()
         await anext(stream)
@@ -1296,7 +1296,7 @@ FINITE = {1: stream_jobs.finite_ahead_1, 3: stream_jobs.finite_ahead_3, 64: stre
 
 
 @pytest.mark.parametrize("n", [1, 3, 64])
-def test_b10_prefetch_runs_ahead_by_so_many_and_pauses(shared: Shared, log: str, n: int) -> None:
+def test_w10_prefetch_runs_ahead_by_so_many_and_pauses(shared: Shared, log: str, n: int) -> None:
     async def main() -> None:
         stream = AHEAD[n](log, "it")
         await asyncio.sleep(0.02)
@@ -1314,7 +1314,7 @@ def test_b10_prefetch_runs_ahead_by_so_many_and_pauses(shared: Shared, log: str,
     shared(main)
 
 
-def test_b10_prefetch_of_nothing_is_pulled(shared: Shared, log: str) -> None:
+def test_w10_prefetch_of_nothing_is_pulled(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.noted_ahead_0(log, "it")
         assert await taken(stream, 2) == [0, 1]
@@ -1327,7 +1327,7 @@ def test_b10_prefetch_of_nothing_is_pulled(shared: Shared, log: str) -> None:
     shared(main)
 
 
-def test_b10_prefetch_keeps_the_order(shared: Shared, scale: float) -> None:
+def test_w10_prefetch_keeps_the_order(shared: Shared, scale: float) -> None:
     count = max(2000, int(30_000 * scale))
 
     async def main() -> None:
@@ -1359,7 +1359,7 @@ def test_b10_prefetch_keeps_the_order(shared: Shared, scale: float) -> None:
     idle=st.booleans(),
     end=st.sampled_from(["drain", "close", "drop", "throw"]),
 )
-def test_b10_prefetch_gives_the_same_items_and_then_the_same_end(
+def test_w10_prefetch_gives_the_same_items_and_then_the_same_end(
     shared: Shared, tmp_path: Path, ahead: int, n: int, fails: bool, reads: int, idle: bool, end: str
 ) -> None:
     path = str(tmp_path / str(next(_numbers_of_scripts)))
@@ -1392,7 +1392,7 @@ def test_b10_prefetch_gives_the_same_items_and_then_the_same_end(
     shared(main)
 
 
-def test_b10_an_exception_comes_after_the_items_before_it(shared: Shared, log: str) -> None:
+def test_w10_an_exception_comes_after_the_items_before_it(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.finite_ahead_64(log, 5, True)
         assert await anext(stream) == 0
@@ -1412,7 +1412,7 @@ def test_b10_an_exception_comes_after_the_items_before_it(shared: Shared, log: s
     shared(main)
 
 
-def test_b10_with_prefetch_nothing_can_be_sent(shared: Shared, log: str) -> None:
+def test_w10_with_prefetch_nothing_can_be_sent(shared: Shared, log: str) -> None:
     async def main() -> None:
         with pytest.raises(TypeError, match="just-started"):
             await stream_jobs.noted_ahead_3(log, "fresh").asend(1)
@@ -1428,7 +1428,7 @@ def test_b10_with_prefetch_nothing_can_be_sent(shared: Shared, log: str) -> None
     shared(main)
 
 
-def test_b10_with_prefetch_an_exception_is_thrown_in_where_the_worker_is(shared: Shared, log: str) -> None:
+def test_w10_with_prefetch_an_exception_is_thrown_in_where_the_worker_is(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.catches_ahead(log)
         assert await anext(stream) == 0
@@ -1445,7 +1445,7 @@ def test_b10_with_prefetch_an_exception_is_thrown_in_where_the_worker_is(shared:
     shared(main)
 
 
-def test_b10_closing_with_prefetch_is_as_locally(shared: Shared, log: str) -> None:
+def test_w10_closing_with_prefetch_is_as_locally(shared: Shared, log: str) -> None:
     async def main() -> None:
         for reads in (1, 2, 7):
             stream = stream_jobs.noted_ahead_64(log, f"it-{reads}")
@@ -1469,7 +1469,7 @@ def test_b10_closing_with_prefetch_is_as_locally(shared: Shared, log: str) -> No
     shared(main)
 
 
-def test_b10_an_endless_generator_whose_reader_stops_keeps_memory_flat(shared: Shared, log: str) -> None:
+def test_w10_an_endless_generator_whose_reader_stops_keeps_memory_flat(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.endless_blocks_ahead(log, 50_000)
         pid = (await taken(stream, 10))[-1][0]
@@ -1484,7 +1484,7 @@ def test_b10_an_endless_generator_whose_reader_stops_keeps_memory_flat(shared: S
     shared(main)
 
 
-def test_b10_a_long_stream_keeps_memory_flat(shared: Shared, log: str, scale: float) -> None:
+def test_w10_a_long_stream_keeps_memory_flat(shared: Shared, log: str, scale: float) -> None:
     async def main() -> None:
         stream = stream_jobs.endless_blocks_ahead(log, 100_000)
         pid = (await taken(stream, 200))[-1][0]
@@ -1500,7 +1500,7 @@ def test_b10_a_long_stream_keeps_memory_flat(shared: Shared, log: str, scale: fl
     shared(main)
 
 
-def test_b10_large_items_are_fetched_up_to_about_eight_megabytes(shared: Shared, log: str) -> None:
+def test_w10_large_items_are_fetched_up_to_about_eight_megabytes(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.blocks_noted_ahead(log, MB)
         assert await anext(stream) == stream_jobs.block(0, MB)
@@ -1542,7 +1542,7 @@ async def check_sizes() -> None:
     await stream.aclose()
 
 
-def test_f42_large_values_are_given_and_sent(shared: Shared) -> None:
+def test_w42_large_values_are_given_and_sent(shared: Shared) -> None:
     async def main() -> None:
         await asyncio.gather(check_sizes(), check_sizes())
         await none_is_open(shared.pool)
@@ -1550,7 +1550,7 @@ def test_f42_large_values_are_given_and_sent(shared: Shared) -> None:
     shared(main)
 
 
-def test_f42_large_values_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w42_large_values_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_SHARED_MEMORY", "0")
 
     async def main() -> None:
@@ -1561,7 +1561,7 @@ def test_f42_large_values_without_shared_memory(monkeypatch: pytest.MonkeyPatch)
     run(main)
 
 
-def test_f42_large_values_that_nobody_waits_for_harm_nobody(shared: Shared, tmp_path: Path) -> None:
+def test_w42_large_values_that_nobody_waits_for_harm_nobody(shared: Shared, tmp_path: Path) -> None:
     """Steps cancelled, and streams closed and dropped, while much is on its way."""
     chance = random.Random(8)
 
@@ -1590,7 +1590,7 @@ def test_f42_large_values_that_nobody_waits_for_harm_nobody(shared: Shared, tmp_
     shared(main)
 
 
-def test_f42_max_payload_bounds_what_is_given_and_sent(log: str) -> None:
+def test_w42_max_payload_bounds_what_is_given_and_sent(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, max_payload=MB) as pool:
             stream = stream_jobs.gives_back()
@@ -1613,7 +1613,7 @@ def test_f42_max_payload_bounds_what_is_given_and_sent(log: str) -> None:
 # -- what can be one --------------------------------------------------------------------------------------------------
 
 
-def test_s03_methods_of_every_kind(shared: Shared) -> None:
+def test_w03_methods_of_every_kind(shared: Shared) -> None:
     async def main() -> None:
         workers = pids(shared.pool)
         shelf = stream_jobs.Shelf("a", "b")
@@ -1638,7 +1638,7 @@ def test_s03_methods_of_every_kind(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_methods_are_inherited_and_overridden(shared: Shared) -> None:
+def test_w03_methods_are_inherited_and_overridden(shared: Shared) -> None:
     async def main() -> None:
         assert [name async for name, _, _ in stream_jobs.Library.class_above(1)] == ["Library"]
         assert [name async for name, _, _ in stream_jobs.Library.class_below(1)] == ["Library"]
@@ -1649,7 +1649,7 @@ def test_s03_methods_are_inherited_and_overridden(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_closures_and_local_functions(shared: Shared) -> None:
+def test_w03_closures_and_local_functions(shared: Shared) -> None:
     factor = 3
     seen: list[int] = []
 
@@ -1688,7 +1688,7 @@ def test_s03_closures_and_local_functions(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_a_local_class(shared: Shared) -> None:
+def test_w03_a_local_class(shared: Shared) -> None:
     class Oops(Exception):
         pass
 
@@ -1714,7 +1714,7 @@ def test_s03_a_local_class(shared: Shared) -> None:
     shared(main)
 
 
-def test_s03_partials_and_bound_methods(shared: Shared) -> None:
+def test_w03_partials_and_bound_methods(shared: Shared) -> None:
     async def main() -> None:
         assert [x async for x in functools.partial(stream_jobs.count, 3)()] == [0, 1, 2]
         made: Any = routine(functools.partial(stream_jobs.count.__wrapped__, 3))
@@ -1815,7 +1815,7 @@ asyncio.run(main())
 """
 
 
-def test_s03_a_generator_of_main_sees_its_globals_of_now(tmp_path: Path) -> None:
+def test_w03_a_generator_of_main_sees_its_globals_of_now(tmp_path: Path) -> None:
     done = script(MAIN, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
@@ -1839,7 +1839,7 @@ asyncio.run(main())
 """
 
 
-def test_s02_the_generator_fib_runs_as_written(tmp_path: Path) -> None:
+def test_w02_the_generator_fib_runs_as_written(tmp_path: Path) -> None:
     done = script(SEED, tmp_path)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["0", "1", "1", "2", "3", "5", "8"], "")
 
@@ -1847,7 +1847,7 @@ def test_s02_the_generator_fib_runs_as_written(tmp_path: Path) -> None:
 # -- nested -----------------------------------------------------------------------------------------------------------
 
 
-def test_s04_a_routine_reads_a_generator_of_a_peer(shared: Shared) -> None:
+def test_w04_a_routine_reads_a_generator_of_a_peer(shared: Shared) -> None:
     @routine
     async def local(n: int) -> AsyncGenerator[int, None]:
         for i in range(n):
@@ -1870,7 +1870,7 @@ def test_s04_a_routine_reads_a_generator_of_a_peer(shared: Shared) -> None:
     shared(main)
 
 
-def test_s04_generators_of_generators(shared: Shared) -> None:
+def test_w04_generators_of_generators(shared: Shared) -> None:
     def expected(depth: int) -> list[int]:
         return [depth] + (expected(depth - 1) * 2 if depth else [])
 
@@ -1887,7 +1887,7 @@ def test_s04_generators_of_generators(shared: Shared) -> None:
 
 
 @pytest.mark.parametrize("way", ["aclose", "drop", "athrow"])
-def test_s05_an_outer_generator_that_is_left_takes_its_inner_one_with_it(shared: Shared, log: str, way: str) -> None:
+def test_w05_an_outer_generator_that_is_left_takes_its_inner_one_with_it(shared: Shared, log: str, way: str) -> None:
     async def main() -> None:
         stream: Any = stream_jobs.relays(log)
         assert [value for _, value in await taken(stream, 3)] == [0, 1, 2]
@@ -1907,7 +1907,7 @@ def test_s05_an_outer_generator_that_is_left_takes_its_inner_one_with_it(shared:
 # -- workers and clients that go --------------------------------------------------------------------------------------
 
 
-def test_s40a_a_worker_killed_in_mid_stream_is_lost_to_its_streams_only(log: str) -> None:
+def test_w40a_a_worker_killed_in_mid_stream_is_lost_to_its_streams_only(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             streams = [stream_jobs.here(1000) for _ in range(8)]
@@ -1953,7 +1953,7 @@ def test_s40a_a_worker_killed_in_mid_stream_is_lost_to_its_streams_only(log: str
     run(main)
 
 
-def test_s40a_with_prefetch_what_had_arrived_comes_before_the_loss(log: str) -> None:
+def test_w40a_with_prefetch_what_had_arrived_comes_before_the_loss(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             stream = stream_jobs.noted_ahead_64(log, "it")
@@ -1997,7 +1997,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_s51_a_vanished_clients_generators_are_closed(tmp_path: Path, log: str) -> None:
+def test_w51_a_vanished_clients_generators_are_closed(tmp_path: Path, log: str) -> None:
     (tmp_path / "client.py").write_text(VANISHES)
     client = subprocess.Popen(
         [sys.executable, str(tmp_path / "client.py"), log],
@@ -2023,7 +2023,7 @@ def test_s51_a_vanished_clients_generators_are_closed(tmp_path: Path, log: str) 
     }
 
 
-def test_s51_the_generators_of_a_loop_that_ends_are_closed(shared: Shared, log: str) -> None:
+def test_w51_the_generators_of_a_loop_that_ends_are_closed(shared: Shared, log: str) -> None:
     """Another loop of this process, which is a client of its own to the worker."""
     held: list[Stream] = []
 
@@ -2042,7 +2042,7 @@ def test_s51_the_generators_of_a_loop_that_ends_are_closed(shared: Shared, log: 
     shared(main)
 
 
-def test_s35_leaving_the_pool_closes_paused_generators_and_does_not_wait_for_them(log: str) -> None:
+def test_w35_leaving_the_pool_closes_paused_generators_and_does_not_wait_for_them(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             paused = [stream_jobs.noted(log, f"paused-{number}") for number in range(4)]
@@ -2075,7 +2075,7 @@ def test_s35_leaving_the_pool_closes_paused_generators_and_does_not_wait_for_the
     run(main)
 
 
-def test_s35_leaving_the_pool_cancels_a_step_that_takes_too_long(log: str) -> None:
+def test_w35_leaving_the_pool_cancels_a_step_that_takes_too_long(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, shutdown_timeout=0.2):
             stream = stream_jobs.waits(log, "it", 1)
@@ -2096,7 +2096,7 @@ def test_s35_leaving_the_pool_cancels_a_step_that_takes_too_long(log: str) -> No
     run(main)
 
 
-def test_s35_a_pool_left_by_an_exception_closes_its_generators_too(log: str) -> None:
+def test_w35_a_pool_left_by_an_exception_closes_its_generators_too(log: str) -> None:
     async def main() -> None:
         async def fail() -> None:
             async with WorkerPool(spawn=1):

@@ -30,7 +30,7 @@ def template_of(pool: WorkerPool) -> int | None:
     return next(iter(children - set(pids(pool))), None)
 
 
-def test_f33_workers_are_children_of_the_keeper_and_lead_sessions_of_their_own() -> None:
+def test_w33_workers_are_children_of_the_keeper_and_lead_sessions_of_their_own() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=3) as pool:
             await all_ready(pool, 3)
@@ -46,7 +46,7 @@ def test_f33_workers_are_children_of_the_keeper_and_lead_sessions_of_their_own()
         run(main)
 
 
-def test_b26_a_template_that_is_killed_is_no_loss() -> None:
+def test_w26_a_template_that_is_killed_is_no_loss() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             template = template_of(pool)
@@ -66,7 +66,7 @@ def test_b26_a_template_that_is_killed_is_no_loss() -> None:
         run(main)
 
 
-def test_b26_a_template_stopped_at_work_does_not_hold_the_exit() -> None:
+def test_w26_a_template_stopped_at_work_does_not_hold_the_exit() -> None:
     """Workers that were asked for and are not there yet need not be waited for."""
 
     async def main() -> None:
@@ -87,7 +87,7 @@ def test_b26_a_template_stopped_at_work_does_not_hold_the_exit() -> None:
         run(main)
 
 
-def test_s20_a_later_worker_has_the_environment_path_and_folder_of_its_start(
+def test_w20_a_later_worker_has_the_environment_path_and_folder_of_its_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -108,7 +108,7 @@ def test_s20_a_later_worker_has_the_environment_path_and_folder_of_its_start(
     run(main)
 
 
-def test_s20_a_routine_may_open_a_pool_of_its_own() -> None:
+def test_w20_a_routine_may_open_a_pool_of_its_own() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1):
             assert await attack_jobs.opens_a_pool() == 42
@@ -139,7 +139,7 @@ CODE = """
     ],
     ids=["threads", "exits", "killed", "breaks"],
 )
-def test_b26_where_no_template_can_be_workers_start_by_themselves(tmp_path: Path, site: str) -> None:
+def test_w26_where_no_template_can_be_workers_start_by_themselves(tmp_path: Path, site: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(site)
     path = os.pathsep.join([str(tmp_path / "site"), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -147,7 +147,7 @@ def test_b26_where_no_template_can_be_workers_start_by_themselves(tmp_path: Path
     assert (done.stdout, done.returncode) == ("2 3\n", 0), done.stderr
 
 
-def test_b26_what_the_interpreter_writes_at_its_start_is_passed_on(tmp_path: Path) -> None:
+def test_w26_what_the_interpreter_writes_at_its_start_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import sys; print('from the site', file=sys.stderr)")
     path = os.pathsep.join([str(tmp_path / "site"), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -156,7 +156,7 @@ def test_b26_what_the_interpreter_writes_at_its_start_is_passed_on(tmp_path: Pat
     assert done.stderr.count("from the site") == 2, "once here, once in the template"
 
 
-def test_f33_each_worker_draws_its_own_numbers() -> None:
+def test_w33_each_worker_draws_its_own_numbers() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2):
             found = await asyncio.gather(*(attack_jobs.draws() for _ in range(8)))

@@ -17,7 +17,7 @@ uvloop = pytest.importorskip("uvloop", reason="pip install headgate[speed]")
 uvloop.new_event_loop().close()  # libuv opens a pipe of its own, once for the process: not a leak of any test
 
 
-def test_b52_workers_have_the_loop_of_their_client() -> None:
+def test_w52_workers_have_the_loop_of_their_client() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
             assert set((await pool.broadcast(attack_jobs.loop_here)).values()) == {"uvloop"}
@@ -37,7 +37,7 @@ def test_b52_workers_have_the_loop_of_their_client() -> None:
         runner.run(bounded(main))
 
 
-def test_b52_everything_under_uvloop(scale: float) -> None:
+def test_w52_everything_under_uvloop(scale: float) -> None:
     """At full length all tests of this room; else those of calls."""
     what = ["tests/workers"] if scale >= 1 else ["tests/workers/test_calls.py"]
     skipped = [f"--ignore=tests/workers/{name}" for name in ("cores", "test_uvloop.py", "test_template.py")]

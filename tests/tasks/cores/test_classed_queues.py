@@ -225,7 +225,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize(("kind", "by_key"), CASES)
-def test_b81_a_queue_of_several_needs_is_the_line_it_stands_for(kind: str, by_key: bool, scale: float) -> None:
+def test_t81_a_queue_of_several_needs_is_the_line_it_stands_for(kind: str, by_key: bool, scale: float) -> None:
     for seed in range(int(12 + 200 * scale)):
         chance = random.Random(f"{kind} {seed}")
         twin = Twin(kind, by_key, chance, NEEDS[: chance.randint(1, 3)])
@@ -289,7 +289,7 @@ class Pair:
 
 @pytest.mark.parametrize("needs", [(None,), NEEDS], ids=["one", "several"])
 @pytest.mark.parametrize(("kind", "by_key"), PLAIN_KINDS)
-def test_s21_with_nothing_shut_the_order_is_that_of_the_plain_queue(
+def test_t21_with_nothing_shut_the_order_is_that_of_the_plain_queue(
     kind: str, by_key: bool, needs: tuple[Hashable, ...], scale: float
 ) -> None:
     for seed in range(int(10 + 150 * scale)):
@@ -326,7 +326,7 @@ def test_s21_with_nothing_shut_the_order_is_that_of_the_plain_queue(
 
 
 @pytest.mark.parametrize("needs", [(None,), NEEDS], ids=["one", "several"])
-def test_b23_shares_are_those_of_the_plain_queue_where_no_tags_are_equal(
+def test_t23_shares_are_those_of_the_plain_queue_where_no_tags_are_equal(
     needs: tuple[Hashable, ...], scale: float
 ) -> None:
     """Every key is charged something of its own first, and none runs empty: each comes back where virtual time is."""
@@ -363,7 +363,7 @@ def test_b23_shares_are_those_of_the_plain_queue_where_no_tags_are_equal(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_b23_shares_are_those_of_the_plain_queue_but_for_equals(seed: int, scale: float) -> None:
+def test_t23_shares_are_those_of_the_plain_queue_but_for_equals(seed: int, scale: float) -> None:
     """What is queued at once comes out tag by tag, in both: the same tasks at the same virtual time."""
     for walk in range(int(3 + 30 * scale)):
         chance = random.Random(f"{seed} {walk}")
@@ -380,7 +380,7 @@ def test_b23_shares_are_those_of_the_plain_queue_but_for_equals(seed: int, scale
         assert list(served[0]) == list(served[1]) == sorted(served[0])
 
 
-def test_b23_of_keys_that_have_had_the_same_the_plain_queue_goes_by_turns_and_this_one_by_age() -> None:
+def test_t23_of_keys_that_have_had_the_same_the_plain_queue_goes_by_turns_and_this_one_by_age() -> None:
     """The one difference, and within the bound. Here a has two in a row, with the task that came third of all."""
     pair = Pair("fair_share", True, (None,), weights=False)
     for key in "baab":
@@ -417,7 +417,7 @@ def filled(kind: str, by_key: bool, seed: int, shut: set[Hashable] | None = None
 
 
 @pytest.mark.parametrize(("kind", "by_key"), CASES)
-def test_b81_shutting_and_opening_moves_nobody(kind: str, by_key: bool) -> None:
+def test_t81_shutting_and_opening_moves_nobody(kind: str, by_key: bool) -> None:
     for seed in range(10):
         chance = random.Random(seed)
         untouched = numbers(drained(filled(kind, by_key, seed)))
@@ -438,7 +438,7 @@ def test_b81_shutting_and_opening_moves_nobody(kind: str, by_key: bool) -> None:
 
 @pytest.mark.parametrize(("kind", "by_key"), CASES)
 @pytest.mark.parametrize("need", NEEDS)
-def test_b81_what_is_shut_is_as_if_it_were_not_there(kind: str, by_key: bool, need: Hashable) -> None:
+def test_t81_what_is_shut_is_as_if_it_were_not_there(kind: str, by_key: bool, need: Hashable) -> None:
     """The others go on in the order that they have without it; then it comes in the order that it has alone."""
     for seed in range(10):
         shut = {need}
@@ -462,7 +462,7 @@ def of(key: Hashable, tasks: list[TaskRecord]) -> list[int]:
     return [task.number for task in tasks if task.partition == key]
 
 
-def test_b23_who_was_passed_over_pays_nothing_for_the_refusal_of_another() -> None:
+def test_t23_who_was_passed_over_pays_nothing_for_the_refusal_of_another() -> None:
     shut: set[Hashable] = {"gpu"}
     queue = ClassedQueue("fair_share", shut)
     queue.charge(record(0, "had much", cost=20.0))
@@ -476,7 +476,7 @@ def test_b23_who_was_passed_over_pays_nothing_for_the_refusal_of_another() -> No
 
 
 @pytest.mark.parametrize("kind", FAIR)
-def test_f22_a_key_has_one_turn_a_round_whatever_its_tasks_need(kind: str) -> None:
+def test_t22_a_key_has_one_turn_a_round_whatever_its_tasks_need(kind: str) -> None:
     for needs in (1, 2, 20):
         queue = ClassedQueue(kind, set())
         for number in range(200):
@@ -488,7 +488,7 @@ def test_f22_a_key_has_one_turn_a_round_whatever_its_tasks_need(kind: str) -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_f22_whoever_can_be_served_waits_one_round_at_most(seed: int, scale: float) -> None:
+def test_t22_whoever_can_be_served_waits_one_round_at_most(seed: int, scale: float) -> None:
     """From when it came, was served or was opened, every other key has one turn at most before it has its own."""
     chance = random.Random(seed)
     shut: set[Hashable] = set()
@@ -515,7 +515,7 @@ def test_f22_whoever_can_be_served_waits_one_round_at_most(seed: int, scale: flo
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_b23_the_gap_is_bounded_between_all_who_can_be_served(seed: int, scale: float) -> None:
+def test_t23_the_gap_is_bounded_between_all_who_can_be_served(seed: int, scale: float) -> None:
     """Whatever is shut and opened meanwhile, and whoever comes: the theorem holds for any two and any interval."""
     largest = {key: 5.0 / weight for key, weight in WEIGHTS.items()}
     for walk in range(int(2 + 20 * scale)):
@@ -549,7 +549,7 @@ def test_b23_the_gap_is_bounded_between_all_who_can_be_served(seed: int, scale: 
             gaps = now
 
 
-def test_b23_who_was_passed_over_claims_one_turn_and_newcomers_claim_nothing() -> None:
+def test_t23_who_was_passed_over_claims_one_turn_and_newcomers_claim_nothing() -> None:
     shut: set[Hashable] = {"gpu"}
     queue = ClassedQueue("fair_share", shut)
     for number in range(200):
@@ -617,7 +617,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_f25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap) -> None:
+def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap) -> None:
     """A thousand times, with one serving and one joining in between; a class of which all are shut is not looked at."""
 
     def cost(keys: int) -> tuple[int, int]:
@@ -657,7 +657,7 @@ def test_f25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_f25_a_class_that_is_shut_costs_its_name(kind: str, heaps: CountingHeap) -> None:
+def test_t25_a_class_that_is_shut_costs_its_name(kind: str, heaps: CountingHeap) -> None:
     """100,000 tasks of it stand before the one that can be served."""
     shut: set[Hashable] = {"x"}
     queue = classed(kind, shut)
@@ -673,7 +673,7 @@ def test_f25_a_class_that_is_shut_costs_its_name(kind: str, heaps: CountingHeap)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_f25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap) -> None:
+def test_t25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap) -> None:
     """Queue all, serve all."""
 
     def cost(tasks: int, keys: int) -> float:
@@ -692,7 +692,7 @@ def test_f25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: Cou
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_f25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap) -> None:
+def test_t25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap) -> None:
     """Keys are served, charged, parked and put back again and again, and most of their classes are never looked at."""
     shut: set[Hashable] = set(range(1, 8))
     queue = classed(kind, shut)
@@ -721,7 +721,7 @@ def test_f25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap
     assert heaps.touched <= 8 * 4 * operations, "each of eight classes, with what is rebuilt"
 
 
-def test_f25_what_is_kept_of_keys_that_ran_empty_is_swept_now_and_then() -> None:
+def test_t25_what_is_kept_of_keys_that_ran_empty_is_swept_now_and_then() -> None:
     """A sweep looks at all of them, so there must not be one for each that runs empty."""
     queue, keys, swept = ClassedQueue("fair_share", set()), 4_000, 0
     for number in range(keys):
@@ -733,7 +733,7 @@ def test_f25_what_is_kept_of_keys_that_ran_empty_is_swept_now_and_then() -> None
     assert swept <= 4 * keys
 
 
-def test_f25_a_class_of_few_has_no_heap_of_many() -> None:
+def test_t25_a_class_of_few_has_no_heap_of_many() -> None:
     """A key with tasks of 63 classes that are shut, beside a thousand keys that have none of these."""
     queue = ClassedQueue("fair_share", set(range(1, MAX_CLASSES)))
     for number in range(1_000):
@@ -745,7 +745,7 @@ def test_f25_a_class_of_few_has_no_heap_of_many() -> None:
     assert sum(map(len, queue._heaps.values())) <= 5 * len(queue) + ROOM * MAX_CLASSES
 
 
-def test_b23_tags_that_time_has_passed_are_let_go() -> None:
+def test_t23_tags_that_time_has_passed_are_let_go() -> None:
     """Keys whose tasks start at once, one after the other, beside one that always has something queued."""
     queue = ClassedQueue("fair_share", set())
     queue.push(record(0, "busy"))
@@ -758,7 +758,7 @@ def test_b23_tags_that_time_has_passed_are_let_go() -> None:
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("how", ["pop", "take", "remove"])
-def test_f25_what_was_emptied_is_let_go(kind: str, how: str) -> None:
+def test_t25_what_was_emptied_is_let_go(kind: str, how: str) -> None:
     def kept() -> int:
         gc.collect()
         return sum(isinstance(one, (Holder, TaskRecord)) for one in gc.get_objects())
@@ -782,7 +782,7 @@ def test_f25_what_was_emptied_is_let_go(kind: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_f25_classes_that_come_and_go_leave_nothing(kind: str) -> None:
+def test_t25_classes_that_come_and_go_leave_nothing(kind: str) -> None:
     queue = classed(kind)
     queue.push(stays := record(0, "stays", need="stays"))
     for number in range(1, 3_000):
@@ -813,7 +813,7 @@ def all_next(desk: Desk) -> Iterator[TaskRecord]:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "lifo", "priority", "fair_round_robin"])
-def test_b81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -> None:
+def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -> None:
     """Beside a desk that never hears of needs: the same commands, the same order, whenever the needs begin."""
     for seed in range(int(20 + 200 * scale)):
         chance = random.Random(f"{kind} {seed}")
@@ -861,7 +861,7 @@ def test_b81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -
         assert numbers(all_next(desks[0])) == numbers(all_next(desks[1]))
 
 
-def test_b81_one_need_makes_no_classes() -> None:
+def test_t81_one_need_makes_no_classes() -> None:
     """Nor do several, one after the other; then the desk knows by itself that it is shut."""
     desk = Desk(fifo(), UNBOUNDED, 1)
     for need in (None, "gpu", None, "eu"):
@@ -878,14 +878,14 @@ def test_b81_one_need_makes_no_classes() -> None:
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b81_needs_that_are_equal_are_one(kind: str) -> None:
+def test_t81_needs_that_are_equal_are_one(kind: str) -> None:
     desk = Desk(STRATEGIES[kind], UNBOUNDED, 1)
     for number in range(5):
         desk.enqueue(record(number, need=("eu", frozenset({"large"}))))
     assert not isinstance(desk.queue, ClassedQueue)
 
 
-def test_b23_a_second_need_in_the_middle_keeps_the_accounts() -> None:
+def test_t23_a_second_need_in_the_middle_keeps_the_accounts() -> None:
     """A key has paid 100 for what it was given, before a task comes that needs something else than all others."""
     orders = []
     for need in (None, "gpu"):
@@ -905,7 +905,7 @@ def test_b23_a_second_need_in_the_middle_keeps_the_accounts() -> None:
 
 
 @pytest.mark.parametrize("changes", [["need"], [99], [99, "need"], ["need", 99, None], [99, None]], ids=str)
-def test_b23_a_queue_that_is_made_anew_goes_on_with_the_accounts(changes: list[Any]) -> None:
+def test_t23_a_queue_that_is_made_anew_goes_on_with_the_accounts(changes: list[Any]) -> None:
     """Where no tags are equal, to the task; each key was charged something of its own first."""
     for seed in range(20):
         orders = []
@@ -1032,7 +1032,7 @@ ROOM_COMMANDS = ("submit",) * 5 + ("next",) * 4 + ("end",) * 3 + ("close", "open
 
 @pytest.mark.parametrize("caps", [False, True])
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps: bool, scale: float) -> None:
+def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps: bool, scale: float) -> None:
     """`next` and `succeed`, with one need or several, with caps (b24) and live changes of them."""
     commands = (*ROOM_COMMANDS, "limit_keys") if caps else ROOM_COMMANDS
     for seed in range(int(15 + 200 * scale)):
@@ -1052,7 +1052,7 @@ def test_b81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b24_caps_and_classes_pass_over_each_what_is_theirs(kind: str) -> None:
+def test_t24_caps_and_classes_pass_over_each_what_is_theirs(kind: str) -> None:
     desk = Desk(STRATEGIES[kind], UNBOUNDED, 10, {"a": 1})
     tasks = {
         (key, need): record(number, key, need=need)
@@ -1078,7 +1078,7 @@ def test_b24_caps_and_classes_pass_over_each_what_is_theirs(kind: str) -> None:
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "drop_fair"])
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) -> None:
+def test_t35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) -> None:
     for seed in range(20):
         chance = random.Random(seed)
         depth = chance.randint(2, 8)
@@ -1113,7 +1113,7 @@ def test_b35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) ->
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("several", [False, True])
-def test_b81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, several: bool) -> None:
+def test_t81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, several: bool) -> None:
     desk = Desk(STRATEGIES[kind], UNBOUNDED, 1)
     parent = record(0, "p")
     running(desk, parent)
@@ -1144,7 +1144,7 @@ def test_b81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, s
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b81_a_slot_comes_back_to_who_runs_though_its_need_is_shut(kind: str) -> None:
+def test_t81_a_slot_comes_back_to_who_runs_though_its_need_is_shut(kind: str) -> None:
     desk = Desk(STRATEGIES[kind], UNBOUNDED, 1)
     parent = record(0, need="gpu")
     running(desk, parent)
@@ -1162,7 +1162,7 @@ def test_b81_a_slot_comes_back_to_who_runs_though_its_need_is_shut(kind: str) ->
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b81_who_is_unseated_is_first_again(kind: str) -> None:
+def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
     """And all others are where they were: seen beside a desk where nothing was refused."""
     for seed in range(20):
         chance = random.Random(seed)
@@ -1189,7 +1189,7 @@ def test_b81_who_is_unseated_is_first_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("need", [None, "gpu"])
-def test_b23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> None:
+def test_t23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> None:
     """It was taken out of turn for a lent slot, and the runner had nothing for it: ten times."""
     desk = Desk(fair_share(), UNBOUNDED, 1)
     parent = record(0, "other")
@@ -1208,7 +1208,7 @@ def test_b23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> 
     assert Counter(first) == {"family": 5, "stranger": 5}
 
 
-def test_b23_what_ran_out_of_turn_is_paid_though_another_is_refused_twice() -> None:
+def test_t23_what_ran_out_of_turn_is_paid_though_another_is_refused_twice() -> None:
     """Refused in its turn, then out of turn; in between, one of the same key ran out of turn."""
     queue = ClassedQueue("fair_share", set())
     refused, ran = record(1, "family"), record(2, "family", cost=10.0)
@@ -1224,7 +1224,7 @@ def test_b23_what_ran_out_of_turn_is_paid_though_another_is_refused_twice() -> N
     assert [task.partition for task in drained(queue)] == ["stranger"] * 10 + ["family"]
 
 
-def test_b81_a_pool_keeps_so_many_needs_apart() -> None:
+def test_t81_a_pool_keeps_so_many_needs_apart() -> None:
     desk = Desk(fifo(), UNBOUNDED, 1)
     for number in range(MAX_CLASSES):
         desk.check_need(number)

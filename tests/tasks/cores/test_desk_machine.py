@@ -456,13 +456,13 @@ def walk(seed: int, length: int, without: tuple[str, ...] = ()) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_f42_waits_that_are_not_cut_short_never_deadlock(seed: int, scale: float) -> None:
+def test_t42_waits_that_are_not_cut_short_never_deadlock(seed: int, scale: float) -> None:
     for number in range(int(2 + 100 * scale)):
         walk(1_000 * seed + number, 120, without=("cut",))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_f42_nested_work_never_deadlocks(seed: int, scale: float) -> None:
+def test_t42_nested_work_never_deadlocks(seed: int, scale: float) -> None:
     for number in range(int(2 + 100 * scale)):
         walk(1_000 * seed + number, 120)
 
@@ -486,7 +486,7 @@ def begun(world: World, task: TaskRecord, *awaited: TaskRecord) -> Part:
     return part
 
 
-def test_f42_a_lent_slot_serves_the_family_before_the_queue() -> None:
+def test_t42_a_lent_slot_serves_the_family_before_the_queue() -> None:
     world = world_of(1)
     (pool,) = world.pools
     parent = world.submit(key=None)
@@ -503,7 +503,7 @@ def test_f42_a_lent_slot_serves_the_family_before_the_queue() -> None:
     world.settle()
 
 
-def test_f42_a_wait_that_was_cut_short_and_begins_again_needs_no_slot() -> None:
+def test_t42_a_wait_that_was_cut_short_and_begins_again_needs_no_slot() -> None:
     """It stood for a slot when it began to wait again. Had it got that slot, the one it waits for never would."""
     world = world_of(1)
     (pool,) = world.pools
@@ -519,7 +519,7 @@ def test_f42_a_wait_that_was_cut_short_and_begins_again_needs_no_slot() -> None:
     world.settle()
 
 
-def test_f42_a_wait_that_is_refused_half_way_leaves_no_slot_unused() -> None:
+def test_t42_a_wait_that_is_refused_half_way_leaves_no_slot_unused() -> None:
     """The first of two waits lent the slot, the second would close a circle."""
     world = world_of(1)
     early = world.submit(key=None)
@@ -534,7 +534,7 @@ def test_f42_a_wait_that_is_refused_half_way_leaves_no_slot_unused() -> None:
     world.settle()
 
 
-def test_f42_an_ancestor_that_was_roused_and_failed_meanwhile_only_queues() -> None:
+def test_t42_an_ancestor_that_was_roused_and_failed_meanwhile_only_queues() -> None:
     """It lent its slot because of a grandchild's wait, its body failed, it queues for its next attempt."""
     world = world_of(1, 2)
     home, away = world.pools
@@ -552,7 +552,7 @@ def test_f42_an_ancestor_that_was_roused_and_failed_meanwhile_only_queues() -> N
     world.settle()
 
 
-def test_f42_families_forget_whoever_left_the_queue() -> None:
+def test_t42_families_forget_whoever_left_the_queue() -> None:
     """Even if all it descends from has ended meanwhile."""
     world = world_of(1, 3)
     home, away = world.pools
@@ -573,7 +573,7 @@ def test_f42_families_forget_whoever_left_the_queue() -> None:
     world.settle()
 
 
-def test_f42_a_part_that_outlives_its_attempt_takes_no_slot() -> None:
+def test_t42_a_part_that_outlives_its_attempt_takes_no_slot() -> None:
     """A body that leaves a wait behind and fails: when that wait ends, the task queues, and needs nothing."""
     world = world_of(1)
     (pool,) = world.pools
@@ -593,7 +593,7 @@ def test_f42_a_part_that_outlives_its_attempt_takes_no_slot() -> None:
     assert (slots.active, slots.waiting, len(slots.returning)) == (1, 0, 0)
 
 
-def test_f42_a_circle_over_a_task_that_has_ended_is_none() -> None:
+def test_t42_a_circle_over_a_task_that_has_ended_is_none() -> None:
     """Its body left a wait behind. Nobody who waited for it waits for that, though he may not have woken yet."""
     world = world_of(3)
     waiter, between, ended = (world.submit(key=None) for _ in range(3))
@@ -605,7 +605,7 @@ def test_f42_a_circle_over_a_task_that_has_ended_is_none() -> None:
     world.settle()
 
 
-def test_f42_the_slots_of_the_whole_ancestry_are_lent() -> None:
+def test_t42_the_slots_of_the_whole_ancestry_are_lent() -> None:
     """Two parents fill a pool and wait for children elsewhere in a way that cannot be seen; those need the pool."""
     world = world_of(2, 2)
     home, away = world.pools
@@ -618,7 +618,7 @@ def test_f42_the_slots_of_the_whole_ancestry_are_lent() -> None:
 
 
 @pytest.mark.parametrize("how", ["ends", "fails"])
-def test_f42_a_part_that_stands_for_a_slot_goes_on_when_its_task_is_done(how: str) -> None:
+def test_t42_a_part_that_stands_for_a_slot_goes_on_when_its_task_is_done(how: str) -> None:
     """Nobody would ever give it one, and whoever awaits that part would wait for ever."""
     world = world_of(1, 1)
     home, away = world.pools
@@ -640,7 +640,7 @@ def test_f42_a_part_that_stands_for_a_slot_goes_on_when_its_task_is_done(how: st
     assert part.step()
 
 
-def test_f42_an_ancestor_that_stands_for_a_slot_gets_none_while_a_descendant_waits() -> None:
+def test_t42_an_ancestor_that_stands_for_a_slot_gets_none_while_a_descendant_waits() -> None:
     """The first wait that roused it was cut short, the second began before it had its slot again."""
     world = world_of(1, 2)
     home, away = world.pools

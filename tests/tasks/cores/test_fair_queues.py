@@ -21,7 +21,7 @@ from tests.tasks.cores.model import RoundsModel, ShareModel, cost_of, record
 # -- round robin -------------------------------------------------------------------------------------------------------
 
 
-def test_s21_partitions_take_turns() -> None:
+def test_t21_partitions_take_turns() -> None:
     queue = FairQueue()
     for number, key in enumerate("aabab"):
         queue.push(record(number, key))
@@ -31,7 +31,7 @@ def test_s21_partitions_take_turns() -> None:
 
 
 @pytest.mark.parametrize("flood_first", [True, False])
-def test_f22_who_floods_gets_one_of_the_first_hundred(flood_first: bool) -> None:
+def test_t22_who_floods_gets_one_of_the_first_hundred(flood_first: bool) -> None:
     queue = FairQueue()
     flood = [record(number, "big") for number in range(200)]
     others = [record(1_000 + number, number) for number in range(100)]
@@ -42,7 +42,7 @@ def test_f22_who_floods_gets_one_of_the_first_hundred(flood_first: bool) -> None
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_f22_a_newcomer_waits_one_round_at_most(seed: int, scale: float) -> None:
+def test_t22_a_newcomer_waits_one_round_at_most(seed: int, scale: float) -> None:
     """Between its arrival and its service every partition that was there has at most one turn."""
     chance = random.Random(seed)
     queue = FairQueue()
@@ -71,7 +71,7 @@ def test_f22_a_newcomer_waits_one_round_at_most(seed: int, scale: float) -> None
             waits[key] = (sum(count > 0 for count in queued.values()) - 1, Counter())
 
 
-def test_f22_the_rotation_survives_a_partition_that_runs_empty() -> None:
+def test_t22_the_rotation_survives_a_partition_that_runs_empty() -> None:
     queue = FairQueue()
     for number in range(6):
         queue.push(record(number, "ab"[number % 2]))
@@ -98,7 +98,7 @@ class Standing:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_b51_the_index_is_what_its_definition_says(seed: int, scale: float) -> None:
+def test_t51_the_index_is_what_its_definition_says(seed: int, scale: float) -> None:
     for walk in range(int(5 + 150 * scale)):
         chance = random.Random(f"{seed} {walk}")
         rounds, model = Rounds(), RoundsModel()
@@ -125,7 +125,7 @@ def test_b51_the_index_is_what_its_definition_says(seed: int, scale: float) -> N
 
 
 @pytest.mark.parametrize("make", [FairQueue, lambda: ShareQueue(lambda key: 2.0), Backlogs])
-def test_b51_queues_tell_the_rounds_what_happens(make: Any, scale: float) -> None:
+def test_t51_queues_tell_the_rounds_what_happens(make: Any, scale: float) -> None:
     """Pops, takes and removals of a real queue, beside the story as it was."""
     for seed in range(int(5 + 100 * scale)):
         chance = random.Random(seed)
@@ -180,7 +180,7 @@ def serve(desk: Desk) -> TaskRecord | None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("strategy", [fair_round_robin(), fair_share()])
-def test_f22_backlogged_tenants_are_treated_alike(strategy: Any, seed: int, scale: float) -> None:
+def test_t22_backlogged_tenants_are_treated_alike(strategy: Any, seed: int, scale: float) -> None:
     """Random traffic, of which one tenant makes most: Jain's index stays at 0.99 and more."""
     chance = random.Random(seed)
     desk = desk_of(strategy)
@@ -206,7 +206,7 @@ def test_f22_backlogged_tenants_are_treated_alike(strategy: Any, seed: int, scal
 
 
 @pytest.mark.parametrize("strategy", [fifo(), lifo(), priority()])
-def test_f22_a_flood_is_seen_where_nobody_is_protected(strategy: Any) -> None:
+def test_t22_a_flood_is_seen_where_nobody_is_protected(strategy: Any) -> None:
     desk = desk_of(strategy)
     small = [record(number, f"small-{number}") for number in range(20)]
     flood = [record(1_000 + number, "big") for number in range(1_000)]
@@ -220,7 +220,7 @@ def test_f22_a_flood_is_seen_where_nobody_is_protected(strategy: Any) -> None:
     assert desk.jain < 0.5
 
 
-def test_b51_ages_are_percentiles_of_what_was_waited() -> None:
+def test_t51_ages_are_percentiles_of_what_was_waited() -> None:
     chance = random.Random(7)
     story = [(chance.choice("abc"), chance.random()) for _ in range(1_000)]
     stats = stats_of(story, 0.5, {"a": 3.0, "d": 9.0})
@@ -272,7 +272,7 @@ class Meter:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_b23_the_normalised_gap_keeps_to_the_theorem(seed: int, scale: float) -> None:
+def test_t23_the_normalised_gap_keeps_to_the_theorem(seed: int, scale: float) -> None:
     """Goyal, Vin and Cheng: |Wi/wi - Wj/wj| <= cmax_i/wi + cmax_j/wj while both are backlogged, whatever others do."""
     for walk in range(int(2 + 40 * scale)):
         chance = random.Random(f"{seed} {walk}")
@@ -322,7 +322,7 @@ def test_b23_the_normalised_gap_keeps_to_the_theorem(seed: int, scale: float) ->
             meter.check({task.partition for task in inside} - parked)
 
 
-def test_b23_many_keys_may_be_forgotten_and_nothing_changes(scale: float) -> None:
+def test_t23_many_keys_may_be_forgotten_and_nothing_changes(scale: float) -> None:
     """Tags that virtual time has passed are dropped now and then: the order is as if none ever were."""
     for seed in range(int(3 + 30 * scale)):
         chance = random.Random(seed)
@@ -346,7 +346,7 @@ def test_b23_many_keys_may_be_forgotten_and_nothing_changes(scale: float) -> Non
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0, 10.0])
-def test_b23_who_empties_and_returns_at_once_gains_nothing(weight: float) -> None:
+def test_t23_who_empties_and_returns_at_once_gains_nothing(weight: float) -> None:
     """`quick` has one task at a time and comes back when it was served; `steady` has a backlog."""
     queue = ShareQueue({"quick": weight, "steady": 1.0}.__getitem__)
     given: Counter[Hashable] = Counter()
@@ -361,7 +361,7 @@ def test_b23_who_empties_and_returns_at_once_gains_nothing(weight: float) -> Non
         assert given["steady"] <= given["quick"] / weight + 3.0 / weight + 1.0
 
 
-def test_b23_work_that_runs_counts() -> None:
+def test_t23_work_that_runs_counts() -> None:
     """One that started at once, without queueing, was served all the same: others catch up first."""
     queue = ShareQueue(lambda key: 1.0)
     queue.charge(record(0, "a", cost=10.0))
@@ -373,7 +373,7 @@ def test_b23_work_that_runs_counts() -> None:
     assert abs(rest["a"] - rest["b"]) <= 1
 
 
-def test_b23_an_idle_pool_begins_anew() -> None:
+def test_t23_an_idle_pool_begins_anew() -> None:
     queue = ShareQueue(lambda key: 1.0)
     queue.charge(record(0, "a", cost=1_000.0))
     queue.idle()
@@ -384,7 +384,7 @@ def test_b23_an_idle_pool_begins_anew() -> None:
     assert not queue._past
 
 
-def test_b23_a_weight_is_a_share_of_what_is_run() -> None:
+def test_t23_a_weight_is_a_share_of_what_is_run() -> None:
     queue = ShareQueue({"gold": 3.0, "lead": 1.0}.__getitem__)
     for number in range(2_000):
         queue.push(record(number, ("gold", "lead")[number % 2], cost=1.0 + number % 4))
@@ -398,7 +398,7 @@ def test_b23_a_weight_is_a_share_of_what_is_run() -> None:
 
 @pytest.mark.parametrize("strategy", [fifo(), lifo(), priority(), fair_round_robin(), fair_share()])
 @pytest.mark.parametrize("keys", ["aaaaaa", "abcabc", "aabbcc", "abcdef"])
-def test_b23_a_task_that_was_refused_costs_its_key_no_turn(strategy: Any, keys: str) -> None:
+def test_t23_a_task_that_was_refused_costs_its_key_no_turn(strategy: Any, keys: str) -> None:
     """A runner may refuse who is next, again and again: the order is what it would have been."""
     orders = []
     for refusals in (0, 3):
@@ -416,7 +416,7 @@ def test_b23_a_task_that_was_refused_costs_its_key_no_turn(strategy: Any, keys: 
     assert orders[0] == orders[1]
 
 
-def test_b23_a_refusal_is_exact_in_floats_too() -> None:
+def test_t23_a_refusal_is_exact_in_floats_too() -> None:
     """Keys with equal tags take turns. What is given back must not be a rounding error dearer than it was."""
     for cost in (0.1, 0.3, 0.7, 1.1):
         queue = ShareQueue({"a": 1.0, "b": 1.0, "c": 3.0}.__getitem__)

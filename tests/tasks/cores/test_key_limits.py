@@ -51,7 +51,7 @@ def heaps(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("caps", [1, 3, {"a": 1}, {"a": 2, "b": 1, None: 1}])
-def test_b24_the_cap_is_kept_and_no_slot_is_wasted(kind: str, caps: Any, heaps: CountingHeap, scale: float) -> None:
+def test_t24_the_cap_is_kept_and_no_slot_is_wasted(kind: str, caps: Any, heaps: CountingHeap, scale: float) -> None:
     for seed in range(int(2 + 50 * scale)):
         chance = random.Random(seed)
         queue = STRATEGIES[kind].queue(parkable=True)
@@ -95,7 +95,7 @@ def _full(caps: Any, key: Hashable, active: Counter[Hashable]) -> bool:
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b24_what_is_parked_costs_nothing(kind: str, heaps: CountingHeap) -> None:
+def test_t24_what_is_parked_costs_nothing(kind: str, heaps: CountingHeap) -> None:
     """A thousand keys are at their cap; one that is not is served a thousand times."""
     queue = STRATEGIES[kind].queue(parkable=True)
     for number in range(1_000):
@@ -116,7 +116,7 @@ def test_b24_what_is_parked_costs_nothing(kind: str, heaps: CountingHeap) -> Non
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_b24_keys_that_park_again_and_again_cost_a_constant(kind: str, heaps: CountingHeap) -> None:
+def test_t24_keys_that_park_again_and_again_cost_a_constant(kind: str, heaps: CountingHeap) -> None:
     queue = STRATEGIES[kind].queue(parkable=True)
     for number in range(500):
         queue.push(record(number, number % 100))
@@ -144,7 +144,7 @@ def counted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return asked
 
 
-def test_b24_descendants_at_their_cap_are_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t24_descendants_at_their_cap_are_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parent lends its slot while a thousand children of its own, of a key at its cap, are queued."""
     desk = Desk(fifo(), UNBOUNDED, 3, {"k": 1})
     parent, awaited, other = record(0), record(1), record(2, "k")
@@ -167,7 +167,7 @@ def test_b24_descendants_at_their_cap_are_not_looked_at_again_and_again(monkeypa
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("seed", range(5))
-def test_b24_changing_the_caps_keeps_the_order_of_each_key(kind: str, seed: int) -> None:
+def test_t24_changing_the_caps_keeps_the_order_of_each_key(kind: str, seed: int) -> None:
     """Live: none, some, all, none again. Nothing is lost, and inside a key nobody passes anybody."""
     orders: list[list[int]] = []
     for changes in ([], [None], [99], [1, None], [2, {"a": 1}, None], [1, 1, 99]):
@@ -191,7 +191,7 @@ def test_b24_changing_the_caps_keeps_the_order_of_each_key(kind: str, seed: int)
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("before", [None, 5])
-def test_b24_changing_the_caps_keeps_a_retry_at_the_head(kind: str, before: int | None) -> None:
+def test_t24_changing_the_caps_keeps_a_retry_at_the_head(kind: str, before: int | None) -> None:
     """It was put back first of its partition, and stays first."""
     desk = Desk(STRATEGIES[kind], UNBOUNDED, 1, before)
     for number in range(1, 4):
@@ -206,7 +206,7 @@ def test_b24_changing_the_caps_keeps_a_retry_at_the_head(kind: str, before: int 
 
 
 @pytest.mark.parametrize("kind", ["fifo", "lifo", "priority"])
-def test_b24_a_cap_nobody_reaches_changes_no_order(kind: str) -> None:
+def test_t24_a_cap_nobody_reaches_changes_no_order(kind: str) -> None:
     """A retry goes to the head. Whoever never failed has his turn where he would have it without caps."""
     for seed in range(50):
         orders = []
@@ -230,7 +230,7 @@ def test_b24_a_cap_nobody_reaches_changes_no_order(kind: str) -> None:
         assert orders[0] == orders[1], f"seed {seed}"
 
 
-def test_b24_live_caps_count_what_runs() -> None:
+def test_t24_live_caps_count_what_runs() -> None:
     desk = Desk(fifo(), UNBOUNDED, 10)
     running = []
     for number in range(6):
@@ -248,7 +248,7 @@ def test_b24_live_caps_count_what_runs() -> None:
     assert desk.next() is not None
 
 
-def test_b24_caps_are_checked() -> None:
+def test_t24_caps_are_checked() -> None:
     assert checked_limits(None) is None
     assert checked_limits(3) == 3
     assert checked_limits({"a": 1}) == {"a": 1}

@@ -35,7 +35,7 @@ def task_in(ledger: Ledger, status: Any, number: int = 1, terms: Terms | None = 
 
 
 @pytest.mark.parametrize("old", STATES)
-def test_s41_a_task_becomes_what_it_may_and_nothing_else(old: str) -> None:
+def test_t41_a_task_becomes_what_it_may_and_nothing_else(old: str) -> None:
     for new, how in product(STATES, ("move", "end")):
         try_to_become(old, new, how)
 
@@ -60,7 +60,7 @@ def try_to_become(old: str, new: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_s50_the_ledger_counts_remembers_and_holds_as_told(seed: int, scale: float) -> None:
+def test_t50_the_ledger_counts_remembers_and_holds_as_told(seed: int, scale: float) -> None:
     for walk in range(int(3 + 60 * scale)):
         Walk(random.Random(f"{seed} {walk}")).run(150)
 
@@ -158,12 +158,12 @@ class Walk:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_s14_a_key_is_held_as_the_table_says(window: Any) -> None:
+def test_t14_a_key_is_held_as_the_table_says(window: Any) -> None:
     for status, ended, now in product(TERMINAL, (None, 0.0, 10.0), (0.0, 0.4, 0.5, 5.0, 10.0, 14.9, 15.0)):
         assert holds_key(window, status, ended, now) is holds(window, status, ended, now)
 
 
-def test_s14_a_window_in_seconds_ends_to_the_moment() -> None:
+def test_t14_a_window_in_seconds_ends_to_the_moment() -> None:
     ledger = Ledger(10)
     task = task_in(ledger, "completed", terms=Terms(idempotency_key="k", window=5.0))  # ended at 1
     assert ledger.holder("k", 5.9) is task
@@ -171,14 +171,14 @@ def test_s14_a_window_in_seconds_ends_to_the_moment() -> None:
     assert list(ledger.remembered()) == [task]
 
 
-def test_s14_who_holds_a_key_is_kept_beside_the_newest() -> None:
+def test_t14_who_holds_a_key_is_kept_beside_the_newest() -> None:
     ledger = Ledger(2)
     holder = task_in(ledger, "completed", terms=Terms(idempotency_key="k"))
     rest = [task_in(ledger, "failed", number) for number in range(2, 6)]
     assert set(ledger.remembered()) == {holder, *rest[-2:]}
 
 
-def test_s14_a_window_that_lapses_takes_nobody_elses_key() -> None:
+def test_t14_a_window_that_lapses_takes_nobody_elses_key() -> None:
     ledger = Ledger(10)
     task_in(ledger, "completed", terms=Terms(idempotency_key="k", window=5.0))
     assert ledger.holder("k", 100.0) is None

@@ -1,4 +1,4 @@
-"""F25 as counts instead of seconds: how many functions are called for one task, in a small pool and in a large one."""
+"""T25 as counts instead of seconds: how many functions are called for one task, in a small pool and in a large one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Strategy, Callable[[int], Policy], int | None]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_f25_a_task_costs_the_same_in_a_crowd(case: str, scale: float) -> None:
+def test_t25_a_task_costs_the_same_in_a_crowd(case: str, scale: float) -> None:
     strategy, policy, caps = CASES[case]
     many = 5_000 if scale < 1 else 20_000
     few = per_task(strategy, policy(500), caps, 1_000, 10)
@@ -76,7 +76,7 @@ def test_f25_a_task_costs_the_same_in_a_crowd(case: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_f25_leaving_from_the_middle_costs_the_same_in_a_crowd(kind: str) -> None:
+def test_t25_leaving_from_the_middle_costs_the_same_in_a_crowd(kind: str) -> None:
     """A cancel is as cheap as a turn."""
 
     def cancelled(tasks: int, keys: int) -> float:
@@ -95,7 +95,7 @@ def test_f25_leaving_from_the_middle_costs_the_same_in_a_crowd(kind: str) -> Non
 
 
 @pytest.mark.parametrize("caps", [None, 1])
-def test_f25_a_family_costs_the_same_in_a_crowd(caps: int | None) -> None:
+def test_t25_a_family_costs_the_same_in_a_crowd(caps: int | None) -> None:
     """A parent waits for its children, each of a key of its own: the lent slot goes from one to the next."""
 
     def per_child(children: int) -> float:

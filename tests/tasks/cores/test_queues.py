@@ -224,7 +224,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_s20_a_queue_is_the_list_it_stands_for(kind: str) -> None:
+def test_t20_a_queue_is_the_list_it_stands_for(kind: str) -> None:
     @settings(
         max_examples=int(20 + 500 * SCALE),
         derandomize=SCALE < 1,
@@ -245,7 +245,7 @@ def test_s20_a_queue_is_the_list_it_stands_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_s20_and_so_it_is_after_a_long_walk(kind: str, scale: float) -> None:
+def test_t20_and_so_it_is_after_a_long_walk(kind: str, scale: float) -> None:
     for seed in range(int(5 + 150 * scale)):
         chance = random.Random(seed)
         liked = chance.sample(COMMANDS, k=chance.randrange(8, len(COMMANDS)))
@@ -260,14 +260,14 @@ def test_s20_and_so_it_is_after_a_long_walk(kind: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("kind", PLAIN_KINDS)
-def test_b24_a_plain_queue_refuses_to_park(kind: str) -> None:
+def test_t24_a_plain_queue_refuses_to_park(kind: str) -> None:
     queue = KINDS[kind][0]()
     for refused in (queue.park, queue.unpark):
         with pytest.raises(NotImplementedError, match="no partitions"):
             refused("a")
 
 
-def test_s12_priorities_that_come_and_go_leave_no_heap_behind() -> None:
+def test_t12_priorities_that_come_and_go_leave_no_heap_behind() -> None:
     queue = PriorityQueue()
     for number in range(10_000):
         task = record(number, priority=number)
@@ -277,7 +277,7 @@ def test_s12_priorities_that_come_and_go_leave_no_heap_behind() -> None:
 
 
 @pytest.mark.parametrize("kind", ["share", "keyed fifo", "keyed lifo", "keyed priority"])
-def test_b24_keys_that_come_and_go_leave_no_heap_behind(kind: str) -> None:
+def test_t24_keys_that_come_and_go_leave_no_heap_behind(kind: str) -> None:
     queue = KINDS[kind][0]() if kind != "share" else ShareQueue(lambda key: 1.0)
     stays = record(0, "stays")
     queue.push(stays)

@@ -80,7 +80,7 @@ def test_tasks_that_leave_fill_no_agenda() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_s30_the_door_is_first_come_first_served(seed: int) -> None:
+def test_t30_the_door_is_first_come_first_served(seed: int) -> None:
     chance = random.Random(seed)
     door = Door()
     line: list[Arrival] = []
@@ -107,7 +107,7 @@ def test_s30_the_door_is_first_come_first_served(seed: int) -> None:
     assert not door._by_key
 
 
-def test_s30_who_never_stood_there_takes_nobodys_key() -> None:
+def test_t30_who_never_stood_there_takes_nobodys_key() -> None:
     door = Door()
     stands = Arrival(record(1, terms=Terms(idempotency_key="k")))
     door.join(stands)
@@ -188,7 +188,7 @@ ARRAY = Array()
         (((5).__add__, (1,)), ((5).__add__, (1,)), True),
     ],
 )
-def test_s14_same_function_and_equal_arguments(one: Any, two: Any, same: bool) -> None:
+def test_t14_same_function_and_equal_arguments(one: Any, two: Any, same: bool) -> None:
     (name, given), (other_name, other_given) = work_of(*one), work_of(*two)
     assert (difference(name, other_name, same_arguments=equal(given, other_given)) == "") is same
     assert (difference(other_name, name, same_arguments=equal(other_given, given)) == "") is same
@@ -218,24 +218,24 @@ def test_t19_a_conflict_says_what_differs(old: str, new: str, same_arguments: bo
 @pytest.mark.parametrize(
     "fn", [plain, Worker().run, Worker(), Worker, print, str.upper, "x".upper, (5).__add__, lambda: 0]
 )
-def test_s14_everything_that_can_be_called_has_a_name(fn: Callable[..., Any]) -> None:
+def test_t14_everything_that_can_be_called_has_a_name(fn: Callable[..., Any]) -> None:
     name, _ = work_of(partial(fn), ())
     assert name == work_of(fn, ())[0]
     assert ":" in name
 
 
-def test_s14_work_is_named_by_module_and_qualified_name() -> None:
+def test_t14_work_is_named_by_module_and_qualified_name() -> None:
     assert work_of(plain, (1,))[0] == f"{__name__}:plain"
     assert work_of(Worker().run, ())[0] == f"{__name__}:Worker.run"
     assert work_of(Worker(), ())[0] == f"{__name__}:Worker"
 
 
 @pytest.mark.parametrize("window", ["while_active", "until_success", "forever", 1, 0.5])
-def test_s14_a_window_is_a_name_or_seconds(window: Any) -> None:
+def test_t14_a_window_is_a_name_or_seconds(window: Any) -> None:
     assert checked_window(window) == window
 
 
 @pytest.mark.parametrize("window", ["for ever", "", 0, -1, True, None, float("inf"), float("nan"), [], "5"])
-def test_s14_another_window_is_refused(window: Any) -> None:
+def test_t14_another_window_is_refused(window: Any) -> None:
     with pytest.raises(InvalidArgument, match="window must be one of"):
         checked_window(window)

@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[Any, Any]] = {"oldest": (Oldest, OldestModel), "fair": (O
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
-def test_b35_the_victim_is_whom_the_rule_names(kind: str, seed: int, scale: float) -> None:
+def test_t35_the_victim_is_whom_the_rule_names(kind: str, seed: int, scale: float) -> None:
     for walk in range(int(4 + 100 * scale)):
         chance = random.Random(f"{seed} {walk}")
         victims, model = (make() for make in KINDS[kind])
@@ -56,7 +56,7 @@ def test_b35_the_victim_is_whom_the_rule_names(kind: str, seed: int, scale: floa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_b35_who_was_never_there_may_leave(kind: str) -> None:
+def test_t35_who_was_never_there_may_leave(kind: str) -> None:
     """A task that started without having queued is told to leave like all others."""
     victims = KINDS[kind][0]()
     stays = record(1, "a")
@@ -66,7 +66,7 @@ def test_b35_who_was_never_there_may_leave(kind: str) -> None:
     assert victims.choose() is stays
 
 
-def test_b35_a_flood_hurts_only_itself() -> None:
+def test_t35_a_flood_hurts_only_itself() -> None:
     victims = OfLargestBacklog()
     quiet = [record(number, f"quiet-{number}") for number in range(50)]
     for task in quiet:
@@ -80,7 +80,7 @@ def test_b35_a_flood_hurts_only_itself() -> None:
     assert [task.number for task in dropped] == list(range(100, 1_050))
 
 
-def test_b35_policies_that_drop_keep_track() -> None:
+def test_t35_policies_that_drop_keep_track() -> None:
     assert isinstance(victims_of(backpressure_queue(3, "drop_oldest")), Oldest)
     assert isinstance(victims_of(ring_buffer(3)), Oldest)
     assert isinstance(victims_of(backpressure_queue(3, "drop_fair")), OfLargestBacklog)
@@ -100,7 +100,7 @@ def make_room(desk: Desk, newcomer: TaskRecord) -> list[TaskRecord]:
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "drop_fair"])
 @pytest.mark.parametrize("strategy", [fifo(), lifo(), priority(), fair_round_robin()])
-def test_b35_the_newcomer_stays(on_full: Any, strategy: Any) -> None:
+def test_t35_the_newcomer_stays(on_full: Any, strategy: Any) -> None:
     """Whatever was set aside, retried or started meanwhile."""
     for seed in range(40):
         chance = random.Random(seed)
@@ -123,7 +123,7 @@ def test_b35_the_newcomer_stays(on_full: Any, strategy: Any) -> None:
                 running.append(task)
 
 
-def test_b35_the_newcomer_stays_when_several_must_go() -> None:
+def test_t35_the_newcomer_stays_when_several_must_go() -> None:
     """A retry may make the queue longer than it should be: a smaller pool has no slot for it."""
     desk = Desk(fifo(), backpressure_queue(1, "drop_fair"), 2)
     retried, other = record(1, "a"), record(2, "x")
@@ -140,7 +140,7 @@ def test_b35_the_newcomer_stays_when_several_must_go() -> None:
     assert newcomer not in make_room(desk, newcomer)
 
 
-def test_s31_who_was_given_back_is_still_the_oldest() -> None:
+def test_t31_who_was_given_back_is_still_the_oldest() -> None:
     """A runner refused it, so it stands at the head again: its age is what it was."""
     desk = Desk(fifo(), backpressure_queue(5, "drop_oldest"), 1)
     first, second = record(1, "a"), record(2, "a")
@@ -151,7 +151,7 @@ def test_s31_who_was_given_back_is_still_the_oldest() -> None:
     assert desk.victim(record(3)) is first
 
 
-def test_s31_a_task_whose_delay_is_over_is_as_old_as_it_was() -> None:
+def test_t31_a_task_whose_delay_is_over_is_as_old_as_it_was() -> None:
     """Depth counts delayed tasks too, so a delayed one has been queued since it was submitted."""
     desk = Desk(fifo(), backpressure_queue(5, "drop_oldest"), 1)
     delayed, later = record(1, "a"), record(2, "a")

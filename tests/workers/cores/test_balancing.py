@@ -1,4 +1,4 @@
-"""S40, B41: which worker is next, without workers: the roster of a pool and the balancers, beside a naive model."""
+"""W40, W41: which worker is next, without workers: the roster of a pool and the balancers, beside a naive model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fit_again(workers: Roster, uid: str, now: float) -> float:
 # -- round robin ------------------------------------------------------------------------------------------------------
 
 
-def test_s40_round_robin_goes_by_admission_whatever_the_load() -> None:
+def test_w40_round_robin_goes_by_admission_whatever_the_load() -> None:
     workers = roster("bac")
     busy = [workers.take("a", 0.0) for _ in range(50)]
     assert [goes_to(workers) for _ in range(7)] == list("bacbacb"), "nothing of it has ended"
@@ -69,7 +69,7 @@ def test_s40_round_robin_goes_by_admission_whatever_the_load() -> None:
     assert [goes_to(workers) for _ in range(3)] == list("acb")
 
 
-def test_s40_whoever_comes_stands_last_and_whoever_goes_takes_no_turn_along() -> None:
+def test_w40_whoever_comes_stands_last_and_whoever_goes_takes_no_turn_along() -> None:
     workers = roster("abc")
     assert [goes_to(workers) for _ in range(2)] == list("ab")
     workers.admit("d", "worker d")
@@ -83,7 +83,7 @@ def test_s40_whoever_comes_stands_last_and_whoever_goes_takes_no_turn_along() ->
     assert workers.get("a") == "a, come back"
 
 
-def test_s40_the_next_one_is_asked_when_one_refuses() -> None:
+def test_w40_the_next_one_is_asked_when_one_refuses() -> None:
     workers = roster("abc")
     assert goes_to(workers) == "a"
     assert goes_to(workers, avoid=("a",)) == "b"
@@ -94,7 +94,7 @@ def test_s40_the_next_one_is_asked_when_one_refuses() -> None:
     assert goes_to(workers) == "a"
 
 
-def test_s40_nobody_is_next_in_an_empty_roster() -> None:
+def test_w40_nobody_is_next_in_an_empty_roster() -> None:
     workers = roster()
     assert goes_to(workers) is None
     assert workers.take("a", 0.0) is None
@@ -105,7 +105,7 @@ def test_s40_nobody_is_next_in_an_empty_roster() -> None:
         workers.drop("a")
 
 
-def test_s40_calls_of_a_worker_that_left_may_end() -> None:
+def test_w40_calls_of_a_worker_that_left_may_end() -> None:
     workers = roster("ab")
     flights = [workers.next(0.0) for _ in range(6)]
     workers.drop("a")
@@ -120,7 +120,7 @@ def test_s40_calls_of_a_worker_that_left_may_end() -> None:
 # -- cooling ----------------------------------------------------------------------------------------------------------
 
 
-def test_b41_a_cooling_worker_is_tried_last_and_never_skipped() -> None:
+def test_w41_a_cooling_worker_is_tried_last_and_never_skipped() -> None:
     workers = roster("abc")
     cool(workers, "b", 0.0)
     assert [goes_to(workers, 0.05) for _ in range(4)] == list("acac")
@@ -129,7 +129,7 @@ def test_b41_a_cooling_worker_is_tried_last_and_never_skipped() -> None:
     assert [goes_to(workers, COOLDOWNS[0]) for _ in range(3)] == list("abc"), "it is over to the very moment"
 
 
-def test_b41_of_those_that_cool_the_first_that_is_fit_again_goes_first() -> None:
+def test_w41_of_those_that_cool_the_first_that_is_fit_again_goes_first() -> None:
     workers = roster("abc")
     for uid, at in (("b", 0.0), ("c", 0.01), ("a", 0.02)):
         cool(workers, uid, at)
@@ -141,13 +141,13 @@ def test_b41_of_those_that_cool_the_first_that_is_fit_again_goes_first() -> None
     assert workers.cooling("c", 0.105)
 
 
-def test_b41_a_single_worker_that_cools_is_used_all_the_same() -> None:
+def test_w41_a_single_worker_that_cools_is_used_all_the_same() -> None:
     workers = roster("a")
     cool(workers, "a", 0.0)
     assert goes_to(workers, 0.01) == "a"
 
 
-def test_b41_cooldowns_escalate_while_failures_follow_each_other() -> None:
+def test_w41_cooldowns_escalate_while_failures_follow_each_other() -> None:
     workers = roster("ab")
     now = 0.0
     for seconds in (*COOLDOWNS, COOLDOWNS[-1]):
@@ -162,7 +162,7 @@ def test_b41_cooldowns_escalate_while_failures_follow_each_other() -> None:
     assert fit_again(workers, "a", now) == pytest.approx(COOLDOWNS[0], abs=0.011), "a success begins anew"
 
 
-def test_b41_one_outage_is_one_escalation() -> None:
+def test_w41_one_outage_is_one_escalation() -> None:
     """Ten calls were under way when it failed: they fail for the same reason."""
     workers = roster("ab")
     flights = [workers.take("a", 0.0) for _ in range(10)]
@@ -172,7 +172,7 @@ def test_b41_one_outage_is_one_escalation() -> None:
     assert fit_again(workers, "a", 1.0) == pytest.approx(COOLDOWNS[0], abs=0.011)
 
 
-def test_b41_a_worker_that_serves_while_it_cools_is_fit_again() -> None:
+def test_w41_a_worker_that_serves_while_it_cools_is_fit_again() -> None:
     workers = roster("ab")
     cool(workers, "a", 0.0)
     flight = workers.next(0.01, avoid="b")
@@ -183,7 +183,7 @@ def test_b41_a_worker_that_serves_while_it_cools_is_fit_again() -> None:
     assert Counter(goes_to(workers, 0.03) for _ in range(4)) == {"a": 2, "b": 2}
 
 
-def test_b41_a_worker_that_served_while_it_cooled_does_not_cool_for_ever() -> None:
+def test_w41_a_worker_that_served_while_it_cooled_does_not_cool_for_ever() -> None:
     workers = roster("a")
     cool(workers, "a", 0.0)
     flight = workers.next(0.01)
@@ -194,7 +194,7 @@ def test_b41_a_worker_that_served_while_it_cooled_does_not_cool_for_ever() -> No
     assert not workers.cooling("a", 500.0)
 
 
-def test_b41_what_ends_without_a_verdict_changes_nothing() -> None:
+def test_w41_what_ends_without_a_verdict_changes_nothing() -> None:
     workers = roster("ab")
     cool(workers, "a", 0.0)
     flight = workers.next(0.01, avoid="b")
@@ -205,7 +205,7 @@ def test_b41_what_ends_without_a_verdict_changes_nothing() -> None:
     assert {goes_to(workers, 0.2) for _ in range(2)} == {"a", "b"}
 
 
-def test_b41_a_worker_that_comes_back_is_not_the_one_that_cooled() -> None:
+def test_w41_a_worker_that_comes_back_is_not_the_one_that_cooled() -> None:
     workers = roster("ab")
     cool(workers, "a", 0.0)
     workers.drop("a")
@@ -296,7 +296,7 @@ class Naive:
 
 @pytest.mark.parametrize("least_loaded", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_b41_a_roster_chooses_as_one_that_looks_at_everybody(seed: int, least_loaded: bool, scale: float) -> None:
+def test_w41_a_roster_chooses_as_one_that_looks_at_everybody(seed: int, least_loaded: bool, scale: float) -> None:
     for walk in range(int(3 + 60 * scale)):
         chance = random.Random(f"{seed} {walk}")
         real, naive, now = roster(strategy=round_robin() if least_loaded else Cycle()), Naive(least_loaded), 1.0
@@ -354,7 +354,7 @@ def first(balancer: Any, workers: list[WorkerView]) -> str:
 
 
 @pytest.mark.parametrize("balancer", [RoundRobinLoadBalancer(), LeastLoadedLoadBalancer()])
-def test_s40_shipped_balancers_are_what_a_pool_takes(balancer: Any) -> None:
+def test_w40_shipped_balancers_are_what_a_pool_takes(balancer: Any) -> None:
     assert isinstance(balancer, LoadBalancerLike)
     assert repr(balancer) == f"{type(balancer).__name__}()"
     assert list(balancer.order(None, [])) == []
@@ -364,26 +364,26 @@ def test_s40_shipped_balancers_are_what_a_pool_takes(balancer: Any) -> None:
     assert balancer.strategy.picker() is not balancer.strategy.picker(), "each pool has its own turn"
 
 
-def test_s40_the_order_begins_with_the_one_whose_turn_it_is() -> None:
+def test_w40_the_order_begins_with_the_one_whose_turn_it_is() -> None:
     balancer, workers = RoundRobinLoadBalancer(), views("abc")
     assert [first(balancer, workers) for _ in range(5)] == list("abcab")
     assert ordered(balancer, workers) == "cab", "all of them, if all before refuse"
     assert first(balancer, workers) == "c", "who refused is asked again in its turn"
 
 
-def test_s40_the_order_does_not_look_at_the_load() -> None:
+def test_w40_the_order_does_not_look_at_the_load() -> None:
     balancer = RoundRobinLoadBalancer()
     assert [first(balancer, [view("a", 99), view("b", 0)]) for _ in range(4)] == list("abab")
 
 
-def test_s40_one_balancer_serves_several_pools() -> None:
+def test_w40_one_balancer_serves_several_pools() -> None:
     balancer, one, other = RoundRobinLoadBalancer(), views("abc"), views("xy")
     turns = [(first(balancer, one), first(balancer, other)) for _ in range(6)]
     assert [mine for mine, _ in turns] == list("abcabc")
     assert [theirs for _, theirs in turns] == list("xyxyxy")
 
 
-def test_s40_two_calls_at_once_ask_each_worker_once() -> None:
+def test_w40_two_calls_at_once_ask_each_worker_once() -> None:
     balancer, workers = RoundRobinLoadBalancer(), views("abcd")
     orders = [iter(balancer.order(None, workers)) for _ in range(3)]
     asked: list[list[str]] = [[], [], []]
@@ -395,14 +395,14 @@ def test_s40_two_calls_at_once_ask_each_worker_once() -> None:
     assert all(next(order, None) is None for order in orders)
 
 
-def test_s40_the_views_of_this_very_call_are_given_back() -> None:
+def test_w40_the_views_of_this_very_call_are_given_back() -> None:
     balancer = RoundRobinLoadBalancer()
     for in_flight in range(3):
         workers = [view("a", in_flight), view("b", in_flight)]
         assert {id(worker) for worker in balancer.order(None, workers)} == {id(worker) for worker in workers}
 
 
-def test_s40_the_order_is_that_of_admission_also_when_a_worker_came_back() -> None:
+def test_w40_the_order_is_that_of_admission_also_when_a_worker_came_back() -> None:
     """It left and was admitted again: now it is last."""
     balancer = RoundRobinLoadBalancer()
     assert ordered(balancer, views("abc")) == "abc"
@@ -410,7 +410,7 @@ def test_s40_the_order_is_that_of_admission_also_when_a_worker_came_back() -> No
     assert ordered(balancer, views("acb")) in ("acb", "cba", "bac")
 
 
-def test_s40_a_balancer_remembers_no_end_of_pools() -> None:
+def test_w40_a_balancer_remembers_no_end_of_pools() -> None:
     balancer = RoundRobinLoadBalancer()
     for number in range(500):
         workers = [view(f"w{number}"), view(f"w{number + 1}")]
@@ -419,14 +419,14 @@ def test_s40_a_balancer_remembers_no_end_of_pools() -> None:
     assert len(balancer._rosters) <= 64
 
 
-def test_b41_least_loaded_asks_the_one_with_the_fewest_calls() -> None:
+def test_w41_least_loaded_asks_the_one_with_the_fewest_calls() -> None:
     balancer = LeastLoadedLoadBalancer()
     workers = [view("a", 3), view("b", 0), view("c", 7), view("d", 1)]
     for _ in range(3):
         assert ordered(balancer, workers) == "bdac"
 
 
-def test_b41_least_loaded_asks_the_longest_unused_among_equals() -> None:
+def test_w41_least_loaded_asks_the_longest_unused_among_equals() -> None:
     balancer = LeastLoadedLoadBalancer()
     workers = [view("a", 1), view("b", 1), view("c", 1), view("busy", 2)]
     found = []
@@ -437,7 +437,7 @@ def test_b41_least_loaded_asks_the_longest_unused_among_equals() -> None:
 
 
 @pytest.mark.parametrize("balancer", [RoundRobinLoadBalancer(), LeastLoadedLoadBalancer()])
-def test_b41_cooling_workers_come_last_in_the_order(balancer: Any) -> None:
+def test_w41_cooling_workers_come_last_in_the_order(balancer: Any) -> None:
     workers = [view("a", 0, "cooling"), view("b", 1), view("c", 2)]
     for _ in range(4):
         order = ordered(balancer, workers)

@@ -1,4 +1,4 @@
-"""S43, S03, F42: Python objects as bytes. Exceptions arrive as what they were, or say what they were."""
+"""W43, W03, W42: Python objects as bytes. Exceptions arrive as what they were, or say what they were."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def program(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "value", [0, -1, 2**200, True, None, 1.5, float("inf"), "", "é\ud800", b"", b"x" * (2 << 20), "y" * (1 << 20)]
 )
-def test_s03_atoms_travel(value: Any) -> None:
+def test_w03_atoms_travel(value: Any) -> None:
     copy = loads(carried(dumps(value)))
     assert copy == value
     assert type(copy) is type(value)
@@ -108,7 +108,7 @@ MEG = 1 << 20
         (lambda: [pickle.PickleBuffer(b"x" * 10)], None),
     ],
 )
-def test_s05_what_is_long_travels_apart(make: Callable[[], Any], apart: int | None) -> None:
+def test_w05_what_is_long_travels_apart(make: Callable[[], Any], apart: int | None) -> None:
     """Long bytes stay out of the pickle, and come back as what they were."""
     value = make()
     data = dumps(value)
@@ -131,7 +131,7 @@ def test_s05_what_is_long_travels_apart(make: Callable[[], Any], apart: int | No
 @pytest.mark.parametrize(
     "value", [b"x" * (INLINE - 1), "é" * (INLINE - 1), 1 << 8 * INLINE], ids=["bytes", "str", "int"]
 )
-def test_s05_an_atom_whose_pickle_is_too_long_for_a_frame_travels_apart(value: Any) -> None:
+def test_w05_an_atom_whose_pickle_is_too_long_for_a_frame_travels_apart(value: Any) -> None:
     """A pickle is longer than what it holds, and text may be four times as long as it counts."""
     for data in (dumps(value), dump_arguments("tag", (value,), {}), dump_sent("tag", value)):
         assert isinstance(data, Parcel) or len(data) <= INLINE
@@ -139,7 +139,7 @@ def test_s05_an_atom_whose_pickle_is_too_long_for_a_frame_travels_apart(value: A
 
 
 @pytest.mark.parametrize("size", [10, MEG])
-def test_s05_what_is_shared_stays_shared_however_long_it_is(size: int) -> None:
+def test_w05_what_is_shared_stays_shared_however_long_it_is(size: int) -> None:
     """A routine that is given an object and a part of it changes both in one."""
     holder = types.SimpleNamespace(part=bytearray(size))
     copy, part = loads(carried(dumps((holder, holder.part))))
@@ -151,14 +151,14 @@ def test_s05_what_is_shared_stays_shared_however_long_it_is(size: int) -> None:
     assert inner is outer
 
 
-def test_s05_what_may_be_changed_while_it_travels_is_copied() -> None:
+def test_w05_what_may_be_changed_while_it_travels_is_copied() -> None:
     value = bytearray(b"x" * MEG)
     data = dumps([value])
     value[:5] = b"later"
     assert loads(carried(data)) == [b"x" * MEG]
 
 
-def test_s05_long_bytes_that_occur_twice_stay_one_object() -> None:
+def test_w05_long_bytes_that_occur_twice_stay_one_object() -> None:
     long, changing = b"x" * MEG, bytearray(b"y" * MEG)
     copy = loads(carried(dumps([long, changing, [changing], {"long": long}])))
     assert copy == [long, changing, [changing], {"long": long}]
@@ -166,7 +166,7 @@ def test_s05_long_bytes_that_occur_twice_stay_one_object() -> None:
     assert copy[1] is copy[2][0]
 
 
-def test_s05_a_container_that_holds_itself_travels_with_long_bytes() -> None:
+def test_w05_a_container_that_holds_itself_travels_with_long_bytes() -> None:
     value: list[Any] = [b"x" * MEG]
     value.append(value)
     copy = loads(carried(dumps(value)))
@@ -174,7 +174,7 @@ def test_s05_a_container_that_holds_itself_travels_with_long_bytes() -> None:
     assert copy[1] is copy
 
 
-def test_s05_long_exceptions_travel_apart() -> None:
+def test_w05_long_exceptions_travel_apart() -> None:
     error = ValueError("x" * MEG)
     assert isinstance(dump_exception(error, "worker w1, pid 5"), Parcel)
     assert trip(error).args == error.args
@@ -191,13 +191,13 @@ def test_s05_long_exceptions_travel_apart() -> None:
     )
 )
 @settings(max_examples=int(30 + 300 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
-def test_s03_whatever_is_made_of_atoms_travels(value: Any) -> None:
+def test_w03_whatever_is_made_of_atoms_travels(value: Any) -> None:
     assert loads(dumps(value)) == value
     assert load_arguments(dump_arguments("tag", (value,), {"key": value})) == ((value,), {"key": value})
     assert load_arguments(dump_arguments("tag", (value, 1, "x"), {})) == ((value, 1, "x"), {})
 
 
-def test_s03_functions_and_classes_of_a_function_travel() -> None:
+def test_w03_functions_and_classes_of_a_function_travel() -> None:
     class Local:
         def __init__(self, value: int) -> None:
             self.value = value
@@ -206,7 +206,7 @@ def test_s03_functions_and_classes_of_a_function_travel() -> None:
     assert loads(dumps([lambda x: x + 1]))[0](1) == 2
 
 
-def test_s03_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w03_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain pickle would write its name, and a worker's `__main__` is another."""
     made = program("class Thing:\n    def __init__(self, n): self.n = n\ndef double(n): return 2 * n")
     main = sys.modules["__main__"]
@@ -221,7 +221,7 @@ def test_s03_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch
     assert copy["double"](4) == 8
 
 
-def test_s03_what_lives_in_a_main_of_multiprocessing_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w03_what_lives_in_a_main_of_multiprocessing_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """There the program's file has this name, and no worker has such a module."""
     module = types.ModuleType("__mp_main__")
     exec("class Thing:\n    n = 5", module.__dict__)
@@ -236,13 +236,13 @@ def test_s03_what_lives_in_a_main_of_multiprocessing_travels_by_value(monkeypatc
     assert thing.n == kind.n == 5
 
 
-def test_s03_a_text_that_names_main_is_only_a_text() -> None:
+def test_w03_a_text_that_names_main_is_only_a_text() -> None:
     value = ["if __name__ == '__main__':", b"__main__"]
     assert loads(dumps(value)) == value
     assert loads(dumps(value[0])) == value[0]
 
 
-def test_s03_a_module_that_cloudpickle_sends_by_value_is_not_sent_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w03_a_module_that_cloudpickle_sends_by_value_is_not_sent_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("planted_things")
     exec("class Thing:\n    n = 5", module.__dict__)
     monkeypatch.setitem(sys.modules, "planted_things", module)
@@ -258,7 +258,7 @@ def test_s03_a_module_that_cloudpickle_sends_by_value_is_not_sent_by_name(monkey
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
-def test_s06_arguments_are_copies_that_keep_what_they_share() -> None:
+def test_w06_arguments_are_copies_that_keep_what_they_share() -> None:
     shared: list[Any] = [1]
     shared.append(shared)
     (one, two), named = load_arguments(dump_arguments("tag", (shared, shared), {"also": shared}))
@@ -266,7 +266,7 @@ def test_s06_arguments_are_copies_that_keep_what_they_share() -> None:
     assert one is not shared
 
 
-def test_s03_no_arguments_and_atoms_travel() -> None:
+def test_w03_no_arguments_and_atoms_travel() -> None:
     assert load_arguments(dump_arguments("tag", (), {})) == ((), {})
     assert load_arguments(dump_arguments("tag", (1, "x", None, b"y"), {})) == ((1, "x", None, b"y"), {})
     assert load_arguments(dump_arguments("tag", (1,), {"a": "b"})) == ((1,), {"a": "b"})
@@ -290,7 +290,7 @@ def takes(first: Any, second: Any, /, third: Any = 0, *rest: Any, key: Any = 0, 
         ((1, 2), {"fine": 1, "other": (i for i in "x")}, "argument 'other' of jobs.f:1, a generator,"),
     ],
 )
-def test_f42_an_argument_that_cannot_travel_is_named(args: Any, kwargs: Any, named: str) -> None:
+def test_w42_an_argument_that_cannot_travel_is_named(args: Any, kwargs: Any, named: str) -> None:
     with pytest.raises(InvalidType) as caught:
         dump_arguments("jobs.f:1", args, kwargs, takes)
     assert caught.value.message.startswith(named)
@@ -299,7 +299,7 @@ def test_f42_an_argument_that_cannot_travel_is_named(args: Any, kwargs: Any, nam
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_f42_without_a_signature_arguments_are_counted() -> None:
+def test_w42_without_a_signature_arguments_are_counted() -> None:
     for fn in (None, type("NoSignature", (), {"__signature__": 5})()):
         with pytest.raises(InvalidType, match=r"^argument 2 of jobs\.f:1, a lock, cannot be pickled"):
             dump_arguments("jobs.f:1", (1, LOCK), {}, fn)
@@ -328,7 +328,7 @@ class Alone:
         return Alone, ()
 
 
-def test_f42_an_argument_that_fails_in_an_odd_way_is_named_too() -> None:
+def test_w42_an_argument_that_fails_in_an_odd_way_is_named_too() -> None:
     with pytest.raises(InvalidType, match=r"argument 1 of tag, a Stubborn, cannot be pickled: .*Mute"):
         dump_arguments("tag", (Stubborn(),), {})
     deep: list[Any] = []
@@ -340,7 +340,7 @@ def test_f42_an_argument_that_fails_in_an_odd_way_is_named_too() -> None:
         deep = deep.pop()  # level by level: freeing it at once is deep, too
 
 
-def test_f42_when_no_single_argument_is_at_fault_all_of_them_are() -> None:
+def test_w42_when_no_single_argument_is_at_fault_all_of_them_are() -> None:
     Alone.dumps = 2
     with pytest.raises(InvalidType, match=r"^the arguments of tag cannot be pickled: ValueError: not now"):
         dump_arguments("tag", (Alone(),), {})
@@ -638,7 +638,7 @@ KEPT: dict[str, tuple[Callable[[], BaseException], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_s43_an_exception_keeps_its_type_and_fields(name: str) -> None:
+def test_w43_an_exception_keeps_its_type_and_fields(name: str) -> None:
     make, fields = KEPT[name]
     error = raised(make())
     copy = trip(error)
@@ -651,11 +651,11 @@ def test_s43_an_exception_keeps_its_type_and_fields(name: str) -> None:
     assert notes_of(copy) == []
 
 
-def test_s43_what_was_not_set_is_not_set() -> None:
+def test_w43_what_was_not_set_is_not_set() -> None:
     assert not hasattr(trip(Slots(5)), "unset")
 
 
-def test_s43_an_exception_of_many_builtins_keeps_its_type() -> None:
+def test_w43_an_exception_of_many_builtins_keeps_its_type() -> None:
     try:
         error = LayoutLast(5)
     except TypeError:
@@ -665,7 +665,7 @@ def test_s43_an_exception_of_many_builtins_keeps_its_type() -> None:
     assert copy.code == 5
 
 
-def test_s43_the_remote_traceback_is_the_last_note() -> None:
+def test_w43_the_remote_traceback_is_the_last_note() -> None:
     error = raised(ValueError("x"))
     error.add_note("first")
     error.add_note("second")
@@ -676,7 +676,7 @@ def test_s43_the_remote_traceback_is_the_last_note() -> None:
     assert error.__notes__ == ["first", "second"], "the worker's own is left as it was"
 
 
-def test_s43_exceptions_of_a_function_or_of_main_arrive_as_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w43_exceptions_of_a_function_or_of_main_arrive_as_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     class Local(Exception):
         def __init__(self, *, code: int) -> None:
             super().__init__("local")
@@ -698,7 +698,7 @@ def test_s43_exceptions_of_a_function_or_of_main_arrive_as_themselves(monkeypatc
 # -- chains and groups ------------------------------------------------------------------------------------------------
 
 
-def test_s43_cause_and_context_survive() -> None:
+def test_w43_cause_and_context_survive() -> None:
     try:
         try:
             try:
@@ -721,7 +721,7 @@ def test_s43_cause_and_context_survive() -> None:
     assert context.__cause__.code == 1
 
 
-def test_s43_from_none_survives() -> None:
+def test_w43_from_none_survives() -> None:
     try:
         try:
             raise KeyError(1)
@@ -733,7 +733,7 @@ def test_s43_from_none_survives() -> None:
     assert isinstance(copy.__context__, KeyError)
 
 
-def test_s43_chains_may_run_in_a_circle() -> None:
+def test_w43_chains_may_run_in_a_circle() -> None:
     one, two = Several(1, "b", 3), KeywordOnly(code=5)
     one.__context__, two.__context__ = two, one
     copy = trip(one)
@@ -746,7 +746,7 @@ def test_s43_chains_may_run_in_a_circle() -> None:
     assert copy.__cause__ is copy
 
 
-def test_s43_a_very_long_chain_does_not_cost_the_exception() -> None:
+def test_w43_a_very_long_chain_does_not_cost_the_exception() -> None:
     error: BaseException = ValueError("first")
     for number in range(3000):
         nxt = KeywordOnly(code=number)
@@ -769,7 +769,7 @@ def make_group() -> ExceptionGroup[Any]:
     return group
 
 
-def test_s43_groups_keep_members_notes_and_causes() -> None:
+def test_w43_groups_keep_members_notes_and_causes() -> None:
     copy = trip(raised(make_group()))
     assert type(copy) is ExceptionGroup
     assert copy.message == "outer"
@@ -810,7 +810,7 @@ class OwnGroup(ExceptionGroup[Any]):
     code: int
 
 
-def test_s43_groups_of_ones_own_keep_their_fields() -> None:
+def test_w43_groups_of_ones_own_keep_their_fields() -> None:
     copy = trip(OwnGroup("own", [ValueError(1)], 5))
     assert type(copy) is OwnGroup
     assert (copy.message, copy.code, [repr(one) for one in copy.exceptions]) == ("own", 5, ["ValueError(1)"])
@@ -821,7 +821,7 @@ def test_s43_groups_of_ones_own_keep_their_fields() -> None:
 
 
 @pytest.mark.parametrize("begin", ["member", "group"])
-def test_s43_a_member_may_have_its_group_as_context(begin: str) -> None:
+def test_w43_a_member_may_have_its_group_as_context(begin: str) -> None:
     """As after ``except ExceptionGroup as group: raise group.exceptions[0]``."""
     member = ValueError("member")
     group = ExceptionGroup("group", [member])
@@ -923,7 +923,7 @@ def _of_itself() -> BaseException:
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_s43_whatever_is_raised_something_arrives(name: str) -> None:
+def test_w43_whatever_is_raised_something_arrives(name: str) -> None:
     error = raised(NASTY[name]())
     copy = trip(error)
     assert isinstance(copy, BaseException)
@@ -944,7 +944,7 @@ def test_s43_whatever_is_raised_something_arrives(name: str) -> None:
         "two layouts, with a field that cannot travel",
     ],
 )
-def test_s43_one_that_cannot_travel_arrives_as_a_remote_error(name: str) -> None:
+def test_w43_one_that_cannot_travel_arrives_as_a_remote_error(name: str) -> None:
     error = raised(NASTY[name]())
     copy = trip(error)
     assert type(copy) is RemoteError
@@ -953,7 +953,7 @@ def test_s43_one_that_cannot_travel_arrives_as_a_remote_error(name: str) -> None
     assert "in raised" in copy.__notes__[-1]
 
 
-def test_s43_a_cause_that_cannot_travel_costs_only_itself() -> None:
+def test_w43_a_cause_that_cannot_travel_costs_only_itself() -> None:
     error, cause = KeywordOnly(code=5), changed(ValueError("of the cause"), lock=LOCK)
     error.__cause__ = cause
     copy = trip(raised(error))
@@ -966,7 +966,7 @@ def test_s43_a_cause_that_cannot_travel_costs_only_itself() -> None:
 
 @pytest.mark.parametrize("link", ["__cause__", "__context__"])
 @pytest.mark.parametrize("make", [OwnReduce, Slots, Frozen, TwoLayouts, ReducesBadly])
-def test_s43_a_chain_that_cannot_travel_costs_no_outcome(link: str, make: Any) -> None:
+def test_w43_a_chain_that_cannot_travel_costs_no_outcome(link: str, make: Any) -> None:
     error = make(5)
     BaseException.__setattr__(error, link, changed(ValueError("linked"), lock=LOCK))
     copy = trip(error)
@@ -974,7 +974,7 @@ def test_s43_a_chain_that_cannot_travel_costs_no_outcome(link: str, make: Any) -
     assert "linked" in "\n".join([*copy.__notes__, str(copy), str(getattr(copy, link))])
 
 
-def test_s43_an_exception_whose_class_is_unknown_here_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w43_an_exception_whose_class_is_unknown_here_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker has a module that the client has not."""
     module = types.ModuleType("planted_errors")
     exec("class Odd(ValueError): pass", module.__dict__)
@@ -992,17 +992,17 @@ def test_s43_an_exception_whose_class_is_unknown_here_says_what_it_was(monkeypat
 
 
 @pytest.mark.parametrize("data", [b"", b"no pickle", pickle.dumps(5), pickle.dumps((1, 2))])
-def test_s43_what_cannot_be_read_is_a_remote_error(data: bytes) -> None:
+def test_w43_what_cannot_be_read_is_a_remote_error(data: bytes) -> None:
     assert type(load_exception(data)) is RemoteError
 
 
 # -- as text ----------------------------------------------------------------------------------------------------------
 
 
-def test_s43_a_traceback_is_shown_from_the_first_frame_that_is_not_ours() -> None:
+def test_w43_a_traceback_is_shown_from_the_first_frame_that_is_not_ours() -> None:
     with pytest.raises(pickle.UnpicklingError) as caught:
         loads(b"no pickle")
-    assert "in test_s43_a_traceback_is_shown" in describe(caught.value)
+    assert "in test_w43_a_traceback_is_shown" in describe(caught.value)
     trace = caught.value.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != arrivals.__file__:
         trace = trace.tb_next
@@ -1011,7 +1011,7 @@ def test_s43_a_traceback_is_shown_from_the_first_frame_that_is_not_ours() -> Non
     assert describe(ValueError("never raised")) == "ValueError: never raised"
 
 
-def test_s43_a_chain_is_shown_whole() -> None:
+def test_w43_a_chain_is_shown_whole() -> None:
     error = ValueError("outer")
     error.__cause__ = raised(KeyError("inner"))
     shown = describe(raised(error))
@@ -1021,5 +1021,5 @@ def test_s43_a_chain_is_shown_whole() -> None:
 
 
 @pytest.mark.parametrize("error", [MuteError(), OddText()])
-def test_s43_what_cannot_say_what_it_is_is_named(error: BaseException) -> None:
+def test_w43_what_cannot_say_what_it_is_is_named(error: BaseException) -> None:
     assert type(error).__name__ in describe(error)

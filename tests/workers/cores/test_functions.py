@@ -1,4 +1,4 @@
-"""S03: how a function travels: by reference or by value, settled or fresh, and what a worker makes of it.
+"""W03: how a function travels: by reference or by value, settled or fresh, and what a worker makes of it.
 
 Functions of a program's own file are made here by running a text as if it were one. A worker is in the same process,
 so by reference both sides see one module; by value they never share anything.
@@ -82,7 +82,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_s09_a_tag_says_where_a_function_is_defined() -> None:
+def test_w09_a_tag_says_where_a_function_is_defined() -> None:
     here = plain.__code__.co_firstlineno
     assert tag_of(plain) == f"{__name__}.plain:{here}"
     assert tag_of(Outer.method) == f"{__name__}.Outer.method:{Outer.method.__code__.co_firstlineno}"
@@ -92,11 +92,11 @@ def test_s09_a_tag_says_where_a_function_is_defined() -> None:
 
 
 @pytest.mark.parametrize("fn", [plain, Outer.method, Outer.static, Outer.of_class.__func__, json.dumps])
-def test_s03_what_can_be_found_by_its_name_is_importable(fn: Any) -> None:
+def test_w03_what_can_be_found_by_its_name_is_importable(fn: Any) -> None:
     assert importable(fn)
 
 
-def test_s03_what_another_process_would_not_find_is_not_importable(
+def test_w03_what_another_process_would_not_find_is_not_importable(
     plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def local() -> None:
@@ -121,7 +121,7 @@ def test_s03_what_another_process_would_not_find_is_not_importable(
     assert not importable(old)
 
 
-def test_s03_a_module_that_cloudpickle_sends_by_value_is_not_importable(plant: Callable[..., Any]) -> None:
+def test_w03_a_module_that_cloudpickle_sends_by_value_is_not_importable(plant: Callable[..., Any]) -> None:
     module = plant("planted_by_value", "def f(): return 1")
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -138,7 +138,7 @@ def test_s03_a_module_that_cloudpickle_sends_by_value_is_not_importable(plant: C
 # -- by reference -----------------------------------------------------------------------------------------------------
 
 
-def test_s03_by_reference_travels_a_name_and_a_digest() -> None:
+def test_w03_by_reference_travels_a_name_and_a_digest() -> None:
     form = form_of(plain, thread=True)
     assert form == FunctionForm(
         tag=tag_of(plain),
@@ -154,7 +154,7 @@ def test_s03_by_reference_travels_a_name_and_a_digest() -> None:
     assert traveller.form(plain) is traveller.form(plain), "made once"
 
 
-def test_s03_a_decorated_function_is_found_by_its_decorated_name(plant: Callable[..., Any]) -> None:
+def test_w03_a_decorated_function_is_found_by_its_decorated_name(plant: Callable[..., Any]) -> None:
     module = plant("planted_routine", "async def f(): return 1")
     inner = module.f
     module.f = routine(inner)
@@ -169,7 +169,7 @@ def test_s03_a_decorated_function_is_found_by_its_decorated_name(plant: Callable
 @pytest.mark.parametrize(
     ("qualname", "returns"), [("Outer.method", 1), ("Outer.of_class", 2), ("Outer.static", 3), ("plain", 4)]
 )
-def test_s03_a_worker_finds_methods_too(qualname: str, returns: int) -> None:
+def test_w03_a_worker_finds_methods_too(qualname: str, returns: int) -> None:
     fn = arrived(FunctionForm("tag", __name__, qualname)).load()
     assert isinstance(fn, types.FunctionType)
     assert fn(*[Outer] * (returns < 3)) == returns
@@ -206,7 +206,7 @@ SETTLED = {
 
 
 @pytest.mark.parametrize("name", SETTLED)
-def test_s03_what_no_call_can_change_is_settled(name: str) -> None:
+def test_w03_what_no_call_can_change_is_settled(name: str) -> None:
     namespace = program(SETTLED[name])
     fn = namespace["f"]
     traveller = Traveller(fn, False)
@@ -298,7 +298,7 @@ class Text(str):
 
 
 @pytest.mark.parametrize("name", FRESH)
-def test_s03_a_change_that_a_call_makes_is_seen_by_no_later_call(name: str) -> None:
+def test_w03_a_change_that_a_call_makes_is_seen_by_no_later_call(name: str) -> None:
     form = form_of(program(FRESH[name])["f"])
     worker = arrived(form)
     first, second, third = worker.load({})(), worker.load({})(), worker.load({})()
@@ -306,7 +306,7 @@ def test_s03_a_change_that_a_call_makes_is_seen_by_no_later_call(name: str) -> N
 
 
 @pytest.mark.parametrize("name", FRESH)
-def test_s03_what_a_call_could_change_is_fresh(name: str) -> None:
+def test_w03_what_a_call_could_change_is_fresh(name: str) -> None:
     fn = program(FRESH[name])["f"]
     traveller = Traveller(fn, True)
     form = traveller.form(fn)
@@ -386,7 +386,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_s03_a_function_sees_its_names_as_they_are_at_each_call(name: str) -> None:
+def test_w03_a_function_sees_its_names_as_they_are_at_each_call(name: str) -> None:
     text, change = CHANGES[name]
     names = program(text)
     traveller = Traveller(names["f"], False)
@@ -398,7 +398,7 @@ def test_s03_a_function_sees_its_names_as_they_are_at_each_call(name: str) -> No
     assert arrived(traveller.form(names["f"])).load()() == 2
 
 
-def test_s03_what_a_module_by_value_holds_is_seen_as_it_is(plant: Callable[..., Any]) -> None:
+def test_w03_what_a_module_by_value_holds_is_seen_as_it_is(plant: Callable[..., Any]) -> None:
     module = plant("planted_state", "n = 1\ndef g(): return n")
     fn = program("from planted_state import g\ndef f(): return g()")["f"]
     traveller = Traveller(fn, False)
@@ -416,7 +416,7 @@ class Names(dict[str, Any]):
     """A namespace that is more than a dict, as some shells have."""
 
 
-def test_s03_names_may_stand_in_a_namespace_of_any_kind() -> None:
+def test_w03_names_may_stand_in_a_namespace_of_any_kind() -> None:
     names = Names(__name__="__main__")
     exec("n = 1\ndef f(): return n", names)
     traveller = Traveller(names["f"], False)
@@ -425,13 +425,13 @@ def test_s03_names_may_stand_in_a_namespace_of_any_kind() -> None:
         assert arrived(traveller.form(names["f"])).load()() == value
 
 
-def test_s03_a_worker_shares_nothing_with_the_client() -> None:
+def test_w03_a_worker_shares_nothing_with_the_client() -> None:
     names = program("seen = []\ndef f():\n    seen.append(1)\n    return seen")
     assert arrived(form_of(names["f"])).load()() == [1]
     assert names["seen"] == []
 
 
-def test_s03_a_program_started_by_multiprocessing_travels_by_value_too(
+def test_w03_a_program_started_by_multiprocessing_travels_by_value_too(
     plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = plant("__mp_main__", "n = 1\ndef g(): return n\ndef f(): return g()")
@@ -454,7 +454,7 @@ def digest(text: str, file: str = "a.py") -> bytes:
     return code_digest(names["f"].__code__)
 
 
-def test_s03_a_digest_does_not_depend_on_file_or_line() -> None:
+def test_w03_a_digest_does_not_depend_on_file_or_line() -> None:
     text = "def f(x):\n    return [y for y in x if y in {'a', 'b', 1}]"
     assert digest(text) == digest("\n\n\n" + text, "b.py")
     assert len(digest(text)) == 16
@@ -481,11 +481,11 @@ def test_s03_a_digest_does_not_depend_on_file_or_line() -> None:
         "def f(a, b): yield a + 1",
     ],
 )
-def test_s03_a_digest_tells_two_functions_apart(text: str) -> None:
+def test_w03_a_digest_tells_two_functions_apart(text: str) -> None:
     assert digest(text) != digest("def f(a, b): return a + 1")
 
 
-def test_s03_a_digest_does_not_depend_on_the_order_of_a_set() -> None:
+def test_w03_a_digest_does_not_depend_on_the_order_of_a_set() -> None:
     one, other = "{'a', 'b', 'c', 'd', 'e'}", "{'e', 'd', 'c', 'b', 'a'}"
     assert digest(f"def f(x): return x in {one}") == digest(f"def f(x): return x in {other}")
     assert digest(f"def f(x): return x in {one}") != digest("def f(x): return x in {'a'}")
@@ -502,7 +502,7 @@ def unwarned() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unwarned")
-def test_s03_a_worker_whose_code_differs_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_w03_a_worker_whose_code_differs_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     form = form_of(plain)._replace(digest=b"another", file="/client/jobs.py")
     with caplog.at_level(logging.WARNING, "headgate.workers"):
         assert [arrived(form).load() for _ in range(3)] == [plain] * 3, "it runs its own"
@@ -513,7 +513,7 @@ def test_s03_a_worker_whose_code_differs_says_so_once(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.usefixtures("unwarned")
-def test_s03_digests_of_two_pythons_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+def test_w03_digests_of_two_pythons_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     assert arrived(form_of(plain)).load() is plain
     assert arrived(form_of(plain)._replace(digest=b"another", python="cpython-399")).load() is plain
     assert arrived(FunctionForm("tag", "math", "sqrt", b"x", PYTHON)).load() is math.sqrt, "without code of its own"
@@ -523,7 +523,7 @@ def test_s03_digests_of_two_pythons_are_not_compared(caplog: pytest.LogCaptureFi
 # -- what cannot travel -----------------------------------------------------------------------------------------------
 
 
-def test_f42_a_function_that_sees_what_cannot_travel_is_refused_at_the_caller() -> None:
+def test_w42_a_function_that_sees_what_cannot_travel_is_refused_at_the_caller() -> None:
     names = program("def f(): return lock", lock=threading.Lock())
     traveller = Traveller(names["f"], False)
     with pytest.raises(InvalidType, match="lock") as caught:
@@ -534,7 +534,7 @@ def test_f42_a_function_that_sees_what_cannot_travel_is_refused_at_the_caller() 
     assert arrived(traveller.form(names["f"])).load()() == 1, "nothing of the failure is left"
 
 
-def test_s03_a_heavy_function_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_w03_a_heavy_function_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     names = program("seen = []\ndef f(): return len(data) + len(seen)", data=b"x" * (functions.HEAVY_BYTES + 1))
     traveller = Traveller(names["f"], False)
     with caplog.at_level(logging.WARNING, "headgate.workers"):
@@ -557,7 +557,7 @@ class SlowClock:
         return self._now
 
 
-def test_s03_a_slow_function_is_named_once_it_is_slow_again_and_again(
+def test_w03_a_slow_function_is_named_once_it_is_slow_again_and_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(functions, "clock", SlowClock())
@@ -571,7 +571,7 @@ def test_s03_a_slow_function_is_named_once_it_is_slow_again_and_again(
     assert said == [0] * 8 + [1] * 4, "some take long because the machine is busy"
 
 
-def test_s40b_a_missing_module_is_named_with_the_remedy() -> None:
+def test_w40b_a_missing_module_is_named_with_the_remedy() -> None:
     with pytest.raises(RemoteError, match="the module nowhere_to_be_found,") as caught:
         arrived(FunctionForm("jobs.f:1", "nowhere_to_be_found", "f")).load()
     assert "jobs.f:1" in caught.value.message
@@ -581,7 +581,7 @@ def test_s40b_a_missing_module_is_named_with_the_remedy() -> None:
     assert "gone" in missing_module("t", ModuleNotFoundError("gone")).message
 
 
-def test_s40b_a_value_that_needs_a_missing_module_names_it(plant: Callable[..., Any]) -> None:
+def test_w40b_a_value_that_needs_a_missing_module_names_it(plant: Callable[..., Any]) -> None:
     plant("planted_and_gone", "def g(): return 1")
     form = form_of(program("from planted_and_gone import g\ndef f(): return g()")["f"])
     del sys.modules["planted_and_gone"]
@@ -590,21 +590,21 @@ def test_s40b_a_value_that_needs_a_missing_module_names_it(plant: Callable[..., 
     sys.modules["planted_and_gone"] = types.ModuleType("planted_and_gone")  # for whoever takes it out
 
 
-def test_s40b_a_function_the_worker_has_not_got_is_named_with_both_places() -> None:
+def test_w40b_a_function_the_worker_has_not_got_is_named_with_both_places() -> None:
     for qualname in ("nothing", "Outer.nothing", "Outer.method.nothing"):
         with pytest.raises(RemoteError, match=f"has no {qualname}") as caught:
             arrived(FunctionForm("jobs.f:1", __name__, qualname, file="/client/jobs.py")).load()
         assert "/client/jobs.py" in caught.value.remedy
 
 
-def test_s40b_a_value_that_cannot_be_loaded_is_named() -> None:
+def test_w40b_a_value_that_cannot_be_loaded_is_named() -> None:
     worker = arrived(FunctionForm("__main__.f:1", value=b"no pickle", fresh=True))
     for _ in range(2):
         with pytest.raises(RemoteError, match=r"__main__\.f:1 could not be loaded"):
             worker.load()
 
 
-def test_s40b_a_module_whose_import_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w40b_a_module_whose_import_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted_and_broken.py").write_text("raise ValueError('at import')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RemoteError, match="planted_and_broken") as caught:
@@ -613,7 +613,7 @@ def test_s40b_a_module_whose_import_fails_is_named(tmp_path: Path, monkeypatch: 
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_s40b_nothing_is_loaded_before_it_is_called() -> None:
+def test_w40b_nothing_is_loaded_before_it_is_called() -> None:
     """Importing runs user code, and that belongs on the task loop."""
     for form in (FunctionForm("t", "nowhere_to_be_found", "f"), FunctionForm("t", value=b"no pickle", thread=True)):
         worker = arrived(form)

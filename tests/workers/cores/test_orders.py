@@ -1,4 +1,4 @@
-"""S05, S81: what a generator on a worker is to do next: its consumer's steps, and how far it may run ahead."""
+"""W05, W81: what a generator on a worker is to do next: its consumer's steps, and how far it may run ahead."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def given(orders: Orders, made: int = 0) -> int:
 # -- credit -----------------------------------------------------------------------------------------------------------
 
 
-def test_s05_a_generator_rests_until_it_is_asked() -> None:
+def test_w05_a_generator_rests_until_it_is_asked() -> None:
     orders = Orders(0, {})
     assert orders.next() is None
     orders.put(asks())
@@ -68,13 +68,13 @@ def test_s05_a_generator_rests_until_it_is_asked() -> None:
     assert orders.steps == 0, "only steps other than next are counted"
 
 
-def test_s05_to_be_asked_without_a_number_is_to_be_asked_once() -> None:
+def test_w05_to_be_asked_without_a_number_is_to_be_asked_once() -> None:
     orders = Orders(0, {})
     orders.put(asks(0))
     assert given(orders) == 1
 
 
-def test_s05_what_is_made_without_prefetch_is_not_counted() -> None:
+def test_w05_what_is_made_without_prefetch_is_not_counted() -> None:
     """It was asked for, however long it is."""
     orders = Orders(0, {})
     orders.put(asks(3))
@@ -82,7 +82,7 @@ def test_s05_what_is_made_without_prefetch_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 7])
-def test_s05_with_prefetch_it_goes_ahead_by_so_many(prefetch: int) -> None:
+def test_w05_with_prefetch_it_goes_ahead_by_so_many(prefetch: int) -> None:
     orders = Orders(prefetch, {})
     orders.made(1)  # the first one, which the call asked for
     assert given(orders, made=1) == prefetch
@@ -93,7 +93,7 @@ def test_s05_with_prefetch_it_goes_ahead_by_so_many(prefetch: int) -> None:
     assert orders.steps == 0
 
 
-def test_s05_it_goes_ahead_by_so_many_bytes() -> None:
+def test_w05_it_goes_ahead_by_so_many_bytes() -> None:
     orders = Orders(500, {})
     orders.made(AHEAD // 4)
     assert given(orders, made=AHEAD // 4) == 3, "what is made fills it"
@@ -105,7 +105,7 @@ def test_s05_it_goes_ahead_by_so_many_bytes() -> None:
     assert given(orders, made=1) == AHEAD // 4 * 2, "short ones in the room of long ones"
 
 
-def test_s05_one_item_more_is_made_while_there_is_any_room() -> None:
+def test_w05_one_item_more_is_made_while_there_is_any_room() -> None:
     orders = Orders(50, {})
     orders.made(AHEAD - 1)
     assert orders.next() == NEXT
@@ -117,7 +117,7 @@ def test_s05_one_item_more_is_made_while_there_is_any_room() -> None:
     assert orders.next() == NEXT
 
 
-def test_s05_an_item_longer_than_all_that_is_one_at_a_time() -> None:
+def test_w05_an_item_longer_than_all_that_is_one_at_a_time() -> None:
     orders = Orders(5, {})
     for _ in range(4):
         orders.made(3 * AHEAD)
@@ -130,7 +130,7 @@ def test_s05_an_item_longer_than_all_that_is_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_s05_steps_go_before_what_nobody_waits_for(prefetch: int) -> None:
+def test_w05_steps_go_before_what_nobody_waits_for(prefetch: int) -> None:
     """A step is taken where the generator is. Those of one consumer keep their order."""
     orders = Orders(prefetch, {})
     orders.put(asks(2))
@@ -149,7 +149,7 @@ def test_s05_steps_go_before_what_nobody_waits_for(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_s05_a_step_needs_no_room(prefetch: int) -> None:
+def test_w05_a_step_needs_no_room(prefetch: int) -> None:
     orders = Orders(prefetch, {})
     orders.made(10 * AHEAD)
     assert orders.next() is None
@@ -158,7 +158,7 @@ def test_s05_a_step_needs_no_room(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize("step", [sends(1), throws(ValueError())], ids=lambda step: step.advance)
-def test_s05_after_a_step_it_goes_ahead_as_at_first(step: Stepped) -> None:
+def test_w05_after_a_step_it_goes_ahead_as_at_first(step: Stepped) -> None:
     """What was made before is of no use to its consumer, and takes no room."""
     orders = Orders(4, {})
     orders.made(AHEAD // 2)
@@ -172,7 +172,7 @@ def test_s05_after_a_step_it_goes_ahead_as_at_first(step: Stepped) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, "text", b"x" * 600_000, [bytearray(b"y" * 600_000)]], ids=type)
-def test_s05_what_is_sent_arrives(value: Any) -> None:
+def test_w05_what_is_sent_arrives(value: Any) -> None:
     orders = Orders(0, {})
     step = sends(value)
     if isinstance(step.payload, Parcel):
@@ -183,7 +183,7 @@ def test_s05_what_is_sent_arrives(value: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["send", "throw"])
-def test_s05_what_cannot_be_read_is_said_so(what: Advance) -> None:
+def test_w05_what_cannot_be_read_is_said_so(what: Advance) -> None:
     orders = Orders(0, {})
     orders.put(Stepped(1, what, 0, b"no pickle"))
     orders.put(CLOSE)
@@ -195,7 +195,7 @@ def test_s05_what_cannot_be_read_is_said_so(what: Advance) -> None:
     assert orders.next() == ("close", None)
 
 
-def test_s05_nothing_is_read_to_close_it() -> None:
+def test_w05_nothing_is_read_to_close_it() -> None:
     orders = Orders(0, {})
     orders.put(CLOSE._replace(payload=b"no pickle"))
     assert orders.next() == ("close", None)
@@ -205,7 +205,7 @@ def test_s05_nothing_is_read_to_close_it() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_s81_contexts_are_kept_in_the_order_of_their_steps(prefetch: int) -> None:
+def test_w81_contexts_are_kept_in_the_order_of_their_steps(prefetch: int) -> None:
     """They are all set before the generator goes on, so those of steps that were overtaken too."""
     orders = Orders(prefetch, {})
     assert orders.contexts == []
@@ -216,7 +216,7 @@ def test_s81_contexts_are_kept_in_the_order_of_their_steps(prefetch: int) -> Non
 
 
 @pytest.mark.parametrize("step", [asks(), sends(1), throws(ValueError()), CLOSE], ids=lambda step: step.advance)
-def test_s81_a_step_without_context_leaves_nothing_to_be_set(step: Stepped) -> None:
+def test_w81_a_step_without_context_leaves_nothing_to_be_set(step: Stepped) -> None:
     orders = Orders(0, {})
     orders.put(step)
     assert orders.contexts == []
@@ -226,7 +226,7 @@ def test_s81_a_step_without_context_leaves_nothing_to_be_set(step: Stepped) -> N
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_s81_contexts_stay_until_they_are_taken(prefetch: int) -> None:
+def test_w81_contexts_stay_until_they_are_taken(prefetch: int) -> None:
     """Nothing else drops them: not what is made, nor a step that ends what was asked for, nor one that is no pickle."""
     orders = Orders(prefetch, {})
     orders.put(asks(2)._replace(context=b"1"))
@@ -246,7 +246,7 @@ def test_s81_contexts_stay_until_they_are_taken(prefetch: int) -> None:
     assert orders.contexts == [], "once"
 
 
-def test_s81_a_context_wakes_nobody_twice_and_is_there_when_it_wakes() -> None:
+def test_w81_a_context_wakes_nobody_twice_and_is_there_when_it_wakes() -> None:
     async def main() -> None:
         orders = Orders(0, {})
         waiting = asyncio.ensure_future(orders.wait())
@@ -265,7 +265,7 @@ def test_s81_a_context_wakes_nobody_twice_and_is_there_when_it_wakes() -> None:
 
 
 @pytest.mark.parametrize("step", [asks(), sends(1), CLOSE], ids=lambda step: step.advance)
-def test_s05_a_step_wakes_it(step: Stepped) -> None:
+def test_w05_a_step_wakes_it(step: Stepped) -> None:
     async def main() -> None:
         orders = Orders(0, {})
         waiting = asyncio.ensure_future(orders.wait())
@@ -280,7 +280,7 @@ def test_s05_a_step_wakes_it(step: Stepped) -> None:
     asyncio.run(main())
 
 
-def test_s05_a_wait_may_be_cancelled_and_begun_again() -> None:
+def test_w05_a_wait_may_be_cancelled_and_begun_again() -> None:
     async def main() -> None:
         orders = Orders(0, {})
         first = asyncio.ensure_future(orders.wait())
@@ -378,7 +378,7 @@ SIZES = [[1], [1, 30], [30, 50], [90, 110], [300]]
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("prefetch", [0, 1, 4, 20])
-def test_s05_a_consumer_that_asks_is_answered(prefetch: int, sizes: list[int]) -> None:
+def test_w05_a_consumer_that_asks_is_answered(prefetch: int, sizes: list[int]) -> None:
     """And it is never further ahead than it may be."""
     for seed in range(int(3 + 30 * SCALE)):
         chance = random.Random(seed)
@@ -391,7 +391,7 @@ def test_s05_a_consumer_that_asks_is_answered(prefetch: int, sizes: list[int]) -
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
-def test_s05_a_consumer_that_threw_is_answered(prefetch: int, sizes: list[int]) -> None:
+def test_w05_a_consumer_that_threw_is_answered(prefetch: int, sizes: list[int]) -> None:
     """What it dropped then is no longer ahead of it."""
     for seed in range(int(3 + 20 * SCALE)):
         chance = random.Random(seed)
@@ -417,7 +417,7 @@ async def echo() -> AsyncGenerator[Any, Any]:
             got = error
 
 
-def test_s05_a_step_is_what_it_is_locally() -> None:
+def test_w05_a_step_is_what_it_is_locally() -> None:
     async def main() -> None:
         generator = echo()
         assert await advance(generator, ("next", None)) == "first"

@@ -1,4 +1,4 @@
-"""S05: payloads too long for a frame, alone: parcels, transfers with their windows, and loans."""
+"""W05: payloads too long for a frame, alone: parcels, transfers with their windows, and loans."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def move(sender: Transfers[Any], receiver: Transfers[Any]) -> Any:
 # -- parcels ----------------------------------------------------------------------------------------------------------
 
 
-def test_s05_a_parcel_is_a_pickle_and_its_buffers() -> None:
+def test_w05_a_parcel_is_a_pickle_and_its_buffers() -> None:
     one = Parcel(b"abc", [memoryview(b"de"), bytearray(b"f"), b"", memoryview(bytearray(b"gh"))], 2)
     assert (len(one), one.size, one.lifted) == (8, 8, 2)
     assert plain(one) == (2, ((b"abc", False), (b"de", False), (b"f", True), (b"", False), (b"gh", True)))
@@ -70,7 +70,7 @@ def test_s05_a_parcel_is_a_pickle_and_its_buffers() -> None:
     assert segments_of(layout) == [(3, False), (2, False), (1, True), (0, False), (2, True)]
 
 
-def test_s05_a_parcel_may_have_no_buffers() -> None:
+def test_w05_a_parcel_may_have_no_buffers() -> None:
     one = Parcel(b"abc")
     assert (len(one), one.lifted, plain(one)) == (3, 0, (0, ((b"abc", False),)))
     layout = Layout()
@@ -93,7 +93,7 @@ SHAPES: list[Shape] = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_s05_a_parcel_arrives_as_it_was(shape: Shape) -> None:
+def test_w05_a_parcel_arrives_as_it_was(shape: Shape) -> None:
     sender, receiver = Transfers[str](), Transfers[str]()
     sent = parcel(shape)
     number = sender.begin(sent, "frame")
@@ -114,7 +114,7 @@ def test_s05_a_parcel_arrives_as_it_was(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_s05_chunks_are_short_and_of_one_part_each(shape: Shape) -> None:
+def test_w05_chunks_are_short_and_of_one_part_each(shape: Shape) -> None:
     sender, receiver = Transfers[str](), Transfers[str]()
     sent = parcel(shape)
     sender.begin(sent, "frame")
@@ -132,7 +132,7 @@ def test_s05_chunks_are_short_and_of_one_part_each(shape: Shape) -> None:
     assert chunks[0].layout == laid_out(sent)
 
 
-def test_s05_it_is_at_most_a_window_ahead() -> None:
+def test_w05_it_is_at_most_a_window_ahead() -> None:
     sender = Transfers[str]()
     sender.begin(parcel(3 * WINDOW), "frame")
     sent = ToWorker()
@@ -155,7 +155,7 @@ def test_s05_it_is_at_most_a_window_ahead() -> None:
     assert sender
 
 
-def test_s05_room_that_comes_before_it_is_needed_counts() -> None:
+def test_w05_room_that_comes_before_it_is_needed_counts() -> None:
     sender = Transfers[str]()
     sender.begin(parcel(3 * WINDOW), "frame")
     sent = ToWorker()
@@ -166,7 +166,7 @@ def test_s05_room_that_comes_before_it_is_needed_counts() -> None:
     assert sum(len(chunk.data) for chunk in sent.chunks) == WINDOW + INLINE
 
 
-def test_s05_the_receiver_tells_of_room_now_and_then() -> None:
+def test_w05_the_receiver_tells_of_room_now_and_then() -> None:
     receiver = Transfers[str]()
     layout: Layout | None = Layout(pickle=3 * GRANT)
     told = []
@@ -180,7 +180,7 @@ def test_s05_the_receiver_tells_of_room_now_and_then() -> None:
     assert told[GRANT - 1] == [(7, GRANT)]
 
 
-def test_s05_room_that_was_not_told_adds_up() -> None:
+def test_w05_room_that_was_not_told_adds_up() -> None:
     receiver = Transfers[str]()
     layout: Layout | None = Layout(pickle=3 * GRANT)
     for nth in range(5 * GRANT // 2):
@@ -194,7 +194,7 @@ def test_s05_room_that_was_not_told_adds_up() -> None:
     assert receiver.grants == {}, "told once"
 
 
-def test_s05_no_room_is_told_of_what_is_here_or_was_given_up() -> None:
+def test_w05_no_room_is_told_of_what_is_here_or_was_given_up() -> None:
     receiver = Transfers[str]()
     data, layout = b"x" * GRANT, Layout(pickle=GRANT + 1)
     receiver.receive(ToWorker(chunks=[Chunk(transfer=nth, data=data, layout=layout) for nth in (1, 2)]))
@@ -205,7 +205,7 @@ def test_s05_no_room_is_told_of_what_is_here_or_was_given_up() -> None:
     assert receiver.grants == {}
 
 
-def test_s05_transfers_take_turns() -> None:
+def test_w05_transfers_take_turns() -> None:
     sender = Transfers[str]()
     sizes = {"a": 3, "b": 1, "c": 2}
     for name, count in sizes.items():
@@ -220,7 +220,7 @@ def test_s05_transfers_take_turns() -> None:
 
 
 @pytest.mark.parametrize("sent", range(7))
-def test_s05_one_that_is_stopped_sends_no_more(sent: int) -> None:
+def test_w05_one_that_is_stopped_sends_no_more(sent: int) -> None:
     sender, receiver = Transfers[Any](), Transfers[Any]()
     frames = [[nth] for nth in range(3)]  # alike, and yet three
     frames[2] = [1]
@@ -271,7 +271,7 @@ BEGUN = Chunk(transfer=1, data=b"abc", layout=Layout(pickle=5, buffers=[{"length
     ],
     ids=str,
 )
-def test_s40a_chunks_that_were_not_announced_break_the_conversation(chunks: list[Chunk]) -> None:
+def test_w40a_chunks_that_were_not_announced_break_the_conversation(chunks: list[Chunk]) -> None:
     receiver = Transfers[str]()
     receiver.receive(ToWorker(chunks=[BEGUN]))
     with pytest.raises(ConversationBroken) as caught:
@@ -290,7 +290,7 @@ def test_s40a_chunks_that_were_not_announced_break_the_conversation(chunks: list
     ],
     ids=len,
 )
-def test_s40a_a_frame_that_names_what_has_not_come_breaks_the_conversation(chunks: list[Chunk]) -> None:
+def test_w40a_a_frame_that_names_what_has_not_come_breaks_the_conversation(chunks: list[Chunk]) -> None:
     receiver = Transfers[str]()
     receiver.receive(ToWorker(chunks=[BEGUN, *chunks]))
     for transfer in (1, 2, 0):
@@ -298,7 +298,7 @@ def test_s40a_a_frame_that_names_what_has_not_come_breaks_the_conversation(chunk
             receiver.parcel(transfer)
 
 
-def test_s40a_empty_chunks_and_second_layouts_change_nothing() -> None:
+def test_w40a_empty_chunks_and_second_layouts_change_nothing() -> None:
     receiver = Transfers[str]()
     again = Chunk(transfer=1, data=b"de", layout=Layout(pickle=99))
     receiver.receive(ToWorker(chunks=[BEGUN, Chunk(transfer=1), again, Chunk(transfer=1, data=b"fg")]))
@@ -306,7 +306,7 @@ def test_s40a_empty_chunks_and_second_layouts_change_nothing() -> None:
     assert plain(receiver.parcel(1)) == (0, ((b"abcde", False), (b"fg", False)))
 
 
-def test_s05_the_limits_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w05_the_limits_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a grant above the window a transfer would wait for ever. The window is part of the protocol."""
     monkeypatch.undo()
     assert parcels.INLINE <= parcels.GRANT <= parcels.WINDOW == 4 << 20
@@ -335,7 +335,7 @@ limits = st.sampled_from([(10, 40, 20), (10, 10, 10), (7, 20, 20), (3, 50, 1), (
 
 @fuzz
 @given(st.lists(shapes, min_size=1, max_size=5), limits, st.integers(0, 2**32))
-def test_s05_any_parcels_arrive_in_any_order_of_messages(
+def test_w05_any_parcels_arrive_in_any_order_of_messages(
     shapes: Sequence[Shape], limits: tuple[int, int, int], seed: int
 ) -> None:
     """Both ways, with messages in transit, some of them given up on the way."""
@@ -404,7 +404,7 @@ def begun(loans: Loans[str]) -> Lending[str]:
     return lending
 
 
-def test_s05_what_is_to_be_lent_is_written_in_order_and_only_so_much() -> None:
+def test_w05_what_is_to_be_lent_is_written_in_order_and_only_so_much() -> None:
     loans = asked("a", "b", "c")
     assert len(loans) == 3
     one, two = begun(loans), begun(loans)
@@ -423,7 +423,7 @@ def test_s05_what_is_to_be_lent_is_written_in_order_and_only_so_much() -> None:
     assert loans.begin() is None
 
 
-def test_s05_what_cannot_be_lent_makes_room() -> None:
+def test_w05_what_cannot_be_lent_makes_room() -> None:
     loans = asked("a", "b", "c", "d")
     one, two = begun(loans), begun(loans)
     assert loans.failed(one) == "a", "the frame that has to travel otherwise"
@@ -434,7 +434,7 @@ def test_s05_what_cannot_be_lent_makes_room() -> None:
     assert (begun(loans).frame, loans.released) == ("d", [])
 
 
-def test_s05_what_comes_back_is_released_once() -> None:
+def test_w05_what_comes_back_is_released_once() -> None:
     loans = asked("a", "b")
     for descriptor in (7, 8):
         loans.written(begun(loans), descriptor)
@@ -449,7 +449,7 @@ def test_s05_what_comes_back_is_released_once() -> None:
     assert list(loans.take_released()) == []
 
 
-def test_s05_what_nobody_needs_is_not_lent() -> None:
+def test_w05_what_nobody_needs_is_not_lent() -> None:
     loans = asked("a", "b", "c")
     one = begun(loans)
     assert loans.stop("b"), "it waits"
@@ -470,7 +470,7 @@ def test_s05_what_nobody_needs_is_not_lent() -> None:
     assert (len(other), other.released) == (0, [])
 
 
-def test_s05_a_frame_is_known_by_itself() -> None:
+def test_w05_a_frame_is_known_by_itself() -> None:
     """Two that are equal are two."""
     loans = Loans[list[int]]()
     frames: list[list[int]] = [[1], [1], [1]]
@@ -486,7 +486,7 @@ def test_s05_a_frame_is_known_by_itself() -> None:
     assert loans.written(one, 7) is frames[0]
 
 
-def test_s05_after_the_end_nothing_is_lent() -> None:
+def test_w05_after_the_end_nothing_is_lent() -> None:
     loans = asked("a", "b", "c", "d")
     lent, writing = begun(loans), begun(loans)
     loans.written(lent, 7)
@@ -499,7 +499,7 @@ def test_s05_after_the_end_nothing_is_lent() -> None:
 
 
 @pytest.mark.parametrize("seed", range(int(5 + 100 * SCALE)))
-def test_s05_every_descriptor_is_released_once(seed: int) -> None:
+def test_w05_every_descriptor_is_released_once(seed: int) -> None:
     """A walk beside lists: each is lent or to be closed or closed, and never more than so many are open."""
     chance = random.Random(seed)
     parcels.LOANS = chance.choice([1, 2, 5])  # the fixture puts it back

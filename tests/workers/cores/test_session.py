@@ -1,4 +1,4 @@
-"""S40a, B52, S45, S81: the conversation of a client with a worker, without a loop and without a transport.
+"""W40a, W52, W45, W81: the conversation of a client with a worker, without a loop and without a transport.
 
 First what the head of `session.py` says, state by state; then what the other side may not say; last random walks of
 several conversations, beside a naive model (`conversation.py`), with limits so small that all of them are met.
@@ -152,7 +152,7 @@ def kinds(answers: Sequence[Answer]) -> list[tuple[Outgoing, str]]:
 # -- unsent, sent, answered -------------------------------------------------------------------------------------------
 
 
-def test_s40a_an_unsent_call_stands_in_the_outbox() -> None:
+def test_w40a_an_unsent_call_stands_in_the_outbox() -> None:
     client, _ = opened()
     one = call(10)
     client.submit(one)
@@ -163,7 +163,7 @@ def test_s40a_an_unsent_call_stands_in_the_outbox() -> None:
     assert (client.outbox, client.waiting, client.take()) == (0, 0, None)
 
 
-def test_s40a_calls_may_be_submitted_before_the_stream_is_open() -> None:
+def test_w40a_calls_may_be_submitted_before_the_stream_is_open() -> None:
     client = ClientSession(1, "client", "1.0")
     one, two = call(), call(2 * session.INLINE)
     assert isinstance(two.arguments, Parcel)
@@ -174,7 +174,7 @@ def test_s40a_calls_may_be_submitted_before_the_stream_is_open() -> None:
     assert sorted(kind for _, kind in kinds(client.broken())) == ["unsent", "unsent"]
 
 
-def test_s40a_a_call_is_sent_when_its_message_was_taken() -> None:
+def test_w40a_a_call_is_sent_when_its_message_was_taken() -> None:
     client, _ = opened()
     one = call()
     client.submit(one)
@@ -188,7 +188,7 @@ def test_s40a_a_call_is_sent_when_its_message_was_taken() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s40a_a_call_whose_chunks_are_on_the_way_is_unsent() -> None:
+def test_w40a_a_call_whose_chunks_are_on_the_way_is_unsent() -> None:
     for taken in range(4):  # none, some, all of the chunks
         client, worker = opened()
         one = call(3 * INLINE)
@@ -208,7 +208,7 @@ def test_s40a_a_call_whose_chunks_are_on_the_way_is_unsent() -> None:
     assert [kind for _, kind in kinds(client.broken())] == ["lost"]
 
 
-def test_s40a_an_answered_call_is_over() -> None:
+def test_w40a_an_answered_call_is_over() -> None:
     client, worker = opened()
     one = call()
     client.submit(one)
@@ -229,7 +229,7 @@ def test_s40a_an_answered_call_is_over() -> None:
 @pytest.mark.parametrize("kind", [*ENDS, *REFUSALS])
 @pytest.mark.parametrize("size", [0, 5, INLINE, INLINE + 1, 5 * INLINE])
 @pytest.mark.usefixtures("small")
-def test_s40a_every_kind_of_answer_arrives(kind: Any, size: int) -> None:
+def test_w40a_every_kind_of_answer_arrives(kind: Any, size: int) -> None:
     client, worker = opened()
     one, other = call(), call(task=2)
     client.submit(one)
@@ -246,7 +246,7 @@ def test_s40a_every_kind_of_answer_arrives(kind: Any, size: int) -> None:
     assert worker.broken() == [other.number], "that one runs for nobody"
 
 
-def test_s40a_an_answer_after_the_break_finds_nobody() -> None:
+def test_w40a_an_answer_after_the_break_finds_nobody() -> None:
     client, worker = opened()
     one = call()
     client.submit(one)
@@ -259,7 +259,7 @@ def test_s40a_an_answer_after_the_break_finds_nobody() -> None:
     assert (client.waiting, client.state) == (0, "over")
 
 
-def test_s40a_a_worker_that_lost_its_client_answers_nobody() -> None:
+def test_w40a_a_worker_that_lost_its_client_answers_nobody() -> None:
     client, worker = opened()
     one, two = call(), call(task=2)
     client.submit(one)
@@ -274,7 +274,7 @@ def test_s40a_a_worker_that_lost_its_client_answers_nobody() -> None:
     assert worker.take() is None
 
 
-def test_s40a_a_message_after_the_break_begins_nothing() -> None:
+def test_w40a_a_message_after_the_break_begins_nothing() -> None:
     client, worker = opened()
     client.submit(call())
     message = client.take()
@@ -283,7 +283,7 @@ def test_s40a_a_message_after_the_break_begins_nothing() -> None:
     assert worker.open == {}
 
 
-def test_s40a_a_new_stream_is_a_new_session() -> None:
+def test_w40a_a_new_stream_is_a_new_session() -> None:
     old_client, old_worker = opened()
     first = call(form=by_value(10))
     old_client.submit(first)
@@ -301,7 +301,7 @@ def test_s40a_a_new_stream_is_a_new_session() -> None:
     assert heard(client, worker) == [Answer(second, "returned", b"of the new one")]
 
 
-def test_s40a_a_call_of_another_session_is_nobody_here() -> None:
+def test_w40a_a_call_of_another_session_is_nobody_here() -> None:
     """Numbers are a session's own: the same one means another call next door."""
     (here, worker), (there, _) = opened(), opened()
     mine, theirs = call(task=1), call(task=2)
@@ -320,7 +320,7 @@ def test_s40a_a_call_of_another_session_is_nobody_here() -> None:
 # -- cancels ----------------------------------------------------------------------------------------------------------
 
 
-def test_s40a_an_unsent_call_that_is_cancelled_is_gone() -> None:
+def test_w40a_an_unsent_call_that_is_cancelled_is_gone() -> None:
     client, _ = opened()
     one = call()
     client.submit(one)
@@ -331,7 +331,7 @@ def test_s40a_an_unsent_call_that_is_cancelled_is_gone() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s40a_a_transfer_that_is_cancelled_is_forgotten_by_both() -> None:
+def test_w40a_a_transfer_that_is_cancelled_is_forgotten_by_both() -> None:
     for taken in range(4):
         client, worker = opened()
         one, two = call(3 * INLINE, task=1), call(3 * INLINE, task=2)
@@ -346,7 +346,7 @@ def test_s40a_a_transfer_that_is_cancelled_is_forgotten_by_both() -> None:
         assert worker._transfers._arriving == {}
 
 
-def test_s40a_a_sent_call_that_is_cancelled_waits_for_the_worker() -> None:
+def test_w40a_a_sent_call_that_is_cancelled_waits_for_the_worker() -> None:
     client, worker = opened()
     one = call()
     client.submit(one)
@@ -364,7 +364,7 @@ def test_s40a_a_sent_call_that_is_cancelled_waits_for_the_worker() -> None:
 
 @pytest.mark.parametrize("size", [5, 3 * INLINE])
 @pytest.mark.usefixtures("small")
-def test_s40a_the_answer_of_an_abandoned_call_is_dropped(size: int) -> None:
+def test_w40a_the_answer_of_an_abandoned_call_is_dropped(size: int) -> None:
     client, worker = opened()
     one = call()
     client.submit(one)
@@ -381,7 +381,7 @@ def test_s40a_the_answer_of_an_abandoned_call_is_dropped(size: int) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_what_is_ready_leaves_as_one_message() -> None:
+def test_w52_what_is_ready_leaves_as_one_message() -> None:
     client, worker = opened()
     calls = [call(0, task=task) for task in range(1, 11)]
     for one in calls:
@@ -399,7 +399,7 @@ def test_b52_what_is_ready_leaves_as_one_message() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_message_ends_when_it_is_long_enough() -> None:
+def test_w52_a_message_ends_when_it_is_long_enough() -> None:
     client, worker = opened()
     for task in range(1, 10):
         client.submit(call(INLINE, task=task))
@@ -419,7 +419,7 @@ def test_b52_a_message_ends_when_it_is_long_enough() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_the_functions_in_a_message_count_to_its_length() -> None:
+def test_w52_the_functions_in_a_message_count_to_its_length() -> None:
     """Each of them travels whole, so two that fill a message each must not share one."""
     client, _ = opened()
     for task in range(1, 6):
@@ -430,7 +430,7 @@ def test_b52_the_functions_in_a_message_count_to_its_length() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_small_call_waits_for_one_chunk() -> None:
+def test_w52_a_small_call_waits_for_one_chunk() -> None:
     client, worker = opened()
     client.submit(call(10 * INLINE, task=1))
     message = client.take()
@@ -445,7 +445,7 @@ def test_b52_a_small_call_waits_for_one_chunk() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_small_answer_waits_for_one_chunk() -> None:
+def test_w52_a_small_answer_waits_for_one_chunk() -> None:
     client, worker = opened()
     for task in (1, 2):
         client.submit(call(task=task))
@@ -462,7 +462,7 @@ def test_b52_a_small_answer_waits_for_one_chunk() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_transfers_take_turns() -> None:
+def test_w52_transfers_take_turns() -> None:
     client, worker = opened()
     client.submit(call(4 * INLINE, task=1))
     client.take()
@@ -479,7 +479,7 @@ def test_b52_transfers_take_turns() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_the_frame_follows_its_last_chunk() -> None:
+def test_w52_the_frame_follows_its_last_chunk() -> None:
     client, worker = opened()
     client.submit(call(2 * INLINE + 1))
     messages = []
@@ -490,7 +490,7 @@ def test_b52_the_frame_follows_its_last_chunk() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_what_just_fits_travels_in_one_piece() -> None:
+def test_w52_what_just_fits_travels_in_one_piece() -> None:
     client, _ = opened()
     client.submit(call(INLINE, task=1))
     client.submit(call(INLINE + 1, task=2))
@@ -501,7 +501,7 @@ def test_b52_what_just_fits_travels_in_one_piece() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_few_small_calls_may_wait_for_others() -> None:
+def test_w52_a_few_small_calls_may_wait_for_others() -> None:
     client, worker = opened()
     assert client.can_wait
     calls = [call(0, task=task) for task in (1, 2, 3)]
@@ -531,7 +531,7 @@ def test_b52_a_few_small_calls_may_wait_for_others() -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("bulky", "size"), [(False, INLINE), (True, 3 * INLINE)])
-def test_b52_a_long_outbox_says_that_it_is_full(bulky: bool, size: int) -> None:
+def test_w52_a_long_outbox_says_that_it_is_full(bulky: bool, size: int) -> None:
     """What travels apart does not hold up what does not, nor the other way round."""
     client, _ = opened()
     while not client.full(bulky):
@@ -634,7 +634,7 @@ def generating(*, shares: bool = False) -> tuple[ClientSession, WorkerSession, O
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("sizes", list(itertools.product([SMALL, LONG], repeat=4)))
 @pytest.mark.usefixtures("small")
-def test_s05_items_and_the_end_arrive_in_the_order_they_were_made(sizes: tuple[int, ...], shares: bool) -> None:
+def test_w05_items_and_the_end_arrive_in_the_order_they_were_made(sizes: tuple[int, ...], shares: bool) -> None:
     """A small one does not overtake a long one of the same generator, whichever way that travels."""
     _, worker, one, shells = generating(shares=shares)
     *items, last = [packed(nth, size) for nth, size in enumerate(sizes)]
@@ -649,7 +649,7 @@ def test_s05_items_and_the_end_arrive_in_the_order_they_were_made(sizes: tuple[i
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.usefixtures("small")
-def test_s05_frames_of_another_call_do_not_wait_in_line(shares: bool) -> None:
+def test_w05_frames_of_another_call_do_not_wait_in_line(shares: bool) -> None:
     client, worker, one, shells = generating(shares=shares)
     two = call(form=COUNTS, task=2)
     client.submit(two)
@@ -671,7 +671,7 @@ def test_s05_frames_of_another_call_do_not_wait_in_line(shares: bool) -> None:
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("size", [0, SMALL, INLINE, INLINE + 1, 2 * WINDOW])
 @pytest.mark.usefixtures("small")
-def test_s05_steps_arrive(size: int, shares: bool) -> None:
+def test_w05_steps_arrive(size: int, shares: bool) -> None:
     client, _, one, shells = generating(shares=shares)
     value = packed("value", size)
     client.step(one, "next", count=2)
@@ -694,7 +694,7 @@ def test_s05_steps_arrive(size: int, shares: bool) -> None:
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("size", [SMALL, LONG])
 @pytest.mark.usefixtures("small")
-def test_s05_a_cancel_follows_the_step_it_is_meant_for(size: int, shares: bool) -> None:
+def test_w05_a_cancel_follows_the_step_it_is_meant_for(size: int, shares: bool) -> None:
     """Else it would be raised where the generator rests, and the step would be one that nobody waits for."""
     client, _, one, shells = generating(shares=shares)
     two = call(task=2)
@@ -726,7 +726,7 @@ def test_s05_a_cancel_follows_the_step_it_is_meant_for(size: int, shares: bool) 
 
 
 @pytest.mark.usefixtures("small")
-def test_s05_a_cancel_follows_a_step_that_waits_for_the_next_message() -> None:
+def test_w05_a_cancel_follows_a_step_that_waits_for_the_next_message() -> None:
     client, worker = opened()
     shells = Shells(client, worker)
     calls = [call(form=COUNTS, task=task) for task in range(1, 8)]
@@ -743,7 +743,7 @@ def test_s05_a_cancel_follows_a_step_that_waits_for_the_next_message() -> None:
         assert set(cancels) <= set(seen), "it is meant for a step that has not come"
 
 
-def test_s05_steps_of_a_call_that_is_not_there_say_nothing() -> None:
+def test_w05_steps_of_a_call_that_is_not_there_say_nothing() -> None:
     client, worker, one, _ = generating()
     unsent, elsewhere = call(form=COUNTS, task=2), call(form=COUNTS, task=3)
     elsewhere.number = one.number
@@ -765,7 +765,7 @@ def test_s05_steps_of_a_call_that_is_not_there_say_nothing() -> None:
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.usefixtures("small")
-def test_s05_what_is_sent_to_a_generator_that_has_ended_is_dropped(shares: bool) -> None:
+def test_w05_what_is_sent_to_a_generator_that_has_ended_is_dropped(shares: bool) -> None:
     client, worker, one, shells = generating(shares=shares)
     client.step(one, "send", packed(1, 2 * WINDOW))
     worker.answer(one.number, "returned")
@@ -778,7 +778,7 @@ def test_s05_what_is_sent_to_a_generator_that_has_ended_is_dropped(shares: bool)
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.usefixtures("small")
-def test_s05_items_of_an_abandoned_generator_are_dropped(shares: bool) -> None:
+def test_w05_items_of_an_abandoned_generator_are_dropped(shares: bool) -> None:
     client, worker, one, shells = generating(shares=shares)
     worker.yielded(one.number, packed(1, 2 * WINDOW))
     worker.yielded(one.number, b"small")
@@ -794,7 +794,7 @@ def test_s05_items_of_an_abandoned_generator_are_dropped(shares: bool) -> None:
     assert client.broken() == []
 
 
-def test_s05_only_a_generator_that_is_there_has_items() -> None:
+def test_w05_only_a_generator_that_is_there_has_items() -> None:
     client, worker, one, _ = generating()
     assert not worker.yielded(99, b"of nobody")
     assert worker.yielded(one.number, b"1")
@@ -810,7 +810,7 @@ def test_s05_only_a_generator_that_is_there_has_items() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s05_a_generator_whose_stream_breaks_is_lost_once() -> None:
+def test_w05_a_generator_whose_stream_breaks_is_lost_once() -> None:
     for taken in range(6):
         client, worker, one, _ = generating()
         worker.yielded(one.number, b"1")
@@ -832,7 +832,7 @@ def test_s05_a_generator_whose_stream_breaks_is_lost_once() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_steps_share_messages_with_calls_and_go_first() -> None:
+def test_w52_steps_share_messages_with_calls_and_go_first() -> None:
     client, worker, one, _ = generating()
     client.step(one, "next", count=1)
     assert client.can_wait
@@ -872,7 +872,7 @@ ALL_SHAPES: list[Shape] = [
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("shape", ALL_SHAPES, ids=str)
 @pytest.mark.usefixtures("small")
-def test_s05_a_payload_arrives_equal_whichever_way_it_travels(shape: Shape, route: str) -> None:
+def test_w05_a_payload_arrives_equal_whichever_way_it_travels(shape: Shape, route: str) -> None:
     client, worker = opened(shares=ROUTES[route])
     shells = Shells(client, worker)
     one = call(shape, COUNTS)
@@ -890,7 +890,7 @@ def test_s05_a_payload_arrives_equal_whichever_way_it_travels(shape: Shape, rout
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_transfer_waits_for_room_and_small_frames_do_not() -> None:
+def test_w52_a_transfer_waits_for_room_and_small_frames_do_not() -> None:
     client, worker = opened()
     client.submit(call(3 * WINDOW, task=1))
     messages = list(all_of(client.take))
@@ -916,7 +916,7 @@ def test_b52_a_transfer_waits_for_room_and_small_frames_do_not() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_long_answer_waits_for_room_and_small_ones_do_not() -> None:
+def test_w52_a_long_answer_waits_for_room_and_small_ones_do_not() -> None:
     client, worker = opened()
     one, two = call(task=1), call(task=2)
     client.submit(one)
@@ -942,7 +942,7 @@ def test_b52_a_long_answer_waits_for_room_and_small_ones_do_not() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_transfer_that_waits_for_room_holds_up_no_other() -> None:
+def test_w52_a_transfer_that_waits_for_room_holds_up_no_other() -> None:
     client, worker = opened()
     client.submit(call(3 * WINDOW, task=1))
     assert list(all_of(client.take))
@@ -956,7 +956,7 @@ def test_b52_a_transfer_that_waits_for_room_holds_up_no_other() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_the_answer_of_an_abandoned_call_has_room_to_come() -> None:
+def test_w52_the_answer_of_an_abandoned_call_has_room_to_come() -> None:
     """Else it would stand at the worker for as long as the stream lasts."""
     client, worker = opened()
     one = call()
@@ -970,7 +970,7 @@ def test_b52_the_answer_of_an_abandoned_call_has_room_to_come() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s40a_room_for_a_transfer_that_was_given_up_changes_nothing() -> None:
+def test_w40a_room_for_a_transfer_that_was_given_up_changes_nothing() -> None:
     client, worker = opened()
     one = call(3 * WINDOW)
     client.submit(one)
@@ -989,7 +989,7 @@ def test_s40a_room_for_a_transfer_that_was_given_up_changes_nothing() -> None:
 # -- memory that is lent ----------------------------------------------------------------------------------------------
 
 
-def test_s05_both_sides_say_whether_they_can_read_the_others_memory() -> None:
+def test_w05_both_sides_say_whether_they_can_read_the_others_memory() -> None:
     client, worker = ClientSession(1, "client", "1.0", max_payload=77), WorkerSession("w1", "1.0", form_of)
     mine, theirs = Probe(pid=1, descriptor=2, token=b"3"), Probe(pid=4, descriptor=5, token=b"6")
     hello = carried(client.hello(mine), ToWorker)
@@ -1015,7 +1015,7 @@ def test_s05_both_sides_say_whether_they_can_read_the_others_memory() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s05_a_call_whose_arguments_are_being_lent_is_unsent() -> None:
+def test_w05_a_call_whose_arguments_are_being_lent_is_unsent() -> None:
     client, worker = opened(shares=True)
     one = call((3, (2 * INLINE, True)))
     client.submit(one)
@@ -1049,7 +1049,7 @@ def test_s05_a_call_whose_arguments_are_being_lent_is_unsent() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s05_only_so_many_loans_are_open() -> None:
+def test_w05_only_so_many_loans_are_open() -> None:
     client, worker = opened(shares=True)
     shells = Shells(client, worker)
     for task in range(1, 6):
@@ -1067,7 +1067,7 @@ def test_s05_only_so_many_loans_are_open() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s05_without_memory_it_goes_in_chunks() -> None:
+def test_w05_without_memory_it_goes_in_chunks() -> None:
     client, worker, one, shells = generating(shares=True)
     two = call(LONG, task=2)
     client.submit(two)
@@ -1134,7 +1134,7 @@ def staged(stage: str) -> tuple[ClientSession, WorkerSession, Outgoing, Shells, 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.usefixtures("small")
-def test_s40a_a_call_may_be_cancelled_at_any_stage(stage: str) -> None:
+def test_w40a_a_call_may_be_cancelled_at_any_stage(stage: str) -> None:
     client, worker, one, shells, later = staged(stage)
     assert client.cancel(one) is (stage != "sent")
     assert not client.cancel(one), "once"
@@ -1157,7 +1157,7 @@ def test_s40a_a_call_may_be_cancelled_at_any_stage(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.usefixtures("small")
-def test_s40a_a_stream_may_break_at_any_stage(stage: str) -> None:
+def test_w40a_a_stream_may_break_at_any_stage(stage: str) -> None:
     client, worker, one, shells, later = staged(stage)
     (answer,) = client.broken()
     assert (answer.call, answer.kind) == (one, "lost" if stage == "sent" else "unsent")
@@ -1177,7 +1177,7 @@ def test_s40a_a_stream_may_break_at_any_stage(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", ["waits for memory", "is written", "lies in memory", "sent", "returned"])
 @pytest.mark.usefixtures("small")
-def test_s40a_what_a_worker_lends_is_released_when_the_stream_breaks(stage: str) -> None:
+def test_w40a_what_a_worker_lends_is_released_when_the_stream_breaks(stage: str) -> None:
     client, worker, one, shells = generating(shares=True)
     worker.yielded(one.number, packed(1, LONG))
     worker.yielded(one.number, b"behind it")
@@ -1203,7 +1203,7 @@ def test_s40a_what_a_worker_lends_is_released_when_the_stream_breaks(stage: str)
     assert worker.take() is None
 
 
-def test_s40a_what_was_read_after_the_break_is_told_to_nobody() -> None:
+def test_w40a_what_was_read_after_the_break_is_told_to_nobody() -> None:
     """A thread may still be reading when the stream ends."""
     client, worker = opened(shares=True)
     for side in (client, worker):
@@ -1231,7 +1231,7 @@ def in_order(shells: Shells, one: Outgoing) -> list[tuple[str, Any, bytes]]:
     "context", [b"", b"\0", noise("one", 40), noise("longer than a message", 3 * MESSAGE)], ids=len
 )
 @pytest.mark.usefixtures("small")
-def test_s81_a_context_arrives_with_its_frame(context: bytes, size: int, shares: bool) -> None:
+def test_w81_a_context_arrives_with_its_frame(context: bytes, size: int, shares: bool) -> None:
     client, worker = opened(shares=shares)
     shells = Shells(client, worker)
     one = call(size, COUNTS, context=context)
@@ -1254,7 +1254,7 @@ def test_s81_a_context_arrives_with_its_frame(context: bytes, size: int, shares:
 
 @pytest.mark.parametrize("kind", ENDS)
 @pytest.mark.parametrize("swallowed", [False, True])
-def test_s81_every_end_brings_its_context(kind: Any, swallowed: bool) -> None:
+def test_w81_every_end_brings_its_context(kind: Any, swallowed: bool) -> None:
     client, worker = opened()
     one = call()
     client.submit(one)
@@ -1265,7 +1265,7 @@ def test_s81_every_end_brings_its_context(kind: Any, swallowed: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_s81_what_was_refused_never_began_and_sends_no_context_back(kind: Any) -> None:
+def test_w81_what_was_refused_never_began_and_sends_no_context_back(kind: Any) -> None:
     client, worker = opened()
     one = call(context=CONTEXT)
     client.submit(one)
@@ -1278,7 +1278,7 @@ def test_s81_what_was_refused_never_began_and_sends_no_context_back(kind: Any) -
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("size", [SMALL, LONG])
 @pytest.mark.usefixtures("small")
-def test_s81_nothing_is_on_the_wire_where_nothing_is_set(size: int, shares: bool) -> None:
+def test_w81_nothing_is_on_the_wire_where_nothing_is_set(size: int, shares: bool) -> None:
     """Not even beside one that sets something."""
     client, worker = opened(shares=shares)
     shells = Shells(client, worker)
@@ -1309,7 +1309,7 @@ PATTERNS = [(b"a", b"b", b"", b"c"), (b"", b"", b"b", b""), (b"", b"a", b"b", b"
 @pytest.mark.parametrize("route", ["chunks", "memory", "no memory"])
 @pytest.mark.parametrize("sizes", list(itertools.product([SMALL, LONG], repeat=4)))
 @pytest.mark.usefixtures("small")
-def test_s81_contexts_wait_in_line_with_their_frames(sizes: tuple[int, ...], route: str) -> None:
+def test_w81_contexts_wait_in_line_with_their_frames(sizes: tuple[int, ...], route: str) -> None:
     """None goes ahead with another frame, whichever of them travel apart."""
     for contexts in PATTERNS:
         _, worker, one, shells = generating(shares=route != "chunks")
@@ -1327,7 +1327,7 @@ def test_s81_contexts_wait_in_line_with_their_frames(sizes: tuple[int, ...], rou
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.usefixtures("small")
-def test_s81_a_context_does_not_go_before_a_payload_that_travels_apart(shares: bool) -> None:
+def test_w81_a_context_does_not_go_before_a_payload_that_travels_apart(shares: bool) -> None:
     client, worker, one, shells = generating(shares=shares)
     two = call(LONG, COUNTS, 2, context=b"call")
     client.submit(two)
@@ -1350,7 +1350,7 @@ def test_s81_a_context_does_not_go_before_a_payload_that_travels_apart(shares: b
 
 @pytest.mark.parametrize("seed", range(int(10 + 100 * SCALE)))
 @pytest.mark.usefixtures("small")
-def test_s81_contexts_keep_the_order_of_their_call(seed: int) -> None:
+def test_w81_contexts_keep_the_order_of_their_call(seed: int) -> None:
     """Several generators at once: steps, items and ends of all lengths, while messages come and go."""
     chance = random.Random(seed)
     client, worker = opened(shares=chance.random() < 0.5)
@@ -1392,7 +1392,7 @@ def test_s81_contexts_keep_the_order_of_their_call(seed: int) -> None:
 
 @pytest.mark.parametrize("stage", [*STAGES, "refused"])
 @pytest.mark.usefixtures("small")
-def test_s81_a_call_that_is_sent_again_takes_its_context_along(stage: str) -> None:
+def test_w81_a_call_that_is_sent_again_takes_its_context_along(stage: str) -> None:
     """Whatever became of it where it was first: unsent, lost, or refused."""
     client, worker, one, shells, later = staged("sent" if stage == "refused" else stage)
     if stage == "refused":
@@ -1415,7 +1415,7 @@ def test_s81_a_call_that_is_sent_again_takes_its_context_along(stage: str) -> No
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.usefixtures("small")
-def test_s81_the_context_of_a_call_that_is_gone_goes_with_no_other(stage: str) -> None:
+def test_w81_the_context_of_a_call_that_is_gone_goes_with_no_other(stage: str) -> None:
     client, worker, one, shells, later = staged(stage)
     client.cancel(one)
     later()
@@ -1432,7 +1432,7 @@ def test_s81_the_context_of_a_call_that_is_gone_goes_with_no_other(stage: str) -
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("size", [SMALL, LONG])
 @pytest.mark.usefixtures("small")
-def test_s81_a_cancel_costs_no_context(size: int, shares: bool) -> None:
+def test_w81_a_cancel_costs_no_context(size: int, shares: bool) -> None:
     """What the step brought was set before it, and what the routine sets meanwhile comes back."""
     client, worker, one, shells = generating(shares=shares)
     client.step(one, "send", packed("sent", size), context=b"step")
@@ -1456,7 +1456,7 @@ def test_s81_a_cancel_costs_no_context(size: int, shares: bool) -> None:
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.usefixtures("small")
-def test_s81_a_context_for_nobody_is_given_to_nobody(shares: bool) -> None:
+def test_w81_a_context_for_nobody_is_given_to_nobody(shares: bool) -> None:
     client, worker, one, shells = generating(shares=shares)
     two = call(form=COUNTS, task=2)
     client.submit(two)
@@ -1510,7 +1510,7 @@ def says(client: ClientSession, worker: WorkerSession, what: str, size: int, con
 @pytest.mark.parametrize("what", ["calls", "steps", "yields", "results", "behind a parcel"])
 @pytest.mark.parametrize("length", [INLINE, MESSAGE // 2, MESSAGE, 2 * MESSAGE])
 @pytest.mark.usefixtures("small")
-def test_s81_contexts_count_to_the_length_of_a_message(what: str, length: int) -> None:
+def test_w81_contexts_count_to_the_length_of_a_message(what: str, length: int) -> None:
     """A message ends when it is long enough, whatever makes it long."""
     take = says(*opened(), what, SMALL, noise(what, length))
     counts = []
@@ -1529,7 +1529,7 @@ def test_s81_contexts_count_to_the_length_of_a_message(what: str, length: int) -
 # -- functions --------------------------------------------------------------------------------------------------------
 
 
-def test_b52_a_function_is_defined_once() -> None:
+def test_w52_a_function_is_defined_once() -> None:
     client, worker = opened()
     value = by_value(20, "v", fresh=True, thread=True)
     defined = []
@@ -1543,7 +1543,7 @@ def test_b52_a_function_is_defined_once() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_the_longest_unused_value_is_forgotten_and_defined_again() -> None:
+def test_w52_the_longest_unused_value_is_forgotten_and_defined_again() -> None:
     client, worker = opened()
     forms = {name: by_value(12, name) for name in "abc"}
     forms["named"] = NAMED
@@ -1575,7 +1575,7 @@ def test_b52_the_longest_unused_value_is_forgotten_and_defined_again() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_b52_a_function_longer_than_all_that_is_kept_is_kept_alone() -> None:
+def test_w52_a_function_longer_than_all_that_is_kept_is_kept_alone() -> None:
     client, worker = opened()
     huge, little = by_value(50, "huge"), by_value(5, "little")
     told_of = []
@@ -1593,7 +1593,7 @@ def test_b52_a_function_longer_than_all_that_is_kept_is_kept_alone() -> None:
 # -- signs ------------------------------------------------------------------------------------------------------------
 
 
-def test_b52_started_pulse_peers_and_stopping_travel() -> None:
+def test_w52_started_pulse_peers_and_stopping_travel() -> None:
     client, worker = opened()
     one, two = call(tell_start=True), call(task=2, timeout=1.5, caller="client/1")
     client.submit(one)
@@ -1619,7 +1619,7 @@ def test_b52_started_pulse_peers_and_stopping_travel() -> None:
     assert len(heard(client, worker)) == 2, "what it has it finishes"
 
 
-def test_b52_a_worker_that_stops_says_so_in_its_welcome() -> None:
+def test_w52_a_worker_that_stops_says_so_in_its_welcome() -> None:
     client, worker = ClientSession(1, "client", "1.0"), WorkerSession("w1", "1.0", form_of)
     assert worker.greet(client.hello(), stopping=True)
     assert client.welcomed(carried(worker.take(), ToClient)) is None
@@ -1654,7 +1654,7 @@ def shake(monkeypatch: pytest.MonkeyPatch, client_speaks: Ranges, worker_speaks:
     ("client_speaks", "worker_speaks", "agreed"),
     [((1, 1), (1, 1), 1), ((1, 2), (1, 1), 1), ((1, 1), (1, 2), 1), ((1, 2), (2, 3), 2), ((2, 3), (1, 2), 2)],
 )
-def test_s45_neighbouring_releases_talk(
+def test_w45_neighbouring_releases_talk(
     monkeypatch: pytest.MonkeyPatch, client_speaks: Ranges, worker_speaks: Ranges, agreed: int
 ) -> None:
     client, worker, reason = shake(monkeypatch, client_speaks, worker_speaks)
@@ -1678,7 +1678,7 @@ def test_s45_neighbouring_releases_talk(
 @pytest.mark.parametrize(
     ("client_speaks", "worker_speaks"), [((1, 1), (2, 2)), ((2, 3), (1, 1)), ((1, 2), (3, 9)), ((7, 9), (5, 6))]
 )
-def test_s45_incompatible_protocols_are_refused_with_a_reason(
+def test_w45_incompatible_protocols_are_refused_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, client_speaks: Ranges, worker_speaks: Ranges
 ) -> None:
     client, worker, reason = shake(monkeypatch, client_speaks, worker_speaks)
@@ -1701,7 +1701,7 @@ def test_s45_incompatible_protocols_are_refused_with_a_reason(
         ToWorker(cancels=[1], chunks=[Chunk(transfer=1, data=b"x")]),
     ],
 )
-def test_s45_a_first_message_without_hello_is_refused(message: ToWorker) -> None:
+def test_w45_a_first_message_without_hello_is_refused(message: ToWorker) -> None:
     worker = WorkerSession("w1", "1.0", form_of)
     assert not worker.greet(message)
     reply = worker.take()
@@ -1725,7 +1725,7 @@ def test_s45_a_first_message_without_hello_is_refused(message: ToWorker) -> None
         (ToClient(refused=Refused(reason="no"), welcome=Welcome(protocol=1, uid="w1")), "no"),
     ],
 )
-def test_s45_a_client_uses_no_worker_that_it_cannot_talk_to(message: ToClient, said: str) -> None:
+def test_w45_a_client_uses_no_worker_that_it_cannot_talk_to(message: ToClient, said: str) -> None:
     client = ClientSession(1, "client", "1.0")
     one = call()
     client.submit(one)
@@ -1737,13 +1737,13 @@ def test_s45_a_client_uses_no_worker_that_it_cannot_talk_to(message: ToClient, s
     assert kinds(client.broken()) == [(one, "unsent")]
 
 
-def test_s45_the_hello_says_what_the_client_speaks() -> None:
+def test_w45_the_hello_says_what_the_client_speaks() -> None:
     hello = ClientSession(7, "abc", "1.2").hello().hello
     assert (hello.oldest, hello.newest) == (session.OLDEST, session.NEWEST)
     assert (hello.epoch, hello.client, hello.version) == (7, "abc", "1.2")
 
 
-def test_s45_nothing_is_heard_before_the_welcome() -> None:
+def test_w45_nothing_is_heard_before_the_welcome() -> None:
     client = ClientSession(1, "client", "1.0")
     one = call()
     client.submit(one)
@@ -1756,7 +1756,7 @@ def test_s45_nothing_is_heard_before_the_welcome() -> None:
     assert kinds(client.broken()) == [(one, "unsent")]
 
 
-def test_s45_nothing_is_begun_before_the_hello() -> None:
+def test_w45_nothing_is_begun_before_the_hello() -> None:
     worker = WorkerSession("w1", "1.0", form_of)
     early = ToWorker(definitions=[Definition(function=1)], calls=[Call(number=1, function=1)], cancels=[1])
     assert worker.receive(early) == SILENCE
@@ -1766,7 +1766,7 @@ def test_s45_nothing_is_begun_before_the_hello() -> None:
         worker.receive(ToWorker(calls=[Call(number=1, function=1)]))
 
 
-def test_s45_a_second_hello_and_a_second_welcome_change_nothing() -> None:
+def test_w45_a_second_hello_and_a_second_welcome_change_nothing() -> None:
     client, worker = opened()
     one = call()
     client.submit(one)
@@ -1807,7 +1807,7 @@ DEFINED = Definition(function=1, tag="jobs.add:1")
         (ToWorker(chunks=[Chunk(transfer=3, data=b"x", layout=Layout())]), "beyond"),
     ],
 )
-def test_s40a_a_worker_ends_a_conversation_it_cannot_follow(message: ToWorker, said: str) -> None:
+def test_w40a_a_worker_ends_a_conversation_it_cannot_follow(message: ToWorker, said: str) -> None:
     worker = opened()[1]
     worker.receive(
         ToWorker(
@@ -1825,7 +1825,7 @@ def test_s40a_a_worker_ends_a_conversation_it_cannot_follow(message: ToWorker, s
     assert worker.broken() == []
 
 
-def test_s40a_a_forgotten_function_may_not_be_called() -> None:
+def test_w40a_a_forgotten_function_may_not_be_called() -> None:
     worker = opened()[1]
     begun, _, _ = worker.receive(
         ToWorker(definitions=[DEFINED], calls=[Call(number=1, function=1)], forgotten=[1, 1, 77])
@@ -1835,7 +1835,7 @@ def test_s40a_a_forgotten_function_may_not_be_called() -> None:
         worker.receive(ToWorker(calls=[Call(number=2, function=1)]))
 
 
-def test_s40a_cancels_of_unknown_calls_are_ignored() -> None:
+def test_w40a_cancels_of_unknown_calls_are_ignored() -> None:
     worker = opened()[1]
     worker.receive(ToWorker(definitions=[DEFINED], calls=[Call(number=1, function=1)]))
     assert worker.receive(ToWorker(cancels=[0, 1, 2, 1, 2**64 - 1])) == ([], [1, 1], [])
@@ -1850,7 +1850,7 @@ def answering() -> tuple[ClientSession, WorkerSession, list[Outgoing]]:
     return client, worker, calls
 
 
-def test_s40a_an_answer_whose_transfer_nobody_sent_breaks_the_conversation() -> None:
+def test_w40a_an_answer_whose_transfer_nobody_sent_breaks_the_conversation() -> None:
     client, _, calls = answering()
     with pytest.raises(ConversationBroken, match="transfer 4, of which not all has come"):
         client.receive(ToClient(results=[Result(number=2, transfer=4)]))
@@ -1870,7 +1870,7 @@ def test_s40a_an_answer_whose_transfer_nobody_sent_breaks_the_conversation() -> 
     ],
     ids=str,
 )
-def test_s40a_a_client_ends_a_conversation_it_cannot_follow(message: ToClient) -> None:
+def test_w40a_a_client_ends_a_conversation_it_cannot_follow(message: ToClient) -> None:
     client, _, calls = answering()
     client.receive(ToClient(chunks=[Chunk(transfer=8, data=b"begun", layout=Layout(pickle=10))]))
     message.results.add(number=calls[0].number, payload=b"fine")
@@ -1880,7 +1880,7 @@ def test_s40a_a_client_ends_a_conversation_it_cannot_follow(message: ToClient) -
     assert not retained(client)
 
 
-def test_s40a_room_and_returns_of_nobody_are_ignored() -> None:
+def test_w40a_room_and_returns_of_nobody_are_ignored() -> None:
     client, worker, _ = answering()
     assert client.receive(ToClient(credits=[Credit(transfer=5, bytes=7)], returned=[0, 4, 4])) == []
     assert worker.receive(ToWorker(credits=[Credit(transfer=5, bytes=7)], returned=[0, 4, 4])) == SILENCE
@@ -1897,7 +1897,7 @@ def test_s40a_room_and_returns_of_nobody_are_ignored() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_s40a_a_loan_that_is_returned_twice_or_too_early_is_released_once() -> None:
+def test_w40a_a_loan_that_is_returned_twice_or_too_early_is_released_once() -> None:
     client, _ = opened(shares=True)
     one, two = call(LONG, task=1), call(LONG, task=2)
     client.submit(one)
@@ -1913,7 +1913,7 @@ def test_s40a_a_loan_that_is_returned_twice_or_too_early_is_released_once() -> N
     assert list(client.loans.take_released()) == []
 
 
-def test_s40a_an_item_of_a_call_that_is_no_generator_is_no_answer() -> None:
+def test_w40a_an_item_of_a_call_that_is_no_generator_is_no_answer() -> None:
     """Its caller waits for one answer, and would take the item for it."""
     client, _, calls = answering()
     try:
@@ -1923,7 +1923,7 @@ def test_s40a_an_item_of_a_call_that_is_no_generator_is_no_answer() -> None:
     assert answers == []
 
 
-def test_s45_an_unknown_step_ends_a_generator() -> None:
+def test_w45_an_unknown_step_ends_a_generator() -> None:
     """A newer client may know more kinds. It was asked for something, and would wait for ever for an answer."""
     client, worker = opened()
     one = call(form=COUNTS)
@@ -1933,7 +1933,7 @@ def test_s45_an_unknown_step_ends_a_generator() -> None:
     assert worker.receive(carried(ToWorker(steps=[step]), ToWorker)).steps == [Stepped(one.number, "close", 0, b"")]
 
 
-def test_s40a_a_message_that_breaks_the_conversation_costs_no_call_its_outcome() -> None:
+def test_w40a_a_message_that_breaks_the_conversation_costs_no_call_its_outcome() -> None:
     """Answers that stand before the fault must not vanish with it: their callers would wait for ever."""
     client, _, calls = answering()
     first = Result(number=calls[0].number, payload=b"fine")
@@ -1945,7 +1945,7 @@ def test_s40a_a_message_that_breaks_the_conversation_costs_no_call_its_outcome()
     assert sorted(answer.call.task for answer in answers) == [1, 2, 3]
 
 
-def test_s40a_answers_to_nobody_are_dropped() -> None:
+def test_w40a_answers_to_nobody_are_dropped() -> None:
     client, _, calls = answering()
     strange = ToClient(
         started=[0, 77],
@@ -1958,7 +1958,7 @@ def test_s40a_answers_to_nobody_are_dropped() -> None:
     assert not any(one.started for one in calls)
 
 
-def test_s40a_a_second_answer_is_dropped() -> None:
+def test_w40a_a_second_answer_is_dropped() -> None:
     client, _, calls = answering()
     number = calls[0].number
     twice = ToClient(results=[Result(number=number, payload=b"1"), Result(number=number, payload=b"2")])
@@ -1968,7 +1968,7 @@ def test_s40a_a_second_answer_is_dropped() -> None:
     assert kinds(client.broken()) == [(one, "lost") for one in calls[1:]]
 
 
-def test_s45_unknown_kinds_of_answers_are_taken_for_the_safe_ones() -> None:
+def test_w45_unknown_kinds_of_answers_are_taken_for_the_safe_ones() -> None:
     """A newer worker may know more kinds. A result means that it ran, a refusal that it did not."""
     client, _, calls = answering()
     message = ToClient()
@@ -1978,7 +1978,7 @@ def test_s45_unknown_kinds_of_answers_are_taken_for_the_safe_ones() -> None:
     assert kinds(client.receive(carried(message, ToClient))) == [(calls[0], "lost"), (calls[1], "not_started")]
 
 
-def test_s45_what_a_newer_side_adds_is_ignored() -> None:
+def test_w45_what_a_newer_side_adds_is_ignored() -> None:
     client, worker, calls = answering()
     added = b"\x92\x03\x03new"  # field 50, a string
     assert worker.receive(ToWorker.FromString(ToWorker(cancels=[1]).SerializeToString() + added)) == ([], [1], [])
@@ -2034,7 +2034,7 @@ def lent_by(frames: Sequence[Any]) -> list[int]:
 
 @fuzz
 @given(messages=st.lists(to_worker, max_size=4))
-def test_s40a_whatever_a_client_says_no_number_is_begun_twice(messages: list[ToWorker]) -> None:
+def test_w40a_whatever_a_client_says_no_number_is_begun_twice(messages: list[ToWorker]) -> None:
     worker = opened()[1]
     begun: list[int] = []
     try:
@@ -2061,7 +2061,7 @@ def test_s40a_whatever_a_client_says_no_number_is_begun_twice(messages: list[ToW
 
 @fuzz
 @given(messages=st.lists(to_client, max_size=4))
-def test_s40a_whatever_a_worker_says_each_call_ends_once(messages: list[ToClient]) -> None:
+def test_w40a_whatever_a_worker_says_each_call_ends_once(messages: list[ToClient]) -> None:
     client, _, calls = answering()
     answers: list[Answer] = []
     try:
@@ -2087,7 +2087,7 @@ def test_s40a_whatever_a_worker_says_each_call_ends_once(messages: list[ToClient
 @fuzz
 @given(messages=st.lists(to_client, max_size=4), written=st.integers(0, 4), sent=st.booleans())
 @pytest.mark.usefixtures("small")
-def test_s40a_whatever_a_worker_says_each_descriptor_is_released_once(
+def test_w40a_whatever_a_worker_says_each_descriptor_is_released_once(
     messages: list[ToClient], written: int, sent: bool
 ) -> None:
     """Calls whose arguments wait for memory, are being written, are written, were sent, and others in chunks."""
@@ -2440,7 +2440,7 @@ MOVES = {
 
 
 @pytest.mark.usefixtures("small")
-def test_s40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
+def test_w40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
     run_state_machine_as_test(
         Conversations,
         settings=settings(
@@ -2461,7 +2461,7 @@ def chance(request: pytest.FixtureRequest) -> Iterator[random.Random]:
 
 
 @pytest.mark.usefixtures("small")
-def test_s40a_a_long_walk(chance: random.Random) -> None:
+def test_w40a_a_long_walk(chance: random.Random) -> None:
     """The same steps by plain chance: nothing is shrunk, and a second goes ten times as far."""
     machine = Conversations()
     machine.begin(chance.choice(LIMITS), chance.random() < 0.5, chance.random() < 0.5)
@@ -2479,7 +2479,7 @@ UNBROKEN = [one for one in COMMANDS if not one[0].endswith("_breaks")]
 
 @pytest.mark.parametrize("seed", range(int(2 + 20 * SCALE)))
 @pytest.mark.usefixtures("small")
-def test_s40a_a_break_at_any_moment(seed: int) -> None:
+def test_w40a_a_break_at_any_moment(seed: int) -> None:
     """The same walk again and again, cut off after one more step each time, by either end or by both."""
     length = 120
     for cut_off in range(seed % 4, length, 4):
