@@ -26,7 +26,7 @@ import table
 from table import MISSED, Bar, Contestant, Turns, median, per_second, so_many_each, times
 
 import headgate
-from headgate.pipeline import TaskPool
+from headgate.combined.pool import TaskPool
 from headgate.resources import Resource, ResourcePool
 from headgate.tasks import TaskPool as PlainPool
 from headgate.tasks import fair_round_robin

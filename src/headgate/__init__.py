@@ -49,6 +49,7 @@ from headgate.observe import logging as _logging
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
+    from headgate.combined.pool import TaskPool, pool_create
     from headgate.context import (
         Context,
         ContextDecodeWarning,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
         current_context,
         install_task_factory,
     )
-    from headgate.pipeline import TaskPool, pool_create
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
     from headgate.tasks import (
         Backpressure,
@@ -198,7 +198,7 @@ _ROOMS = {
         "current_context",
         "install_task_factory",
     ),
-    "headgate.pipeline": ("TaskPool", "pool_create"),
+    "headgate.combined.pool": ("TaskPool", "pool_create"),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
     "headgate.tasks": (
         "Backpressure",
@@ -238,7 +238,7 @@ _ROOMS = {
         "routine",
     ),
 }
-_SUBMODULES = ("discovery", "pipeline", "resources", "stores", "tasks", "testing", "workers")
+_SUBMODULES = ("discovery", "combined", "resources", "stores", "tasks", "testing", "workers")
 _named = lazy(globals(), _ROOMS)
 
 _logging.install()

@@ -23,7 +23,7 @@ Sources = Mapping[str, str]
 # ----------------------------------------------------------------------------------------------------------------------
 # The house
 #
-#   errors <- core <- resources <- {tasks+stores | context <- workers+discovery} <- pipeline <- {observe, integrations}
+#   errors <- core <- resources <- {tasks+stores | context <- workers+discovery} <- combined <- {observe, integrations}
 #          <- cli
 #
 # "+" is one storey whose rooms may know each other; what braces part may not.
@@ -31,8 +31,8 @@ Sources = Mapping[str, str]
 _GROUND = ("core", "errors")
 _TASKS = ("stores", "tasks")
 _WORKERS = ("context", "discovery", "workers")
-_BELOW_PIPELINE = ("resources", *_TASKS, *_WORKERS, *_GROUND)
-_BELOW_CLI = ("integrations", "observe", "pipeline", *_BELOW_PIPELINE)
+_BELOW_COMBINED = ("resources", *_TASKS, *_WORKERS, *_GROUND)
+_BELOW_CLI = ("integrations", "observe", "combined", *_BELOW_COMBINED)
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -43,9 +43,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "context": ("resources", *_GROUND),
     "workers": ("context", "discovery", "resources", *_GROUND),
     "discovery": ("context", "workers", "resources", *_GROUND),
-    "pipeline": _BELOW_PIPELINE,
-    "observe": ("pipeline", *_BELOW_PIPELINE),
-    "integrations": ("pipeline", *_BELOW_PIPELINE),
+    "combined": _BELOW_COMBINED,
+    "observe": ("combined", *_BELOW_COMBINED),
+    "integrations": ("combined", *_BELOW_COMBINED),
     "cli": _BELOW_CLI,
     # Shipped for users' tests. It may look into every room, and no room may lean on it.
     "testing": ("cli", *_BELOW_CLI),
@@ -60,43 +60,43 @@ FACE = "__init__.py"
 
 # What decides, and so takes `now` and chance as arguments. A renamed file must be renamed here (a test asks).
 PURE = (
-    "core/waiters.py",
+    "core/wait_queue.py",
     "resources/affinity.py",
-    "resources/call.py",
+    "resources/attempts.py",
     "resources/effects.py",
-    "resources/looking.py",
+    "resources/stats.py",
     "resources/model.py",
-    "resources/plan.py",
+    "resources/run_options.py",
     "resources/rotation.py",
-    "resources/seats.py",
+    "resources/members.py",
     "resources/strategies.py",
     "stores/codec.py",
-    "stores/compaction.py",
-    "stores/journal.py",
-    "stores/lines.py",
-    "stores/tags.py",
+    "stores/jsonl/compaction.py",
+    "stores/jsonl/journal.py",
+    "stores/jsonl/lines.py",
+    "stores/type_tags.py",
     "tasks/admission.py",
-    "tasks/agenda.py",
-    "tasks/classed_queues.py",
-    "tasks/desk.py",
-    "tasks/door.py",
-    "tasks/fair_queues.py",
+    "tasks/scheduling/timers.py",
+    "tasks/scheduling/queues/by_requirement.py",
+    "tasks/scheduling/scheduler.py",
+    "tasks/scheduling/submit_queue.py",
+    "tasks/scheduling/queues/fair.py",
     "tasks/fairness.py",
-    "tasks/idempotency.py",
-    "tasks/keyed_queues.py",
-    "tasks/ledger.py",
-    "tasks/lending.py",
+    "tasks/scheduling/idempotency.py",
+    "tasks/scheduling/queues/by_key.py",
+    "tasks/scheduling/states.py",
+    "tasks/scheduling/slots.py",
     "tasks/model.py",
     "tasks/options.py",
-    "tasks/queues.py",
+    "tasks/scheduling/queues/simple.py",
     "tasks/strategies.py",
-    "workers/admission.py",
-    "workers/balancing.py",
+    "workers/server/admission.py",
+    "workers/client/balancing.py",
     "workers/model.py",
-    "workers/exchange.py",
-    "workers/parcels.py",
-    "workers/restarts.py",
-    "workers/session.py",
+    "workers/protocol/messages.py",
+    "workers/protocol/bulk.py",
+    "workers/processes/restarts.py",
+    "workers/protocol/session.py",
 )
 IMPURE = (
     "asyncio",
@@ -111,7 +111,8 @@ IMPURE = (
 
 # Where time and chance come in. `testing` is free: it builds the virtual clock.
 CLOCK = "core/clock.py"
-APART = "workers/keeper.py"  # a program of its own: it imports nothing of headgate, and has no test clock to follow
+# A program of its own: it imports nothing of headgate, and has no test clock to follow.
+APART = "workers/processes/keeper.py"
 TIME_AND_CHANCE = ("random", "time", "uuid")
 NO_CHANCE = ("from uuid import UUID",)  # a kind of value; it draws nothing
 
@@ -287,11 +288,11 @@ def test_an_import_against_the_arrows_is_reported_however_it_is_written(source: 
         ("resources/__init__.py", "tasks"),
         ("tasks/pool.py", "workers"),
         ("tasks/pool.py", "context"),
-        ("stores/jsonl.py", "discovery"),
+        ("stores/jsonl/store.py", "discovery"),
         ("workers/pool.py", "tasks"),
-        ("workers/pool.py", "pipeline"),
+        ("workers/pool.py", "combined"),
         ("context/wire.py", "workers"),
-        ("pipeline.py", "observe"),
+        ("combined/pool.py", "observe"),
         ("observe/metrics.py", "integrations"),
         ("integrations/httpx.py", "cli"),
         ("core/clock.py", "testing"),

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-WIRE = ROOT / "src" / "headgate" / "workers" / "wire"
+WIRE = ROOT / "src" / "headgate" / "workers" / "protocol" / "wire"
 
 
 def test_w52_the_generated_code_has_not_drifted() -> None:

@@ -15,7 +15,7 @@ import pytest
 import headgate
 from headgate import ContextVar, do_dispatch, routine
 from headgate.context.travel import Exchange, outgoing
-from headgate.workers.streams import Stream
+from headgate.workers.client.remote_stream import Stream
 from tests.context import token_jobs as far
 from tests.context.conftest import Apart
 from tests.context.token_jobs import Box, Boxed, found, held, holder, reset

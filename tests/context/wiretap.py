@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from grpc.aio import _call
 
-from headgate.workers.wire.wire_pb2 import ToClient, ToWorker
+from headgate.workers.protocol.wire.wire_pb2 import ToClient, ToWorker
 
 
 class Tap:

@@ -20,10 +20,10 @@ pytest.register_assert_rewrite(
 )
 
 from headgate.testing import no_leaks  # noqa: E402
+from tests.combined.combined_support import Apart  # noqa: E402
 from tests.conftest import SCALE  # noqa: E402
 from tests.docs import delivery_blocked, delivery_calls, delivery_prose, delivery_tasks  # noqa: E402, F401
 from tests.docs.delivery_lab import BLOCKED, EXPERIMENTS, GUIDE, PROSE, Experiment, Lab, named_in, tables_of  # noqa: E402
-from tests.pipeline.line_support import Apart  # noqa: E402
 
 TABLES = tables_of(GUIDE.read_text("utf-8"))
 

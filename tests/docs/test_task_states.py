@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headgate.tasks.ledger import TRANSITIONS
+from headgate.tasks.scheduling.states import TRANSITIONS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "tasks.md"
 ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\S.*) \|$", re.MULTILINE)

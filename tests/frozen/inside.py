@@ -11,8 +11,15 @@ from headgate.core.clock import clock
 from headgate.core.events import Event
 from headgate.tasks.model import View
 from headgate.workers import events as worker_events
-from headgate.workers.arrivals import loads
-from headgate.workers.codec import (
+from headgate.workers.model import FunctionForm, RoutineOptions
+from headgate.workers.protocol.bulk import Borrowed, Parcel
+from headgate.workers.protocol.messages import NEWEST, OLDEST, Outgoing
+from headgate.workers.protocol.session import ClientSession, WorkerSession
+from headgate.workers.protocol.wire.wire_pb2 import Probe, ToClient, ToWorker
+from headgate.workers.routines import as_routine
+from headgate.workers.serialization.dynamic_classes import loads
+from headgate.workers.serialization.functions import Traveller
+from headgate.workers.serialization.pickling import (
     dump_arguments,
     dump_exception,
     dump_sent,
@@ -22,13 +29,6 @@ from headgate.workers.codec import (
     load_arguments,
     load_exception,
 )
-from headgate.workers.exchange import NEWEST, OLDEST, Outgoing
-from headgate.workers.functions import Traveller
-from headgate.workers.model import FunctionForm, RoutineOptions
-from headgate.workers.parcels import Borrowed, Parcel
-from headgate.workers.routines import as_routine
-from headgate.workers.session import ClientSession, WorkerSession
-from headgate.workers.wire.wire_pb2 import Probe, ToClient, ToWorker
 
 CONVERSE = "/headgate.wire.v1.Worker/Converse"
 """The method of the stream, as gRPC names it."""

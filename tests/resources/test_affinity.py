@@ -16,8 +16,8 @@ from headgate import InvalidType, Resource, ResourcePool, RetryOperation
 from headgate.resources import affinity as affinity_module
 from headgate.resources import round_robin, sticky
 from headgate.resources.affinity import Rendezvous, stable_text
+from headgate.resources.members import Flight, WaitTicket, Want
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import Flight, WaitTicket, Want
 from headgate.testing import run, virtual
 from tests.resources.support import Gate, ident, in_flight, keys
 

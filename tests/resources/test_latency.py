@@ -14,8 +14,8 @@ import pytest
 from headgate import CooldownResource, InvalidArgument, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.resources import least_latency
+from headgate.resources.members import Flight, Want
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import Flight, Want
 from headgate.testing import virtual
 from tests.resources.support import keys
 

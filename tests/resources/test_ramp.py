@@ -9,8 +9,8 @@ import pytest
 
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
 from headgate.resources.effects import Recover, Serve
+from headgate.resources.members import Flight, WaitTicket, Want
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import Flight, WaitTicket, Want
 from headgate.resources.strategies import NAMED, strategy_of
 from headgate.testing import settle, virtual
 from tests.resources.support import Gate, always, keys

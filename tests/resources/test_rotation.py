@@ -15,8 +15,8 @@ from headgate import InvalidArgument, Resource, UnknownResource
 from headgate.resources import rotation as rotation_module
 from headgate.resources import strategies
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.members import ANY, Flight, WaitTicket, Want
 from headgate.resources.rotation import MAX_CLASSES, Rotation
-from headgate.resources.seats import ANY, Flight, WaitTicket, Want
 from headgate.resources.strategies import strategy_of
 
 TABLE = (30.0, 120.0, 300.0, 600.0)

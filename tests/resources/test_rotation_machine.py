@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.members import ANY, Flight, Seat, WaitTicket, Want
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import ANY, Flight, Seat, WaitTicket, Want
 from headgate.resources.strategies import NAMED, Occasion, Picker
 from tests.resources.model import News, Outcome, Pool, Res, Use, Waiter, World
 

@@ -769,7 +769,7 @@ def test_a_fork_in_the_middle_of_a_transition_leaves_the_child_able_to_work() ->
     code = (
         "import os, threading\n"
         "from headgate import ResourcePool\n"
-        "from headgate.resources.shell import turn\n"
+        "from headgate.resources.engine import turn\n"
         "pool = ResourcePool({'a': 1})\n"
         "held, done = threading.Event(), threading.Event()\n"
         "def hold():\n"

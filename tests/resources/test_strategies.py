@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headgate import InvalidArgument, Resource
+from headgate.resources.members import Flight, Seat, Want
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import Flight, Seat, Want
 from headgate.resources.strategies import (
     NAMED,
     Picker,

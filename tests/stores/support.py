@@ -11,7 +11,7 @@ from typing import Any
 
 from headgate.errors import StoreWriteFailed
 from headgate.stores import Entry, Journal, JsonLinesStore, StoredTask
-from headgate.stores.files import Files
+from headgate.stores.jsonl.files import Files
 from headgate.testing.stores import end, submit
 
 __all__ = ["FullDisk", "NoSync", "append", "end", "lives", "numbers", "open_journal", "statuses", "submit"]

@@ -13,7 +13,7 @@ import pytest
 
 from headgate.errors import StoreWriteFailed
 from headgate.stores import Done, Entry, JsonLinesStore, MemoryStore, StoredTask
-from headgate.stores.files import Files
+from headgate.stores.jsonl.files import Files
 from headgate.stores.memory import MemoryJournal
 from headgate.testing import check_store
 from tests.stores.support import NoSync

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.stores import Entry
-from headgate.stores.compaction import wanted
-from headgate.stores.journal import Bad, Header, decoded, fold, kept, last_writer, unfinished, viewed
-from headgate.stores.lines import Writer, beat_line, entry_line, file_name, header_line, open_line, stale_line
-from headgate.stores.scanning import scan
+from headgate.stores.jsonl.compaction import wanted
+from headgate.stores.jsonl.journal import Bad, Header, decoded, fold, kept, last_writer, unfinished, viewed
+from headgate.stores.jsonl.lines import Writer, beat_line, entry_line, file_name, header_line, open_line, stale_line
+from headgate.stores.jsonl.scanner import scan
 from tests.conftest import SCALE
 from tests.stores.support import end, lives, numbers, statuses, submit
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from headgate.errors import InvalidArgument, InvalidType, StoreFormatTooNew, StoreLocked, StoreWriteFailed
-from headgate.stores import JsonLinesStore, Opaque, committing, read_journal
-from headgate.stores.files import Files
+from headgate.stores import JsonLinesStore, Opaque, read_journal
+from headgate.stores.jsonl import writer
+from headgate.stores.jsonl.files import Files
 from tests.stores.support import NoSync, append, end, lives, numbers, open_journal, statuses, submit
 
 
@@ -317,7 +318,7 @@ def test_t62_after_close_nothing_is_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def compacts_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing, "_MANY_LINES", 20)
+    monkeypatch.setattr(writer, "_MANY_LINES", 20)
 
 
 def test_t62_the_file_stays_small_and_keeps_what_it_must(tmp_path: Path, compacts_early: None) -> None:
@@ -342,10 +343,8 @@ def test_t62_a_file_in_which_all_is_wanted_is_compacted_ever_more_rarely(
     tmp_path: Path, compacts_early: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    compact = committing.JsonLinesJournal._compact
-    monkeypatch.setattr(
-        committing.JsonLinesJournal, "_compact", lambda self: [sizes.append(self._lines), compact(self)][1]
-    )
+    compact = writer.JsonLinesJournal._compact
+    monkeypatch.setattr(writer.JsonLinesJournal, "_compact", lambda self: [sizes.append(self._lines), compact(self)][1])
     journal = open_journal(tmp_path, files=NoSync())
     for number in range(1, 1001):
         append(journal, submit(number))

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from headgate.stores import committing
-from headgate.stores.files import Files
+from headgate.stores.jsonl import writer
+from headgate.stores.jsonl.files import Files
 from tests.stores.support import NoSync, end, open_journal, submit
 
 
@@ -128,7 +128,7 @@ async def work(folder: Path, files: Image, tasks: int) -> None:
 def test_t62_what_was_acknowledged_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, scale: float
 ) -> None:
-    monkeypatch.setattr(committing, "_MANY_LINES", 10)
+    monkeypatch.setattr(writer, "_MANY_LINES", 10)
     chance = random.Random(seed)
     folder = tmp_path / "disk"
     folder.mkdir()

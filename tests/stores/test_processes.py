@@ -31,10 +31,10 @@ def start(code: str, *args: object) -> subprocess.Popen[bytes]:
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
-from headgate.stores import committing
+from headgate.stores.jsonl import writer
 from tests.stores.support import end, open_journal, submit
 
-committing._MANY_LINES = 50
+writer._MANY_LINES = 50
 
 async def main():
     journal = open_journal(Path(sys.argv[1]), keep=5)

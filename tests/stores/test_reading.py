@@ -57,12 +57,12 @@ def test_t61_results_read_as_values_and_pickles_as_their_names(tmp_path: Path) -
 
 def test_t61_a_replaced_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a second look a reader would find the lock of the old file free, and call everything stale."""
-    from headgate.stores import reading
+    from headgate.stores.jsonl import reader
 
     journal = open_journal(tmp_path, files=NoSync())
     append(journal, submit(1, running=True, at=4e9))
     looked: list[bool] = []
-    is_locked = reading._is_locked
+    is_locked = reader._is_locked
 
     def look(file: int) -> bool:
         if not looked:
@@ -70,7 +70,7 @@ def test_t61_a_replaced_file_is_read_again(tmp_path: Path, monkeypatch: pytest.M
         looked.append(is_locked(file))
         return looked[-1]
 
-    monkeypatch.setattr(reading, "_is_locked", look)
+    monkeypatch.setattr(reader, "_is_locked", look)
     assert statuses(read_journal(tmp_path, pool_id="p")) == {1: "running"}
     assert looked == [False, True]
     journal.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 from headgate import TaskPool
 from headgate.stores import JsonLinesStore
-from headgate.stores.files import Files
+from headgate.stores.jsonl.files import Files
 
 KINDS = 5
 

@@ -25,7 +25,7 @@ from headgate import (
     subscribe,
 )
 from headgate.tasks import PoolAuditFailed, PoolAuditLost, PoolDequeue, PoolDrop, PoolFinish, PoolSubmit
-from headgate.tasks.audit import AuditFile
+from headgate.tasks.runtime.audit import AuditFile
 from headgate.testing import capture_events, virtual
 from tests.tasks.support import AUDIT, Flaky, Gate, broken, quick, slow
 

@@ -36,7 +36,7 @@ from headgate import (
 )
 from headgate.errors import PoolBusy, QueueFull
 from headgate.stores import JsonLinesStore, MemoryStore, read_journal
-from headgate.stores.files import Files
+from headgate.stores.jsonl.files import Files
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import pytest
 
 from headgate import StoreWriteFailed, TaskPool, backpressure_queue, pool_list, pool_wait
 from headgate.stores import JsonLinesStore, MemoryStore, read_journal
-from headgate.stores.files import Files
+from headgate.stores.jsonl.files import Files
 
 pytestmark = pytest.mark.integration
 
@@ -123,7 +123,7 @@ def test_t60b_what_is_not_kept_is_said_once(caplog: pytest.LogCaptureFixture) ->
 
 def test_t60_opening_costs_no_more_for_each_task_when_there_are_many() -> None:
     """Counted by a comparison that was made once for every task and every forgotten one."""
-    from headgate.stores.journal import kept, submitted
+    from headgate.stores.jsonl.journal import kept, submitted
 
     class Tasks(dict[int, Any]):
         walks = 0

@@ -22,8 +22,10 @@ from headgate import (
     pool_get,
     pool_list,
 )
-from headgate.stores import JsonLinesStore, jsonl, scanning
-from headgate.stores.files import Files
+from headgate.stores import JsonLinesStore
+from headgate.stores.jsonl import scanner
+from headgate.stores.jsonl import store as jsonl
+from headgate.stores.jsonl.files import Files
 
 pytestmark = pytest.mark.integration
 
@@ -225,7 +227,7 @@ def test_t60_results_are_decoded_when_somebody_asks(monkeypatch: pytest.MonkeyPa
         asked.append(encoded)
         return encoded
 
-    monkeypatch.setattr(scanning, "decode", decode)
+    monkeypatch.setattr(scanner, "decode", decode)
 
     async def main() -> None:
         async with durable() as pool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import headgate
 from headgate import WorkerPool, routine
-from headgate.workers import execution
+from headgate.workers.server import task_loop
 from tests.workers import jobs, stream_jobs
 from tests.workers.support import lines
 
@@ -187,7 +187,7 @@ async def reads_in_a_thread(path: str) -> list[Any]:
 @routine
 async def forget_after(seconds: float) -> None:
     """Let this worker forget resting generators after so long when it stops."""
-    execution.FORGOTTEN = seconds
+    task_loop.FORGOTTEN = seconds
 
 
 @routine

@@ -18,7 +18,7 @@ import pytest
 
 import headgate
 from headgate import PoolClosed, WorkerPool, WorkerStartFailed, routine
-from headgate.workers.spawning import NEW, PREFIX
+from headgate.workers.processes.keeper_client import NEW, PREFIX
 from tests.workers import attack_jobs, jobs
 from tests.workers.support import PATIENCE, ROOT, Shared, alive, run, until
 
@@ -46,7 +46,7 @@ def test_w26_a_start_that_fails_leaves_the_current_folder_alone(
 ) -> None:
     (tmp_path / "precious").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headgate.workers.spawning._bases", lambda: [str(tmp_path / "nowhere")])
+    monkeypatch.setattr("headgate.workers.processes.keeper_client._bases", lambda: [str(tmp_path / "nowhere")])
 
     async def main() -> None:
         with pytest.raises(WorkerStartFailed, match="no folder for the sockets"):
@@ -530,7 +530,7 @@ def test_w52_whoever_cancels_all_tasks_finds_the_workers_again() -> None:
 
 
 def test_w33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.workers.spawning._PATIENCE", 0.3)
+    monkeypatch.setattr("headgate.workers.processes.keeper_client._PATIENCE", 0.3)
     monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
 
     async def main() -> None:

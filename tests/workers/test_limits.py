@@ -21,7 +21,7 @@ from headgate import (
     WorkerPool,
 )
 from headgate.testing import capture_events
-from headgate.workers.execution import THREADS
+from headgate.workers.server.task_loop import THREADS
 from tests.workers import jobs
 from tests.workers import limit_jobs as limits
 from tests.workers.support import alive, in_flight, lines, pids, run, states, until

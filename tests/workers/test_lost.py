@@ -17,9 +17,9 @@ import pytest
 import headgate
 from headgate import ResourcePool, WorkerLost, WorkerPool
 from headgate.testing import no_leaks
-from headgate.workers.endings import LINES, Ending, ending_of
-from headgate.workers.keeper import TAIL
 from headgate.workers.mapping import routine_for
+from headgate.workers.processes.exit_status import LINES, Ending, ending_of
+from headgate.workers.processes.keeper import TAIL
 from tests.conftest import SCALE
 from tests.workers import jobs, lost_jobs
 from tests.workers.support import Shared, all_ready, in_flight, lines, pids, run, script, until

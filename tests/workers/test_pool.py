@@ -30,7 +30,7 @@ from headgate import (
     WorkerStartFailed,
 )
 from headgate.testing import capture_events, no_leaks
-from headgate.workers import restarts
+from headgate.workers.processes import restarts
 from tests.workers import jobs
 from tests.workers.support import Shared, alive, all_ready, in_flight, lines, pids, run, script, states, until
 

@@ -27,7 +27,7 @@ import pytest
 
 from headgate import WorkerPool, WorkerStartFailed
 from headgate.testing import no_leaks
-from headgate.workers import spawning
+from headgate.workers.processes import keeper_client
 from tests.workers import jobs
 from tests.workers.support import (
     MARK,
@@ -221,7 +221,7 @@ def test_w33_a_crash_leaves_files_only_until_the_next_start(
 
 DIES_WHILE_IT_STARTS = """
 import asyncio, os, headgate
-from headgate.workers import spawning
+from headgate.workers.processes import keeper_client
 def dies(*args, **kwargs):
     os.kill(os.getpid(), 9)
 {place} = dies
@@ -232,28 +232,28 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("place", ["os.rename", "spawning.fcntl.flock", "spawning._locked"])
+@pytest.mark.parametrize("place", ["os.rename", "keeper_client.fcntl.flock", "keeper_client._locked"])
 def test_w33_a_client_killed_while_it_starts_leaves_files_only_until_the_next_start(
     runtime: Path, tmp_path: Path, place: str
 ) -> None:
     done = script(DIES_WHILE_IT_STARTS.format(place=place), tmp_path)
     assert done.returncode == -9
     [left] = os.listdir(runtime)
-    assert left.startswith(spawning.NEW)
-    spawning.sweep(str(runtime))
+    assert left.startswith(keeper_client.NEW)
+    keeper_client.sweep(str(runtime))
     assert os.listdir(runtime) == []
 
 
 def test_w33_folders_of_clients_that_are_starting_are_not_swept(runtime: Path) -> None:
-    kept = [runtime / f"{spawning.NEW}held", runtime / f"{spawning.NEW}full", runtime / "headgate-other"]
+    kept = [runtime / f"{keeper_client.NEW}held", runtime / f"{keeper_client.NEW}full", runtime / "headgate-other"]
     for path in kept:
         path.mkdir()
-    (runtime / f"{spawning.NEW}full" / "something").touch()
-    (runtime / f"{spawning.NEW}link").symlink_to(kept[2])
+    (runtime / f"{keeper_client.NEW}full" / "something").touch()
+    (runtime / f"{keeper_client.NEW}link").symlink_to(kept[2])
     with open(kept[0] / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        spawning.sweep(str(runtime))
-        assert sorted(os.listdir(runtime)) == sorted([*(path.name for path in kept), f"{spawning.NEW}link"])
+        keeper_client.sweep(str(runtime))
+        assert sorted(os.listdir(runtime)) == sorted([*(path.name for path in kept), f"{keeper_client.NEW}link"])
 
 
 def test_w33_starts_and_sweeps_at_the_same_moment_do_not_disturb_each_other(runtime: Path, scale: float) -> None:
@@ -264,7 +264,7 @@ def test_w33_starts_and_sweeps_at_the_same_moment_do_not_disturb_each_other(runt
     def start() -> None:
         try:
             for _ in range(max(20, int(200 * scale))):
-                directory, lock = spawning.make_directory()
+                directory, lock = keeper_client.make_directory()
                 made.append(directory)
                 assert os.path.isfile(os.path.join(directory, "lock"))
                 os.close(lock)
@@ -273,7 +273,7 @@ def test_w33_starts_and_sweeps_at_the_same_moment_do_not_disturb_each_other(runt
 
     def sweep() -> None:
         while not ended.is_set():
-            spawning.sweep(str(runtime))
+            keeper_client.sweep(str(runtime))
 
     sweepers = [threading.Thread(target=sweep) for _ in range(2)]
     starters = [threading.Thread(target=start) for _ in range(3)]
@@ -286,7 +286,7 @@ def test_w33_starts_and_sweeps_at_the_same_moment_do_not_disturb_each_other(runt
         thread.join()
     assert failed == []
     assert len(set(made)) == len(made)
-    spawning.sweep(str(runtime))
+    keeper_client.sweep(str(runtime))
     assert os.listdir(runtime) == []
 
 

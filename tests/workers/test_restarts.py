@@ -26,10 +26,10 @@ import pytest
 import headgate
 from headgate import NoWorkersAvailable, WorkerPool, WorkerStartFailed
 from headgate.testing import capture_events, no_leaks
-from headgate.workers import restarts, spawning
+from headgate.workers.processes import keeper_client, restarts
 from tests.workers import attack_jobs, jobs
 from tests.workers.support import PATIENCE, alive, all_ready, environment, pids, run, states, until
-from tests.workers.test_template import keeper_of, template_of
+from tests.workers.test_fork_server import keeper_of, template_of
 
 pytestmark = [
     pytest.mark.integration,
@@ -71,9 +71,9 @@ def plant(fault: str, flag: Path, setattr: Callable[[object, str, str], None]) -
     """Have keepers and templates run this before they begin."""
     fault = fault.format(flag=str(flag))
     for name, before in (("_KEEP", "keeper.main("), ("_KEEP_WITH_TEMPLATE", "main(c,"), ("_BOOT", "from importlib")):
-        code: str = getattr(spawning, name)
+        code: str = getattr(keeper_client, name)
         assert before in code
-        setattr(spawning, name, code.replace(before, f"\n{fault}\n{before}", 1))
+        setattr(keeper_client, name, code.replace(before, f"\n{fault}\n{before}", 1))
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ import headgate
 from headgate.testing import capture_events
 from tests.workers import jobs, test_restarts
 from tests.workers.support import all_ready, pids, until
-from tests.workers.test_template import keeper_of, template_of
+from tests.workers.test_fork_server import keeper_of, template_of
 
 flag = Path(sys.argv[1])
 test_restarts.plant(test_restarts.SHORTAGE, flag, setattr)

@@ -24,8 +24,8 @@ import pytest
 import headgate
 from headgate import HeadgateError, InvalidArgument, InvalidType, NoActivePool, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
-from headgate.workers.execution import THREADS
 from headgate.workers.routines import OPEN, dispatch_limit
+from headgate.workers.server.task_loop import THREADS
 from tests.workers import jobs
 from tests.workers import limit_jobs as limits
 from tests.workers.support import Shared, environment, in_flight, lines, pids, run, script, until

@@ -118,8 +118,8 @@ def test_w05_a_cancellation_does_not_overtake_the_value_it_follows(shared: Share
 @pytest.fixture
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Callers wait half a second for what does not end. That it is five is shown in `test_failures`."""
-    monkeypatch.setattr("headgate.workers.proxy.CONFIRMATION", 0.5)
-    monkeypatch.setattr("headgate.workers.connection.CONFIRMATION", 0.5)
+    monkeypatch.setattr("headgate.workers.client.dispatcher.CONFIRMATION", 0.5)
+    monkeypatch.setattr("headgate.workers.client.connection.CONFIRMATION", 0.5)
 
 
 @pytest.mark.usefixtures("soon_given_up")
@@ -286,7 +286,7 @@ def test_w33_signals_that_the_client_blocks_are_not_blocked_in_workers(tmp_path:
 
 @linux
 def test_w26_a_template_that_is_stopped_is_given_up() -> None:
-    from tests.workers.test_template import template_of
+    from tests.workers.test_fork_server import template_of
 
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:

@@ -39,8 +39,8 @@ from headgate import (
     routine,
 )
 from headgate.testing import capture_events
-from headgate.workers import connection as connection_module
-from headgate.workers import proxy as proxy_module
+from headgate.workers.client import connection as connection_module
+from headgate.workers.client import dispatcher as proxy_module
 from tests.conftest import SCALE
 from tests.workers import jobs, stream_jobs
 from tests.workers.support import (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SiblingCancelled,
     )
     from headgate.resources.fields import Affinity
+    from headgate.resources.members import Seat
     from headgate.resources.model import (
         Attempt,
         PoolStats,
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
         ResourceStatus,
         Usage,
     )
-    from headgate.resources.plan import LeaseOptions, RunOptions, StreamOptions, SyncOptions, UseOptions
     from headgate.resources.pool import Pool, ResourcePool
-    from headgate.resources.seats import Seat
+    from headgate.resources.run_options import LeaseOptions, RunOptions, StreamOptions, SyncOptions, UseOptions
     from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, parse_retry_after
     from headgate.resources.strategies import (
         GuidedPicker,
@@ -120,9 +120,9 @@ _MODULES = {
         "ResourceStatus",
         "Usage",
     ),
-    "headgate.resources.plan": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
+    "headgate.resources.run_options": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
     "headgate.resources.pool": ("Pool", "ResourcePool"),
-    "headgate.resources.seats": ("Seat",),
+    "headgate.resources.members": ("Seat",),
     "headgate.resources.signals": (
         "CooldownResource",
         "DisableResource",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from headgate.resources.members import Flight, Seat, WaitTicket
 from headgate.resources.model import ResourceStatus
-from headgate.resources.seats import Flight, Seat, WaitTicket
 
 _NOBODY: Any = None  # a test that writes down what it expects need not name the seat
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 from headgate.core.redaction import learn, meet, redact
 from headgate.core.spelling import named_options
-from headgate.core.weak import WeakList
+from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument
 from headgate.resources.fields import checked_id, checked_limit, checked_names, checked_number
 from headgate.resources.signals import Signal
 
 if TYPE_CHECKING:
-    from headgate.resources.seats import Flight, Seat
+    from headgate.resources.members import Flight, Seat
 
 T = TypeVar("T")
 

@@ -39,13 +39,21 @@ from headgate.resources.checks import (
     refuse_awaitable,
     refuse_on_loop,
 )
+from headgate.resources.engine import Classifier, PoolShell, bounded, bury, set_handle, turn
 from headgate.resources.fields import checked_attempts, checked_flag
+from headgate.resources.members import Flight, Seat
 from headgate.resources.model import PoolStats, Resource, ResourceSnapshot
-from headgate.resources.plan import LeaseOptions, Plan, RunOptions, StreamOptions, SyncOptions, UseOptions, plan_of
 from headgate.resources.reporting import StateChange
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import Flight, Seat
-from headgate.resources.shell import Classifier, PoolShell, bounded, bury, set_handle, turn
+from headgate.resources.run_options import (
+    LeaseOptions,
+    Plan,
+    RunOptions,
+    StreamOptions,
+    SyncOptions,
+    UseOptions,
+    plan_of,
+)
 from headgate.resources.strategies import Strategy, strategy_of
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import PoolExhausted
 from headgate.resources import events
-from headgate.resources.call import Call
+from headgate.resources.attempts import Call
 from headgate.resources.effects import Cool, Disable, Enable, Recover
+from headgate.resources.members import Flight
 from headgate.resources.model import ResourceStatus, Usage
-from headgate.resources.seats import Flight
 
 StateChange = Callable[[str, ResourceStatus, ResourceStatus, int], object]
 

@@ -26,13 +26,13 @@ from functools import partial
 from itertools import count
 from typing import Any, cast
 
-from headgate.core.waiters import Line, serve
+from headgate.core.wait_queue import Line, serve
 from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.fields import Affinity
-from headgate.resources.looking import Looking
+from headgate.resources.members import ANY, DOOMED, RAMP_TOP, Flight, Seat, Totals, Trial, WaitTicket, Want
 from headgate.resources.model import Resource
-from headgate.resources.seats import ANY, DOOMED, RAMP_TOP, Flight, Seat, Totals, Trial, WaitTicket, Want
+from headgate.resources.stats import Looking
 from headgate.resources.strategies import GuidedPicker, Occasion, Picker, Strategy
 
 MAX_CLASSES = 64  # sets of tags whose order is kept; the one longest known goes first

@@ -28,7 +28,7 @@ from headgate.errors import InvalidArgument
 from headgate.resources.fields import Affinity, is_finite
 
 if TYPE_CHECKING:
-    from headgate.resources.seats import Seat
+    from headgate.resources.members import Seat
 
 Entry = tuple[float, float, int, "Seat"]
 

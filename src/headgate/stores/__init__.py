@@ -5,10 +5,10 @@ somebody else writes.
 """
 
 from headgate.stores.codec import Codec, Opaque, canonical, decode, encode
-from headgate.stores.jsonl import JsonLinesStore
+from headgate.stores.jsonl.reader import read_journal
+from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.port import Done, Entry, ErrorText, Journal, Store, StoredTask
-from headgate.stores.reading import read_journal
 
 __all__ = [
     "Codec",

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from headgate.stores.tags import LARGEST, Encoded, Encoder, Unfit, decoded, sorted_dumps
+from headgate.stores.type_tags import LARGEST, Encoded, Encoder, Unfit, decoded, sorted_dumps
 
 Codec: TypeAlias = Literal["json", "pickle"]
 

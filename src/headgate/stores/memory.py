@@ -12,9 +12,9 @@ from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import StoreLocked, StoreWriteFailed
-from headgate.stores.compaction import wanted
-from headgate.stores.journal import decoded, fold, kept, unfinished
-from headgate.stores.lines import Writer, entry_line, header_line, open_line, stale_line
+from headgate.stores.jsonl.compaction import wanted
+from headgate.stores.jsonl.journal import decoded, fold, kept, unfinished
+from headgate.stores.jsonl.lines import Writer, entry_line, header_line, open_line, stale_line
 from headgate.stores.port import Done, Entry, StoredTask
 
 

@@ -16,9 +16,10 @@ from headgate.tasks.events import (
 from headgate.tasks.fairness import KeyAge, PoolStats
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PoolSnapshot, Scope, TaskSnapshot, TaskStatus
+from headgate.tasks.names import pool_get, pool_list
 from headgate.tasks.pool import TaskPool, pool_create
-from headgate.tasks.registry import pool_get, pool_list
-from headgate.tasks.runner import Runner
+from headgate.tasks.runtime.nested_waits import pool_wait, wait_agent
+from headgate.tasks.runtime.ports import Runner
 from headgate.tasks.scopes import pipeline_scope
 from headgate.tasks.strategies import (
     QueueStrategy,
@@ -30,7 +31,6 @@ from headgate.tasks.strategies import (
     priority,
 )
 from headgate.tasks.triggers import SpawnToPool, spawn_to_pool
-from headgate.tasks.waiting import pool_wait, wait_agent
 
 __all__ = [
     "Backpressure",

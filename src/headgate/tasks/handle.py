@@ -18,8 +18,8 @@ from headgate.errors import (
 )
 from headgate.stores.codec import Opaque
 from headgate.tasks.model import UNFINISHED, TaskRecord, TaskSnapshot, task_snapshot
-from headgate.tasks.story import Story, story_of
-from headgate.tasks.waiting import Callback, add_waiter, need_not_be_retrieved, wait_for_one
+from headgate.tasks.runtime.nested_waits import Callback, add_waiter, need_not_be_retrieved, wait_for_one
+from headgate.tasks.runtime.story import Story, story_of
 
 R = TypeVar("R")
 

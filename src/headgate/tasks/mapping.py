@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.feeding import Bell, Feeder, check_items
 from headgate.errors import InvalidArgument
-from headgate.tasks.functions import check_function
 from headgate.tasks.options import check_names, refuse_callables
 from headgate.tasks.progress import Progress, progress_of
-from headgate.tasks.waiting import lend_while, wait_for
+from headgate.tasks.runtime.functions import check_function
+from headgate.tasks.runtime.nested_waits import lend_while, wait_for
 
 if TYPE_CHECKING:
     from headgate.tasks.handle import TaskHandle

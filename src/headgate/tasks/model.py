@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from weakref import ref
 
 from headgate.core.redaction import redact
-from headgate.tasks.idempotency import Window
+from headgate.tasks.scheduling.idempotency import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
     from types import TracebackType
 
-    from headgate.tasks.lending import Slot, Waits
+    from headgate.tasks.scheduling.slots import Slot, Waits
 
 TaskStatus = Literal["queued", "running", "completed", "failed", "cancelled", "rejected", "expired", "stale"]
 Scope = Literal["session", "pipeline", "tenant", "org"]

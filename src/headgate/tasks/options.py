@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.fields import is_finite
-from headgate.tasks.functions import name_of, takes
-from headgate.tasks.idempotency import checked_window
 from headgate.tasks.model import PLAIN, Terms
-from headgate.tasks.runner import Supply
+from headgate.tasks.runtime.functions import name_of, takes
+from headgate.tasks.runtime.ports import Supply
+from headgate.tasks.scheduling.idempotency import checked_window
 from headgate.tasks.strategies import KEY, OPTIONS, Strategy
 
 Asked: TypeAlias = tuple[int, Hashable, Hashable, Terms]

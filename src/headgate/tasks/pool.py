@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, TypeVarTuple
 from headgate.core.clock import clock
 from headgate.core.spelling import named_options, nearest
 from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
-from headgate.stores.jsonl import JsonLinesStore
+from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.port import Store
 from headgate.tasks.admission import Policy, policy_of
 from headgate.tasks.config import (
@@ -40,24 +40,24 @@ from headgate.tasks.config import (
     respell,
     seconds_of,
 )
-from headgate.tasks.desk import Desk
-from headgate.tasks.door import Arrival
-from headgate.tasks.entrance import Entrance
 from headgate.tasks.fairness import PoolStats
 from headgate.tasks.handle import TaskHandle
-from headgate.tasks.ledger import Ledger
-from headgate.tasks.lending import ancestors, checked_limits
-from headgate.tasks.looking import pool_snapshot, pool_stats
 from headgate.tasks.mapping import run_map
 from headgate.tasks.model import Moment, PoolSnapshot, Scope, TaskRecord
-from headgate.tasks.records import Records, described, restore
-from headgate.tasks.registry import register, unregister
-from headgate.tasks.reporting import Reporter
-from headgate.tasks.runner import Runner, Supply
+from headgate.tasks.names import register, unregister
+from headgate.tasks.runtime.durable import Records, described, restore
+from headgate.tasks.runtime.nested_waits import enclosing, wait_for
+from headgate.tasks.runtime.ports import Runner, Supply
+from headgate.tasks.runtime.reporting import Reporter
+from headgate.tasks.runtime.snapshots import pool_snapshot, pool_stats
+from headgate.tasks.runtime.submit import Entrance
+from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.slots import ancestors, checked_limits
+from headgate.tasks.scheduling.states import Ledger
+from headgate.tasks.scheduling.submit_queue import Arrival
 from headgate.tasks.scopes import checked_scope, identity, pipeline_of
 from headgate.tasks.strategies import Strategy, strategy_of
 from headgate.tasks.streams import run_stream
-from headgate.tasks.waiting import enclosing, wait_for
 
 R = TypeVar("R")
 T = TypeVar("T")

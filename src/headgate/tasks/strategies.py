@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.fields import is_finite
-from headgate.tasks.classed_queues import ClassedQueue
 from headgate.tasks.config import respell
-from headgate.tasks.fair_queues import FairQueue, ShareQueue
-from headgate.tasks.keyed_queues import KeyedQueue
-from headgate.tasks.queues import FifoQueue, LifoQueue, PriorityQueue, Queue
+from headgate.tasks.scheduling.queues.by_key import KeyedQueue
+from headgate.tasks.scheduling.queues.by_requirement import ClassedQueue
+from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
+from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue, Queue
 
 KEY = "key"
 """The submit option that names a task's partition, unless the strategy names another."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.options import check_names, refuse_callables
-from headgate.tasks.waiting import enclosing, lend_meanwhile, lend_while, wait_for
+from headgate.tasks.runtime.nested_waits import enclosing, lend_meanwhile, lend_while, wait_for
 
 if TYPE_CHECKING:
     from headgate.tasks.handle import TaskHandle

@@ -8,7 +8,7 @@ from typing import Any
 from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.handle import TaskHandle
-from headgate.tasks.registry import pool_get
+from headgate.tasks.names import pool_get
 
 Factory = Callable[[Any], Callable[[], Any]]
 _MISSING = object()

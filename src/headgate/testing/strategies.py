@@ -6,9 +6,9 @@ import random
 from collections.abc import Container
 from typing import Any, cast
 
+from headgate.resources.members import Flight, Seat, Want
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
-from headgate.resources.seats import Flight, Seat, Want
 from headgate.resources.strategies import GuidedPicker, Learner, Occasion, Picker, Strategy, strategy_of
 
 

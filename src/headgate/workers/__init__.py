@@ -5,8 +5,7 @@ from headgate.core.lazy import lazy
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent, DiscoveryLike
-    from headgate.workers.balancing import LeastLoadedLoadBalancer, LoadBalancerLike, RoundRobinLoadBalancer
-    from headgate.workers.local import LocalWorker
+    from headgate.workers.client.balancing import LeastLoadedLoadBalancer, LoadBalancerLike, RoundRobinLoadBalancer
     from headgate.workers.mapping import map  # noqa: A004 - as headgate.map
     from headgate.workers.model import (
         BackpressureContext,
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
         WorkerView,
     )
     from headgate.workers.pool import WorkerPool
+    from headgate.workers.processes.local_worker import LocalWorker
     from headgate.workers.routines import RuntimeContext, current_task, do_dispatch, routine
 
 __all__ = [
@@ -42,8 +42,8 @@ __all__ = [
 
 _MODULES = {
     "headgate.discovery.port": ("DiscoveryEvent", "DiscoveryLike"),
-    "headgate.workers.balancing": ("LeastLoadedLoadBalancer", "LoadBalancerLike", "RoundRobinLoadBalancer"),
-    "headgate.workers.local": ("LocalWorker",),
+    "headgate.workers.client.balancing": ("LeastLoadedLoadBalancer", "LoadBalancerLike", "RoundRobinLoadBalancer"),
+    "headgate.workers.processes.local_worker": ("LocalWorker",),
     "headgate.workers.mapping": ("map",),
     "headgate.workers.model": (
         "BackpressureContext",

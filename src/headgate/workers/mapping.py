@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from headgate.core.feeding import Bell, Feeder, check_items
 from headgate.errors import InvalidType
-from headgate.workers.functions import routine_of
 from headgate.workers.routines import Routine
+from headgate.workers.serialization.functions import routine_of
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -35,13 +35,13 @@ from headgate.errors import (
     WorkerStartFailed,
 )
 from headgate.workers.checks import checked_count, checked_limit, checked_seconds, usable_as_balancer
-from headgate.workers.endings import ending_of, why_replaced
-from headgate.workers.local import LocalWorker, exit_text, start_failure
-from headgate.workers.members import Member, is_dead
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
-from headgate.workers.restarts import DEATHS, LONGEST, WITHIN, Starts
+from headgate.workers.processes.exit_status import ending_of, why_replaced
+from headgate.workers.processes.keeper_client import Spawner, end_strays
+from headgate.workers.processes.local_worker import LocalWorker, exit_text, start_failure
+from headgate.workers.processes.members import Member, is_dead
+from headgate.workers.processes.restarts import DEATHS, LONGEST, WITHIN, Starts
 from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
-from headgate.workers.spawning import Spawner, end_strays
 
 MAX_OVERDUE = 30.0
 """Seconds that calls past their own timeout may hold a worker before it is replaced, unless the pool says otherwise."""
@@ -137,7 +137,7 @@ class WorkerPool:
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise RuntimeError("a WorkerPool is entered once: make a new one")
-        rpc = sys.modules.get("headgate.workers.rpc")
+        rpc = sys.modules.get("headgate.workers.protocol.transport")
         if rpc is not None and os.getpid() != rpc.LOADED_IN:
             raise WorkerStartFailed(
                 "this process was forked from one that had loaded gRPC, which hangs in such a child", remedy=_NOT_FORKED
@@ -146,8 +146,8 @@ class WorkerPool:
         self._loop = asyncio.get_running_loop()
         try:
             self._start_keeper()
-            from headgate.discovery.own import OwnDiscovery  # while the template of the workers is loaded
-            from headgate.workers import proxy  # noqa: F401 - imports grpc
+            from headgate.discovery.in_process import OwnDiscovery  # while the template of the workers is loaded
+            from headgate.workers.client import dispatcher  # noqa: F401 - imports grpc
 
             self._discovery = OwnDiscovery()
             for _ in range(self._size):
@@ -215,7 +215,7 @@ class WorkerPool:
     async def _resolved(self, balancer: Any) -> Any:
         """The balancer itself: given, made by a factory, or by entering a context manager."""
         if balancer is None:
-            from headgate.workers.balancing import RoundRobinLoadBalancer
+            from headgate.workers.client.balancing import RoundRobinLoadBalancer
 
             return RoundRobinLoadBalancer()
         for _ in range(3):
@@ -261,7 +261,7 @@ class WorkerPool:
         )
 
     def _make_proxy(self, loop: asyncio.AbstractEventLoop) -> Any:
-        from headgate.workers.proxy import Proxy
+        from headgate.workers.client.dispatcher import Proxy
 
         if self._state != "open" or self._spawner is None:
             self._refuse()
@@ -352,7 +352,7 @@ class WorkerPool:
 
     async def _dismiss(self, member: Member) -> None:
         """Let one finish what it has, and go."""
-        from headgate.workers.local import stop_remotely
+        from headgate.workers.processes.local_worker import stop_remotely
 
         uid = member.worker.uid
         deadline = clock.now()

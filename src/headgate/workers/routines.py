@@ -20,8 +20,8 @@ from headgate.core.spelling import nearest
 from headgate.core.threads import call_in_thread
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.resources.fields import is_finite
-from headgate.workers.functions import ROUTINE, Traveller, routine_of
 from headgate.workers.model import RoutineOptions, Task
+from headgate.workers.serialization.functions import ROUTINE, Traveller, routine_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

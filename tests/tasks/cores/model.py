@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from headgate.tasks.fairness import jain
-from headgate.tasks.idempotency import Window
 from headgate.tasks.model import PLAIN, Moment, TaskRecord, Terms
+from headgate.tasks.scheduling.idempotency import Window
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 

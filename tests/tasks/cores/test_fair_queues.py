@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from headgate.tasks.admission import UNBOUNDED
-from headgate.tasks.desk import Desk
-from headgate.tasks.fair_queues import FairQueue, ShareQueue
 from headgate.tasks.fairness import Backlogs, Rounds, jain, stats_of
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
+from headgate.tasks.scheduling.scheduler import Desk
 from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import RoundsModel, ShareModel, cost_of, record
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from headgate.errors import InvalidArgument
-from headgate.tasks import fair_queues, keyed_queues
 from headgate.tasks.admission import UNBOUNDED
-from headgate.tasks.desk import Desk
-from headgate.tasks.lending import KeyLimits, checked_limits
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues import by_key, fair
+from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.slots import KeyLimits, checked_limits
 from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import record
 
@@ -44,8 +44,8 @@ class CountingHeap:
 @pytest.fixture
 def heaps(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
     counting = CountingHeap()
-    monkeypatch.setattr(fair_queues, "heapq", counting)
-    monkeypatch.setattr(keyed_queues, "heapq", counting)
+    monkeypatch.setattr(fair, "heapq", counting)
+    monkeypatch.setattr(by_key, "heapq", counting)
     return counting
 
 

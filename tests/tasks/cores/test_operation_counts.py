@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.tasks.admission import UNBOUNDED, Policy, backpressure_queue
-from headgate.tasks.desk import Desk
+from headgate.tasks.scheduling.scheduler import Desk
 from headgate.tasks.strategies import Strategy, fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import record
 

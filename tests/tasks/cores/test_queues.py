@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from headgate.tasks.fair_queues import FairQueue, ShareQueue
-from headgate.tasks.keyed_queues import KeyedQueue
 from headgate.tasks.model import TaskRecord
-from headgate.tasks.queues import FifoQueue, LifoQueue, PriorityQueue
+from headgate.tasks.scheduling.queues.by_key import KeyedQueue
+from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
+from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue
 from tests.tasks.cores.model import (
     SCALE,
     FairModel,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headgate.errors import InvalidArgument
-from headgate.tasks.agenda import Agenda
-from headgate.tasks.door import Arrival, Door
-from headgate.tasks.idempotency import checked_window, difference, equal, work_of
 from headgate.tasks.model import TaskRecord, Terms
+from headgate.tasks.scheduling.idempotency import checked_window, difference, equal, work_of
+from headgate.tasks.scheduling.submit_queue import Arrival, Door
+from headgate.tasks.scheduling.timers import Agenda
 from tests.tasks.cores.model import record
 
 # -- agenda ------------------------------------------------------------------------------------------------------------

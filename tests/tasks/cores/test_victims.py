@@ -15,8 +15,8 @@ from headgate.tasks.admission import (
     ring_buffer,
     victims_of,
 )
-from headgate.tasks.desk import Desk
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.scheduler import Desk
 from headgate.tasks.strategies import fair_round_robin, fifo, lifo, priority
 from tests.tasks.cores.model import BacklogModel, OldestModel, record
 

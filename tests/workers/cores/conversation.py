@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from headgate.workers import parcels, session
-from headgate.workers.exchange import Advance, Answer, Begun, Heard, Outgoing
-from headgate.workers.kinds import KIND_OF_RESULT, REFUSAL_OF_KIND
 from headgate.workers.model import FunctionForm
-from headgate.workers.parcels import Borrowed, Lending, Parcel
-from headgate.workers.session import ClientSession, WorkerSession
-from headgate.workers.wire.wire_pb2 import Definition, Layout, Result, Step, ToClient, ToWorker, Yield
+from headgate.workers.protocol import bulk, session
+from headgate.workers.protocol.bulk import Borrowed, Lending, Parcel
+from headgate.workers.protocol.call_ends import KIND_OF_RESULT, REFUSAL_OF_KIND
+from headgate.workers.protocol.messages import Advance, Answer, Begun, Heard, Outgoing
+from headgate.workers.protocol.session import ClientSession, WorkerSession
+from headgate.workers.protocol.wire.wire_pb2 import Definition, Layout, Result, Step, ToClient, ToWorker, Yield
 
 Manner = Literal["fine", "stopping", "refusing"]
 Peers = tuple[str, list[tuple[str, str]]]
@@ -44,7 +44,7 @@ SILENCE = Heard([], [], [])
 def limit(limits: Mapping[str, int], put: Callable[[Any, str, int], None] = setattr) -> None:
     """Have these limits, wherever they are read."""
     for name, value in limits.items():
-        for module in (session, parcels):
+        for module in (session, bulk):
             if hasattr(module, name):
                 put(module, name, value)
 
@@ -72,7 +72,7 @@ def packed(seed: object, shape: Shape) -> Packed:
     """A payload of this shape, as a codec makes them: what fits into a frame is bytes."""
     if isinstance(shape, int):
         data = noise(seed, shape)
-        return data if shape <= parcels.INLINE else Parcel(data)
+        return data if shape <= bulk.INLINE else Parcel(data)
     buffers: list[Any] = []
     for nth, (size, writable) in enumerate(shape[1:]):
         data = noise((seed, nth), size)
@@ -90,7 +90,7 @@ def plain(payload: Any) -> Plain:
 
 def pieces(payload: Parcel) -> list[bytes]:
     """Its chunks: no part shares one with another."""
-    step = parcels.INLINE
+    step = bulk.INLINE
     return [bytes(part[at : at + step]) for part in payload.segments() for at in range(0, len(part), step)]
 
 
@@ -360,13 +360,13 @@ class End:
         assert (chunk.layout if chunk.HasField("layout") else None) == long.layout, "in the first chunk and only there"
         long.layout = None
         assert chunk.data == long.pieces.pop(0)
-        assert long.ahead < parcels.WINDOW, "never more than one chunk above the window"
+        assert long.ahead < bulk.WINDOW, "never more than one chunk above the window"
         long.ahead += len(chunk.data)
         if not long.pieces:
             self.ways[long.key] = ("transfer", long.transfer, 0)
             self.land(long.key)
         else:
-            (self.bulk if long.ahead < parcels.WINDOW else self.parked).append(long)
+            (self.bulk if long.ahead < bulk.WINDOW else self.parked).append(long)
         return left
 
     def said(self, key: Any, frame: Any, inline: bytes) -> None:
@@ -393,14 +393,14 @@ class End:
                 self.parts[chunk.transfer] = Part(total)
             part = self.parts[chunk.transfer]
             part.came += len(chunk.data)
-            if part.came < part.total and part.came - part.taken >= parcels.GRANT:
+            if part.came < part.total and part.came - part.taken >= bulk.GRANT:
                 part.taken = part.came
         for credit in message.credits:
             for long in [*self.bulk, *self.parked]:
                 if long.transfer == credit.transfer:
                     long.ahead -= credit.bytes
                     assert long.ahead >= 0, "nobody took what was not sent"
-                    if long in self.parked and long.ahead < parcels.WINDOW:
+                    if long in self.parked and long.ahead < bulk.WINDOW:
                         self.parked.remove(long)
                         self.bulk.append(long)
         for number in message.returned:
@@ -460,14 +460,14 @@ class End:
         loans = self.session.loans
         assert len(loans) == len(self.waiting) + len(self.writing)
         assert sorted(loans.released) == sorted(self.released)
-        assert len(self.lent) + len(self.writing) <= parcels.LOANS
+        assert len(self.lent) + len(self.writing) <= bulk.LOANS
         assert self.session._transfers._arriving.keys() == self.parts.keys(), "nothing is kept of what was given up"
         assert self.session.owes is self.owes
         assert self.session.stirs is bool(self.owes or self.bulk or len(loans) or self.released)
         if not self.over:
             assert self.session.shares is self.shares
         for long in self.parked:
-            assert parcels.WINDOW <= long.ahead < parcels.WINDOW + parcels.INLINE
+            assert bulk.WINDOW <= long.ahead < bulk.WINDOW + bulk.INLINE
 
 
 class Pair:
@@ -950,7 +950,7 @@ class World:
     def lend(self, pair: Pair, side: SideName) -> bool:
         """Begin to write the next payload that is to be lent. Was there one that may be?"""
         end = pair.side(side)
-        may = bool(end.waiting) and len(end.lent) + len(end.writing) < parcels.LOANS
+        may = bool(end.waiting) and len(end.lent) + len(end.writing) < bulk.LOANS
         lending = end.session.loans.begin()
         assert (lending is not None) is may
         if lending is not None:
@@ -1114,7 +1114,7 @@ class World:
                     moved = True
                 for number in list(pair.open):
                     kind, context = choose((*ENDS, *REFUSALS)), choose((0, 5))
-                    self.worker_answers(pair, number, kind, 3 * parcels.INLINE, False, context)
+                    self.worker_answers(pair, number, kind, 3 * bulk.INLINE, False, context)
                 moved |= self.shell(pair, "worker")
                 moved |= self.worker_takes(pair)
                 while pair.to_client:

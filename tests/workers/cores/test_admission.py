@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headgate.workers.admission import Admission, Ask, Reservations
-from headgate.workers.isolation import Losses, max_calls_after
-from headgate.workers.room import Room
-from headgate.workers.wire.wire_pb2 import Reserve, ToClient, ToWorker
+from headgate.workers.client.isolation import Losses, max_calls_after
+from headgate.workers.protocol.wire.wire_pb2 import Reserve, ToClient, ToWorker
+from headgate.workers.server.admission import Admission, Ask, Reservations
+from headgate.workers.server.reserved_calls import Room
 from tests.conftest import SCALE
 
 

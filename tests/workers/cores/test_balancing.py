@@ -10,7 +10,7 @@ import pytest
 
 from headgate.errors import UnknownResource
 from headgate.resources.strategies import round_robin
-from headgate.workers.balancing import (
+from headgate.workers.client.balancing import (
     COOLDOWNS,
     Cycle,
     LeastLoadedLoadBalancer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.workers.endings import Ending, ending_of, why_replaced
+from headgate.workers.processes.exit_status import Ending, ending_of, why_replaced
 
 SAYS = (
     b"worker w-1 ends, to be replaced: jobs.spins:3 (task t/1) holds its loop, 30 s past its timeout. Its other calls\n"

@@ -23,11 +23,19 @@ import cloudpickle
 import pytest
 
 from headgate.errors import InvalidType, RemoteError
-from headgate.workers import functions
-from headgate.workers.functions import PYTHON, Arrived, Traveller, code_digest, importable, missing_module, tag_of
 from headgate.workers.model import FunctionForm
+from headgate.workers.protocol.wire.wire_pb2 import Definition
 from headgate.workers.routines import routine
-from headgate.workers.wire.wire_pb2 import Definition
+from headgate.workers.serialization import functions
+from headgate.workers.serialization.functions import (
+    PYTHON,
+    Arrived,
+    Traveller,
+    code_digest,
+    importable,
+    missing_module,
+    tag_of,
+)
 
 
 def program(text: str, name: str = "__main__", **names: Any) -> dict[str, Any]:

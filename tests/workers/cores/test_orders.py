@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from headgate.errors import RemoteError
-from headgate.workers import generating
-from headgate.workers.codec import dump_thrown, dumps
-from headgate.workers.exchange import Advance, Stepped
-from headgate.workers.generating import Orders, advance
-from headgate.workers.parcels import Parcel
+from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.messages import Advance, Stepped
+from headgate.workers.serialization.pickling import dump_thrown, dumps
+from headgate.workers.server import generators
+from headgate.workers.server.generators import Orders, advance
 from tests.conftest import SCALE
 
 AHEAD = 100
@@ -24,7 +24,7 @@ NEXT = ("next", None)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generating, "AHEAD", AHEAD)
+    monkeypatch.setattr(generators, "AHEAD", AHEAD)
 
 
 def asks(times: int = 1) -> Stepped:

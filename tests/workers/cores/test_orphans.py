@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.workers.orphans import Adopted
+from headgate.workers.server.orphans import Adopted
 
 
 class Children:

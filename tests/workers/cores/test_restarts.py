@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.workers import restarts
-from headgate.workers.restarts import DEATHS, FIRST, LONGEST, PATIENCE, WITHIN, Starts
+from headgate.workers.processes import restarts
+from headgate.workers.processes.restarts import DEATHS, FIRST, LONGEST, PATIENCE, WITHIN, Starts
 
 
 def fail_again(starts: Starts, now: float) -> float:

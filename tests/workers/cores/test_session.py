@@ -25,12 +25,12 @@ from hypothesis.stateful import (
 )
 
 from headgate.errors import RpcError
-from headgate.workers import parcels, session
-from headgate.workers.exchange import Answer, Heard, Outgoing, Stepped
 from headgate.workers.model import FunctionForm
-from headgate.workers.parcels import Borrowed, ConversationBroken, Parcel
-from headgate.workers.session import ClientSession, WorkerSession
-from headgate.workers.wire.wire_pb2 import (
+from headgate.workers.protocol import bulk, session
+from headgate.workers.protocol.bulk import Borrowed, ConversationBroken, Parcel
+from headgate.workers.protocol.messages import Answer, Heard, Outgoing, Stepped
+from headgate.workers.protocol.session import ClientSession, WorkerSession
+from headgate.workers.protocol.wire.wire_pb2 import (
     Buffer,
     Call,
     Chunk,
@@ -2217,7 +2217,7 @@ class Conversations(RuleBasedStateMachine):
         return works[nth % len(works)] if works else None
 
     def _shape(self, shape: Callable[[int, int], Shape]) -> Shape:
-        return shape(parcels.INLINE, parcels.WINDOW)
+        return shape(bulk.INLINE, bulk.WINDOW)
 
     @command("manner", "worker_reads", "client_reads", when=lambda self: len(self.world.pairs) < 4)
     def connect(self, manner: Any, worker_reads: bool, client_reads: bool) -> None:

@@ -1,0 +1,1 @@
+"""The three pools together: a TaskPool with `resources=` and `workers=`."""

@@ -1,0 +1,310 @@
+"""A resource pool, as somebody sees it who hands out its resources to many tasks in an order of their own.
+
+A call of `run` waits for a resource by itself. A pool of tasks must not: which of its tasks is next is not decided
+before there is a resource for one. So it takes what it can get without waiting, and for everything else stands in the
+line **once for all who want the same**, like one caller: what comes free goes to it in its turn, and for the next one
+it stands at the end again. Callers from outside and the pool so take turns, however many tasks wait behind it.
+
+It stands there on the event loop of its pool and takes what it was granted there; everything else is as for a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.errors import PoolExhausted
+from headgate.resources import events
+from headgate.resources.attempts import Call
+from headgate.resources.engine import bury, turn
+from headgate.resources.members import ANY, Flight, WaitTicket, Want
+from headgate.resources.model import Resource
+from headgate.resources.pool import ResourcePool
+from headgate.resources.run_options import Plan
+from headgate.resources.signals import Signal
+
+
+class Leases:
+    """The resources of one pool, taken on behalf of many tasks."""
+
+    def __init__(
+        self,
+        pool: ResourcePool[Any],
+        ready: Callable[[list[Want], Resource[Any] | None], None],
+        less: Callable[[], None],
+        full: Callable[[], bool],
+    ) -> None:
+        """`ready` is called for wants for which it stands in line no more: with a resource that came free, which others
+        may use as well, or because nothing can come, or there was no slot for it (`full`). `less` is called when there
+        is one resource less."""
+        self.pool: ResourcePool[Any] = pool
+        self._ready = ready
+        self._less = less
+        self.full: Callable[[], bool] = full
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hopeful: set[Want] = set()  # something can come for these: so it was, and nothing has gone since
+        pool._followers.append(self)
+        self._places: dict[Want, _Place] = {}
+        self._granted: Flight | None = None  # for whoever is first of those who can use it
+        self._plan = Plan(pool._plan.max_attempts, waits="for capacity")
+
+    # -- taking --------------------------------------------------------------------------------------------------------
+
+    def on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """This is where it is to be told."""
+        self._loop = loop
+
+    def take(
+        self, want: Want, call: Call | None, affinity: Any, loop: asyncio.AbstractEventLoop | None
+    ) -> Flight | None:
+        """One of those that `want` means, or None; with a `loop`, then stand in line for one: `ready` is called there.
+
+        `call` knows what was tried before. Raises PoolExhausted when none can ever come.
+        """
+        granted = self._granted
+        if granted is not None and want.fits(granted.seat.resource):
+            self._granted = None
+            return granted
+        pool, rotation = self.pool, self.pool._rotation
+        if call is None and affinity is None:  # the way of most, as short as that of `run`
+            try:
+                turn.acquire()
+                now = clock.now()
+                if not rotation.cooling or not rotation.due(now):
+                    flight = rotation.acquire(now, want)
+                    if flight is not None:
+                        return flight
+            finally:
+                turn.release()
+        bury()
+        effects = error = place = None
+        with turn:
+            now = clock.now()
+            if rotation.cooling and rotation.due(now):
+                effects = rotation.advance(now)
+            flight = None
+            for avoid in call.choices() if call is not None else _NOBODY:
+                flight = flight or rotation.acquire(now, want, avoid, affinity)
+            if flight is None and loop is not None and want not in self._places:
+                if rotation.can_hope(want):
+                    place = self._places[want] = _Place(self, want, loop)
+                    rotation.line.join(place.ticket)
+                else:
+                    error = self._hopeless(want, now, call)
+        if effects and self._loop is not None:  # soon: who hears of it may call the pool, which is deciding right now
+            self._loop.call_soon(pool._carry_out, effects)
+        if place is not None:
+            pool._watch()
+        if error is not None:
+            raise error
+        return flight
+
+    def leave(self, want: Want) -> None:
+        """Do not stand in line for this any more."""
+        place = self._places.pop(want, None)
+        if place is not None:
+            place.rest()
+            with turn:
+                effects = self.pool._rotation.leave(place.ticket, clock.now())
+            self.pool._carry_out(effects)
+            self.pool._watch()
+
+    def _woken(self, place: _Place) -> None:
+        """Something was granted, or it stands in line no more. On the pool's loop."""
+        want, ticket = place.ticket.want, place.ticket
+        if self._places.get(want) is not place:
+            return
+        with turn:
+            line = self.pool._rotation.line
+            flight, ticket.grant = ticket.grant, None
+            if flight is not None:
+                flight.ticket = None
+                out = [place]
+            else:  # all who were passed over, or can hope no more, are told at once: who is next is not for the line
+                out = [one for one in self._places.values() if one.ticket.grant is None and one.ticket not in line]
+        if not out:
+            return  # what it had got was taken back before it woke
+        for one in out:
+            one.rest()
+            del self._places[one.ticket.want]
+        self.pool._watch()
+        self._granted = flight
+        try:
+            self._ready([one.ticket.want for one in out], None if flight is None else flight.seat.resource)
+        finally:
+            unused, self._granted = self._granted, None
+            if unused is not None:
+                self.pool._let_go(unused)
+
+    def changed(self) -> None:
+        """A resource is gone, or was disabled. From any thread."""
+        self._hopeful = set()
+        if self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._less)
+            except RuntimeError:
+                pass  # its loop is closed: nobody waits there
+
+    # -- a use ends ----------------------------------------------------------------------------------------------------
+
+    def succeeded(self, flight: Flight, attempts: int) -> None:
+        """It worked."""
+        pool = self.pool
+        try:
+            turn.acquire()
+            effects = pool._rotation.ok(flight, clock.now())
+        finally:
+            turn.release()
+        pool._runs_ok += 1
+        if effects is not None or events.USAGE.listeners or events.RUN.listeners:
+            pool._finish_plain(flight, attempts, effects)
+
+    def failed(self, flight: Flight, error: BaseException) -> Signal | None:
+        """It raised: what does that say? None: nothing that should be tried again."""
+        return self.pool._fail(flight, error, None, self._plan)
+
+    def judged(self, flight: Flight, result: object) -> Signal | None:
+        """It returned: does the pool's classifier find a signal in that? Then the use has ended so."""
+        signal = self.pool._classified(result)
+        if signal is not None:
+            self.pool._end(flight, signal)
+        return signal
+
+    def stopped(self, flight: Flight) -> None:
+        """It was interrupted because an older use of the same resource failed."""
+        with turn:
+            effects = self.pool._rotation.ended(flight, clock.now())
+        self.pool._carry_out(effects)
+        self.pool._report_released(flight, "sibling_cancelled")
+
+    def dropped(self, flight: Flight) -> None:
+        """It ended, and nobody knows what that says."""
+        if flight.order in flight.seat.resource._flights:
+            self.pool._let_go(flight)
+            self.pool._report_released(flight, "no_verdict")
+
+    def returned(self, flight: Flight) -> None:
+        """It was not used."""
+        self.pool._let_go(flight)
+
+    def finished(self, request_id: str, error: BaseException | None, attempts: int) -> None:
+        """A task has ended that did not simply succeed."""
+        self.pool._count(error, request_id, attempts)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def matching(self, want: Want) -> list[tuple[str, int | None, bool, list[Flight]]]:
+        """Those that `want` means and that are not disabled: id, limit, is it healthy and takes no more, its uses."""
+        with turn:
+            return [
+                (
+                    seat.resource.resource_id,
+                    seat.resource.max_in_flight,
+                    seat.resource.status == "healthy" and not seat.is_open,
+                    list(seat.resource._flights.values()),
+                )
+                for seat in self.pool._rotation._matching(want)
+                if seat.resource.status != "disabled"
+            ]
+
+    @property
+    def doubt(self) -> bool:
+        """Might there be no resource that can come for anybody?"""
+        return ANY not in self._hopeful
+
+    def hopeless(self, want: Want, call: Call | None = None) -> PoolExhausted | None:
+        """Why nothing can ever come for this; None: something can."""
+        if want in self._hopeful:
+            return None
+        with turn:
+            if not self.pool._rotation.can_hope(want):
+                return self._hopeless(want, clock.now(), call)
+            if len(self._hopeful) >= _MOST_WANTS:
+                self._hopeful.clear()
+            self._hopeful.add(want)
+            return None
+
+    def _hopeless(self, want: Want, now: float, call: Call | None = None) -> PoolExhausted:
+        rotation = self.pool._rotation
+        if not rotation.matching(want):
+            remedy = "Check tags= and exclude= against the resources of the pool, or add() one."
+        else:
+            remedy = "All of them are disabled: enable() one, or add() another."
+        why = rotation.describe(want, now)
+        if want != ANY and rotation.matching(want):
+            why += f", of those with tags {sorted(want.tags)} and exclude {sorted(want.skip)}"
+        return (call or Call(self._plan, 0, now)).out_of_resources(why, "no_eligible", None, remedy)
+
+    def describe(self, want: Want) -> str:
+        """Why nothing is there for this now."""
+        with turn:
+            return self.pool._rotation.describe(want, clock.now())
+
+    def back_in(self, want: Want) -> float | None:
+        """Seconds until the first of those that `want` means ends its cooldown; None: some are only in use."""
+        with turn:
+            now, rotation = clock.now(), self.pool._rotation
+            matching = [s.resource for s in rotation._matching(want) if s.resource.status != "disabled"]
+            if not matching or any(r.status != "cooling_down" for r in matching):
+                return None
+            return max(0.0, min(r.cooldown_until for r in matching) - now)
+
+    def call(self, want: Want, max_attempts: int | None) -> Call:
+        """What keeps the attempts of one task."""
+        plan = self._plan
+        if max_attempts is not None or want != plan.want:
+            plan = replace(plan, max_attempts=max_attempts or plan.max_attempts, want=want)
+        return Call(plan, 0, clock.now())
+
+    def exhausted(self, call: Call) -> PoolExhausted:
+        """A task has spent its attempts."""
+        return call.out_of_attempts(self.pool._retry_after(call, clock.now()))
+
+
+_MOST_WANTS = 1024
+_NOBODY: tuple[frozenset[str], ...] = (frozenset(),)
+
+
+class _Place:
+    """A place in the line for all who want the same: what is granted is taken on the loop of their pool."""
+
+    def __init__(self, leases: Leases, want: Want, loop: asyncio.AbstractEventLoop) -> None:
+        self.ticket = WaitTicket(want, leases.pool._rotation, self)
+        self._leases = leases
+        self._loop = loop
+        self._alarm: asyncio.TimerHandle | None = None
+        self._resting = False
+
+    def passes(self) -> bool:
+        return self._leases.full()
+
+    def is_gone(self) -> bool:
+        return self._loop.is_closed()
+
+    def wake(self) -> bool:
+        return self._post(self._leases._woken, self)
+
+    def set_alarm(self, delay: float, ring: Callable[[], None]) -> bool:
+        return self._post(self._set, delay, ring)
+
+    def rest(self) -> None:
+        """It stands there no more."""
+        self._resting = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _set(self, delay: float, ring: Callable[[], None]) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if not self._resting:
+            self._alarm = self._loop.call_later(max(0.0, delay), ring)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            return False  # the loop is closed
+        return True

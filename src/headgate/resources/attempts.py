@@ -1,0 +1,105 @@
+"""One call's progress through its attempts: what was tried, what may be tried next, when it is over. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headgate.core.redaction import redact
+from headgate.errors import PoolExhausted
+from headgate.resources.members import Flight
+from headgate.resources.model import Attempt
+from headgate.resources.run_options import Plan
+from headgate.resources.signals import RetryOperation, Signal
+
+if TYPE_CHECKING:
+    from headgate.errors import ExhaustedReason
+
+
+class AttemptTimeout(RetryOperation, TimeoutError):
+    """An attempt took longer than its `timeout`."""
+
+
+class Call:
+    """Counts attempts against the budget of one call.
+
+    Without a wait mode no resource is used twice, so the budget is the smaller of `max_attempts` and the resources
+    that matched at the start; an attempt that ended in RetryOperation said nothing against its resource, which may
+    serve again when nothing else can. With a wait mode a rested resource may come again and only `max_attempts`
+    counts.
+    """
+
+    __slots__ = ("_matching", "_retried", "_said", "_spent", "attempts", "deadline", "plan", "request_id", "started")
+
+    def __init__(self, plan: Plan, matching: int, now: float, started: int = 0) -> None:
+        self.plan: Plan = plan
+        self.deadline: float | None = plan.deadline_at(now)
+        self.request_id: str | None = plan.request_id
+        self.started: int = started
+        """Attempts that were given a resource."""
+        self.attempts: list[Attempt] = []
+        """Those that failed."""
+        self._matching = matching
+        self._said = ""  # by the last that failed
+        self._spent: frozenset[str] = frozenset()
+        self._retried: frozenset[str] = frozenset()
+
+    def choices(self) -> tuple[frozenset[str], ...]:
+        """Sets of resource ids to avoid, the best first: who gets nothing with one may get something with the next."""
+        return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
+
+    def failed(self, flight: Flight, signal: Signal, now: float) -> bool:
+        """An attempt ended in `signal`. Was it the last?"""
+        resource_id = flight.seat.resource.resource_id
+        self._said = redact(repr(signal))
+        self.attempts.append(Attempt(resource_id, signal, now - flight.acquired_at))
+        if isinstance(signal, RetryOperation):
+            self._retried |= {resource_id}
+        elif self.plan.waits == "no":
+            self._spent |= {resource_id}
+        return len(self.attempts) >= self.plan.max_attempts or 0 < self._matching <= len(self._spent)
+
+    def pause(self, chance: float, now: float) -> float:
+        """Seconds to rest before the next attempt; `chance` is drawn from 0.5 to 1.5."""
+        seconds = self.plan.retry_delay * chance
+        return seconds if self.deadline is None else max(0.0, min(seconds, self.deadline - now))
+
+    def is_late(self, now: float) -> bool:
+        """May no attempt start any more?"""
+        return self.deadline is not None and now >= self.deadline
+
+    # -- the three ways to end without a result -----------------------------------------------------------------------
+
+    def out_of_attempts(self, retry_after: float | None) -> PoolExhausted:
+        """Its budget is spent."""
+        tried = len(self.attempts)
+        message = f"max_attempts={tried} exhausted: {self._said}"
+        remedy = None
+        if self.plan.waits != "no":
+            remedy = (
+                "Raise max_attempts=, or give each resource a max_in_flight: waiting costs no attempt, refusals do."
+            )
+        elif tried < self.plan.max_attempts:
+            message += f" ({self.plan.max_attempts} were allowed, but no resource is used twice and {tried} match)"
+            remedy = "Add resources, or pass wait_for_capacity=True: then a rested resource may come again."
+        return self._exhausted(message, "attempts", retry_after, remedy)
+
+    def out_of_time(self, retry_after: float | None, waited_for: str | None = None) -> PoolExhausted:
+        """Its deadline has passed."""
+        message = f"deadline exceeded after {len(self.attempts)} attempt(s)"
+        if waited_for is not None:
+            message += f", waiting for a resource: {waited_for}"
+        return self._exhausted(message, "deadline", retry_after, "Give it more time, or the pool more resources.")
+
+    def out_of_resources(
+        self, why: str, reason: ExhaustedReason, retry_after: float | None, remedy: str | None
+    ) -> PoolExhausted:
+        """Nothing is eligible, and it will not or cannot wait."""
+        return self._exhausted(f"no eligible resource in pool: {why}", reason, retry_after, remedy)
+
+    def _exhausted(
+        self, message: str, reason: ExhaustedReason, retry_after: float | None, remedy: str | None
+    ) -> PoolExhausted:
+        error = PoolExhausted(message, reason=reason, attempts=self.attempts, retry_after=retry_after, remedy=remedy)
+        if self.attempts:
+            error.__cause__ = self.attempts[-1].signal
+        return error

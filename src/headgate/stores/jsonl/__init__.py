@@ -1,0 +1,1 @@
+"""A store of JSON-lines files: one journal for each pool, one writer for each journal."""

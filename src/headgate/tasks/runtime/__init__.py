@@ -1,0 +1,1 @@
+"""Running tasks: what submits, starts, interrupts, ends, records and reports them."""

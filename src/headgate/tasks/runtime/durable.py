@@ -1,0 +1,238 @@
+"""Durable records: what a pipeline pool writes to its journal, and what it finds there after a restart.
+
+Bodies are not written, so nothing is run again by itself: what was unfinished when the process ended reads ``stale``,
+and submitting it once more, with the same idempotency key, runs it afresh. A completed key gives its stored result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import pickletools
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headgate.core.redaction import redact
+from headgate.errors import TaskFailed
+from headgate.stores.codec import canonical
+from headgate.stores.jsonl.scanner import Brief, StoredTasks
+from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
+from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms, Told
+from headgate.tasks.scheduling.idempotency import Window, checked_window, difference, work_of
+from headgate.tasks.scheduling.states import Former
+
+
+class Records:
+    """The journal of one pool, in words of tasks."""
+
+    __slots__ = ("_journal", "_last", "_seated", "_tasks", "_works")
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._tasks: Sequence[StoredTask] = ()  # of former runs
+        self._works: dict[str, tuple[str, str]] = {}  # behind the keys of those: function and digest
+        self._last: tuple[Any, str] = (None, "")  # the last function, and its name
+        self._seated: set[TaskRecord] = set()  # the entry of their submit says already that they run
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def submitted(self, task: TaskRecord, *, seated: bool, done: Done) -> None:
+        """It is accepted if this becomes durable; `seated` if it starts then."""
+        entry: Entry = {"kind": "submit", "at": task.moment.wall, "task": task.number, "about": self._about(task)}
+        if seated:
+            self._seated.add(task)
+            entry["running"] = True
+        self._journal.append(entry, done)
+
+    def started(self, task: TaskRecord, at: float) -> None:
+        """It runs."""
+        if task in self._seated:
+            self._seated.discard(task)
+        else:
+            self._journal.append({"kind": "start", "at": at, "task": task.number, "attempt": task.attempt})
+
+    def requeued(self, task: TaskRecord, at: float) -> None:
+        """An attempt has ended, and another will follow."""
+        self._journal.append({"kind": "requeue", "at": at, "task": task.number})
+
+    def ended(self, task: TaskRecord, status: TaskStatus, at: float, done: Done | None = None) -> None:
+        """Its terminal state."""
+        entry: Entry = {"kind": "end", "at": at, "task": task.number, "status": status}
+        outcome = task.outcome
+        if status == "completed":
+            entry["result"] = outcome
+        elif status == "failed":
+            entry["error"] = _told(outcome)
+        elif status == "rejected":
+            entry["reason"], entry["policy"] = outcome
+        self._seated.discard(task)
+        self._journal.append(entry, done)
+
+    def beat(self, at: float) -> None:
+        """What runs, still runs."""
+        self._journal.append({"kind": "beat", "at": at})
+
+    async def close(self) -> None:
+        """When everything is durable, let go of the journal."""
+        await self._journal.flush()
+        self._journal.close()
+
+    def abandon(self) -> None:
+        """Let go of the journal now."""
+        self._journal.close()
+
+    # -- idempotency ---------------------------------------------------------------------------------------------------
+
+    def difference(self, key: str, task: TaskRecord) -> str:
+        """What is not the same about this work and that of a former run; "" when nothing is, or nobody can tell."""
+        fn, known = self._works.get(key, ("", ""))
+        new, given = work_of(task.fn, task.args)
+        digest = digest_of(new, given)
+        if not known or not digest or known == digest:
+            return ""
+        same_arguments = known == digest_of(fn, given) if fn else False
+        return difference(fn, new, same_arguments=same_arguments)
+
+    def _about(self, task: TaskRecord) -> dict[str, Any]:
+        terms = task.terms
+        if task.fn is not self._last[0]:
+            self._last = task.fn, work_of(task.fn, ())[0]
+        about: dict[str, Any] = {"fn": self._last[1]}
+        if task.priority:
+            about["priority"] = task.priority
+        if task.partition is not None:  # else it has no key either
+            for name, value in (("key", task.key), ("partition", task.partition)):
+                if value is not None:
+                    about[name] = value if type(value) in (str, int) else _text(value)
+        if terms is not PLAIN:
+            if terms.labels:
+                about["labels"] = {label: _plain(value) for label, value in terms.labels.items()}
+            if terms.idempotency_key is not None:
+                digest = digest_of(*work_of(task.fn, task.args))
+                about |= {"idempotency_key": terms.idempotency_key, "window": terms.window, "digest": digest}
+        return about
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_read(self) -> bool:
+        """Is it known what was in the journal? If not, `found` reads it now, and may take long."""
+        return getattr(self._journal, "is_read", True)
+
+    def found(self) -> Iterator[tuple[Former, TaskStatus, Window, float | None]]:
+        """The tasks of former runs, oldest first: key ("" for none) and place, status, window, end.
+
+        What was not finished is stale.
+        """
+        self._tasks = tasks = self._journal.tasks
+        briefs = tasks.briefs() if isinstance(tasks, StoredTasks) else map(_brief, tasks)
+        for place, brief in enumerate(briefs):
+            former = Former(_key(brief.about) or "", brief.task, place)
+            yield former, _status(brief.status), _window(brief.about.get("window")), brief.finished_at
+
+    def revived(self, place: int) -> tuple[StoredTask, Terms, TaskStatus]:
+        """The task of a former run that was found in this place."""
+        stored = self._tasks[place]
+        about = stored["about"]
+        key, labels = _key(about), about.get("labels")
+        if key is not None:
+            self._works[key] = str(about.get("fn", "")), str(about.get("digest", ""))
+        labels = labels if isinstance(labels, Mapping) and labels else None
+        terms = Terms(idempotency_key=key, window=_window(about.get("window")), labels=labels)
+        return stored, terms, _status(stored["status"])
+
+
+def _brief(stored: StoredTask) -> Brief:
+    return Brief(stored["task"], stored["status"], stored["finished_at"], stored["about"])
+
+
+def _key(about: Mapping[str, Any]) -> str | None:
+    key = about.get("idempotency_key")
+    return key if isinstance(key, str) else None  # what a file says is not to be trusted
+
+
+def restore(task: TaskRecord, stored: StoredTask) -> None:
+    """Give a task of a former run its outcome and its times."""
+    task.attempt = stored["attempt"]
+    task.started = None if stored["started_at"] is None else Moment(0.0, stored["started_at"])
+    task.ended = None if stored["finished_at"] is None else Moment(0.0, stored["finished_at"])
+    if stored["status"] == "completed":
+        task.outcome = stored["result"]
+    elif stored["status"] == "failed":
+        error: Any = stored["error"]
+        told = error if isinstance(error, Mapping) else {}
+        kind, text = told.get("type", "an unknown error"), told.get("text", "")
+        failed = TaskFailed(f"{task.label} failed in a former run with {kind}: {text}")
+        if told.get("traceback"):
+            failed.add_note(str(told["traceback"]))
+        task.outcome = Failure(failed, None, Told(str(kind), str(text)))
+    elif stored["status"] == "rejected":
+        task.outcome = Dropped(str(stored["reason"] or ""), str(stored["policy"] or ""))
+
+
+def digest_of(name: str, given: tuple[Any, ...]) -> str:
+    """A digest of the work (see `work_of`) that is the same in every process; "" when there is none.
+
+    Of the canonical JSON where there is one: a pickle of equal values may differ from run to run (the order of a set,
+    which strings are one object).
+    """
+    text = canonical(given)
+    data = text.encode() if text is not None else _pickled(given)
+    return hashlib.blake2b(name.encode() + b"\0" + data, digest_size=16).hexdigest() if data else ""
+
+
+def _pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=4)
+    pickler.fast = True  # without the memo, which tells equal objects from the same object
+    try:
+        pickler.dump(value)
+        data = buffer.getvalue()
+        if any(code.name in ("EMPTY_SET", "FROZENSET") for code, _, _ in pickletools.genops(data)):
+            return b""  # its order differs from process to process
+    except Exception:
+        return b""
+    return data
+
+
+def _status(status: str) -> TaskStatus:
+    known: dict[str, TaskStatus] = {terminal: terminal for terminal in TERMINAL}
+    return known.get(status, "stale")
+
+
+def _told(failure: Failure) -> ErrorText:
+    kind = type(failure.error)
+    try:
+        lines = "".join(traceback.format_exception(kind, failure.error, failure.traceback))
+    except Exception:
+        lines = ""
+    text, lines = redact(_text(failure.error)), redact(lines)  # before they are cut: half a secret is not found
+    return {"type": f"{kind.__module__}:{kind.__qualname__}", "text": text[:_LONGEST], "traceback": lines[-_LONGEST:]}
+
+
+_LONGEST = 20_000
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"(a {type(value).__qualname__} that cannot be shown)"
+
+
+def _window(window: Any) -> Window:
+    try:
+        return checked_window(window)
+    except Exception:  # of a later release, or no window at all
+        return "until_success"
+
+
+def _plain(value: object) -> object:
+    return value if value is None or type(value) in (str, int, float, bool) else _text(value)
+
+
+def described(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a pool, as values that JSON knows."""
+    return {name: _plain(value) for name, value in about.items()}

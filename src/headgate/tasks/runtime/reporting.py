@@ -1,0 +1,125 @@
+"""Telling what happened: typed events to whoever subscribed, and to the pool's own audit file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.core.redaction import redact
+from headgate.tasks.admission import Policy
+from headgate.tasks.events import (
+    AUDIT,
+    POOLS,
+    PoolAuditFailed,
+    PoolAuditLost,
+    PoolDequeue,
+    PoolDrop,
+    PoolEvent,
+    PoolFinish,
+    PoolRequeue,
+    PoolSubmit,
+    PoolUnsaved,
+    PoolUnseen,
+)
+from headgate.tasks.model import TaskRecord, Told
+from headgate.tasks.runtime.audit import AuditFile
+
+
+class Reporter:
+    """The voice of one pool."""
+
+    __slots__ = ("_about", "audit")
+
+    def __init__(self, pool_id: str, pool: str, audit: str | os.PathLike[str] | None) -> None:
+        self._about = {"pool_id": pool_id, "pool": pool}
+        self.audit: AuditFile | None = None if audit is None else AuditFile(audit)
+        """The pool's own file. Ask ``if AUDIT.listeners or reporter.audit``: an event nobody hears is never made."""
+
+    def submitted(self, task: TaskRecord, depth: int) -> None:
+        """It was accepted."""
+        self._tell(
+            PoolSubmit(
+                **self._of(task),
+                key=_shown(task.key),
+                partition=_shown(task.partition),
+                priority=task.priority,
+                queue_depth=depth,
+            )
+        )
+
+    def dequeued(self, task: TaskRecord) -> None:
+        """It starts."""
+        assert task.started is not None, "it starts"
+        waited = task.started.now - task.since.now
+        slot = task.slot.number if task.slot is not None else 0
+        self._tell(PoolDequeue(**self._of(task), queued_for=waited, slot=slot, attempt=task.attempt))
+
+    def requeued(self, task: TaskRecord, reason: str, attempt: int, spent: bool, resource_id: str | None) -> None:
+        """An attempt has ended, and another will follow."""
+        self._tell(PoolRequeue(**self._of(task), reason=reason, attempt=attempt, spent=spent, resource_id=resource_id))
+
+    def dropped(self, task: TaskRecord, replacement: TaskRecord | None, depth: int, policy: Policy) -> None:
+        """It was rejected."""
+        self._tell(
+            PoolDrop(
+                **self._of(task),
+                replacement_id=_id(replacement) if replacement is not None else None,
+                reason=policy.reason,
+                policy=policy.name,
+                queue_depth=depth,
+                max_depth=policy.max_depth,
+            )
+        )
+
+    def finished(self, task: TaskRecord) -> None:
+        """It has ended."""
+        ran = task.ended.now - task.started.now if task.started is not None and task.ended is not None else None
+        error = type(task.outcome.error).__qualname__ if task.status == "failed" else None
+        self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
+
+    def unseen(self, failed: Mapping[int, Told], more: int) -> None:
+        """The pool closes, and nobody knows that these failed (by number), and so many more."""
+        if failed and POOLS.listeners:
+            number, told = next(iter(failed.items()))
+            first = f"{self._about['pool_id']}/{number}: {told.line}"
+            POOLS.emit(PoolUnseen(at=clock.wall(), **self._about, count=len(failed) + more, first=first))
+
+    def unsaved(self, task: TaskRecord, error: Exception) -> None:
+        """The end of a task is not on disk."""
+        if POOLS.listeners:
+            POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=_id(task), error=redact(str(error))))
+
+    def close(self) -> None:
+        """Close the audit file, and say how many events are not in it."""
+        audit, self.audit = self.audit, None
+        if audit is None:
+            return
+        if audit.close():
+            self._tell_audit_failed(audit)
+        if audit.lost and POOLS.listeners:
+            POOLS.emit(PoolAuditLost(at=clock.wall(), **self._about, path=str(audit.path), count=audit.lost))
+
+    def _of(self, task: TaskRecord) -> dict[str, Any]:
+        return {"at": clock.wall(), **self._about, "task_id": _id(task)}
+
+    def _tell(self, event: PoolEvent) -> None:
+        audit = self.audit
+        if audit is not None and audit.append(json.dumps(event.to_dict())):
+            self._tell_audit_failed(audit)
+        AUDIT.emit(event)
+
+    def _tell_audit_failed(self, audit: AuditFile) -> None:
+        if POOLS.listeners:
+            told = PoolAuditFailed(at=clock.wall(), **self._about, path=str(audit.path), error=str(audit.error))
+            POOLS.emit(told)
+
+
+def _shown(key: Hashable) -> Hashable:
+    return redact(key) if isinstance(key, str) else key
+
+
+def _id(task: TaskRecord) -> str:
+    return f"{task.owner.id}/{task.number}"

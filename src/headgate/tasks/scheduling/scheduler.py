@@ -1,0 +1,446 @@
+"""The desk of a pool: who may enter, who goes next, who gets a slot back. Pure, and the only place that decides.
+
+It joins the parts: a queue (order), a policy (depth), slots (lending), key limits, and those who keep track of victims
+and families. The pool asks, and does what it is told; nothing here awaits, so nothing here can be half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import islice
+
+from headgate.errors import InvalidArgument, PoolBusy, QueueFull
+from headgate.tasks.admission import Answer, Policy, victims_of
+from headgate.tasks.fairness import Backlogs
+from headgate.tasks.model import PLAIN, TaskRecord
+from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue
+from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
+from headgate.tasks.scheduling.queues.simple import Queue
+from headgate.tasks.scheduling.slots import Families, KeyLimits, Slot, Slots, Waits, refuse_cycle
+from headgate.tasks.strategies import Strategy
+
+_LOOKED_AT = 16
+"""How many descendants of a lender are looked at for one that is not at its key's limit. Looking at all of them, again
+and again, would cost more than the preference is worth: the queue offers them too, when their turn comes."""
+
+
+class Desk:
+    """The queue and the slots of one pool."""
+
+    __slots__ = (
+        "_aside",
+        "_backlogs",
+        "_classed",
+        "_families",
+        "_limits",
+        "_need",
+        "_strategy",
+        "_tracked",
+        "_various",
+        "_victims",
+        "coming",
+        "policy",
+        "queue",
+        "shut",
+        "slots",
+    )
+
+    def __init__(
+        self, strategy: Strategy, policy: Policy, limit: int, key_limits: int | Mapping[Hashable, int] | None = None
+    ) -> None:
+        self._strategy = strategy
+        self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
+        self.coming: set[TaskRecord] = set()
+        """Not accepted yet, and not counted: they will take the place of others, who have theirs until then."""
+        self._families = Families()
+        self._victims = victims_of(policy)
+        self._limits: KeyLimits | None = None
+        self._classed = False  # are there queued tasks of several needs, or were there?
+        self._various = False  # might there be any but those that need nothing?
+        self._need: Hashable = None  # of all that are queued, as long as it is one
+        self.shut: set[Hashable] = set()
+        """Needs that nothing can serve now: tasks with these keep their turn, and do not start."""
+        self.policy: Policy = policy
+        self.slots: Slots = Slots(limit)
+        self.queue: Queue = strategy.queue()
+        self._backlogs = None if isinstance(self.queue, (FairQueue, ShareQueue)) else Backlogs()
+        self._tracked = self._victims is not None or self._backlogs is not None
+        if key_limits is not None:
+            self.limit_keys(key_limits)
+
+    # -- entering ------------------------------------------------------------------------------------------------------
+
+    @property
+    def jain(self) -> float:
+        """Jain's index of fairness between keys, lately."""
+        if self._backlogs is not None:
+            return self._backlogs.rounds.index()
+        rounds = self.queue.rounds if isinstance(self.queue, (FairQueue, ShareQueue, ClassedQueue)) else None
+        return rounds.index() if rounds is not None else 1.0
+
+    @property
+    def depth(self) -> int:
+        """How many tasks are queued."""
+        return len(self.queue) + len(self._aside)
+
+    def startable(self, task: TaskRecord) -> bool:
+        """Could this newcomer start at once? (Whatever queues while a slot is free cannot use it.)"""
+        if self.slots.exhausted or self._blocked(task):
+            return False
+        return not self.slots.returning or all(map(self._capped, self.slots.returning))
+
+    def full(self) -> bool:
+        """Has the queue no place left?"""
+        depth = self.policy.max_depth
+        return depth is not None and self.depth >= depth
+
+    def answer(self, task: TaskRecord, why: str = "") -> Answer:
+        """What to do with a newcomer that can neither start nor queue; QueueFull or PoolBusy if that is nothing."""
+        policy, name = self.policy, task.owner.name
+        if policy.answer == "fail":
+            raise QueueFull(f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows")
+        if policy.answer == "busy":
+            raise PoolBusy(f"{self._why_not(task, why)}, and the policy of {name!r} is fail_fast")
+        return policy.answer
+
+    def _why_not(self, task: TaskRecord, why: str) -> str:
+        """Why it cannot start now."""
+        if self.slots.exhausted:
+            return f"every slot is in use ({self.slots.active} of {self.slots.limit})"
+        if self._capped(task):
+            return f"the key {task.partition!r} is at its cap"
+        if task.terms.due is not None:
+            return "a task with a delay cannot start at once"
+        return why or "it cannot start now"
+
+    def victim(self, newcomer: TaskRecord | None = None) -> TaskRecord:
+        """Whom to drop. The newcomer queues already, and is never the one."""
+        assert self._victims is not None, "only policies that drop ask"
+        return self._victims.choose(newcomer)
+
+    def seat(self, task: TaskRecord) -> None:
+        """Give a newcomer that is `startable` its slot."""
+        slot = self.slots.take()
+        assert slot is not None, "it was startable"
+        self._occupy(task, slot)
+        self.queue.charge(task)
+
+    def enqueue(self, task: TaskRecord) -> None:
+        """It waits for its turn."""
+        if self.coming:
+            self.coming.discard(task)
+        if self._aside and task in self._aside:
+            self._aside.discard(task)
+            if self._victims is not None:
+                self._victims.left(task)
+        if self._various or task.terms is not PLAIN:
+            self._sort(task)
+        self.queue.push(task)
+        if self._tracked or task.parent is not None:
+            self._joined(task)
+
+    def requeue(self, task: TaskRecord) -> None:
+        """It waits again, first of its partition: an attempt has ended."""
+        if self._various or task.terms is not PLAIN:
+            self._sort(task)
+        self.queue.push_front(task)
+        self._joined(task)
+
+    def set_aside(self, task: TaskRecord, *, accepted: bool = True) -> None:
+        """It takes a place in the queue, and no turn yet: it is delayed, or not `accepted` yet.
+
+        Where a newcomer takes the place of a victim, it has none before it is accepted.
+        """
+        if self._victims is not None and not accepted:
+            self.coming.add(task)
+            return
+        self.coming.discard(task)
+        self._aside.add(task)
+        if self._victims is not None:
+            self._victims.joined(task)
+
+    def queued(self) -> Iterator[TaskRecord]:
+        """Everyone who is queued, in no particular order."""
+        yield from self.queue
+        yield from self._aside
+
+    def is_aside(self, task: TaskRecord) -> bool:
+        """Was it set aside, and is it still?"""
+        return task in self._aside
+
+    def discard(self, task: TaskRecord) -> None:
+        """It leaves the queue and will not run."""
+        if task in self.coming:
+            self.coming.discard(task)
+        elif task in self._aside:
+            self._aside.discard(task)
+            if self._victims is not None:
+                self._victims.left(task)
+        else:
+            self.queue.remove(task)
+            self._left(task, started=False)
+
+    def _blocked(self, task: TaskRecord) -> bool:
+        """Is its key at its limit, or can nothing serve it?"""
+        return self._capped(task) or (bool(self.shut) and task.terms.need in self.shut)
+
+    def _capped(self, task: TaskRecord) -> bool:
+        """Is its key at its limit?"""
+        return self._limits is not None and self._limits.full(task.partition)
+
+    # -- needs ---------------------------------------------------------------------------------------------------------
+
+    def _sort(self, task: TaskRecord) -> None:
+        """One that may need something else than the others joins the queue. (Most pools know one need, or none.)"""
+        need = task.terms.need
+        if self._classed or need == self._need:
+            return
+        if not len(self.queue):
+            self._need, self._various = need, need is not None
+            return
+        self._classed = self._various = True
+        self._rebuild(None if self._limits is None else self._limits.limits)
+
+    def check_need(self, need: Hashable) -> None:
+        """InvalidArgument: too many different ones are queued already."""
+        if isinstance(self.queue, ClassedQueue):
+            known = self.queue.classes
+            if len(known) >= MAX_CLASSES and need not in known:
+                raise InvalidArgument(
+                    f"tasks with {MAX_CLASSES} different combinations of tags and exclude are queued, all that a pool "
+                    "keeps apart",
+                    remedy="Use fewer combinations, wait until some have run, or make another pool.",
+                )
+
+    def _servable(self) -> bool:
+        """May anything in the queue start, as far as needs go? (A queue of several knows by itself.)"""
+        return self._classed or self._need not in self.shut
+
+    def _joined(self, task: TaskRecord) -> None:
+        if self._backlogs is not None and task.partition is not None:
+            self._backlogs.joined(task.partition)
+        if task.parent is not None:
+            self._families.joined(task)
+        if self._victims is not None:
+            self._victims.joined(task)
+
+    def _left(self, task: TaskRecord, *, started: bool) -> None:
+        if self._backlogs is not None and task.partition is not None:
+            self._backlogs.left(task.partition, started=started)
+        if self._families.entered:  # not `task.parent`: that is cut off when the parent has ended
+            self._families.left(task)
+        if self._victims is not None:
+            self._victims.left(task)
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def next(self) -> TaskRecord | None:
+        """Who gets the next free slot: it has it now. A task that is already running gets its own back."""
+        slots = self.slots
+        if slots.returning and (returner := self._returner()) is not None:
+            return returner
+        slot = slots.take()
+        if slot is None:
+            return None
+        task = self._descendant(slot) if slot.lenders else None
+        if task is None:
+            task = self.queue.pop() if not self.shut or self._servable() else None
+            if task is None:
+                slots.put(slot)
+                return None
+        if self._tracked or self._families.entered:
+            self._left(task, started=True)
+        self._occupy(task, slot)
+        return task
+
+    def succeed(self, task: TaskRecord) -> TaskRecord | None:
+        """It does not run any more: who gets its slot? None: nobody for now, or not so simply (see `next`)."""
+        slot, slots = task.slot, self.slots
+        if slot is None or slot.lenders or slots.returning or self._limits is not None or slots.excess:
+            self.release(task)
+            return None
+        heir = self.queue.pop() if not self.shut or self._servable() else None
+        if heir is None:
+            self.release(task)
+            return None
+        task.slot, heir.slot, slot.holder = None, slot, heir
+        if self._tracked or self._families.entered:
+            self._left(heir, started=True)
+        return heir
+
+    def release(self, task: TaskRecord) -> None:
+        """It does not run any more."""
+        slot = task.slot
+        if slot is None:
+            self._stop_lending(task)
+            del self.slots.without[task]
+        else:
+            self._vacate(task, slot)
+            self.slots.put(slot)
+        if task.waits is not None:  # of parts that its body left behind: they have no say in another attempt
+            for on in list(task.waits.on):
+                self._forget_wait(task, task.waits, on)
+            left, task.waits = task.waits, Waits()
+            task.waits.by = left.by
+
+    def vacate(self, task: TaskRecord) -> None:
+        """Its body is done and its end is being written: it needs no slot, and counts as waiting until `release`."""
+        slot = task.slot
+        if slot is None:
+            self._stop_lending(task)
+        else:
+            self._vacate(task, slot)
+            self.slots.without[task] = None
+            self.slots.put(slot)
+
+    def unseat(self, task: TaskRecord) -> None:
+        """It was given a slot and cannot use it: it is its turn still."""
+        self.release(task)
+        if self._various or task.terms is not PLAIN:
+            self._sort(task)
+        self.queue.put_back(task)
+        self._joined(task)
+
+    def resize(self, limit: int) -> None:
+        """So many slots from now on."""
+        self.slots.resize(limit)
+
+    def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
+        """Cap the active tasks of each key from now on."""
+        self._rebuild(limits)
+
+    def _rebuild(self, limits: int | Mapping[Hashable, int] | None) -> None:
+        """Put all that is queued into another queue, in the order in which it would have come out of this one."""
+        if self._limits is not None:
+            self._limits.lift()
+        shut, kept = set(self.shut), self.queue
+        self.shut.clear()  # else nothing of it comes out
+        accounts = kept.accounts() if isinstance(kept, (ShareQueue, ClassedQueue)) else None
+        queued = list(iter(kept.pop, None))
+        self.shut |= shut
+        parkable = limits is not None
+        if self._classed:
+            self.queue = self._strategy.classed_queue(self.shut, parkable=parkable)
+        else:
+            self.queue = self._strategy.queue(parkable=parkable)
+        if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
+            self.queue.inherit(*accounts)
+        self._limits = None if limits is None else KeyLimits(limits, self.queue)
+        if self._limits is not None:
+            for task in self.slots.holders():
+                self._limits.took(task.partition)
+        for task in reversed(queued) if self._strategy.kind == "lifo" else queued:
+            self.queue.push(task)
+
+    def _occupy(self, task: TaskRecord, slot: Slot) -> None:
+        task.slot = slot
+        slot.holder = task
+        self.slots.active += 1
+        if self._limits is not None:
+            self._limits.took(task.partition)
+
+    def _vacate(self, task: TaskRecord, slot: Slot) -> None:
+        task.slot = slot.holder = None
+        self.slots.active -= 1
+        if self._limits is not None:
+            self._limits.gave(task.partition)
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def begin_wait(self, task: TaskRecord, on: TaskRecord) -> bool:
+        """A running task of ours waits for another, of any pool. Did it lend its slot? WaitCycle if it never ends."""
+        refuse_cycle(task, on)
+        waits = task.waits
+        if waits is None:
+            waits = task.waits = Waits()
+        waits.on[on] = waits.on.get(on, 0) + 1
+        if on.waits is None:
+            on.waits = Waits()
+        on.waits.by[task] = None
+        if task.slot is None:
+            self.slots.returning.pop(task, None)  # it stood to get one back, and needs none now
+            return False
+        self.lend(task)
+        return True
+
+    def end_wait(self, task: TaskRecord, on: TaskRecord) -> None:
+        """One of its waits for that task is over. (All of them are when that task has ended: see `over`.)"""
+        waits = task.waits
+        assert waits is not None, "it waited"
+        count = waits.on.get(on, 0)
+        if count > 1:
+            waits.on[on] = count - 1
+        elif count == 1:
+            self._forget_wait(task, waits, on)
+
+    def over(self, on: TaskRecord) -> list[TaskRecord]:
+        """This task has ended: who waited for it, for nothing else, and wants its slot back now?"""
+        waits = on.waits
+        if waits is None or not waits.by:
+            return []
+        waiters = list(waits.by)
+        for task in waiters:
+            assert task.waits is not None, "it waits"
+            self._forget_wait(task, task.waits, on)
+        return [task for task in waiters if self.needs_slot(task)]
+
+    def needs_slot(self, task: TaskRecord) -> bool:
+        """Does it run, wait for nobody, and hold none?"""
+        return task.slot is None and task.status == "running" and not (task.waits is not None and task.waits.on)
+
+    def _forget_wait(self, task: TaskRecord, waits: Waits, on: TaskRecord) -> None:
+        del waits.on[on]
+        if on.waits is not None:
+            on.waits.by.pop(task, None)
+
+    def lend(self, task: TaskRecord) -> None:
+        """Its slot is free for its descendants, then for anyone."""
+        slot, waits = task.slot, task.waits
+        if waits is None:
+            waits = task.waits = Waits()
+        assert slot is not None, "it holds one"
+        self._vacate(task, slot)
+        self.slots.without[task] = None
+        slot.lenders.append(task)
+        waits.lent = slot
+        self.slots.put(slot)
+
+    def reclaim(self, task: TaskRecord) -> bool:
+        """It wants a slot again. True: it has one. False: it stands before all newcomers."""
+        slots = self.slots
+        self._stop_lending(task)
+        if self.startable(task):
+            slot = slots.take()
+            assert slot is not None, "there was one"
+            del slots.without[task]
+            self._occupy(task, slot)
+            return True
+        slots.returning[task] = None
+        return False
+
+    def _stop_lending(self, task: TaskRecord) -> None:
+        self.slots.returning.pop(task, None)
+        waits = task.waits
+        if waits is not None and waits.lent is not None:
+            waits.lent.lenders.remove(task)
+            waits.lent = None
+
+    def _returner(self) -> TaskRecord | None:
+        slots = self.slots
+        for task in () if slots.exhausted else slots.returning:
+            if not self._capped(task):
+                del slots.returning[task]
+                slot = slots.take()
+                assert slot is not None, "there was one"
+                del slots.without[task]
+                self._occupy(task, slot)
+                return task
+        return None
+
+    def _descendant(self, slot: Slot) -> TaskRecord | None:
+        for lender in reversed(slot.lenders):
+            for task in islice(self._families.queued_below(lender), _LOOKED_AT):
+                if not self._blocked(task):
+                    self.queue.take(task)
+                    return task
+        return None

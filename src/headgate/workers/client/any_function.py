@@ -1,0 +1,138 @@
+"""Calling any function on a worker, on behalf of somebody who keeps the account of it: routines as they are, others as
+if they were routines without options.
+
+A function that has a routine below another decorator (`@keys.use()` above `@routine`) dispatches itself, and so is not
+dispatched from here: `HERE` says that it is to be called in this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Awaitable
+from contextvars import Context
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from headgate.workers.client.isolation import Losses
+from headgate.workers.client.taskless import Direct, Owner, begin
+from headgate.workers.model import RoutineOptions
+from headgate.workers.protocol.messages import Request
+from headgate.workers.routines import ACTIVE, Routine, as_routine, dispatch_limit, do_dispatch, generator_over
+from headgate.workers.serialization.functions import inside, routine_of
+
+if TYPE_CHECKING:
+    from headgate.workers.pool import WorkerPool
+
+HERE: Any = object()
+"""It is to be called here: it dispatches itself, or nothing is dispatched in this context."""
+
+_MOST_ROUTINES, _MOST_CLOSURES = 1024, 32
+_PLAIN = RoutineOptions()
+
+
+class Placing:
+    """Calls functions on the workers of one pool."""
+
+    here: Any = HERE
+
+    def __init__(self, workers: WorkerPool) -> None:
+        self._workers = workers
+        self.losses: Losses = Losses()
+        self._routines: dict[Any, Any] = {}  # how functions travel is remembered there
+        self._closures: dict[Any, Any] = {}  # the same for a few of those that hold on to something
+
+    def can_stop(self, fn: Any) -> bool:
+        """Does it run on its worker's loop, and not in a thread there?"""
+        while isinstance(fn, functools.partial):
+            fn = fn.func
+        routine = self._routines.get(fn) if fn.__class__ is FunctionType else None
+        if routine is None:
+            routine = routine_of(getattr(fn, "__func__", fn))
+        if routine is None or routine is HERE:
+            return inspect.iscoroutinefunction(fn) or not isinstance(fn, (FunctionType, MethodType))
+        return not routine.traveller.thread
+
+    def send(self, fn: Any, args: tuple[Any, ...], request: Request, context: Context, owner: Owner) -> Direct | None:
+        """Call a function without awaiting it, in this context; None if it is not that simple, or something is wrong:
+        it comes up again where it is awaited."""
+        routine = self._routine(fn)
+        if routine is HERE or (self.losses and request.request_id in self.losses):
+            return None
+        try:
+            return context.run(self._begin, routine, args, request, context, owner)
+        except Exception:
+            return None
+
+    def announce(self, sent: Any) -> None:
+        """Tell of a call that was begun by `send`."""
+        if sent.__class__ is Direct:
+            sent.announce()
+
+    def _begin(
+        self, routine: Routine, args: tuple[Any, ...], request: Request, context: Context, owner: Owner
+    ) -> Direct | None:
+        if not do_dispatch() or dispatch_limit() is not None:
+            return None
+        return begin(self._workers._proxy(), routine, args, {}, request, context, owner)
+
+    def call(self, fn: Any, args: tuple[Any, ...], request: Request) -> Awaitable[Any]:
+        """What to await for what it returns there; or `HERE`."""
+        routine, given, kwargs = self._taken_apart(fn, args)
+        if routine is HERE or not do_dispatch():
+            ACTIVE.set(self._workers)
+            here: Awaitable[Any] = HERE
+            return here
+        self.losses.limit(request)
+        proxy, caller = self._workers._proxy(), request.request_id
+        there: Awaitable[Any] = proxy.call(routine, given, kwargs, dispatch_limit(), caller, request=request)
+        return there
+
+    def stream(self, fn: Any, args: tuple[Any, ...], request: Request) -> AsyncGenerator[Any, Any]:
+        """The items it makes there; or `HERE`."""
+        routine, given, kwargs = self._taken_apart(fn, args)
+        if routine is HERE or not do_dispatch():
+            ACTIVE.set(self._workers)
+            here: AsyncGenerator[Any, Any] = HERE
+            return here
+        self.losses.limit(request)
+        proxy, limit, caller = self._workers._proxy(), dispatch_limit(), request.request_id
+        return generator_over(lambda args, kwargs: proxy.stream(routine, args, kwargs, limit, caller, request=request))(
+            *given, **kwargs
+        )
+
+    def _taken_apart(self, fn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The routine, and with what it is called: partials and methods bring arguments of their own."""
+        kwargs: dict[str, Any] = {}
+        while fn.__class__ is not FunctionType:
+            if isinstance(fn, functools.partial):
+                args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
+            elif inspect.ismethod(fn):
+                args, fn = (fn.__self__, *args), fn.__func__
+            else:
+                break
+        return self._routine(fn), args, kwargs
+
+    def _routine(self, fn: Any) -> Any:
+        """The routine that a function is, or is taken for."""
+        if fn.__class__ is not FunctionType:
+            return _made(fn)  # objects that are called may be equal, and yet do different things
+        found = self._routines.get(fn)
+        if found is None:
+            holds = fn.__closure__ is not None and routine_of(fn) is None
+            known, most = (self._closures, _MOST_CLOSURES) if holds else (self._routines, _MOST_ROUTINES)
+            if holds and (found := known.get(fn)) is not None:
+                return found
+            if len(known) >= most:
+                known.clear()
+            found = known[fn] = _made(fn)
+        return found
+
+
+def _made(fn: Any) -> Any:
+    routine = routine_of(fn)
+    if routine is not None:
+        return routine
+    if any(routine_of(inner) is not None for inner in inside(fn)):
+        return HERE
+    return as_routine(fn, _PLAIN)

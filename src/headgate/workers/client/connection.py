@@ -1,0 +1,680 @@
+"""The client's side of one conversation: a gRPC stream to one worker, on one event loop.
+
+Reader and writer are tasks of ours that nothing cancels but `close`: cancelling a task inside ``read()`` or ``write()``
+would end the stream and every call on it. Calls may be submitted before the stream is open: they wait in the session's
+outbox, and go elsewhere if it never opens.
+
+**Lost or blocked.** A worker is *lost* when the stream ends or gRPC's pings are not answered (its own threads answer
+them, whatever Python does). It is *blocked* when it lives and its task loop has no turn: it says so itself (`Pulse`),
+or says nothing for a while although it has calls, because a routine holds the interpreter's lock.
+
+**Pace.** A message costs a hundred times what a call in it does. With several workers the answers of one set off calls
+to all, so messages would split again and again, down to one call each (measured: 1.9 calls a message and a fifth of the
+rate, at 100 callers on two workers). So after a message the next one waits until something came back, or for two
+milliseconds. The first call to a worker that owes nothing never waits.
+
+**Timeouts** are the worker's to keep. If it does not, the caller is told `CONFIRMATION` seconds later at the most. When
+a call has begun, and so when its timeout is over, the worker's server says with each pulse: so a call that stands in
+line there is never ended, however long the line. A worker whose interpreter's lock is held says nothing at all. Then
+the timeout of a call that it was given, and has not said anything about, is counted from when it was last heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from headgate._version import __version__
+from headgate.core.clock import clock
+from headgate.workers.client.isolation import RESERVED
+from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerState
+from headgate.workers.processes.exit_status import LAST_WORD, Ending
+from headgate.workers.protocol import shared_memory
+from headgate.workers.protocol.bulk import Borrowed, ConversationBroken, Parcel, Unreadable
+from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
+from headgate.workers.protocol.session import ClientSession
+from headgate.workers.protocol.transport import EOF, grpc
+from headgate.workers.protocol.wire import CONVERSE
+from headgate.workers.protocol.wire.wire_pb2 import ToClient
+
+OPENING = 10.0
+"""Seconds a worker has to answer the first message."""
+SILENT = 1.75
+"""A worker with calls that says nothing for so long is blocked: its signs of life come each half second."""
+LINGER = 0.01
+"""Seconds for gRPC's last events to find their loop: one that finds it closed is a traceback on stderr."""
+PACE = 0.002
+"""Seconds that small calls wait for others to share a message with, unless something comes from the worker before."""
+_LOOK = 0.5
+_LATE = 0.3  # a look so much too late means that this loop was held
+_EXPIRY = 2.0  # what is known of a worker without calls is old after so long
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.ping_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+Happening = Literal[
+    "open",
+    "refused",
+    "lost",
+    "stopped",
+    "closed",
+    "blocked",
+    "unblocked",
+    "crowded",
+    "uncrowded",
+    "reserved",
+    "unreserved",
+    "room",
+]
+
+
+class Connection:
+    """A conversation with one worker."""
+
+    def __init__(
+        self,
+        metadata: WorkerMetadata,
+        epoch: int,
+        client: str,
+        tell: Callable[[Connection, Happening, str], None],
+        max_payload: int = 0,
+        limits: Limits = UNLIMITED,
+        replace: Callable[[str, str, bool], None] | None = None,
+    ) -> None:
+        self.metadata: WorkerMetadata = metadata
+        self.session: ClientSession = ClientSession(epoch, client, __version__, max_payload)
+        self.blocked: bool = False
+        self.crowded: bool = False
+        """Are all its thread places held by calls that nobody waits for?"""
+        self.reason: str = ""
+        """Why it is over."""
+        self.ending: Ending | None = None
+        """How the worker's process ended, once that is known."""
+        self.awaits_ending: bool = False
+        """Will somebody call `learn` when the process has ended?"""
+        self._held: list[Answer] = []  # of calls that were lost: until it is known how the process ended
+        self._hold: asyncio.TimerHandle | None = None
+        self.casualties: int = 0
+        """Calls of this conversation that were lost when it broke."""
+        self.reserved: bool = False
+        """Does the worker refuse calls, because one of few neighbours runs there or waits?"""
+        self._asked: dict[int, asyncio.Future[bool]] = {}  # for room
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._channel: Any = None
+        self._stream: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle: asyncio.Future[None] | None = None  # the writer waits for something to write
+        self._look: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
+        self._heard = 0.0
+        self._closing = False
+        self._was_full = False
+        self._limits = limits
+        self._replace = replace  # a worker, by its uid: why, and whether at once
+        self._timed: dict[Outgoing, None] = {}  # calls with a timeout
+        self._ending = ""  # why it is being ended
+        self._fetching: dict[Outgoing, deque[Answer]] = {}  # what came after an answer that is still being read
+        self._resent: dict[int, Callable[[Parcel | None, BaseException | None], None]] = {}  # loans that are to come so
+        self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that were submitted and not answered, also those that nobody waits for any more."""
+        return self.session.waiting + len(self.session.left)
+
+    @property
+    def state(self) -> WorkerState:
+        """How the worker is, as far as this conversation can tell."""
+        if self.session.state == "stopping":
+            return "stopping"
+        if self.session.state == "over":
+            return "lost"
+        return "blocked" if self.blocked or self.crowded else "ready"
+
+    @property
+    def load(self) -> int:
+        """The same, and calls that wait for room there."""
+        return self.in_flight + len(self._asked)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def submit(self, call: Outgoing) -> None:
+        """Send it with the next message. Its waiter, a future, gets the Answer."""
+        session = self.session
+        session.submit(call)
+        if call.timeout:
+            self._timed[call] = None
+        if self._idle is not None:
+            self._rouse()
+        elif not self._tasks:
+            self.open()
+        if self._look is None:
+            self._heard = clock.now()
+            self._watch()
+
+    async def begins(self, call: Outgoing, waiter: asyncio.Future[None], until: float) -> bool:
+        """Wait until a call has begun, or was answered. False: it has not by `until`."""
+        while not (call.started or waiter.done()):
+            left = until - clock.now()
+            if left <= 0:
+                return False
+            await asyncio.wait((waiter,), timeout=min(left, 0.05))
+        return True
+
+    def step(
+        self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0, context: bytes = b""
+    ) -> None:
+        """Have a generator go on. Its waiter gets the Answer."""
+        if call.timeout:
+            self._timed[call] = None
+            call.handed, call.due = clock.now(), None
+        self.session.step(call, advance, payload, count, context)
+        self._rouse()
+
+    def cancel(self, call: Outgoing) -> bool:
+        """True: it was never sent, and is gone. False: the worker is told, and its answer will come."""
+        self._timed.pop(call, None)  # who cancels it knows for how long to wait
+        gone = self.session.cancel(call)
+        self._rouse()
+        return gone
+
+    async def reserve(self, max_calls: int, caller: str, overdue: bool, patience: float) -> int:
+        """Ask for room for a call; the number of the reservation, or 0 if none was granted in so many seconds."""
+        number = self.session.room.ask(max_calls, caller, overdue)
+        granted = self._asked[number] = self._loop.create_future()
+        self.open()
+        self._rouse()
+        timer = self._loop.call_later(patience, _decide, granted, False)
+        kept = False
+        try:
+            kept = await granted
+        finally:
+            timer.cancel()
+            del self._asked[number]
+            if not kept:
+                self.release(number)
+        return number if kept else 0
+
+    def release(self, number: int) -> None:
+        """Nobody needs this room any more."""
+        if self.session.state != "over":
+            self.session.room.release(number)
+            self._rouse()
+
+    def give_no_room(self) -> None:
+        """Those who wait for room here are to look elsewhere."""
+        for granted in self._asked.values():
+            _decide(granted, False)
+
+    def _heard_of_room(self) -> None:
+        room = self.session.room
+        for number in room.granted:
+            if number in self._asked:
+                _decide(self._asked[number], True)
+        room.granted.clear()
+        if room.closed != self.reserved:
+            self.reserved = room.closed
+            self._tell(self, "reserved" if self.reserved else "unreserved", "")
+
+    def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
+        """Tell the worker whom its routines may call."""
+        if self.session.state != "over":
+            self.session.introduce(pool, peers)
+            self._rouse()
+
+    # -- the stream ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to connect, if that has not begun."""
+        if not self._tasks and self.session.state == "opening":
+            self._tasks.append(self._loop.create_task(self._run()))
+
+    async def _run(self) -> None:
+        happening: Happening = "lost"
+        reason = "its stream ended"
+        try:
+            self._channel = grpc.aio.insecure_channel(self.metadata.address, options=CHANNEL_OPTIONS)
+            self._stream = self._channel.stream_stream(CONVERSE)()
+            local = self.metadata.address.startswith("unix:")
+            offer = shared_memory.Offer() if local else None
+            try:
+                hello = self.session.hello(offer.probe if offer is not None else None)
+                async with asyncio.timeout(OPENING):
+                    await self._stream.write(hello.SerializeToString())
+                    data = await self._stream.read()
+            finally:
+                if offer is not None:
+                    offer.close()
+            if data is EOF:
+                reason = "it closed the stream instead of answering"
+                return
+            refusal = self.session.welcomed(ToClient.FromString(data))
+            if refusal is not None:
+                happening, reason = "refused", refusal
+                return
+            if local and shared_memory.can_read(self.session.probe):
+                self.session.can_read()
+            self._tell(self, "open", "")
+            self._heard_of_room()
+            self._tasks.append(self._loop.create_task(self._write()))
+            await self._read()
+        except TimeoutError:
+            reason = f"it did not answer within {OPENING:g} s"
+        except grpc.aio.AioRpcError as error:
+            reason = _status(error)
+            happening = "refused" if error.code() not in _TRANSIENT else "lost"
+        except ConversationBroken as error:
+            happening, reason = "refused", error.message
+        except asyncio.CancelledError:
+            happening, reason = "closed", "its event loop or its pool ended"
+        finally:
+            self._break(happening, reason)
+            if not self._closing:
+                await self._hang_up()
+
+    async def _read(self) -> None:
+        stream, session = self._stream, self.session
+        while True:
+            data = await stream.read()
+            if data is EOF:
+                return
+            self._heard = clock.now()
+            message = ToClient.FromString(data)
+            if message.HasField("pulse") and self._timed:
+                for timed in message.pulse.timed:
+                    told = session.sent.get(timed.number)
+                    if told is not None:
+                        told.due = self._heard + timed.left / 1000
+            answers = session.receive(message)
+            if session.resent:
+                self._take_resent()
+            for answer in answers:
+                call = answer.call
+                if call.backlog is not None or answer.payload.__class__ is Borrowed:
+                    self._arrived(answer)
+                    continue
+                waiter, call.waiter = call.waiter, answer
+                if not waiter.done():
+                    waiter.set_result(None)
+            if self._pace is not None:
+                self._go_on()
+            elif session.stirs:
+                self._rouse()
+            if session.room.granted or session.room.closed != self.reserved:
+                self._heard_of_room()
+            if message.stopping:
+                self.give_no_room()
+            if message.HasField("pulse"):
+                self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
+            elif self.blocked and (message.results or message.yields):
+                self._set_blocked(False, "")
+            if session.ended or message.HasField("takes_threads") or message.retiring:
+                self._hear_more(message)
+
+    def _hear_more(self, message: ToClient) -> None:
+        """What is seldom said."""
+        self._note_ended()
+        if message.HasField("takes_threads") and message.takes_threads == self.crowded:
+            self.crowded = not message.takes_threads
+            self._tell(self, "crowded" if self.crowded else "uncrowded", "")
+        for retiring in message.retiring:
+            uid = retiring.uid or self.metadata.uid
+            if retiring.at_once and uid == self.metadata.uid:
+                self._end(retiring.reason)
+            elif self._replace is not None:
+                self._replace(uid, retiring.reason, retiring.at_once)
+
+    def _note_ended(self) -> None:
+        for call in self.session.take_ended():
+            ended, call.ended = call.ended, None
+            if ended is not None:
+                ended()
+
+    def _end(self, reason: str) -> None:
+        """It cannot go on: whoever started it is to end it."""
+        if not self._ending:
+            self._ending = reason
+            if self._replace is not None:
+                self._replace(self.metadata.uid, reason, True)
+
+    async def _write(self) -> None:
+        stream, session = self._stream, self.session
+        try:
+            while True:
+                if session.loans.waiting or session.loans.released or session.loans.recalled:
+                    shared_memory.lend(session, self._rouse)
+                message = None if self._pace is not None and session.can_wait else session.take()
+                if message is None:
+                    self._idle = self._loop.create_future()
+                    await self._idle
+                else:
+                    await stream.write(message.SerializeToString())
+                    if session.sent and self._pace is None:
+                        self._pace = self._loop.call_later(PACE, self._go_on)
+                    if self._was_full and max(session.outbox, session.apart) < OUTBOX // 2:
+                        self._was_full = False
+                        self._tell(self, "room", "")
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the stream has ended: the reader has it too, and ends the conversation
+        except Exception as error:
+            self._break("lost", f"a message to it could not be written: {type(error).__name__}: {error}")
+            self._stream.cancel()
+
+    # -- answers that do not come at once ----------------------------------------------------------------------------
+
+    def _arrived(self, answer: Answer) -> None:
+        """An answer of a generator, or one that is still to be read: each call has its answers in their order."""
+        call = answer.call
+        line = self._fetching.get(call)
+        if line is not None:
+            line.append(answer)
+        elif isinstance(answer.payload, Borrowed):
+            self._fetching[call] = deque()
+            self._fetch(answer, answer.payload)
+        else:
+            _answer(answer)
+
+    def reads(self, call: Outgoing) -> bool:
+        """Is an answer of this call still being read, or held?"""
+        return call in self._fetching or any(answer.call is call for answer in self._held)
+
+    def _fetch(self, answer: Answer, borrowed: Borrowed) -> None:
+        probe = self.session.probe
+        pid = probe.pid if probe is not None else 0
+
+        def done(parcel: Parcel | None, error: BaseException | None) -> None:
+            if isinstance(error, shared_memory.Unopened) and not self.session.over:
+                self.session.cannot_read(borrowed)
+                self._resent[borrowed.number] = finish
+                self._rouse()
+                return
+            self.session.has_read(borrowed)
+            self._rouse()
+            finish(parcel, error)
+
+        def finish(parcel: Parcel | None, error: BaseException | None) -> None:
+            if isinstance(error, (FileNotFoundError, ProcessLookupError)):
+                _answer(Answer(answer.call, "lost"))  # its process is gone
+            else:
+                payload = parcel if parcel is not None else Unreadable(f"it is in memory that cannot be read ({error})")
+                _answer(answer._replace(payload=payload))
+            line = self._fetching.pop(answer.call)
+            while line:
+                self._arrived(line.popleft())
+                if answer.call in self._fetching:
+                    self._fetching[answer.call].extend(line)
+                    return
+
+        shared_memory.aside(
+            sum(length for length, _ in borrowed.segments), lambda: shared_memory.read(pid, borrowed), done
+        )
+
+    def _take_resent(self) -> None:
+        """What could not be read has come in chunks."""
+        for number, parcel in self.session.take_resent():
+            finish = self._resent.pop(number, None)
+            if finish is not None:
+                finish(parcel, None if parcel is not None else OSError("its worker cannot read it either"))
+
+    def _go_on(self) -> None:
+        pace, self._pace = self._pace, None
+        if pace is not None:
+            pace.cancel()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        idle, self._idle = self._idle, None
+        if idle is not None and not idle.done():
+            idle.set_result(None)
+
+    @property
+    def obstacle(self) -> str:
+        """Why calls cannot begin there, for people; "": they can."""
+        if self.blocked:
+            return "blocked by a routine that holds its loop"
+        if self.crowded:
+            return "its thread places are held by calls that timed out or were cancelled"
+        return RESERVED if self.reserved else ""
+
+    def can_take(self, bulky: bool) -> bool:
+        """May the next call go here? Not when the worker stops, nor when the outbox is long."""
+        session = self.session
+        if session.state in ("stopping", "over"):
+            return False
+        if session.full(bulky):
+            self._was_full = True
+            return False
+        return True
+
+    # -- lost or blocked ----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self._look_at = clock.now() + _LOOK
+        self._look = self._loop.call_later(_LOOK, self._check)
+
+    def _check(self) -> None:
+        now, late = clock.now(), self._look_at
+        self._look = None
+        session = self.session
+        if session.state == "over":
+            return
+        if now - late > _LATE:
+            self._heard = now  # this loop had no turn itself: that says nothing about the worker
+        silent = now - self._heard
+        if session.sent or session.left:
+            if silent > SILENT:
+                self._set_blocked(True, "")
+                self._judge(now, silent)
+            if self._timed and now - late <= _LATE:  # else what came meanwhile is still to be read
+                self._end_overdue(now, silent)
+        elif self.blocked and silent > _EXPIRY:
+            self._set_blocked(False, "")
+        if session.waiting or session.left or self.blocked:
+            self._watch()
+
+    def _end_overdue(self, now: float, silent: float) -> None:
+        """Tell the callers of calls that are past their timeout, and that the worker does not end."""
+        sent = self.session.sent
+        for call in list(self._timed):
+            if not call.number:
+                continue  # it is on its way
+            if sent.get(call.number) is not call:
+                del self._timed[call]
+                continue
+            if call.handed is None:
+                call.handed = now
+            if call.due is None and silent <= SILENT:
+                continue  # it waits for its turn, or for an order
+            due = self._due(call)
+            waiter = call.waiter
+            if waiter is None or isinstance(waiter, Answer) or waiter.done():
+                continue
+            if now < due + max(0.0, CONFIRMATION - 2 * _LOOK):  # less, because this is looked at twice a second
+                continue
+            if call.request is not None and call.request.holds:
+                continue  # what it holds is in use until it has ended
+            del self._timed[call]
+            call.waiter = Answer(call, "overdue")
+            waiter.set_result(None)
+
+    def _judge(self, now: float, silent: float) -> None:
+        """It says nothing: is it because a routine holds the interpreter's lock for too long?"""
+        overdue, blocked = self._limits
+        if blocked is not None and silent >= blocked:
+            self._end(f"it gives no sign of life for {silent:.0f} s, and max_blocked is {blocked:g}")
+        elif overdue is not None and silent >= overdue and (late := self._holder(now, overdue)) is not None:
+            self._end(
+                f"it gives no sign of life for {silent:.0f} s, and has {late.form.tag}, {overdue:g} s or more past its "
+                "timeout"
+            )
+
+    def _holder(self, now: float, overdue: float) -> Outgoing | None:
+        """The call past its timeout that holds the interpreter's lock, if it can be no other.
+
+        Calls begin in the order in which they were sent. So one that the worker never said had begun holds the lock,
+        unless one that was sent before it does; one that had begun, unless any other does. Calls that need a thread may
+        begin later than others do. A call without a timeout may hold the lock for as long as it likes.
+        """
+        first: Outgoing | None = None  # past its timeout
+        for call in sorted((*self.session.sent.values(), *self.session.left.values()), key=lambda call: call.number):
+            if call.backlog is not None and call.waiter is None:
+                continue  # a generator between two steps
+            late = call.timeout and now - self._due(call) >= overdue
+            if late:
+                first = first or call
+            elif first is None or first.due is not None or first.form.thread:
+                return None
+        return first
+
+    def is_late(self, call: Outgoing) -> bool:
+        """Is it past its timeout, as far as that is known? Of one that never said it had begun it is, once it is the
+        reason why the worker is ended."""
+        known = call.due is not None or (self._ending and call.timeout and call.number)
+        return bool(known) and clock.now() >= self._due(call)
+
+    def _due(self, call: Outgoing) -> float:
+        """When its timeout is over."""
+        since = self._heard if call.handed is None else max(call.handed, self._heard)
+        return call.due if call.due is not None else since + call.timeout
+
+    def block(self) -> None:
+        """It refused a call because its loop is held."""
+        self._heard = clock.now()
+        self._set_blocked(True, "")
+        if self._look is None:
+            self._watch()
+
+    def _set_blocked(self, blocked: bool, tag: str) -> None:
+        if blocked != self.blocked:
+            self.blocked = blocked
+            if blocked:
+                self.give_no_room()
+            self._tell(self, "blocked" if blocked else "unblocked", tag)
+
+    def _break(self, happening: Happening, reason: str) -> None:
+        if self.session.state == "over" and self.reason:
+            return
+        if self._ending:
+            reason = f"it was ended, to be replaced: {self._ending}"
+        elif happening == "lost" and self.session.state == "stopping":
+            happening, reason = "stopped", "it has stopped"
+        self.reason = reason
+        answers = self.session.broken()
+        self.casualties = sum(answer.kind == "lost" for answer in answers)
+        self.give_no_room()
+        for timer in (self._look, self._pace):
+            if timer is not None:
+                timer.cancel()
+        self._look = self._pace = None
+        for descriptor in self.session.loans.take_released():
+            os.close(descriptor)
+        for finish in list(self._resent.values()):
+            finish(None, ProcessLookupError())
+        self._resent.clear()
+        if happening in ("lost", "stopped") and self.awaits_ending and self.ending is None:
+            self._held = [answer for answer in answers if answer.kind == "lost"]
+            answers = [answer for answer in answers if answer.kind != "lost"]
+            if self._held:
+                self._hold = self._loop.call_later(LAST_WORD, self.let_go)
+        for answer in answers:
+            self._arrived(answer)
+        self._note_ended()
+        self._timed.clear()
+        self._tell(self, happening, reason)
+
+    def learn(self, ending: Ending) -> None:
+        """The worker's process has ended so."""
+        self.ending = ending
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Nobody waits any longer to know how the process ended."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.cancel()
+        held, self._held = self._held, []
+        for answer in held:
+            self._arrived(answer)
+
+    def give_up(self, call: Outgoing) -> None:
+        """Nobody waits for it any more: its answer, if one comes, is dropped, and a generator is closed."""
+        if call.backlog is not None:
+            self.step(call, "close")
+        self._timed.pop(call, None)
+        self.session.abandon(call)
+
+    def has_left(self, call: Outgoing) -> bool:
+        """Was it given up, and has its worker not ended it?"""
+        return self.session.left.get(call.number) is call
+
+    async def close(self, reason: str = "its pool was closed") -> None:
+        """End the stream. Calls that are not answered get the answer that they were lost or never sent."""
+        self._closing = True
+        self._break("closed", reason)
+        tasks, self._tasks = self._tasks, []
+        if self._stream is not None:
+            self._stream.cancel()
+        for task in reversed(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._hang_up()
+
+    def abandon(self) -> None:
+        """The loop is closed: let the worker see the end of the stream. gRPC's own way to close is a coroutine of that
+        loop, so this is what it would come to in the end."""
+        stream, self._stream = self._stream, None
+        core = getattr(stream, "_cython_call", None)
+        if core is not None:
+            core.cancel("its event loop is closed")
+
+    async def _hang_up(self) -> None:
+        """End the stream and see its end: gRPC would tell of it later, on a loop that may be closed by then."""
+        stream, self._stream = self._stream, None
+        channel, self._channel = self._channel, None
+        if stream is not None:
+            stream.cancel()
+            await asyncio.wait([asyncio.ensure_future(stream.code())], timeout=1.0)
+        if channel is not None:
+            await channel.close()
+            await asyncio.sleep(LINGER)
+
+
+def _decide(granted: asyncio.Future[bool], result: bool) -> None:
+    if not granted.done():
+        granted.set_result(result)
+
+
+def _answer(answer: Answer) -> None:
+    call = answer.call
+    if call.backlog is not None and (call.waiter is None or isinstance(call.waiter, Answer)):
+        call.backlog.append(answer)  # nobody has asked for it yet
+        return
+    waiter, call.waiter = call.waiter, answer
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+_TRANSIENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+def _status(error: grpc.aio.AioRpcError) -> str:
+    code = error.code()
+    return f"{code.name if code is not None else 'UNKNOWN'}: {error.details() or 'no details'}"

@@ -1,0 +1,670 @@
+"""Dispatch, from one event loop: choose a worker, send the call, see it to its one outcome.
+
+A proxy holds the roster of workers that discovery told it of and a connection to each. It is made at the first dispatch
+on its loop (`lazy`), in the client as in workers, whose routines call others through one of their own.
+
+At most once: a call goes to another worker only if a worker refused it, or if it was never handed to a transport. What
+was sent and not answered is lost when its worker is, and runs again only if its routine allows `retries`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import count
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakValueDictionary
+
+from headgate.core.clock import clock
+from headgate.core.redaction import log_exception
+from headgate.errors import DispatchTimeout, NoWorkersAvailable, PoolClosed, RoutineTimeout
+from headgate.resources.members import Flight
+from headgate.workers.client.availability import Openings
+from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
+from headgate.workers.client.connection import Connection, Happening
+from headgate.workers.client.failures import (
+    INSIDE,
+    client_id,
+    described,
+    fresh,
+    listed,
+    not_begun,
+    raise_answer,
+    raise_lost,
+    refuse_long,
+    tell_dispatched,
+    tell_ended,
+    too_late,
+    unreadable,
+)
+from headgate.workers.client.isolation import after_loss, max_calls_of
+from headgate.workers.client.remote_stream import Stream
+from headgate.workers.events import TASKS
+from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata, WorkerView
+from headgate.workers.processes.exit_status import Ending
+from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.messages import CONFIRMATION, UNREAD, Answer, Outgoing, Request
+from headgate.workers.routines import CALLER
+from headgate.workers.serialization import context_frames
+from headgate.workers.serialization.dynamic_classes import loads
+from headgate.workers.serialization.pickling import dump_arguments
+
+if TYPE_CHECKING:
+    from headgate.discovery.port import DiscoveryEvent
+    from headgate.workers.routines import Routine
+
+_RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
+_GONE = frozenset({"lost", "stopped"})
+TASK_NUMBERS = count(1)
+_epochs = count(1)
+
+
+class Proxy:
+    """The workers of a pool, as one event loop uses them."""
+
+    def __init__(
+        self,
+        balancer: Any,
+        *,
+        quorum: int = 1,
+        quorum_timeout: float | None = 60.0,
+        on_lost: Callable[[WorkerMetadata, str], None] | None = None,
+        pool: str = "",
+        max_payload: int = 0,
+        awaits_endings: bool = False,
+        here: str = "",
+        limits: Limits = UNLIMITED,
+        on_retiring: Callable[[str, str, bool], None] | None = None,
+    ) -> None:
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.seen: Any = None
+        """What its roster was last made of, for owners that compare."""
+        strategy = strategy_of(balancer)
+        self._custom: LoadBalancerLike | None = None if strategy is not None else balancer
+        self._roster = Roster(strategy if strategy is not None else Cycle())
+        self._quorum = quorum
+        self._quorum_timeout = quorum_timeout
+        self._on_lost = on_lost
+        self._pool = pool
+        self.why_none: Callable[[], str] = str  # tells why there may be no worker
+        self.max_payload: int = max_payload
+        self.here: str = here
+        """The uid of the worker that it is on; "": on none."""
+        self.openings: Openings = Openings()
+        self._awaits_endings = awaits_endings
+        self._known: WeakValueDictionary[str, Connection] = WeakValueDictionary()
+        self._limits = limits
+        self._on_retiring = on_retiring
+        self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
+        self._evicted: dict[str, str] = {}
+        self._calls: dict[Outgoing, None] = {}
+        self._reached_quorum = False
+        self._closed = ""
+        self._failure: BaseException | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+
+    # -- membership ---------------------------------------------------------------------------------------------------
+
+    def follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
+        """Admit and drop workers as discovery says."""
+        self._listener = self.loop.create_task(self._follow(events))
+
+    async def _follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
+        try:
+            async for event in events:
+                if event.type == "worker-dropped":
+                    self.drop(event.metadata.uid)
+                else:
+                    self.admit(event.metadata)
+        finally:
+            # The loop ends. A task that was cancelled keeps its frames (from Python 3.13 on), those of asyncio.run too,
+            # and with them every task and so every stream of that loop; the pool keeps this proxy.
+            self._listener = None
+
+    def admit(self, metadata: WorkerMetadata) -> None:
+        """It may be used."""
+        known = self._roster.get(metadata.uid)
+        if known is not None:
+            return
+        self._evicted.pop(metadata.uid, None)
+        connection = Connection(
+            metadata, next(_epochs), client_id(), self._happened, self.max_payload, self._limits, self._on_retiring
+        )
+        connection.awaits_ending = self._awaits_endings
+        self._known[metadata.uid] = connection
+        self._roster.admit(metadata.uid, connection)
+        self._introduce()
+        self.openings.wake()
+
+    def drop(self, uid: str) -> None:
+        """It may not any more."""
+        connection = self._roster.get(uid)
+        if connection is not None:
+            self._remove(connection)
+            self._end(connection)
+        self._evicted.pop(uid, None)
+
+    def learn(self, uid: str, ending: Ending) -> None:
+        """The process of this worker has ended so."""
+        connection = self._known.get(uid)
+        if connection is not None:
+            connection.learn(ending)
+
+    def set_members(self, members: list[WorkerMetadata]) -> None:
+        """These and no others may be used."""
+        uids = {metadata.uid for metadata in members}
+        for connection in list(self._roster):
+            if connection.metadata.uid not in uids:
+                self.drop(connection.metadata.uid)
+        for metadata in members:
+            self.admit(metadata)
+
+    async def connect(self, workers: int) -> None:
+        """Connect to so many workers now, not at the first call."""
+        while len(self._roster) < workers and self._failure is None:
+            waiter = self.loop.create_future()
+            self.openings.waiters.append(waiter)
+            await waiter
+        for connection in self._roster:
+            connection.open()
+        while any(connection.session.state == "opening" for connection in self._roster):  # noqa: ASYNC110 - a moment
+            await asyncio.sleep(0.001)
+
+    def views(self) -> list[WorkerView]:
+        """The workers as they are."""
+        return [self.view(connection) for connection in self._roster]
+
+    def view(self, connection: Connection) -> WorkerView:
+        """One of them."""
+        state = connection.state
+        if state == "ready" and self._roster.cooling(connection.metadata.uid, clock.now()):
+            state = "cooling"
+        return WorkerView(connection.metadata, state, connection.in_flight)
+
+    def _introduce(self) -> None:
+        peers = [(connection.metadata.uid, connection.metadata.address) for connection in self._roster]
+        for connection in self._roster:
+            connection.introduce(self._pool, peers)
+
+    def _remove(self, connection: Connection) -> None:
+        uid = connection.metadata.uid
+        if self._roster.get(uid) is connection:
+            self._roster.drop(uid)
+            self._introduce()
+        self.openings.forget(connection)
+
+    def _end(self, connection: Connection) -> None:
+        self._gone.add(connection)
+        task = self.loop.create_task(self._ended(connection))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _ended(self, connection: Connection) -> None:
+        # What it has, it finishes: one that was told to stop answers first, and one that died ends the stream.
+        while connection.in_flight and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await connection.close("it left the pool")
+        self._gone.discard(connection)
+
+    def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
+        """A connection tells how it is."""
+        self.openings.happened(connection, happening, reason)
+        if happening == "closed":
+            known = self._roster.get(connection.metadata.uid) is connection
+            self._remove(connection)
+            if known and not self._closed:  # somebody cancelled all tasks of this loop: the worker is there still
+                self.admit(connection.metadata)
+        elif happening in ("lost", "refused", "stopped"):
+            known = self._roster.get(connection.metadata.uid) is connection
+            self._remove(connection)
+            if known and not self._closed:
+                self._evicted[connection.metadata.uid] = reason
+                while len(self._evicted) > 64:
+                    del self._evicted[next(iter(self._evicted))]
+                if happening == "refused":
+                    self._report(connection, "evicted")
+                if self._on_lost is not None and happening == "lost":
+                    self._on_lost(connection.metadata, reason)
+                self._end(connection)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        running: Any = None,
+        to: str = "",
+        request: Request | None = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """Run it on a worker, or on the one whose uid is `to`; returns or raises what it does there. On a worker
+        `running` is the call that makes it."""
+        running = running or CALLER.get()
+        return self.place(routine, args, kwargs, limit, caller, running, self._finished, to=to, request=request)
+
+    def _finished(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer, running: Any) -> Any:
+        """It ran: return or raise what it did."""
+        connection: Connection = flight.seat.resource.value
+        scope = None if running is None else running.scope
+        self._roster.served(flight)
+        failures = context_frames.came_back(call, answer, running) if answer.context else ()
+        if self._custom is not None:
+            self._report(connection, "accepted")
+        if answer.kind != "returned":
+            raise_answer(routine, call, connection, answer, scope, failures)
+        if TASKS.listeners:
+            tell_ended(routine, call, connection, "returned")
+        try:
+            result = loads(answer.payload, scope)
+        except BaseException as error:
+            raise unreadable(routine, error) from error
+        if failures:
+            context_frames.tell(routine.tag, failures)
+        return result
+
+    async def place(
+        self,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        running: Any,
+        done: Callable[[Routine, Flight, Outgoing, Answer, Any], Any],
+        backlog: Any = None,
+        exchange: Any = None,
+        to: str = "",
+        request: Request | None = None,
+    ) -> Any:
+        """Have a worker take it, and wait for its first answer: it returned, raised, was cancelled, or yielded. Gives
+        what `done` makes of that: one coroutine, not two, is what most calls are made of."""
+        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
+        if 0 < self.max_payload < len(arguments):
+            refuse_long(routine, arguments, self.max_payload)
+        bulky = isinstance(arguments, Parcel)
+        form = routine.traveller.form(routine.decorated)
+        context = b""
+        if exchange is not None or not context_frames.nothing():
+            context = context_frames.sent(routine.tag, self.max_payload, exchange)
+        number = next(TASK_NUMBERS)
+        options = routine.options
+        timeout = options.timeout or 0.0
+        attempts = options.retries if not to else 0
+        isolation = max_calls_of(request)
+        may_stay = True
+        tried: dict[str, str] = {}
+        until = None if limit is None else clock.now() + limit
+        patience: float | None = None
+        tenant = "" if request is None else request.tenant
+        if running is not None:
+            tenant = tenant or running.begun.tenant
+            running.begins_to_wait()
+        try:
+            while True:
+                if isolation is not None:
+                    chosen = isolation.place(self, routine, number, tried, bulky, until, limit, caller)
+                    flight: Flight | None = await chosen
+                elif to:
+                    flight = self._only(to, routine, tried)
+                else:
+                    flight = self._choose(routine, number, tried, bulky, may_stay)
+                if flight is None:
+                    if patience is None and timeout and self.openings.crowded and routine.traveller.thread:
+                        patience = clock.now() + timeout + CONFIRMATION
+                    await self.until_there_is_one(routine, tried, until, limit, patience)
+                    continue
+                connection: Connection = flight.seat.resource.value
+                waiter = self.loop.create_future()
+                call = Outgoing(
+                    number,
+                    form,
+                    arguments,
+                    timeout,
+                    caller,
+                    limit is not None,
+                    waiter,
+                    options.prefetch,
+                    context,
+                    tenant,
+                    request,
+                )
+                call.backlog, call.exchange, call.limit = backlog, exchange, limit or 0.0
+                if isolation is not None:
+                    call.reservation = isolation.reservation
+                if request is not None:
+                    request.placed(connection.metadata.uid)
+                if TASKS.listeners:
+                    tell_dispatched(routine, call, connection)
+                self._calls[call] = None
+                try:
+                    try:
+                        connection.submit(call)
+                        if self.openings.waiters:
+                            self.openings.wake(1)  # there may be room for another
+                        if until is not None and not await connection.begins(call, waiter, until):
+                            raise not_begun(routine, connection, limit)
+                        await waiter
+                        answer: Answer = call.waiter
+                        call.waiter = None  # they would hold each other
+                        if timeout:
+                            self.check_time(routine, call, connection, answer)
+                    except asyncio.CancelledError as error:
+                        answer = await self.cancelled(connection, call, error)
+                except BaseException as error:
+                    self.give_up(connection, call)
+                    self.ended(routine, flight, call, connection, error)
+                    raise
+                finally:
+                    self._calls.pop(call, None)
+                    if isolation is not None:
+                        connection.release(isolation.reservation)
+                kind = answer.kind
+                if kind in _RAN:
+                    return done(routine, flight, call, answer, running)
+                self.unanswered(routine, flight, call, answer, tried, again=attempts > 0)
+                if kind == "lost":
+                    isolation = after_loss(isolation, attempts, max(0, connection.casualties - 1))
+                if kind in _GONE:
+                    attempts -= 1
+                    tried.clear()
+                elif kind == "reserved":
+                    may_stay = may_stay and connection.metadata.uid != self.here
+        finally:
+            if running is not None:
+                running.waits_no_more()
+
+    def unanswered(
+        self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
+    ) -> None:
+        """It did not run, or nobody knows whether it did. Raises if it cannot be placed again; `again`: even then."""
+        connection: Connection = flight.seat.resource.value
+        self._refused(flight, connection, answer, tried)
+        if self._closed or (answer.kind in _GONE and not again):
+            raise_lost(routine, call, connection, answer, self._closed)
+
+    def stream(
+        self,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        running: Any = None,
+        request: Request | None = None,
+    ) -> Stream:
+        """A generator, to be run on a worker from its first step on."""
+        return Stream(self, routine, args, kwargs, limit, caller, running or CALLER.get(), request)
+
+    def waits_for(self, call: Outgoing) -> None:
+        """A step of a generator counts as a call while it is under way."""
+        self._calls[call] = None
+
+    def waits_no_more_for(self, call: Outgoing) -> None:
+        """It has its answer."""
+        self._calls.pop(call, None)
+
+    def served(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer) -> None:
+        """Its worker has seen a generator to its end."""
+        connection: Connection = flight.seat.resource.value
+        self._roster.served(flight)
+        self._report(connection, "accepted")
+        if answer.kind == "returned":
+            tell_ended(routine, call, connection, "returned")
+
+    def raise_gone(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer) -> NoReturn:
+        """The worker of a generator is gone, or the pool is."""
+        connection: Connection = flight.seat.resource.value
+        self._roster.ended(flight)
+        self.check_time(routine, call, connection, answer)
+        raise_lost(routine, call, connection, answer, self._closed)
+
+    def ended(
+        self, routine: Routine, flight: Flight, call: Outgoing, connection: Connection, error: BaseException
+    ) -> None:
+        """It was given up here, whatever became of it on its worker. Until that has ended it, it counts as load."""
+        outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "raised"
+        outcome = "timeout" if isinstance(error, TimeoutError) else outcome
+        left = connection.has_left(call)
+        if not left:
+            self._roster.ended(flight)
+        tell_ended(routine, call, connection, outcome, described(error))
+        if left:
+            call.request, call.ended = None, lambda: self._roster.ended(flight)
+
+    def is_usable(self, routine: Routine) -> bool:
+        """Are enough workers there? Raises if the pool is closed."""
+        if self._closed:
+            raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
+        self._reached_quorum = self._reached_quorum or len(self._roster) >= self._quorum
+        return self._reached_quorum
+
+    def _choose(
+        self, routine: Routine, number: int, tried: dict[str, str], bulky: bool, may_stay: bool = True
+    ) -> Flight | None:
+        """The next worker that takes calls and has not refused this one. `may_stay`: on the one on which we are, even
+        if it refuses others."""
+        if (self._closed or not self._reached_quorum) and not self.is_usable(routine):
+            return None
+        avoid: Any = tried
+        if self.openings.limited:
+            here = self.here if may_stay else ""
+            avoid = self.openings.avoided(self._roster, tried, routine.traveller.thread, here)
+        if self._custom is not None:
+            return self._custom_choice(self._custom, routine, number, avoid, bulky)
+        flight = self._roster.next(clock.now(), avoid)
+        while flight is not None and not flight.seat.resource.value.can_take(bulky):
+            self._roster.ended(flight)
+            avoid = {*avoid, flight.seat.resource.resource_id}
+            flight = self._roster.next(clock.now(), avoid)
+        return flight
+
+    def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Flight | None:
+        """This one, or none."""
+        self.is_usable(routine)
+        connection = self._roster.get(uid)
+        if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
+            why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
+            raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
+        shut = connection.reserved or (connection.crowded and routine.traveller.thread)
+        return None if shut else self._roster.take(uid, clock.now())
+
+    async def until_known(self, uids: list[str]) -> None:
+        """Wait until discovery has told of these, for a moment at most."""
+        deadline = clock.now() + 1.0
+        while not all(uid in self._roster for uid in uids) and clock.now() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    def _report(self, connection: Connection, report: Report) -> None:
+        if self._custom is None:
+            return
+        try:
+            self._custom.report(self.view(connection), report)
+        except Exception:  # the call has its outcome, and must not lose it
+            log_exception("headgate.workers", "report() of the balancer %r failed", self._custom)
+
+    def _custom_choice(
+        self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any, bulky: bool
+    ) -> Flight | None:
+        task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
+        for view in checked_order(balancer, task, self.views()):
+            connection = self._roster.get(view.uid)
+            if view.uid not in avoid and connection is not None and connection.can_take(bulky):
+                return self._roster.take(view.uid, clock.now())
+        return None
+
+    async def until_there_is_one(
+        self,
+        routine: Routine,
+        tried: dict[str, str],
+        until: float | None,
+        limit: float | None,
+        patience: float | None = None,
+    ) -> None:
+        """Nobody can take it now: wait for somebody new, or give up; at `patience`, because its timeout is over."""
+        if self._failure is not None:
+            raise fresh(self._failure)
+        admitted = [one for one in self._roster if one.session.state not in ("stopping", "over")]
+        if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
+            raise NoWorkersAvailable(f"no worker took {routine.tag}: {listed(tried)}")
+        waiter = self.loop.create_future()
+        self.openings.waiters.append(waiter)
+        now, quorum_timeout = clock.now(), self._quorum_timeout
+        ends = [max(0.0, end - now) for end in (until, patience) if end is not None]
+        if quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
+            ends.append(quorum_timeout)
+        scope = asyncio.timeout(min(ends, default=None))
+        try:
+            async with scope:
+                await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.openings.wake(1)  # it was its turn, and it goes away: the next one
+            raise
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            if until is not None and clock.now() >= until:
+                raise DispatchTimeout(
+                    f"{routine.tag} did not reach a worker within dispatch_timeout={limit:g} s: {self._standing(tried)}"
+                ) from None
+            if patience is not None and clock.now() >= patience:
+                raise RoutineTimeout(
+                    f"no worker could begin {routine.tag} within its timeout of {routine.options.timeout:g} s and "
+                    f"{CONFIRMATION:g} s more: {self._standing(tried)}"
+                ) from None
+            raise NoWorkersAvailable(
+                f"no worker for {routine.tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
+            ) from None
+        if self._failure is not None:
+            raise fresh(self._failure)
+
+    def _standing(self, tried: dict[str, str]) -> str:
+        reasons = {**self._evicted}
+        for connection in self._roster:
+            uid = connection.metadata.uid
+            reasons[uid] = tried.get(uid, connection.obstacle or self.view(connection).state)
+        return (listed(reasons) or "none is there") + ("" if len(self._roster) else self.why_none())
+
+    def check_time(self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer) -> None:
+        """RoutineTimeout if its timeout is over, and its worker has not said how it ended."""
+        late = answer.kind in _GONE and not self._closed and connection.is_late(call)
+        if late or answer.kind == "overdue":
+            raise too_late(routine, call, connection, gone=late)
+
+    def give_up(self, connection: Connection, call: Outgoing) -> None:
+        """Nobody waits for it any more: have it cancelled."""
+        if connection.session.state != "over":
+            connection.cancel(call)
+            connection.give_up(call)
+
+    async def cancelled(self, connection: Connection, call: Outgoing, error: asyncio.CancelledError) -> Answer:
+        """The caller was cancelled: tell the worker and wait for the routine to end. Returns what it ended with, if it
+        swallowed the cancellation."""
+        patient = call.request is not None and call.request.holds
+        deadline = clock.now() + CONFIRMATION
+        told = False
+        before: list[Answer] = []  # items that were on their way
+        while True:
+            answer = call.waiter if isinstance(call.waiter, Answer) else None
+            if answer is not None:
+                call.waiter = None
+                if answer.swallowed and answer.kind in ("returned", "raised", "yielded"):
+                    first, *rest = *before, answer
+                    if rest:
+                        call.backlog.extendleft(reversed(rest))
+                    return first
+                if answer.kind != "yielded":
+                    context_frames.came_back_late(call, [*before, answer], CALLER.get())
+                    answer = None  # it may be long, and an exception keeps its frames for a while
+                    before.clear()
+                    raise error
+                before.append(answer)
+            if connection.session.state == "over" or (not told and connection.cancel(call)):
+                raise error
+            told = True
+            if call.backlog:
+                call.waiter = call.backlog.popleft()
+                continue
+            call.waiter = self.loop.create_future()
+            scope = asyncio.timeout(None if patient else max(0.0, deadline - clock.now()))
+            try:
+                async with scope:
+                    await call.waiter
+            except TimeoutError:
+                if scope.expired():
+                    connection.give_up(call)
+                    raise error from None
+                raise
+            except asyncio.CancelledError as again:
+                error, told = again, False
+
+    # -- outcomes -----------------------------------------------------------------------------------------------------
+
+    def _refused(self, flight: Flight, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
+        """It did not run there, or nobody knows whether it did."""
+        uid = connection.metadata.uid
+        assert isinstance(answer.payload, bytes), "a reason is text"
+        reason = answer.payload.decode(errors="replace") or connection.reason
+        if answer.kind == "unavailable":
+            self._roster.failed(flight, clock.now())
+        else:
+            self._roster.ended(flight)
+        if answer.kind in ("unavailable", "exhausted"):
+            status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
+            tried[uid] = f"{status}: {reason}"
+        elif answer.payload == UNREAD:
+            connection.session.may_lend(False)
+        elif answer.kind == "not_started":
+            connection.block()  # until it says that its loop is free
+        if answer.kind not in ("lost", "unsent", "stopped"):
+            self._report(connection, "transient")
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException | None) -> None:
+        """No worker can be started: tell whoever waits for one, and whoever comes. None: it can be again."""
+        self._failure = error
+        self.openings.wake()
+
+    @property
+    def calls(self) -> int:
+        """Calls that were placed and not answered."""
+        return len(self._calls)
+
+    def refuse(self, why: str) -> None:
+        """No new calls from now on."""
+        self._closed = why
+        for connection in self._roster:
+            connection.give_no_room()
+        self.openings.wake()
+
+    def abandon(self) -> None:
+        """Its loop is closed, so nothing can be awaited: break every conversation."""
+        self._closed = self._closed or "its event loop is closed"
+        for connection in [*self._roster, *self._gone]:
+            connection.abandon()
+
+    async def close(self, why: str) -> None:
+        """End every conversation. Calls that are left raise PoolClosed."""
+        self._closed = self._closed or why
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+        connections = [*self._roster, *self._gone]
+        for connection in list(self._known.values()):
+            connection.let_go()
+        for connection in connections:
+            for call in [call for call in self._calls if call.number in connection.session.sent]:
+                connection.cancel(call)
+        await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
+        for connection in connections:
+            if connection.metadata.uid in self._roster:
+                self._roster.drop(connection.metadata.uid)
+        if self._endings:
+            await asyncio.gather(*self._endings, return_exceptions=True)
+        self.openings.wake()

@@ -1,0 +1,239 @@
+"""A generator on a worker, as its consumer holds it: one step is one round trip, or none if the item is here already.
+
+The consumer sees a real async generator (see `routines`), which has Python's own ways of being advanced, closed and
+abandoned. This is what it asks for each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from headgate.context.travel import Exchange
+from headgate.errors import InvalidArgument, PoolClosed, WorkerLost
+from headgate.workers.client.failures import raise_answer, refuse_long, unreadable
+from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.messages import Advance, Answer, Outgoing, Request
+from headgate.workers.routines import END
+from headgate.workers.serialization import context_frames
+from headgate.workers.serialization.dynamic_classes import loads
+from headgate.workers.serialization.pickling import dump_sent, dump_thrown
+
+if TYPE_CHECKING:
+    from headgate.resources.members import Flight
+    from headgate.workers.client.connection import Connection
+    from headgate.workers.client.dispatcher import Proxy
+    from headgate.workers.routines import Routine
+
+    Placed = tuple[Flight, Outgoing, Answer]
+
+
+class Stream:
+    """A generator that runs on a worker, or will from its first step."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        running: Any = None,
+        request: Request | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._routine = routine
+        self._called = (args, kwargs, limit, caller, running)
+        self._running = running
+        self._request = request
+        self._prefetch = routine.options.prefetch
+        self._backlog: deque[Answer] = deque()
+        self._flight: Flight | None = None
+        self._call: Outgoing | None = None
+        self._sent = 0  # steps other than "next"
+        self._taken = 0  # items that the worker was not told to replace
+        self._over = False
+        self._exchange = Exchange("consumer")
+
+    @property
+    def _connection(self) -> Connection:
+        assert self._flight is not None, "it was placed"
+        connection: Connection = self._flight.seat.resource.value
+        return connection
+
+    async def advance(self, what: Advance, value: Any = None) -> Any:
+        """The next item, or `END`; raises what the generator raises."""
+        if asyncio.get_running_loop() is not self._proxy.loop:
+            if not self._proxy.loop.is_closed():
+                self._proxy.loop.call_soon_threadsafe(self._leave_for, RuntimeError("it was taken to another loop"))
+            raise RuntimeError(
+                f"a generator of {self._routine.tag} was begun on another event loop: it can only be used there"
+            )
+        try:
+            return await self._advance(what, value)
+        except (PoolClosed, WorkerLost):
+            if isinstance(value, (GeneratorExit, asyncio.CancelledError)):
+                raise value from None  # it was to end, and it has
+            raise
+        except BaseException as error:
+            if not self._over:  # the step was not made: its consumer cannot go on, and so neither need it
+                self._abort(error)
+            raise
+
+    async def _advance(self, what: Advance, value: Any) -> Any:
+        if self._over:
+            return END
+        if self._call is None:
+            proxy, (args, kwargs, limit, caller, running) = self._proxy, self._called
+            self._called = ((), {}, None, "", None)
+            try:
+                placed: Placed = await proxy.place(
+                    self._routine,
+                    args,
+                    kwargs,
+                    limit,
+                    caller,
+                    running,
+                    _placed,
+                    self._backlog,
+                    self._exchange,
+                    request=self._request,
+                )
+            except BaseException:
+                self._over = True
+                raise
+            self._flight, self._call, answer = placed
+            self._call.waiter = None
+        else:
+            answer = await self._step(self._call, what, value)
+        return self._read(self._call, answer, value if what == "throw" else None)
+
+    async def _step(self, call: Outgoing, what: Advance, value: Any) -> Answer:
+        if what == "next":
+            if self._backlog:
+                self._take()
+                return self._backlog.popleft()
+            self._taken += 1
+            self._grant(call)
+        else:
+            if what == "send" and self._prefetch:
+                raise InvalidArgument(
+                    f"{self._routine.tag} runs ahead (prefetch={self._prefetch}): what is sent would come too late",
+                    remedy="Leave `prefetch` out of a generator that takes values.",
+                )
+            payload: bytes | Parcel = b""
+            if self._prefetch and isinstance(value, GeneratorExit):
+                what = "close"  # which also ends a step that its consumer did not ask for
+            else:
+                payload = dump_sent(self._routine.tag, value) if what == "send" else dump_thrown(value)
+            refuse_long(self._routine, payload, self._proxy.max_payload)
+            self._sent += 1
+            self._taken = 0
+            ends = isinstance(value, (GeneratorExit, asyncio.CancelledError))
+            self._connection.step(call, what, payload, context=self._context(lenient=ends))
+        answer = await self._answer(call)
+        while answer.kind == "yielded" and answer.steps < self._sent:
+            context_frames.came_back(call, answer, self._running, skipped=True)
+            answer = await self._answer(call)  # fetched in advance, before the step that was taken where the worker is
+        ahead = answer.kind in ("returned", "raised", "cancelled") and answer.steps < self._sent
+        if (what == "throw" and ahead) or (what == "close" and (ahead or answer.kind in ("returned", "cancelled"))):
+            context_frames.came_back(call, answer, self._running)
+            self._read_end(call, answer)  # it had ended before, ahead of its consumer: nobody is there to catch it
+            raise value
+        return answer
+
+    def _take(self) -> None:
+        """One of the items that are here: the worker may make another, and is told so for several at once."""
+        if not self._prefetch:
+            return  # it came without being asked for
+        self._taken += 1
+        if self._call is not None and (self._taken * 2 > self._prefetch or self._taken >= len(self._backlog)):
+            self._grant(self._call)
+
+    def _grant(self, call: Outgoing) -> None:
+        taken, self._taken = self._taken, 0
+        self._connection.step(call, "next", count=taken, context=self._context())
+
+    def _context(self, *, lenient: bool = False) -> bytes:
+        return context_frames.sent(self._routine.tag, self._proxy.max_payload, self._exchange, lenient=lenient)
+
+    async def _answer(self, call: Outgoing) -> Answer:
+        """Wait for what comes next."""
+        proxy = self._proxy
+        connection = self._connection
+        if self._backlog:  # it has come in the meantime, or had before
+            return self._backlog.popleft()
+        if connection.session.state == "over" and not connection.reads(call):
+            return Answer(call, "lost")
+        call.waiter = proxy.loop.create_future()
+        proxy.waits_for(call)
+        if self._running is not None:
+            self._running.begins_to_wait()
+        try:
+            await call.waiter
+            answer: Answer = call.waiter
+            if call.timeout:
+                proxy.check_time(self._routine, call, connection, answer)
+        except asyncio.CancelledError as error:
+            try:
+                answer = await proxy.cancelled(connection, call, error)
+            except BaseException as end:
+                self._end(end)
+                raise
+        finally:
+            proxy.waits_no_more_for(call)
+            if self._running is not None:
+                self._running.waits_no_more()
+        call.waiter = None
+        return answer
+
+    def _read(self, call: Outgoing, answer: Answer, thrown: BaseException | None) -> Any:
+        """What this answer means for the consumer."""
+        proxy, routine = self._proxy, self._routine
+        scope = None if self._running is None else self._running.scope
+        failures = context_frames.came_back(call, answer, self._running)
+        if answer.kind == "yielded":
+            try:
+                item = loads(answer.payload, scope)
+            except BaseException as error:
+                raise unreadable(routine, error) from error
+            if failures:
+                context_frames.tell(routine.tag, failures)
+            return item
+        flight = self._read_end(call, answer)
+        if answer.kind not in ("returned", "raised", "cancelled"):
+            proxy.raise_gone(routine, flight, call, answer)
+        if answer.kind == "returned":
+            if failures:
+                context_frames.tell(routine.tag, failures)
+            return END
+        return raise_answer(routine, call, self._connection, answer, scope, failures, thrown)
+
+    def _read_end(self, call: Outgoing, answer: Answer) -> Flight:
+        self._over = True
+        assert self._flight is not None, "it was placed"
+        if answer.kind in ("returned", "raised", "cancelled"):
+            self._proxy.served(self._routine, self._flight, call, answer)
+        return self._flight
+
+    def _abort(self, error: BaseException) -> None:
+        """The consumer cannot go on: neither need the generator."""
+        if self._call is not None and not self._over:
+            self._connection.give_up(self._call)
+        self._end(error)
+
+    def _leave_for(self, error: BaseException) -> None:
+        if not self._over:
+            self._abort(error)
+
+    def _end(self, error: BaseException) -> None:
+        """It is over here, whatever it does there."""
+        self._over = True
+        if self._flight is not None and self._call is not None:
+            self._proxy.ended(self._routine, self._flight, self._call, self._connection, error)
+
+
+def _placed(_: Routine, flight: Flight, call: Outgoing, answer: Answer, __: Any) -> Placed:
+    return flight, call, answer

@@ -1,0 +1,207 @@
+"""A worker process on this machine: how it is to be started, and, alone, starting and stopping it."""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+from headgate._version import __version__
+from headgate.context.variables import bare
+from headgate.core.clock import clock
+from headgate.core.spelling import named_options
+from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
+from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata
+from headgate.workers.processes.keeper_client import Spawner
+from headgate.workers.server.event_loops import kind_of
+
+_ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
+
+
+class LocalWorker:
+    """A worker of this machine. A pool starts and stops its own; alone it is started and stopped by hand."""
+
+    @named_options
+    def __init__(
+        self,
+        *tags: str,
+        credentials: Any = None,
+        options: Any = None,
+        backpressure: BackpressureLike | None = None,
+    ) -> None:
+        for tag in tags:
+            if not isinstance(tag, str):
+                raise InvalidType(f"tags must be strings, got {type(tag).__name__}")
+            if not tag.strip():
+                raise InvalidArgument("tags must not be blank")
+        if credentials is not None or options is not None:
+            raise InvalidArgument(
+                "credentials= and options= of a worker are not there yet",
+                remedy="Leave them out: workers of this machine are reached through sockets of your user only.",
+            )
+        if backpressure is not None and not callable(backpressure):
+            raise InvalidType(f"backpressure must be callable, got {type(backpressure).__name__}")
+        self.uid: str = f"w-{clock.token()[:10]}"
+        self.tags: frozenset[str] = frozenset(tags)
+        self.backpressure: BackpressureLike | None = backpressure
+        self.pid: int = 0
+        self._spawner: Spawner | None = None
+        self._address = ""
+        self._ready: asyncio.Future[None] | None = None
+        self._exited: asyncio.Future[None] | None = None
+        self._failure = ""
+
+    @property
+    def metadata(self) -> WorkerMetadata | None:
+        """Who it is and how to reach it; None while it is not started."""
+        return self.described() if self.pid else None
+
+    def described(self) -> WorkerMetadata:
+        """Who it is and how to reach it, as far as that is known."""
+        return WorkerMetadata(self.uid, self._address, self.pid, __version__, self.tags)
+
+    def spawn(self, spawner: Spawner, limits: Limits = UNLIMITED) -> None:
+        """Have it started by this keeper. It ends when a limit is exceeded: for somebody who replaces it."""
+        self._address = spawner.address(self.uid)
+        config: dict[str, Any] = {"address": self._address, "loop": kind_of(asyncio.get_running_loop())}
+        config["limits"] = tuple(limits)
+        if self.backpressure is not None:
+            config["hook"] = self._write_hook(spawner)
+        spawner.spawn(self.uid, config)
+
+    def _write_hook(self, spawner: Spawner) -> str:
+        import cloudpickle
+
+        try:
+            with bare:
+                data = cloudpickle.dumps(self.backpressure, 5)
+        except Exception as error:
+            raise InvalidType(f"backpressure cannot be pickled: {type(error).__name__}: {error}") from error
+        path = self._hook_path(spawner)
+        with open(path, "wb") as file:
+            file.write(data)
+        return path
+
+    def clean_up(self, spawner: Spawner) -> None:
+        """Remove what was left for it to read: it ended before it did."""
+        if self.backpressure is not None:
+            try:
+                os.unlink(self._hook_path(spawner))
+            except OSError:
+                pass
+
+    def _hook_path(self, spawner: Spawner) -> str:
+        return f"{spawner.directory}/{self.uid}.hook"
+
+    # -- alone --------------------------------------------------------------------------------------------------------
+
+    async def start(self, *, timeout: float = 60.0) -> None:
+        """Start its process, with a keeper of its own, and return when it takes calls. One that has ended, or that was
+        stopped, can be started again."""
+        if self._spawner is not None and self._exited is not None and self._exited.done():
+            await self.stop()
+        if self._spawner is not None or self.pid:
+            raise RuntimeError("this worker was started already")
+        loop = asyncio.get_running_loop()
+        self._ready, self._exited, self._failure = loop.create_future(), loop.create_future(), ""
+        spawner = Spawner(self._on_report)
+        spawner.start()
+        self._spawner = spawner
+        try:
+            self.spawn(spawner)
+            spawner.listen()
+            async with asyncio.timeout(timeout):
+                await self._ready
+        except TimeoutError:
+            await self._end(spawner)
+            raise NoWorkersAvailable(f"the worker was not ready within {timeout:g} s") from None
+        except BaseException:
+            await self._end(spawner)
+            raise
+
+    async def _end(self, spawner: Spawner) -> None:
+        """End its process and its keeper: it may be started anew."""
+        try:
+            await spawner.close()
+        finally:
+            if self._spawner is spawner:
+                self._spawner, self.pid, self._address = None, 0, ""
+
+    async def stop(self, timeout: float = 0) -> None:
+        """End it. 0 cancels what runs; above: lets it finish for so many seconds, then cancels; below: waits. One that
+        is not started is left as it is."""
+        spawner = self._spawner
+        if spawner is None:
+            return
+        try:
+            if self.pid and self._exited is not None and not self._exited.done():
+                await stop_remotely(self._address, timeout)
+                await asyncio.wait((self._exited,), timeout=5.0)
+        finally:
+            await self._end(spawner)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _on_report(self, report: Mapping[str, Any]) -> None:
+        ready, exited = self._ready, self._exited
+        assert ready is not None and exited is not None, "it was started"  # noqa: PT018
+        if report["event"] == "started":
+            self.pid = report["pid"]
+        elif report["event"] == "said":
+            said = marshal.loads(report["said"])
+            if said.get("ready"):
+                if not ready.done():
+                    ready.set_result(None)
+            else:
+                self._failure = said["cause"]
+        else:
+            if not ready.done():
+                ready.set_exception(start_failure(self._failure, report))
+            if not exited.done():
+                exited.set_result(None)
+
+
+async def stop_remotely(address: str, timeout: float) -> None:
+    """Ask a worker to stop; returns when nothing runs on it, or when it is gone."""
+    from headgate.workers.protocol.transport import grpc
+    from headgate.workers.protocol.wire import STOP
+    from headgate.workers.protocol.wire.wire_pb2 import StopRequest
+
+    async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        try:
+            request = StopRequest(timeout=timeout).SerializeToString()
+            await channel.unary_unary(STOP)(request, timeout=None if timeout < 0 else timeout + _ANSWER)
+        except grpc.aio.AioRpcError:
+            pass  # it is gone, or stopped by a signal
+
+
+def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
+    """Why a worker ended before it was ready, as well as that can be told."""
+    text = report.get("errors", b"").decode(errors="replace").strip()
+    how = exit_text(report.get("code", 0)) if report["event"] == "exited" else "its keeper is gone"
+    if "unmade" in report:
+        return WorkerStartFailed(f"the process of a worker could not be made: {report['unmade']}")
+    what = cause or (text.splitlines()[-1] if text else "it said nothing")
+    error = WorkerStartFailed(f"a worker ended before it was ready ({how}): {what}")
+    if text:
+        error.add_note(f"What it wrote to stderr:\n{text}")
+    return error
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, for people."""
+    import signal
+
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,172 @@
+"""The main program of a worker process. The keeper starts it, or a template becomes it; it says when it is
+ready, or why never.
+
+Until it is ready its stderr is a file of the keeper's, so that whatever ends it too early can be told to the client.
+From then on it is the client's, and the file gets a copy: its last lines are in WorkerLost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import marshal
+import os
+import sys
+import traceback
+from typing import Any
+
+_KEPT, _MOST_KEPT = 4000, 65536  # bytes of stderr: as many as the keeper reads, and when the rest is dropped
+
+
+def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> None:
+    """Serve until told to stop."""
+    from headgate.workers.processes import lifeline as line
+
+    line.arm(lifeline)
+    try:
+        enter_folder(config["cwd"], os.path.dirname(config["address"].removeprefix("unix:")))
+        prepare()
+        from headgate.workers.server.event_loops import new_loop
+        from headgate.workers.server.serve import serve
+    except BaseException as error:
+        tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
+        raise
+    os.set_inheritable(status, False)
+    os.set_inheritable(stderr, False)
+
+    def ready() -> None:
+        copy = os.dup(2)
+        restore_stderr(stderr)
+        keep_copy(copy)
+        tell(status, ready=True, pid=os.getpid())
+
+    def failed(error: BaseException) -> None:
+        tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
+
+    # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
+    new_loop(config.get("loop", "")).run_until_complete(serve(config, ready, failed))
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # closed, or there is none
+            pass
+    os._exit(0)  # threads of routines that cannot be interrupted must not keep it
+
+
+def enter_folder(folder: str, private: str) -> None:
+    """Make it the current folder, as it is the client's. One that is gone keeps no worker from starting: most routines
+    never use it. Such a worker is in a folder that is gone as well, as the client is: a relative path fails there, and
+    does not silently mean a file elsewhere."""
+    try:
+        os.chdir(folder)
+        return
+    except OSError as error:
+        reason = error
+    try:
+        gone = os.path.join(private, f"gone-{os.getpid()}")
+        os.mkdir(gone, 0o700)
+        os.chdir(gone)
+        os.rmdir(gone)
+    except OSError:
+        os.chdir("/")
+    sys.stderr.write(
+        f"headgate: the folder of this worker (pid {os.getpid()}) cannot be entered: {reason}. It runs without one; "
+        "relative paths will not work in it. Change to a folder that exists (os.chdir) in your program.\n"
+    )
+
+
+def prepare() -> None:
+    """The settings of the interpreter."""
+    sys.setswitchinterval(0.001)  # the server's thread gets its turn beside a computing routine
+    sys.argv = [""]
+    options = os.environ.get("HEADGATE_PYTHONWARNINGS", "")
+    if options:
+        filter_warnings(options)
+
+
+def filter_warnings(options: str) -> None:
+    """What PYTHONWARNINGS says of warnings of ours."""
+    import warnings
+
+    for option in options.split(","):
+        try:
+            warnings._setoption(option.strip())  # type: ignore[attr-defined] # as Python itself does
+        except Exception as error:
+            sys.stderr.write(f"Invalid -W option ignored: {error}\n")
+
+
+def restore_stderr(real: int) -> None:
+    """From now on it is the client's stderr; what was written so far is passed on."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    size = os.fstat(2).st_size
+    early = os.pread(2, size, 0) if size else b""
+    os.dup2(real, 2)
+    os.close(real)
+    while early:
+        early = early[os.write(2, early) :]
+
+
+class _Copied(io.FileIO):
+    """Stderr, of which the last `_KEPT` bytes and more are kept in a file of the keeper's as well.
+
+    Only what is written through `sys.stderr`. Descriptor 2 stays the client's own: a pipe in its place would be no
+    terminal, would fill up when its reader is slow, and would be held open by whatever the worker starts.
+    """
+
+    copy: int = -1
+    _size: int = 0
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        try:
+            self._keep(bytes(data[: written or 0]))
+        except OSError:  # no room for it: it was written where it belongs
+            pass
+        return written
+
+    def _keep(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > _MOST_KEPT:
+            size = os.fstat(self.copy).st_size
+            data = (os.pread(self.copy, _KEPT, max(0, size - _KEPT)) + data)[-_KEPT:]
+            os.ftruncate(self.copy, 0)
+            os.lseek(self.copy, 0, os.SEEK_SET)
+            self._size = len(data)
+        os.write(self.copy, data)  # at the place where faulthandler would go on
+
+
+def keep_copy(fd: int) -> None:
+    """Keep what is written to stderr from now on in this file too, and what Python says of a fatal signal only there:
+    the client is told it when this process has died."""
+    import faulthandler
+
+    if not faulthandler.is_enabled():
+        faulthandler.enable(fd, all_threads=False)
+    old = sys.stderr
+    if not isinstance(old, io.TextIOWrapper):
+        return  # there is none, or somebody has put something else there
+    raw = _Copied(2, "wb", closefd=False)
+    raw.copy, raw.name = fd, "<stderr>"
+    sys.stderr = io.TextIOWrapper(
+        raw if old.write_through else io.BufferedWriter(raw),
+        encoding=old.encoding,
+        errors=old.errors,
+        line_buffering=True,
+        write_through=old.write_through,
+    )
+    sys.__stderr__ = sys.stderr  # type: ignore[misc] # Python's own is the one that stays when others are put there
+
+
+def tell(status: int, **report: Any) -> None:
+    """Say the one thing there is to say, to the keeper."""
+    try:
+        os.write(status, marshal.dumps(report))
+        os.close(status)
+    except OSError:
+        pass
+
+
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

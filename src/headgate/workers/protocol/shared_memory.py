@@ -1,0 +1,236 @@
+"""Memory that one process lends to another of the same machine: files without a name, read through ``/proc`` (Linux).
+
+Nothing is left behind, whoever is killed: such a file is gone with the last descriptor that holds it. It is written and
+read in threads when it is long, because neither an event loop nor a routine beside it should wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from headgate.workers.protocol.bulk import Borrowed, Lending, Lent, Parcel
+from headgate.workers.protocol.messages import Side
+from headgate.workers.protocol.wire.wire_pb2 import Probe
+
+AT_ONCE = 1024 * 1024
+"""So much is copied without a thread: it takes less than to start one."""
+SWITCH = "HEADGATE_SHARED_MEMORY"
+"""An environment variable: 0 switches it off."""
+PIECEWISE = 8 * 1024 * 1024
+"""From this length on, what was read is given back while the rest is: else it would be there three times."""
+_IOV = 1 << 30  # what one system call is asked to move
+_PIECE = 1 << 20
+
+
+def available() -> bool:
+    """Can this process lend memory?"""
+    return hasattr(os, "memfd_create") and os.environ.get(SWITCH, "") != "0"
+
+
+class Offer:
+    """A probe of this process, for others to try."""
+
+    def __init__(self) -> None:
+        self.probe: Probe | None = None
+        self._descriptor = -1
+        if available():
+            token = os.urandom(16)
+            try:
+                self._descriptor = os.memfd_create("headgate-probe")
+                os.write(self._descriptor, token)
+            except OSError:
+                self.close()
+            else:
+                self.probe = Probe(pid=os.getpid(), descriptor=self._descriptor, token=token)
+
+    def close(self) -> None:
+        """It was tried, or nobody will."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def can_read(probe: Probe | None) -> bool:
+    """Is whoever made this probe a process whose memory we can read?"""
+    if probe is None or not probe.token or not available():
+        return False
+    try:
+        descriptor = _open(probe.pid, probe.descriptor, len(probe.token))
+    except OSError:
+        return False
+    try:
+        return os.read(descriptor, len(probe.token)) == probe.token
+    finally:
+        os.close(descriptor)
+
+
+def _open(pid: int, number: int, length: int, how: int = os.O_RDONLY) -> int:
+    """A descriptor of what that process calls so, if it is a file of this length: anything else could be waited for."""
+    descriptor = os.open(f"/proc/{pid}/fd/{number}", how | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_size != length:
+        os.close(descriptor)
+        raise OSError(f"descriptor {number} of process {pid} does not hold what it should")
+    return descriptor
+
+
+def write(parcel: Parcel) -> int:
+    """Put it into memory; the descriptor. OSError: there is none."""
+    descriptor = os.memfd_create("headgate-loan")
+    try:
+        for segment in parcel.segments():
+            while len(segment):
+                segment = segment[os.write(descriptor, segment[:_IOV]) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class Unopened(OSError):
+    """Memory of another process cannot be read from here now, and nothing of it was."""
+
+
+def read(pid: int, borrowed: Borrowed) -> Parcel:
+    """Move it out of the memory of that process. `Unopened`: it may be sent; another OSError: the process is gone."""
+    size = sum(length for length, _ in borrowed.segments)
+    try:
+        descriptor = _open(pid, borrowed.descriptor, size, os.O_RDWR)
+    except (FileNotFoundError, ProcessLookupError):
+        raise
+    except OSError as error:
+        raise Unopened(str(error)) from error
+    try:
+        try:
+            removal = _Removal(descriptor, size) if size >= PIECEWISE else None
+        except OSError as error:
+            raise Unopened(str(error)) from error
+        pickle, *buffers = [_read(descriptor, length, writable, removal) for length, writable in borrowed.segments]
+        if removal is not None:
+            removal.close()
+    finally:
+        os.close(descriptor)
+    return Parcel(bytes(pickle), buffers, borrowed.lifted)
+
+
+def read_back(lent: Lent) -> Parcel:
+    """What this process has lent, to be sent otherwise."""
+    os.lseek(lent.descriptor, 0, os.SEEK_SET)
+    pickle, *buffers = [_read(lent.descriptor, length, writable, None) for length, writable in lent.segments]
+    return Parcel(bytes(pickle), buffers, lent.lifted)
+
+
+def _read(descriptor: int, length: int, writable: bool, removal: _Removal | None) -> bytes | bytearray:
+    sink: Any = bytearray() if writable else io.BytesIO()  # which gives away what it holds without a copy
+    left = length
+    while left:
+        data = os.read(descriptor, min(left, _IOV if removal is None else _PIECE))
+        if not data:
+            raise OSError("memory of another process ended too early")
+        if len(data) == length and not writable:
+            return data
+        if writable:
+            sink += data
+        else:
+            sink.write(data)
+        left -= len(data)
+        if removal is not None:
+            removal.read(len(data))
+    whole: bytes | bytearray = sink if writable else sink.getvalue()
+    return whole
+
+
+class _Removal:
+    """Gives back what was read, page by page: it is nowhere twice for longer than a piece takes."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._pages = mmap.mmap(descriptor, size)
+        self._read = 0
+        self._removed = 0
+
+    def read(self, length: int) -> None:
+        self._read += length
+        done = self._read - self._read % mmap.PAGESIZE - self._removed
+        if done > 0:
+            self._pages.madvise(mmap.MADV_REMOVE, self._removed, done)
+            self._removed += done
+
+    def close(self) -> None:
+        self._pages.close()
+
+
+def aside(size: int, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    """Call `fn`, in a thread if there is much to copy, and then `done` with what it returned or raised, here."""
+    if size <= AT_ONCE:
+        _call(fn, done)
+        return
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        _call(fn, lambda *outcome: _on(loop, done, *outcome))
+
+    try:
+        threading.Thread(target=run, name="headgate copy", daemon=True).start()
+    except (RuntimeError, MemoryError):  # there can be no more of them
+        _call(fn, done)
+
+
+def _call(fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    try:
+        result = fn()
+    except Exception as error:
+        done(None, error)
+    else:
+        done(result, None)
+
+
+def _on(loop: asyncio.AbstractEventLoop, done: Callable[[Any, BaseException | None], None], *outcome: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(done, *outcome)
+    except RuntimeError:  # it is closed: nobody waits any more, and the process may go on
+        if isinstance(outcome[0], int):
+            os.close(outcome[0])
+
+
+def lend(side: Side, flush: Callable[[], None]) -> None:
+    """Write what this end of a conversation wants to lend, and let go of what came back or cannot be read there."""
+    for descriptor in side.loans.take_released():
+        os.close(descriptor)
+    for lent in side.loans.take_recalled():
+        _send_instead(side, lent, flush)
+    while (lending := side.loans.begin()) is not None:
+        _lend(side, lending, flush)
+
+
+def _send_instead(side: Side, lent: Lent, flush: Callable[[], None]) -> None:
+    def done(parcel: Parcel | None, error: BaseException | None) -> None:
+        side.resend(lent, parcel)
+        flush()
+
+    def read() -> Parcel:
+        try:
+            return read_back(lent)
+        finally:
+            os.close(lent.descriptor)
+
+    aside(sum(length for length, _ in lent.segments), read, done)
+
+
+def _lend(side: Side, lending: Lending[Any], flush: Callable[[], None]) -> None:
+    def done(descriptor: int | None, error: BaseException | None) -> None:
+        if descriptor is None:
+            side.not_lent(lending)
+        else:
+            side.lend(lending, descriptor)
+        for released in side.loans.take_released():
+            os.close(released)
+        flush()
+
+    aside(len(lending.parcel), lambda: write(lending.parcel), done)

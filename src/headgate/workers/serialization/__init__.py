@@ -1,0 +1,1 @@
+"""Python objects as bytes: arguments, results, functions, classes and context."""

@@ -1,0 +1,123 @@
+"""Classes that travel by value, and where they land.
+
+cloudpickle gives a class of ``__main__`` an id when it first sends it. Whoever loads it looks for a class of that id
+and, if there is one, writes what was sent over it. That is right for nobody here:
+
+* **At the client** the class is the program's own. A result that comes home must find it, and must not change it: its
+  counters, its patched methods, the globals its methods see.
+* **On a worker** every call has its own copy of what it sees. A class that two calls shared would carry what one of
+  them did to it into the other.
+
+So data in which such a class is found is loaded here: with a `Scope`, the classes of one call; or without one, into the
+classes that are there, leaving alone those that this process defined itself.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from headgate.workers.protocol.bulk import Borrowed, Parcel, Payload, Unreadable
+
+_SIGN = b"_make_skeleton"
+_arrived: weakref.WeakSet[type] = weakref.WeakSet()
+
+Scope = dict[str, type]
+"""The classes of one call, by cloudpickle's id."""
+
+
+def loads(data: Payload, scope: Scope | None = None) -> Any:
+    """Unpickle, with classes by value in their place."""
+    if isinstance(data, bytes) and _SIGN not in data:
+        return pickle.loads(data)
+    buffers: Sequence[Any] = ()
+    lifted = 0
+    assert not isinstance(data, Borrowed), "it was read"
+    if isinstance(data, Unreadable):
+        raise OSError(data.reason)
+    if isinstance(data, Parcel):
+        buffers, lifted, data = data.buffers, data.lifted, data.pickle
+    if _SIGN not in data and not lifted:
+        return pickle.loads(data, buffers=buffers)
+    return _Unpickler(data, buffers, lifted, scope).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, buffers: Sequence[Any], lifted: int, scope: Scope | None) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers[lifted:])
+        self._lifted = buffers[:lifted]
+        self._scope = scope
+
+    def persistent_load(self, number: Any) -> Any:
+        """Bytes that came beside the pickle."""
+        return self._lifted[number]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "cloudpickle.cloudpickle":
+            if name == "_make_skeleton_class":
+                return self._make_class
+            if name == "_make_skeleton_enum":
+                return self._make_enum
+            if name == "_class_setstate":
+                return self._set_state
+        return super().find_class(module, name)
+
+    def _make_class(self, kind: Any, name: str, bases: Any, namespace: Any, tracker: str | None, extra: Any) -> type:
+        from cloudpickle import cloudpickle
+
+        if self._scope is None or tracker is None:
+            return self._known(
+                tracker, lambda: cloudpickle._make_skeleton_class(kind, name, bases, namespace, tracker, extra)
+            )
+        made = self._scope.get(tracker)
+        if made is None:
+            made = types.new_class(name, bases, {"metaclass": kind}, lambda space: space.update(namespace))
+            self._enter(made, tracker)
+        return made
+
+    def _make_enum(
+        self, bases: Any, name: str, qualname: str, members: Any, module: str, tracker: str | None, extra: Any
+    ) -> type:
+        from cloudpickle import cloudpickle
+
+        if self._scope is None or tracker is None:
+            return self._known(
+                tracker,
+                lambda: cloudpickle._make_skeleton_enum(bases, name, qualname, members, module, tracker, extra),
+            )
+        made = self._scope.get(tracker)
+        if made is None:
+            made = cloudpickle._make_skeleton_enum(bases, name, qualname, members, module, None, extra)
+            self._enter(made, tracker)
+        return made
+
+    def _known(self, tracker: str | None, make: Any) -> type:
+        """The class of this id, or a new one."""
+        from cloudpickle import cloudpickle
+
+        known = tracker is not None and tracker in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+        made: type = make()
+        if not known:
+            _arrived.add(made)
+        return made
+
+    def _enter(self, made: type, tracker: str) -> None:
+        """It is of this scope, and keeps its id for the way home."""
+        from cloudpickle import cloudpickle
+
+        assert self._scope is not None, "asked for"
+        self._scope[tracker] = made
+        _arrived.add(made)
+        with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
+            cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = tracker
+
+    def _set_state(self, made: type, state: Any) -> type:
+        from cloudpickle import cloudpickle
+
+        if made in _arrived:
+            cloudpickle._class_setstate(made, state)
+        return made

@@ -1,0 +1,330 @@
+"""Python objects as bytes: arguments, results, exceptions.
+
+Plain pickle is three times as fast as cloudpickle, and wrong for what lives in ``__main__``: it pickles it by name, and
+a worker's ``__main__`` is another. So plain pickle goes first, and cloudpickle takes over where it fails or where the
+name of a module that travels by value is found in what it wrote.
+
+**Exceptions.** Python rebuilds one by calling its class with its ``args``, which fails as soon as the constructor takes
+anything else. Here it is rebuilt without its constructor: by the ``__new__`` and ``__init__`` of the builtin class it
+descends from, then its attributes. Cause, context and notes travel with it, and so do the members of a group. One that
+cannot travel at all becomes a RemoteError that tells its type and its text.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import pickle
+import traceback
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from types import TracebackType
+from typing import Any, cast
+
+from headgate.context.variables import bare
+from headgate.core.redaction import redact
+from headgate.errors import InvalidType, RemoteError
+from headgate.resources.model import Resource
+from headgate.resources.signals import SIGNALS, CooldownResource
+from headgate.workers.codec import reduced, restore
+from headgate.workers.protocol.bulk import INLINE, Parcel, Payload
+from headgate.workers.serialization.dynamic_classes import Scope, loads
+from headgate.workers.serialization.functions import modules_by_value, take_mains_by_value
+
+_ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
+_HERE = __file__.rsplit("serialization", 1)[0]
+_NOTE = "Remote traceback ("
+_FEW = 64  # long bytes are looked for in containers of so many members
+
+
+def dumps(value: object) -> bytes | Parcel:
+    """Any object that cloudpickle carries, as bytes; or, if it is long, as a parcel."""
+    if type(value) not in _ATOMS or (isinstance(value, bytes) and len(value) >= INLINE):
+        return _dumped_apart(value)
+    data = pickle.dumps(value, 5)
+    return data if len(data) <= INLINE else Parcel(data)
+
+
+def _dumped_apart(value: object) -> bytes | Parcel:
+    lifted = _Lifted(value)
+    buffers: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """True: pickle it with the rest. What may be changed while it travels is copied now."""
+        try:
+            raw = buffer.raw()
+        except BufferError:  # it does not lie in one piece
+            return True
+        if len(raw) < INLINE:
+            return True
+        buffers.append(bytes(raw) if raw.readonly else bytearray(raw))
+        return False
+
+    if not modules_by_value():
+        try:
+            data = lifted.pickled(pickle.Pickler, value, keep)
+        except Exception:
+            data = b""  # cloudpickle may do it, or says why not
+        if data and b"_main__" not in data:
+            return parcelled(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+        buffers.clear()
+    take_mains_by_value()
+    data = lifted.pickled(_cloudpickle().Pickler, value, keep)
+    return parcelled(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+
+
+def parcelled(data: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> bytes | Parcel:
+    """As it is if it fits into a frame."""
+    return Parcel(data, buffers, lifted) if buffers or len(data) > INLINE else data
+
+
+class _Lifted:
+    """Long bytes near the top of an object: pickle would copy them, and so they travel beside the pickle, which names
+    them wherever they occur."""
+
+    def __init__(self, value: object) -> None:
+        self.buffers: list[bytes | bytearray] = []
+        self._numbers: dict[int, int] = {}
+        self._look(value, 2)
+
+    def _look(self, value: Any, depth: int) -> None:
+        kind = value.__class__
+        if kind is bytes or kind is bytearray:
+            if len(value) >= INLINE and id(value) not in self._numbers:
+                self._numbers[id(value)] = len(self.buffers)
+                self.buffers.append(value if kind is bytes else bytearray(value))
+        elif depth >= 0 and kind in (tuple, list, dict) and len(value) <= _FEW:
+            for member in value.values() if kind is dict else value:
+                self._look(member, depth - 1)
+
+    def pickled(self, pickler: Any, value: object, keep: Any) -> bytes:
+        """It, without them."""
+        if self._numbers:
+            numbers = self._numbers
+
+            class Naming(pickler):  # type: ignore[misc] # one of two
+                def persistent_id(self, obj: object) -> int | None:
+                    return numbers.get(id(obj))
+
+            pickler = Naming
+        file = io.BytesIO()
+        with bare:
+            pickler(file, 5, buffer_callback=keep).dump(value)
+        return file.getvalue()
+
+
+def _cloudpickle() -> Any:
+    """Imported where it is needed: many programs never do."""
+    import cloudpickle
+
+    return cloudpickle
+
+
+def dump_whole(value: object) -> bytes:
+    """The same in one piece, however long it is."""
+    with bare:
+        data = b""
+        if not modules_by_value():
+            try:
+                data = pickle.dumps(value, 5)
+            except Exception:
+                pass  # cloudpickle may do it, or says why not
+        if not data or b"_main__" in data:
+            take_mains_by_value()
+            data = bytes(_cloudpickle().dumps(value, 5))
+    return data
+
+
+def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes | Parcel:
+    """The arguments of a call; InvalidType names the one that cannot travel."""
+    if not kwargs:
+        for value in args:
+            kind = type(value)
+            if kind is Resource:  # what a task of a TaskPool runs with: as easy as what it stands for
+                value, kind = value.value, type(value.value)
+            if kind not in _ATOMS or (kind is bytes and len(value) >= INLINE):
+                break
+        else:
+            data = pickle.dumps((args, kwargs), 5)
+            if len(data) <= INLINE:
+                return data
+    try:
+        return dumps((args, kwargs))
+    except Exception as error:
+        named = [(f"argument {name}", value) for name, value in zip(_names(fn), args, strict=False)]
+        named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
+        for name, value in named:
+            try:
+                dumps(value)
+            except Exception as cause:
+                raise InvalidType(
+                    f"{name} of {tag}, a {type(value).__qualname__}, cannot be pickled: {_said(cause)}",
+                    remedy="Pass something that can be copied to another process, or make it in the routine.",
+                ) from cause
+        raise InvalidType(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
+
+
+def _names(fn: Any) -> Iterator[str]:
+    """What the positional arguments of a function are called: by name, then by number."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [repr(p.name) for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return chain(named, map(str, count(len(named) + 1)))
+
+
+def load_arguments(data: bytes | Parcel, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `dump_arguments` was given."""
+    args, kwargs = loads(data, scope)
+    return args, kwargs
+
+
+def _said(error: BaseException) -> str:
+    """Its type and its text, as far as it has one."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # it runs code of users
+        return type(error).__name__
+
+
+# -- exceptions -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _pickler() -> Any:
+    """cloudpickle's, that takes exceptions apart as we do."""
+
+    class Pickler(_cloudpickle().Pickler):  # type: ignore[misc] # it has no types
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, BaseException):
+                return reduced(obj)
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def dump_exception(error: BaseException, where: str) -> bytes | Parcel:
+    """An exception with its chain; the remote traceback is its last note. Never fails."""
+    note = f"{_NOTE}{where}):\n{describe(error)}"
+    return parcelled(pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5))
+
+
+def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
+    """What `dump_exception` was given, or a RemoteError that tells of it."""
+    try:
+        dumped, note, name, said = loads(data)
+    except BaseException as cause:
+        return RemoteError(f"the routine raised something that cannot be read here ({redact(_said(cause))})")
+    note, said = redact(note), redact(said)  # ours to write; the exception itself stays as it is
+    error: Any = None
+    reason, remedy = "which cannot travel", None
+    if dumped:
+        try:
+            error = loads(dumped, scope)
+        except BaseException as cause:
+            reason = f"which cannot be read here ({_said(cause)})"
+            remedy = "Make its class importable here under the same name to get the real one."
+    if not isinstance(error, BaseException):
+        error = RemoteError(f"the routine raised {name}, {reason}: {said}", remedy=remedy)
+    try:
+        # What another worker noted is part of this note, as it is of every traceback.
+        notes = [kept for kept in getattr(error, "__notes__", ()) if not str(kept).startswith(_NOTE)] + [note]
+        BaseException.__setattr__(error, "__notes__", notes)  # whatever its class thinks of being changed
+    except BaseException:
+        pass
+    return cast(BaseException, error)
+
+
+def dump_sent(tag: str, value: object) -> bytes | Parcel:
+    """A value on its way into a generator; InvalidType if it cannot travel."""
+    try:
+        return dumps(value)
+    except Exception as error:
+        raise InvalidType(
+            f"what is sent to {tag}, a {type(value).__qualname__}, cannot be pickled: {_said(error)}",
+            remedy="Send something that can be copied to another process.",
+        ) from error
+
+
+def dump_thrown(error: BaseException) -> bytes | Parcel:
+    """An exception on its way into a generator; InvalidType if it cannot travel."""
+    data = _dumped(error)
+    if not data:
+        raise InvalidType(
+            f"{_qualname(type(error))} cannot be thrown into a generator on a worker: it cannot be pickled",
+            remedy="Throw an exception whose attributes can be copied to another process.",
+        ) from error
+    return parcelled(data)
+
+
+def _dumped(error: BaseException) -> bytes:
+    """It with its chain; or without the members of the chain that cannot travel; or, of a signal, what it says about
+    its resource; or nothing."""
+    for form in (lambda error: error, _stripped, _bare_signal):
+        try:
+            data = _pickled(form(error))
+            loads(data, {})  # one that goes in and does not come out must not cost the caller the news
+            return data
+        except BaseException:
+            continue
+    return b""
+
+
+def _bare_signal(error: BaseException) -> BaseException:
+    """A signal as its own class would have made it: that a key is dead must arrive, whatever else it holds."""
+    reason = str(getattr(error, "reason", None) or error)
+    if isinstance(error, CooldownResource):
+        made: BaseException = CooldownResource(error.cooldown_seconds, reason)
+    else:
+        made = next(kind for kind in SIGNALS[1:] if isinstance(error, kind))(reason)
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(str(note))
+    return made
+
+
+def _pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    with bare:
+        _pickler()(buffer, 5).dump(value)
+    return buffer.getvalue()
+
+
+def _stripped(error: BaseException) -> BaseException:
+    """A copy in whose chain a RemoteError stands for each exception that cannot travel."""
+    make, args, state, *_ = reduced(error)
+    copy: BaseException = make(*args)
+    attributes, (cause, context, suppress) = state
+    cause, context = (
+        linked if linked is None or _travels(linked) else RemoteError(_said(linked)) for linked in (cause, context)
+    )
+    restore(copy, (attributes, (cause, context, suppress)))
+    return copy
+
+
+def _travels(value: object) -> bool:
+    try:
+        loads(_pickled(value), {})
+    except BaseException:
+        return False
+    return True
+
+
+def describe(error: BaseException) -> str:
+    """Its traceback as text, from the first frame that is not ours."""
+    try:
+        return "".join(traceback.format_exception(type(error), error, _theirs(error.__traceback__))).rstrip()
+    except BaseException as cause:  # a broken __str__
+        return f"{_qualname(type(error))} (its traceback cannot be shown: {type(cause).__name__})"
+
+
+def _theirs(tb: TracebackType | None) -> TracebackType | None:
+    first = tb
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_HERE):
+        tb = tb.tb_next
+    return tb if tb is not None else first
+
+
+def _qualname(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

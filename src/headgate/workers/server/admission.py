@@ -1,0 +1,221 @@
+"""Which calls may run side by side on a worker. Pure.
+
+A call that was on a worker when it died may be what killed it, or may have died with what did. So it is run again with
+fewer neighbours, and on its last permitted attempt alone: then a call that crashes takes nobody along. It is not
+enough that its client sends nothing else to that worker, because others do. So the client *asks* the worker for room
+before it sends such a call, and the worker *grants* that when enough of its calls have ended. Nothing of the call is
+there before: a worker that dies while somebody waits for room costs that one no attempt.
+
+While somebody waits, and while such a call runs, the worker is *closed*: it refuses other calls, which go elsewhere or
+wait until it is open. One rule keeps this from deadlock: a call that is made by a call which runs on this worker is
+always admitted here. So whoever runs can finish, wherever the calls that it makes are refused. For the same reason
+neither the callers of a call, which wait for it, nor generators that rest between two steps count as its neighbours.
+And a call that is run again and was made by one that runs here does not wait for calls that wait for others themselves:
+they may wait for one that wants to be alone as well. (They would be lost with it. Its client asks others first.)
+
+Asks are granted in their order; those of calls that are made by calls which run here pass the others, whose turn comes
+when these have ended. An ask that has waited for very long for calls without a limit (see `isolation`) does not wait
+for them any longer: they may never end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from headgate.workers.protocol.wire.wire_pb2 import Reserve, ToClient, ToWorker
+
+
+class Guest(Protocol):
+    """A call that runs on the worker."""
+
+    @property
+    def id(self) -> str:
+        """The id of its task."""
+        ...
+
+    @property
+    def caller(self) -> str:
+        """The id of the task that called it; "": none did."""
+        ...
+
+    @property
+    def rests(self) -> bool:
+        """Is it a generator between two steps?"""
+        ...
+
+    @property
+    def waits(self) -> int:
+        """For how many calls that it made it waits."""
+        ...
+
+
+class Ask:
+    """Somebody asks for room for a call."""
+
+    __slots__ = ("caller", "max_calls", "number", "overdue", "session")
+
+    def __init__(self, session: Any, number: int, caller: str, max_calls: int, overdue: bool = False) -> None:
+        self.session: Any = session
+        self.number: int = number
+        """Which one, of those of this session."""
+        self.caller: str = caller
+        self.max_calls: int = max_calls
+        """How many calls may run while it does, itself included."""
+        self.overdue: bool = overdue
+        """Has it waited for so long that it does not wait for calls without a limit?"""
+
+
+class Admission:
+    """Decides which calls may begin, given those that run."""
+
+    def __init__(self, running: Mapping[Any, Guest]) -> None:
+        self.waiting: list[Ask] = []
+        """In the order in which they came."""
+        self.granted: dict[Ask, None] = {}
+        """Their calls have not come yet: room is kept for them."""
+        self.limited: dict[Guest, int] = {}
+        """Running calls with a limit, and that."""
+        self._running = running
+        self._known: dict[str, Guest] | None = None  # by id; None: it has to be looked up
+
+    @property
+    def active(self) -> bool:
+        """Is there anything to decide? As a rule there is not, and every call may begin."""
+        return bool(self.waiting or self.granted or self.limited)
+
+    @property
+    def closed(self) -> bool:
+        """Is a call refused that none of the running ones makes?"""
+        return bool(self.waiting) or not self._bears_another([])
+
+    def admits(self, caller: str) -> bool:
+        """May a call without a limit begin that is made by this caller?"""
+        return not self.closed or caller in self._guests()
+
+    def ask(self, ask: Ask) -> None:
+        """Wait for room; `grant` tells when there is."""
+        self.waiting.append(ask)
+
+    def grant(self) -> list[Ask]:
+        """Those who wait and for whom there is room now: it is theirs until they begin or withdraw."""
+        made: list[Ask] = []
+        stuck = False
+        for ask in list(self.waiting):
+            callers = self._callers(ask.caller)
+            if (callers or not stuck) and self._has_room(ask, callers):
+                self.waiting.remove(ask)
+                self.granted[ask] = None
+                made.append(ask)
+            elif not callers:
+                stuck = True
+        return made
+
+    def begins(self, session: Any, number: int, guest: Guest) -> bool:
+        """The call is here that room was granted for. False: it was not."""
+        for ask in self.granted:
+            if ask.session is session and ask.number == number:
+                del self.granted[ask]
+                self.limited[guest] = ask.max_calls
+                return True
+        return False
+
+    def ended(self, guest: Guest) -> None:
+        """A call has ended, and is not among the running ones any more."""
+        self.limited.pop(guest, None)
+        self._known = None
+
+    def began(self) -> None:
+        """A call has begun, and is among the running ones."""
+        self._known = None
+
+    def withdraw(self, session: Any, number: int) -> None:
+        """Nobody needs this room any more. (If its call runs, that goes on.)"""
+        self._keep(lambda ask: ask.session is not session or ask.number != number)
+
+    def leave(self, session: Any) -> None:
+        """All of this session go."""
+        self._keep(lambda ask: ask.session is not session)
+
+    def _keep(self, wanted: Any) -> None:
+        self.waiting = [ask for ask in self.waiting if wanted(ask)]
+        self.granted = {ask: None for ask in self.granted if wanted(ask)}
+
+    # -- who is whose neighbour ----------------------------------------------------------------------------------------
+
+    def _guests(self) -> dict[str, Guest]:
+        if self._known is None:
+            self._known = {guest.id: guest for guest in self._running.values()}
+        return self._known
+
+    def _callers(self, caller: str) -> list[Guest]:
+        """The running call of this id, the one that called that, and so on, as far as they are here."""
+        known = self._guests()
+        found: list[Guest] = []
+        while (guest := known.get(caller)) is not None and guest not in found:
+            found.append(guest)
+            caller = guest.caller
+        return found
+
+    def _neighbours(self, family: list[Guest], nested: bool) -> int:
+        """Running calls that are none of these, and room that was granted; `nested`: without calls that wait."""
+        running = (guest for guest in self._running.values() if not guest.rests and not (nested and guest.waits))
+        return sum(guest not in family for guest in running) + len(self.granted)
+
+    def _has_room(self, ask: Ask, callers: list[Guest]) -> bool:
+        if not ask.overdue and self._neighbours(callers, bool(callers)) >= ask.max_calls:
+            return False
+        return self._bears_another(callers)
+
+    def _bears_another(self, callers: list[Guest]) -> bool:
+        """Does every call with a limit bear one more neighbour, which is made by these?"""
+        nested = bool(callers)
+        for guest, most in self.limited.items():
+            if guest not in callers and self._neighbours(self._family(guest), nested) + 1 >= most:
+                return False
+        return all(self._neighbours(self._callers(ask.caller), nested) < ask.max_calls for ask in self.granted)
+
+    def _family(self, guest: Guest) -> list[Guest]:
+        """It, its callers, and the calls that it and those that it called made."""
+        made = [other for other in self._running.values() if guest in self._callers(other.caller)]
+        return [guest, *self._callers(guest.caller), *made]
+
+
+class Reservations:
+    """What a client has to say and was told about room, in one session."""
+
+    def __init__(self) -> None:
+        self.granted: list[int] = []
+        """Those that were granted since the shell has last looked."""
+        self.closed: bool = False
+        """Does the worker refuse other calls?"""
+        self.unsaid: bool = False
+        """Is there something to tell the worker?"""
+        self._asks: list[Reserve] = []
+        self._released: list[int] = []
+        self._last = 0
+
+    def ask(self, max_calls: int, caller: str, overdue: bool) -> int:
+        """Ask for room for a call; the number of the reservation."""
+        self._last += 1
+        self._asks.append(Reserve(number=self._last, max_calls=max_calls, caller=caller, overdue=overdue))
+        self.unsaid = True
+        return self._last
+
+    def release(self, number: int) -> None:
+        """Nobody needs this room any more."""
+        self._released.append(number)
+        self.unsaid = True
+
+    def write(self, message: ToWorker) -> None:
+        """Say it with this message."""
+        message.reserves.extend(self._asks)
+        message.released.extend(self._released)
+        self._asks, self._released, self.unsaid = [], [], False
+
+    def hear(self, message: ToClient) -> None:
+        """What the worker says about room."""
+        if message.granted:
+            self.granted.extend(message.granted)
+        if message.HasField("reserved"):
+            self.closed = message.reserved

@@ -1,0 +1,98 @@
+"""Room on a worker for calls that are to have few neighbours: carries out what `admission` decides.
+
+That is decided on the task loop, where calls begin and end, and told on the server's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from headgate.workers.protocol.wire.wire_pb2 import Reserve
+from headgate.workers.server.admission import Admission, Ask, Guest
+
+REFUSED = b"a call that is to have few neighbours runs there, or waits for room"
+
+
+class Room:
+    """Grants and refuses. `running` are the calls that run on its task loop; `tell` is called on the server's loop with
+    what was granted, and whether other calls are refused from now on."""
+
+    def __init__(
+        self,
+        running: Mapping[Any, Guest],
+        server: asyncio.AbstractEventLoop,
+        tell: Callable[[list[Ask], bool], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._admission = Admission(running)
+        self._server = server
+        self._tell = tell
+        self._wake = wake
+        self._heard: deque[Callable[[], None]] = deque()
+        self._closed = False  # what was last told
+
+    @property
+    def active(self) -> bool:
+        """May a call have to be refused?"""
+        return self._admission.active
+
+    # -- on the server's thread ----------------------------------------------------------------------------------------
+
+    def ask(self, session: Any, asked: Iterable[Reserve], released: Iterable[int]) -> None:
+        """Room is asked for, or not needed any more."""
+        for one in asked:
+            ask = Ask(session, one.number, one.caller, max(1, one.max_calls), one.overdue)
+            self._heard.append(partial(self._admission.ask, ask))
+        for number in released:
+            self._heard.append(partial(self._admission.withdraw, session, number))
+        self._wake()
+
+    def leave(self, session: Any) -> None:
+        """Whoever asked for room there is gone."""
+        self._heard.append(partial(self._admission.leave, session))
+        self._wake()
+
+    # -- on the task loop ----------------------------------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Take note of what was asked for."""
+        if self._heard:
+            while self._heard:
+                self._heard.popleft()()
+            self.look()
+
+    def admits(self, guest: Any) -> bool:
+        """May this call begin? It must do so now."""
+        begun, admission = guest.begun, self._admission
+        if begun.reservation:
+            may = admission.begins(guest.session, begun.reservation, guest)
+        else:
+            may = admission.admits(begun.caller)
+        if not may:
+            self.look()  # its caller is told that others are refused before it hears that it is
+        return may  # if so, `began` looks: until then it is not among the running ones, and would be nobody's neighbour
+
+    def began(self) -> None:
+        """It runs."""
+        self._admission.began()
+        self.look()
+
+    def ended(self, guest: Guest) -> None:
+        """A call does not run any more."""
+        self._admission.ended(guest)
+        self.look()
+
+    def look(self) -> None:
+        """Grant the room that there is, and tell when others are refused and when they are not any more."""
+        granted = self._admission.grant()
+        closed = self._admission.closed
+        if granted or closed != self._closed:
+            self._closed = closed
+            try:
+                self._server.call_soon_threadsafe(self._tell, granted, closed)
+            except RuntimeError:  # the server is gone
+                pass

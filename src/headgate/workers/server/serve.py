@@ -1,0 +1,96 @@
+"""Serve: the gRPC server of a worker on the main thread's loop, until it is stopped or told to by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from headgate.workers.model import Limits
+from headgate.workers.protocol.transport import grpc
+from headgate.workers.serialization.dynamic_classes import loads
+from headgate.workers.server.event_loops import new_loop
+from headgate.workers.server.service import SERVER_OPTIONS, Service
+
+_log = logging.getLogger("headgate.workers")
+
+
+async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+    """Bind, tell, serve, stop."""
+    uid, address = config["uid"], config["address"]
+    try:
+        where, hook = f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook"))
+        service = Service(uid, where, hook, new_loop(config.get("loop", "")), Limits(*config.get("limits", ())))
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((service,))
+        if not server.add_insecure_port(address):
+            raise OSError(f"cannot listen on {address}")
+        service.tasks.start()
+        await server.start()
+    except BaseException as error:
+        failed(error)
+        raise
+    _listen_to_signals(service, config.get("drain", -1.0))
+    ready()
+    await service.stopped.wait()
+    await server.stop(0.02)  # what there was to say has been said
+    service.tasks.stop()
+
+
+def _hook(path: str | None) -> Any:
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        data = file.read()
+    os.unlink(path)
+    return loads(data)
+
+
+def _listen_to_signals(service: Service, drain: float) -> None:
+    """SIGTERM and SIGINT: finish what runs, then stop. SIGINT again: cancel it."""
+    loop = asyncio.get_running_loop()
+    stops: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        if stops:
+            service.cut_short()
+        else:
+            stops.append(loop.create_task(service.stop(drain)))
+
+    def terminate() -> None:
+        if not stops:
+            stop()
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_signals)
+
+
+class _Held(threading.local):
+    mask: Any = None
+
+
+_held = _Held()
+
+
+def _hold_signals() -> None:
+    """Before a routine forks: what comes for its process waits until that has handlers of its own."""
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _release_signals() -> None:
+    if _held.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
+
+
+def _forget_signals() -> None:
+    """In a process that a routine forked: our handlers are not its own. With them a signal to that process would not
+    end it, and would be told to the worker's loop, through a descriptor that both have."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_signals()

@@ -1,0 +1,104 @@
+"""Watches the task loop of a worker from its server's thread, while routines run.
+
+A loop that had no turn for a second is held by a routine. Its callers are told, it is named in the log with its stack,
+and what it keeps waiting goes elsewhere. If even this thread cannot run, because that routine holds the interpreter's
+lock, faulthandler writes the stacks by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+from typing import TYPE_CHECKING
+
+from headgate.core.clock import clock
+from headgate.workers.protocol.messages import HELD, PULSE
+from headgate.workers.server.orphans import Orphans
+from headgate.workers.server.task_loop import Running
+
+if TYPE_CHECKING:
+    from headgate.workers.server.service import Service
+
+_BEAT = 0.25
+_MUTE = 1.75  # as long as this thread is not heard, faulthandler speaks
+_log = logging.getLogger("headgate.workers")
+
+
+class Watch:
+    """Looks after the task loop, while it has something to do."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._timer: asyncio.TimerHandle | None = None
+        self._suspect: object = None  # what held the loop at the last look
+        self._named: object = None  # what was last named as holding the loop
+        self._told = 0.0
+        self._looked = 0.0
+        self._orphans = Orphans(lambda: service.tasks.busy)
+
+    def begin(self) -> None:
+        """There is something to look after."""
+        if self._timer is None:
+            self._told = self._looked = clock.now()
+            self._look()
+
+    def _look(self) -> None:
+        tasks = self._service.tasks
+        self._orphans.begin()
+        if not tasks.busy:
+            self._timer = None
+            self._named = self._suspect = None
+            if _SPEAKS:
+                faulthandler.cancel_dump_traceback_later()
+            return
+        # First of all: what fails below must not end the looks, and with them the signs of life.
+        self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
+        now = clock.now()
+        if tasks.asked is not None and now - self._looked > 2 * _BEAT:
+            tasks.asked = now  # this thread had no turn itself: that says nothing about the other
+        self._looked = now
+        age = 0.0 if tasks.asked is None else now - tasks.asked
+        tasks.ask(now)
+        _speak_later()
+        if age > HELD - _BEAT:
+            self._name(age)
+        if age > HELD:
+            self._service.give_back()
+        else:
+            self._named = self._suspect = None
+        self._service.judge(now, age)
+        if now - self._told >= PULSE or (age > HELD and now - self._told >= _BEAT):
+            self._told = now
+            self._service.beat(age)
+
+    def _name(self, age: float) -> None:
+        held = self._service.tasks.held_by() or self
+        suspect, self._suspect = self._suspect, held
+        if held is self._named or held is not suspect:  # only one that is there at two looks holds the loop
+            return
+        self._named = held
+        what = "something a routine started"
+        if isinstance(held, Running):
+            what = f"{held.begun.function.tag} (task {held.id})"
+        _log.warning(
+            "%s holds the loop of worker %s for %.1f s; it answers, and takes no new calls until the loop is free. "
+            "Await in it: what computes or blocks belongs into a routine with a plain `def`.\n%s",
+            what,
+            self._service.uid,
+            age,
+            self._service.tasks.stack(),
+        )
+
+
+_SPEAKS = hasattr(faulthandler, "dump_traceback_later")
+
+
+def _speak_later() -> None:
+    """Have faulthandler write the stacks if this thread has no turn. It needs a thread for that: where none can be
+    started now, nothing is written, and the next look tries again."""
+    if _SPEAKS:
+        try:
+            faulthandler.dump_traceback_later(_MUTE, file=2)
+        except (RuntimeError, MemoryError):
+            pass
