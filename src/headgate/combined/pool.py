@@ -29,9 +29,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
 from headgate.core.cancellation import Steered, primed
+from headgate.core.checks import checked_affinity, checked_attempts, checked_names, named_options
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.core.spelling import named_options
 from headgate.errors import (
     DispatchTimeout,
     InvalidArgument,
@@ -47,7 +47,6 @@ from headgate.errors import (
 from headgate.resources import events
 from headgate.resources.allocator import Leases
 from headgate.resources.attempts import Call
-from headgate.resources.fields import checked_affinity, checked_attempts, checked_names
 from headgate.resources.members import ANY, DOOMED, Flight, Want
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool

@@ -7,6 +7,7 @@ from headgate.core.lazy import lazy
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
+    from headgate.core.checks import Affinity
     from headgate.errors import PoolExhausted, UnknownResource
     from headgate.resources.events import (
         ResourceAcquired,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         RunFinished,
         SiblingCancelled,
     )
-    from headgate.resources.fields import Affinity
     from headgate.resources.members import Seat
     from headgate.resources.model import (
         Attempt,
@@ -110,7 +110,7 @@ _MODULES = {
         "RunFinished",
         "SiblingCancelled",
     ),
-    "headgate.resources.fields": ("Affinity",),
+    "headgate.core.checks": ("Affinity",),
     "headgate.resources.model": (
         "Attempt",
         "PoolStats",

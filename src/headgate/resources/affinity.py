@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from headgate.resources.fields import Affinity
+from headgate.core.checks import Affinity
 
 FAVOURITES = 16
 """How many are remembered for an affinity, until it turns out to need more."""

@@ -28,6 +28,7 @@ from types import CoroutineType
 from typing import Any, Generic, Protocol, TypeVar
 
 from headgate.core.cancellation import Steered, adopt
+from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.core.weakrefs import WeakList
@@ -35,7 +36,6 @@ from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.fields import is_finite
 from headgate.resources.members import DOOMED, Flight, Seat, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.reporting import Reporting

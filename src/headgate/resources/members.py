@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from headgate.core.checks import Affinity
 from headgate.core.wait_queue import Ticket
-from headgate.resources.fields import Affinity
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Usage, UsageStatus
 
 if TYPE_CHECKING:

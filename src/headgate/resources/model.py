@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
+from headgate.core.checks import checked_id, checked_max_in_flight, checked_names, checked_number, named_options
 from headgate.core.redaction import learn, meet, redact
-from headgate.core.spelling import named_options
 from headgate.core.weakrefs import WeakList
-from headgate.errors import InvalidArgument
-from headgate.resources.fields import checked_id, checked_limit, checked_names, checked_number
+from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.signals import Signal
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Resource(Generic[T]):
     ) -> None:
         self.resource_id: str = checked_id(resource_id)
         self._value = value
-        self.max_in_flight: int | None = checked_limit(max_in_flight)
+        self.max_in_flight: int | None = checked_max_in_flight(max_in_flight)
         if status not in RESOURCE_STATUSES:
             raise InvalidArgument(
                 f"status must be one of {', '.join(RESOURCE_STATUSES)}, got {status!r}",
@@ -277,3 +276,41 @@ class PoolStats:
             "Do not construct it: call `pool.stats()`. Take pool totals from it, never by summing `resources`: those "
             "counters go with their resource when it is removed."
         )
+
+
+def resources_of(resources: object) -> list[Resource[Any]]:
+    """The resources given in any of the accepted forms. No message shows a value: it may be a secret."""
+    if isinstance(resources, Mapping):
+        members = [_keyed(key, item) for key, item in resources.items()]
+    elif isinstance(resources, Iterable) and not isinstance(resources, (str, bytes, set, frozenset)):
+        members = [
+            item if isinstance(item, Resource) else Resource(f"resource-{index}", item)
+            for index, item in enumerate(resources)
+        ]
+    else:
+        raise InvalidType(
+            f"resources must be a sequence or a mapping, got {type(resources).__name__}",
+            remedy='Pass a list of Resource objects, or a dict such as {"key-1": "sk-..."}; the order matters.',
+        )
+    if not members:
+        raise InvalidArgument("a ResourcePool requires at least one resource", remedy="Pass one or more.")
+    seen: set[str] = set()
+    for member in members:
+        if member.resource_id in seen:
+            raise InvalidArgument(
+                f"Duplicate resource_id in pool: {member.resource_id!r}",
+                remedy="Give each resource an id of its own.",
+            )
+        seen.add(member.resource_id)
+    return members
+
+
+def _keyed(key: object, item: object) -> Resource[Any]:
+    if not isinstance(item, Resource):
+        return Resource(cast(str, key), item)
+    if key != item.resource_id:
+        raise InvalidArgument(
+            f"dict key {key!r} does not match resource_id {item.resource_id!r}",
+            remedy="Use the resource's own id as its key, or pass a list.",
+        )
+    return item

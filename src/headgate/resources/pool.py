@@ -26,23 +26,23 @@ from typing import (
 )
 
 from headgate.core.cancellation import Steered
-from headgate.core.clock import clock
-from headgate.core.spelling import named_options
-from headgate.errors import InvalidType
-from headgate.resources import events
-from headgate.resources.checks import (
+from headgate.core.checks import (
+    checked_attempts,
     checked_classifier,
+    checked_flag,
     checked_hook,
     checked_stream,
     checked_table,
-    members_of,
+    named_options,
     refuse_awaitable,
     refuse_on_loop,
 )
+from headgate.core.clock import clock
+from headgate.errors import InvalidType
+from headgate.resources import events
 from headgate.resources.engine import Classifier, PoolShell, bounded, bury, set_handle, turn
-from headgate.resources.fields import checked_attempts, checked_flag
 from headgate.resources.members import Flight, Seat
-from headgate.resources.model import PoolStats, Resource, ResourceSnapshot
+from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, resources_of
 from headgate.resources.reporting import StateChange
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import (
@@ -142,7 +142,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         result)` may turn either into a signal. `name` is how events and logs call the pool.
         """
         super().__init__()
-        members = members_of(resources)
+        members = resources_of(resources)
         self._plan = Plan(checked_attempts(max_attempts))
         self._on_state_change = checked_hook(on_state_change)
         self._classify = checked_classifier(classify)
@@ -382,7 +382,7 @@ class ResourcePool(PoolShell[T], Generic[T]):
         given, and stay as they are where only a value is given. The same id with another value is another resource.
         """
         described = dict(resources) if isinstance(resources, Mapping) else list(resources)
-        wanted = members_of(described)
+        wanted = resources_of(described)
         plain = {id(item) for item in wanted} - {id(item) for item in _items(described)}
         rotation = self._rotation
         fresh: list[Resource[T]] = []

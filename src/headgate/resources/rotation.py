@@ -26,10 +26,10 @@ from functools import partial
 from itertools import count
 from typing import Any, cast
 
+from headgate.core.checks import Affinity
 from headgate.core.wait_queue import Line, serve
 from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.fields import Affinity
 from headgate.resources.members import ANY, DOOMED, RAMP_TOP, Flight, Seat, Totals, Trial, WaitTicket, Want
 from headgate.resources.model import Resource
 from headgate.resources.stats import Looking

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from headgate.errors import InvalidArgument, InvalidType
-from headgate.resources.fields import (
+from headgate.core.checks import (
     Affinity,
     checked_affinity,
     checked_attempts,
@@ -21,6 +20,7 @@ from headgate.resources.fields import (
     checked_names,
     checked_seconds,
 )
+from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.members import ANY, Want
 
 RETRY_DELAY = 0.5

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, travel
-from headgate.resources.fields import is_finite
 
 
 class CooldownResource(Exception):

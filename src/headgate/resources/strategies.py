@@ -24,8 +24,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from headgate.core.checks import Affinity, is_finite
 from headgate.errors import InvalidArgument
-from headgate.resources.fields import Affinity, is_finite
 
 if TYPE_CHECKING:
     from headgate.resources.members import Seat

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
+from headgate.core.checks import respell
 from headgate.errors import InvalidArgument
-from headgate.tasks.config import respell
 from headgate.tasks.model import TaskRecord
 
 OnFull: TypeAlias = Literal["block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter"]

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from headgate.core.checks import is_finite
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.resources.fields import is_finite
 from headgate.tasks.model import PLAIN, Terms
 from headgate.tasks.runtime.functions import name_of, takes
 from headgate.tasks.runtime.ports import Supply

@@ -25,21 +25,22 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
-from headgate.core.clock import clock
-from headgate.core.spelling import named_options, nearest
-from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
-from headgate.stores.jsonl.store import JsonLinesStore
-from headgate.stores.port import Store
-from headgate.tasks.admission import Policy, policy_of
-from headgate.tasks.config import (
+from headgate.core.checks import (
     check_store,
     checked_name,
     checked_stale_after,
     checked_whole,
+    named_options,
+    nearest,
     refuse_both,
     respell,
     seconds_of,
 )
+from headgate.core.clock import clock
+from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
+from headgate.stores.jsonl.store import JsonLinesStore
+from headgate.stores.port import Store
+from headgate.tasks.admission import Policy, policy_of
 from headgate.tasks.fairness import PoolStats
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.mapping import run_map

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from headgate.core.checks import is_finite, respell
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.resources.fields import is_finite
-from headgate.tasks.config import respell
 from headgate.tasks.scheduling.queues.by_key import KeyedQueue
 from headgate.tasks.scheduling.queues.by_requirement import ClassedQueue
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue

@@ -23,9 +23,15 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
 
+from headgate.core.checks import (
+    checked_optional_count,
+    checked_optional_seconds,
+    checked_positive_seconds,
+    named_options,
+    usable_as_balancer,
+)
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.core.spelling import named_options
 from headgate.errors import (
     InvalidArgument,
     InvalidType,
@@ -34,7 +40,6 @@ from headgate.errors import (
     PoolClosed,
     WorkerStartFailed,
 )
-from headgate.workers.checks import checked_count, checked_limit, checked_seconds, usable_as_balancer
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import ending_of, why_replaced
 from headgate.workers.processes.keeper_client import Spawner, end_strays
@@ -81,9 +86,9 @@ class WorkerPool:
             raise InvalidArgument(
                 "discovery= and credentials= are not there yet", remedy="Leave them out and use `spawn=`."
             )
-        checked_count("spawn", spawn, 1)
-        checked_count("lease", lease, 0)
-        checked_count("quorum", quorum, 1)
+        checked_optional_count("spawn", spawn, 1)
+        checked_optional_count("lease", lease, 0)
+        checked_optional_count("quorum", quorum, 1)
         if quorum is None:
             raise InvalidType("quorum must be a whole number, got NoneType")
         self._size = spawn if spawn is not None else (os.cpu_count() or 1)
@@ -94,13 +99,15 @@ class WorkerPool:
             )
         if not isinstance(lazy, bool):
             raise InvalidType(f"lazy must be True or False, got {lazy!r}")
-        self._quorum_timeout = checked_seconds("quorum_timeout", quorum_timeout)
-        self._shutdown_timeout = checked_seconds("shutdown_timeout", shutdown_timeout)
-        checked_count("max_payload", max_payload, 1)
+        self._quorum_timeout = checked_optional_seconds("quorum_timeout", quorum_timeout)
+        self._shutdown_timeout = checked_optional_seconds("shutdown_timeout", shutdown_timeout)
+        checked_optional_count("max_payload", max_payload, 1)
         if max_payload is None:
             raise InvalidType("max_payload must be a number of bytes, got NoneType")
         self._max_payload = max_payload
-        self._limits = Limits(checked_limit("max_overdue", max_overdue), checked_limit("max_blocked", max_blocked))
+        self._limits = Limits(
+            checked_positive_seconds("max_overdue", max_overdue), checked_positive_seconds("max_blocked", max_blocked)
+        )
         if worker is not None and not callable(worker):
             raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
         if loadbalancer is not None and not usable_as_balancer(loadbalancer):
@@ -329,7 +336,7 @@ class WorkerPool:
 
     async def resize(self, size: int) -> None:
         """So many workers from now on; returns when they are ready, or those that leave have finished."""
-        checked_count("size", size, 1)
+        checked_optional_count("size", size, 1)
         if size is None:
             raise InvalidType("size must be a whole number, got NoneType")
         async with self._resizing:

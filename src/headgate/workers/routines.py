@@ -16,10 +16,9 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
-from headgate.core.spelling import nearest
+from headgate.core.checks import is_finite, nearest
 from headgate.core.threads import call_in_thread
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
-from headgate.resources.fields import is_finite
 from headgate.workers.model import RoutineOptions, Task
 from headgate.workers.serialization.functions import ROUTINE, Traveller, routine_of
 

@@ -25,8 +25,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from headgate.core.checks import named_options
 from headgate.core.clock import clock
-from headgate.core.spelling import named_options
 from headgate.errors import InvalidArgument, InvalidType, StoreFormatTooNew, StoreLocked
 from headgate.stores.codec import Codec
 from headgate.stores.jsonl.files import Files

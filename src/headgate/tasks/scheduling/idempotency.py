@@ -18,8 +18,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from headgate.core.checks import is_finite
 from headgate.errors import InvalidArgument
-from headgate.resources.fields import is_finite
 
 WindowName: TypeAlias = Literal["while_active", "until_success", "forever"]
 Window: TypeAlias = WindowName | float

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from headgate._version import __version__
 from headgate.context.variables import bare
+from headgate.core.checks import named_options
 from headgate.core.clock import clock
-from headgate.core.spelling import named_options
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
 from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata
 from headgate.workers.processes.keeper_client import Spawner
