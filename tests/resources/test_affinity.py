@@ -16,7 +16,7 @@ from headgate import InvalidType, Resource, ResourcePool, RetryOperation
 from headgate.resources import affinity as affinity_module
 from headgate.resources import round_robin, sticky
 from headgate.resources.affinity import Rendezvous, stable_text
-from headgate.resources.members import Flight, WaitTicket, Want
+from headgate.resources.members import Requirement, Use, WaitTicket
 from headgate.resources.rotation import Rotation
 from headgate.testing import run, virtual
 from tests.resources.support import Gate, ident, in_flight, keys
@@ -33,7 +33,7 @@ def names(count: int) -> list[str]:
     return [f"key-{number}" for number in range(count)]
 
 
-def take(rotation: Rotation, affinity: Any, want: Want = Want()) -> Flight | None:  # noqa: B008 - immutable
+def take(rotation: Rotation, affinity: Any, want: Requirement = Requirement()) -> Use | None:  # noqa: B008 - immutable
     return rotation.acquire(0.0, want, (), affinity)
 
 
@@ -205,7 +205,7 @@ def test_r24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monke
     monkeypatch.setattr(affinity_module, "FAVOURITES", depth)
     chance = random.Random(seed)
     rotation = rotation_of(*(Resource(name, None, 1, tags=[*chance.choice(["", "x"])]) for name in names(120)))
-    flights: list[Flight] = []
+    flights: list[Use] = []
     for _ in range(600):
         ends = chance.choice([0, 0, 1, 1, 2, 30])
         for _ in range(min(ends, len(flights))):
@@ -216,7 +216,7 @@ def test_r24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monke
         fit = {one.resource.resource_id for one in rotation.seats.values() if one.is_open and tags <= one.resource.tags}
         ranking = fresh(dict.fromkeys(fit - skip, 1.0))
         expected = ranking.nearest(stable_text(user), fit - skip)
-        flight = take(rotation, user, Want(tags, skip)) if chance.random() < 0.9 else None
+        flight = take(rotation, user, Requirement(tags, skip)) if chance.random() < 0.9 else None
         if flight is not None:
             flights.append(flight)
             assert flight.seat.resource.resource_id == expected
@@ -278,7 +278,7 @@ def test_r25_a_waiter_is_given_its_favourite_of_what_is_free() -> None:
     order = order_of(rotation, "ann")
     for name in names(5):
         rotation.disable(name)
-    ticket = WaitTicket(Want(), rotation, affinity="ann")
+    ticket = WaitTicket(Requirement(), rotation, affinity="ann")
     for name in names(5):
         rotation.seats[name].resource.status = "cooling_down"
         rotation.seats[name].resource.cooldown_until = 30.0
@@ -292,7 +292,7 @@ def test_r25_a_waiter_is_given_its_favourite_of_what_is_free() -> None:
 def test_r25_a_waiter_takes_what_comes() -> None:
     rotation = rotation_of(*names(3), limit=1)
     flights = [take(rotation, "ann") for _ in range(3)]
-    tickets = [WaitTicket(Want(), rotation, affinity=one) for one in ("ann", "bob")]
+    tickets = [WaitTicket(Requirement(), rotation, affinity=one) for one in ("ann", "bob")]
     for ticket in tickets:
         rotation.line.join(ticket)
     assert flights[2] is not None

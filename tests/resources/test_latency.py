@@ -14,7 +14,7 @@ import pytest
 from headgate import CooldownResource, InvalidArgument, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.resources import least_latency
-from headgate.resources.members import Flight, Want
+from headgate.resources.members import Requirement, Use
 from headgate.resources.rotation import Rotation
 from headgate.testing import virtual
 from tests.resources.support import keys
@@ -29,7 +29,7 @@ def by_chance(seed: int = 0) -> Callable[[], float]:
     return random.Random(seed).random
 
 
-def take(rotation: Rotation, now: float, want: Want = Want(), avoid: Iterable[str] = ()) -> Flight:  # noqa: B008
+def take(rotation: Rotation, now: float, want: Requirement = Requirement(), avoid: Iterable[str] = ()) -> Use:  # noqa: B008
     flight = rotation.acquire(now, want, frozenset(avoid))
     assert flight is not None
     return flight
@@ -41,7 +41,7 @@ def use(rotation: Rotation, name: str, seconds: float, now: float) -> None:
     rotation.ok(take(rotation, now - seconds, avoid=others), now)
 
 
-def name_of(flight: Flight) -> str:
+def name_of(flight: Use) -> str:
     return flight.seat.resource.resource_id
 
 
@@ -143,7 +143,7 @@ def test_r24_calls_with_tags_know_what_the_others_learned() -> None:
     rotation = rotation_of(*members, chance=by_chance())
     use(rotation, "slow", 1.0, now=1.0)
     use(rotation, "fast", 0.1, now=1.0)
-    assert name_of(take(rotation, 1.0, Want(frozenset("x")))) == "fast"
+    assert name_of(take(rotation, 1.0, Requirement(frozenset("x")))) == "fast"
 
 
 def test_r24_two_pools_learn_for_themselves() -> None:
@@ -188,7 +188,7 @@ def test_r24_whatever_chance_says_one_that_is_open_is_found(drawn: float) -> Non
     rotation.disable("c")
     flights = [take(rotation, 0.0, avoid="e") for _ in range(4)]
     assert {name_of(flight) for flight in flights} == set("abdf")
-    assert rotation.acquire(0.0, Want(), "e") is None
+    assert rotation.acquire(0.0, Requirement(), "e") is None
     assert name_of(take(rotation, 0.0)) == "e"
     assert rotation.acquire(0.0) is None
     rotation.ok(flights[1], 1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
 from headgate.resources.effects import Recover, Serve
-from headgate.resources.members import Flight, WaitTicket, Want
+from headgate.resources.members import Requirement, Use, WaitTicket
 from headgate.resources.rotation import Rotation
 from headgate.resources.strategies import NAMED, strategy_of
 from headgate.testing import settle, virtual
@@ -37,15 +37,15 @@ def recovered(limit: int | None = None, strategy: str = "round_robin") -> Rotati
     return rotation
 
 
-def take(rotation: Rotation, now: float = 30.0) -> Flight:
+def take(rotation: Rotation, now: float = 30.0) -> Use:
     flight = rotation.acquire(now)
     assert flight is not None, "nothing is eligible"
     return flight
 
 
-def fill(rotation: Rotation, most: int = 200) -> list[Flight]:
+def fill(rotation: Rotation, most: int = 200) -> list[Use]:
     """As many at a time as it lets in."""
-    flights: list[Flight] = []
+    flights: list[Use] = []
     while len(flights) < most and (flight := rotation.acquire(30.0)):
         flights.append(flight)
     return flights
@@ -147,7 +147,7 @@ def test_r74_enable_ends_the_ramp() -> None:
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
     ticket_fill = fill(rotation)
-    ticket = WaitTicket(Want(), rotation)
+    ticket = WaitTicket(Requirement(), rotation)
     rotation.line.join(ticket)
     assert rotation.enable("a") == [Serve(ticket)]
     assert len(fill(rotation)) == 200
@@ -173,7 +173,7 @@ def test_r74_disable_ends_the_ramp(how: str) -> None:
 def test_r74_waiters_are_served_as_the_ramp_opens() -> None:
     rotation = rotation_of(Resource("a", None))
     rotation.cooled(take(rotation, 0.0), now=0.0)
-    tickets = [WaitTicket(Want(), rotation) for _ in range(8)]
+    tickets = [WaitTicket(Requirement(), rotation) for _ in range(8)]
     for ticket in tickets:
         rotation.line.join(ticket)
 
@@ -194,7 +194,7 @@ def test_r74_a_waiter_whose_grant_was_taken_back_leaves_no_trace_in_the_next_ram
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
     first, _second = fill(rotation)
-    ticket = WaitTicket(Want(), rotation)
+    ticket = WaitTicket(Requirement(), rotation)
     rotation.line.join(ticket)
     rotation.ok(first, 31.0)
     assert ticket.grant is not None

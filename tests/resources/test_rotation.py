@@ -15,7 +15,7 @@ from headgate import InvalidArgument, Resource, UnknownResource
 from headgate.resources import rotation as rotation_module
 from headgate.resources import strategies
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.members import ANY, Flight, WaitTicket, Want
+from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.rotation import MAX_CLASSES, Rotation
 from headgate.resources.strategies import strategy_of
 
@@ -29,7 +29,7 @@ def rotation_of(
     return Rotation(resources, strategy=strategy_of(strategy), cooldown_table=table, **options)
 
 
-def take(rotation: Rotation, want: Want = ANY, *, now: float = 0.0, avoid: Iterable[str] = ()) -> Flight:
+def take(rotation: Rotation, want: Requirement = ANY, *, now: float = 0.0, avoid: Iterable[str] = ()) -> Use:
     """A use that may be cancelled, as an operation is that has suspended."""
     flight = rotation.acquire(now, want, frozenset(avoid))
     assert flight is not None, "nothing is eligible"
@@ -37,7 +37,7 @@ def take(rotation: Rotation, want: Want = ANY, *, now: float = 0.0, avoid: Itera
     return flight
 
 
-def taken(rotation: Rotation, want: Want = ANY, *, now: float = 0.0, avoid: Iterable[str] = ()) -> str | None:
+def taken(rotation: Rotation, want: Requirement = ANY, *, now: float = 0.0, avoid: Iterable[str] = ()) -> str | None:
     """The id of what is taken; None when nothing is."""
     if rotation.due(now):
         rotation.advance(now)
@@ -45,23 +45,23 @@ def taken(rotation: Rotation, want: Want = ANY, *, now: float = 0.0, avoid: Iter
     return flight and flight.seat.resource.resource_id
 
 
-def three_in_flight(on: str, **options: Any) -> tuple[Rotation, Flight, Flight, Flight]:
+def three_in_flight(on: str, **options: Any) -> tuple[Rotation, Use, Use, Use]:
     rotation = rotation_of(on, **options)
     return rotation, take(rotation, now=1.0), take(rotation, now=1.0), take(rotation, now=1.0)
 
 
-def waits(rotation: Rotation, want: Want = ANY, *, deadline: float | None = None) -> WaitTicket:
+def waits(rotation: Rotation, want: Requirement = ANY, *, deadline: float | None = None) -> WaitTicket:
     ticket = WaitTicket(want, rotation, deadline=deadline)
     rotation.line.join(ticket)
     return ticket
 
 
-def tagged(*tags: str) -> Want:
-    return Want(frozenset(tags))
+def tagged(*tags: str) -> Requirement:
+    return Requirement(frozenset(tags))
 
 
-def without(*ids: str) -> Want:
-    return Want(skip=frozenset(ids))
+def without(*ids: str) -> Requirement:
+    return Requirement(skip=frozenset(ids))
 
 
 def only(kind: type, effects: Effects | None) -> list[Any]:
@@ -196,7 +196,7 @@ def test_r12_the_budget_counts_what_matches() -> None:
     assert rotation.matching(ANY) == 3
     assert rotation.matching(tagged("x")) == 2
     assert rotation.matching(tagged("x", "y")) == 1
-    assert rotation.matching(Want(frozenset({"x"}), frozenset({"b", "c", "unknown"}))) == 1
+    assert rotation.matching(Requirement(frozenset({"x"}), frozenset({"b", "c", "unknown"}))) == 1
     rotation.remove("a")
     rotation.retag(rotation.seats["c"].resource, Resource("c", None, tags={"x"}))
     assert (rotation.matching(ANY), rotation.matching(tagged("x"))) == (2, 2)
@@ -213,7 +213,7 @@ def test_r25_tags_and_exclude_narrow_the_choice() -> None:
     assert taken(rotation, tagged("eu", "big")) == "b"
     assert taken(rotation, tagged("us")) is None
     assert taken(rotation, without("b", "c")) == "a"
-    assert taken(rotation, Want(frozenset({"eu"}), frozenset({"a"})), avoid={"b"}) is None
+    assert taken(rotation, Requirement(frozenset({"eu"}), frozenset({"a"})), avoid={"b"}) is None
 
 
 def test_r25_what_was_set_aside_for_one_call_is_there_for_the_next() -> None:
@@ -697,7 +697,7 @@ def test_r72_reconciling_again_and_again_costs_no_memory() -> None:
 # -- R43: those who wait -----------------------------------------------------------------------------------------------
 
 
-def full(*members: Resource[None], **options: Any) -> tuple[Rotation, dict[str, Flight]]:
+def full(*members: Resource[None], **options: Any) -> tuple[Rotation, dict[str, Use]]:
     """A rotation in full use, and its uses by resource id."""
     rotation = rotation_of(*members, **options)
     flights = {}
@@ -998,7 +998,7 @@ def test_r71_a_cancelled_sibling_is_counted_though_its_pool_has_let_the_resource
 # -- R74: probes -------------------------------------------------------------------------------------------------------
 
 
-def recovered(*before: str, **options: Any) -> tuple[Rotation, list[Flight]]:
+def recovered(*before: str, **options: Any) -> tuple[Rotation, list[Use]]:
     """A rotation of one resource whose cooldown has just ended, at 30, and the uses from before that still run."""
     rotation = rotation_of("a", probe_on_recovery=True, **options)
     flights = [take(rotation) for _ in before]
@@ -1193,7 +1193,7 @@ def entries(rotation: Rotation) -> int:
 def test_r24_the_heap_is_compacted(strategy: str) -> None:
     chance = random.Random(2)
     rotation = rotation_of(*(Resource(f"k{n}", None, 3) for n in range(10)), strategy=strategy)
-    flights: list[Flight] = []
+    flights: list[Use] = []
     for step in range(5000):
         if chance.random() < 0.5 and (flight := rotation.acquire(float(step))) is not None:
             flights.append(flight)

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.members import ANY, Flight, Seat, WaitTicket, Want
+from headgate.resources.members import ANY, Member, Requirement, WaitTicket
+from headgate.resources.members import Use as Flight
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
 from headgate.resources.strategies import NAMED, Occasion, Picker
@@ -43,8 +44,8 @@ class Drawing:
         picker: Any = NAMED["least_latency"].picker()
         pick_for = picker.pick_for
 
-        def watched(skip: Container[str], occasion: Occasion) -> Seat | None:
-            seat: Seat | None = pick_for(skip, occasion)
+        def watched(skip: Container[str], occasion: Occasion) -> Member | None:
+            seat: Member | None = pick_for(skip, occasion)
             if seat is not None:
                 self.drawn.append(seat.resource.resource_id)
             return seat
@@ -87,7 +88,7 @@ class Twin:
     ) -> tuple[Flight, Use] | None:
         """As a shell does it: first notice the cooldowns that are over."""
         self.advance_if_due(at)
-        flight = self.rotations[at].acquire(self.now, Want(tags, skip), avoid, affinity)
+        flight = self.rotations[at].acquire(self.now, Requirement(tags, skip), avoid, affinity)
         use = self.world.acquire(self.world.pools[at], self.now, tags, skip | avoid, affinity)
         assert (flight and flight.seat.resource.resource_id) == (use and use.place.res.id), "the same choice"
         if flight is None or use is None:
@@ -135,7 +136,7 @@ class Twin:
         if deadline is not None and (expiry is None or expiry >= deadline):
             return
         self._waiters += 1
-        ticket = WaitTicket(Want(tags, skip), rotation, deadline=deadline, affinity=affinity)
+        ticket = WaitTicket(Requirement(tags, skip), rotation, deadline=deadline, affinity=affinity)
         waiter = Waiter(self._waiters, pool, tags, skip, deadline, affinity)
         rotation.line.join(ticket)
         self.world.join(waiter)
@@ -162,7 +163,7 @@ class Twin:
     def ask(self, at: int, tags: Tags, skip: Tags) -> bool:
         """What a call learns about its chances; returns whether there are any."""
         rotation, pool = self.rotations[at], self.world.pools[at]
-        want = Want(tags, skip) if tags or skip else ANY
+        want = Requirement(tags, skip) if tags or skip else ANY
         assert rotation.matching(want) == len(self.world.matching(pool, tags, skip))
         assert rotation.next_expiry(want) == self.world.next_expiry(pool, tags, skip)
         hope = self.world.can_hope(pool, tags, skip)

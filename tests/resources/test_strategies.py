@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate import InvalidArgument, Resource
-from headgate.resources.members import Flight, Seat, Want
+from headgate.resources.members import Member, Requirement, Use
 from headgate.resources.rotation import Rotation
 from headgate.resources.strategies import (
     NAMED,
@@ -24,16 +24,16 @@ from headgate.resources.strategies import (
     weighted,
 )
 
-Order = Callable[[list[Seat]], Seat]
+Order = Callable[[list[Member]], Member]
 
 TAGS = [frozenset[str](), frozenset("a"), frozenset("b"), frozenset("ab")]
 
 
-def fewest_then_oldest(seats: list[Seat]) -> Seat:
+def fewest_then_oldest(seats: list[Member]) -> Member:
     return min(seats, key=lambda seat: (len(seat.resource._flights), seat.resource.last_acquired_at))
 
 
-def first(seats: list[Seat]) -> Seat:
+def first(seats: list[Member]) -> Member:
     return seats[0]
 
 
@@ -61,16 +61,16 @@ class Drive:
         self.chance = random.Random(seed)
         self.rotation = rotation_of(some_resources(self.chance), strategy)
         self.ids = list(self.rotation.seats)
-        self.flights: list[Flight] = []
+        self.flights: list[Use] = []
         self.now = 0.0
 
-    def wanted(self, tags: frozenset[str], skip: Container[str]) -> list[Seat]:
+    def wanted(self, tags: frozenset[str], skip: Container[str]) -> list[Member]:
         """The seats that may be chosen, in the order of the pool."""
         fitting = (seat for seat in self.rotation.seats.values() if tags <= seat.resource.tags)
         return [seat for seat in fitting if seat.is_open and seat.resource.resource_id not in skip]
 
-    def acquire(self, tags: frozenset[str], skip: frozenset[str]) -> Seat | None:
-        flight = self.rotation.acquire(self.now, Want(tags, skip))
+    def acquire(self, tags: frozenset[str], skip: frozenset[str]) -> Member | None:
+        flight = self.rotation.acquire(self.now, Requirement(tags, skip))
         if flight is None:
             return None
         self.flights.append(flight)
@@ -113,7 +113,7 @@ def test_r24_weighted_takes_whoever_is_furthest_behind_its_share(seed: int) -> N
     """With seats that close and open: one that was away returns level with the others."""
     drive = Drive(seed, "weighted")
     turns = dict.fromkeys(drive.rotation.seats.values(), 0.0)
-    away: set[Seat] = set()
+    away: set[Member] = set()
     level = 0.0
     for _ in range(300):
         if drive.chance.random() < 0.3:
@@ -153,19 +153,19 @@ class NewestFirst:
     """The last in the pool that is open; a strategy and its own picker, kept as simple as the protocol allows."""
 
     def __init__(self) -> None:
-        self.seats: list[Seat] = []
+        self.seats: list[Member] = []
 
     def picker(self) -> NewestFirst:
         return NewestFirst()
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         if seat not in self.seats:
             self.seats.append(seat)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         self.seats.remove(seat)
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         usable = [seat for seat in self.seats if seat.is_open and seat.resource.resource_id not in skip]
         return max(usable, key=lambda seat: seat.index, default=None)
 
@@ -176,11 +176,11 @@ def test_r24_a_strategy_of_ones_own() -> None:
         [Resource(name, None, 1, tags=set(tags)) for name, tags in [("a", "x"), ("b", ""), ("c", "x")]], NewestFirst()
     )
 
-    def taken(want: Want = Want()) -> str | None:  # noqa: B008 - immutable
+    def taken(want: Requirement = Requirement()) -> str | None:  # noqa: B008 - immutable
         flight = rotation.acquire(0.0, want)
         return flight and flight.seat.resource.resource_id
 
-    assert [taken(), taken(), taken(Want(frozenset("x"))), taken()] == ["c", "b", "a", None]
+    assert [taken(), taken(), taken(Requirement(frozenset("x"))), taken()] == ["c", "b", "a", None]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -258,7 +258,7 @@ def test_r24_weights_hold_among_those_with_some_tags() -> None:
     found = []
     for number in range(40):
         picks(rotation, 1)
-        flight = rotation.acquire(float(number), Want(frozenset({"x"})))
+        flight = rotation.acquire(float(number), Requirement(frozenset({"x"})))
         assert flight is not None
         rotation.ok(flight)
         found.append(flight.seat.resource.resource_id)

@@ -7,7 +7,7 @@ from collections.abc import Container
 
 import pytest
 
-from headgate.resources import GuidedPicker, Occasion, Picker, Seat, least_latency
+from headgate.resources import GuidedPicker, Member, Occasion, Picker, least_latency
 from headgate.testing import check_strategy
 
 
@@ -15,38 +15,38 @@ class Honest:
     """The newest first, by a plain list."""
 
     def __init__(self) -> None:
-        self.seats: list[Seat] = []
+        self.seats: list[Member] = []
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         if seat not in self.seats:
             self.seats.append(seat)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         if seat in self.seats:
             self.seats.remove(seat)
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         fit = [seat for seat in self.seats if seat.is_open and seat.resource.resource_id not in skip]
         return fit[-1] if fit else None
 
 
 class Greedy(Honest):
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         return next((seat for seat in self.seats if seat.resource.resource_id not in skip), None)
 
 
 class Lazy(Honest):
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         return None
 
 
 class Deaf(Honest):
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         return super().pick(())
 
 
 class Hoarder(Honest):
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         pass
 
 
@@ -54,37 +54,37 @@ class Guided:
     """Anybody who is open, by chance; those that took long are not asked twice."""
 
     def __init__(self) -> None:
-        self.seats: list[Seat] = []
+        self.seats: list[Member] = []
         self.learned: list[tuple[float, bool]] = []
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         if seat not in self.seats:
             self.seats.append(seat)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         self.seats.remove(seat)
 
-    def fit(self, skip: Container[str]) -> list[Seat]:
+    def fit(self, skip: Container[str]) -> list[Member]:
         return [seat for seat in self.seats if seat.is_open and seat.resource.resource_id not in skip]
 
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         fit = self.fit(skip)
         return fit[int(occasion.chance() * len(fit))] if fit else None
 
-    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None:
+    def learn(self, seat: Member, seconds: float, now: float, well: bool) -> None:
         assert seat in self.seats
         assert 0 <= seconds <= now
         self.learned.append((seconds, well))
 
 
 class Dicing(Guided):
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         fit = self.fit(skip)
         return random.choice(fit) if fit else None
 
 
 class Reckless(Guided):
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         return self.seats[int(occasion.chance() * len(self.seats))] if self.seats else None
 
 

@@ -12,12 +12,12 @@ from headgate.resources import (
     Affinity,
     GuidedPicker,
     Learner,
+    Member,
     Occasion,
     Picker,
     Pool,
     PoolStats,
     ResourceCooled,
-    Seat,
     Strategy,
     least_latency,
     primary_backup,
@@ -46,17 +46,17 @@ class Roulette:
     def picker(self) -> Roulette:
         return Roulette()
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         assert_type(seat.in_flight, int)
 
-    def withdraw(self, seat: Seat) -> None: ...
+    def withdraw(self, seat: Member) -> None: ...
 
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         assert_type(occasion.chance(), float)
         assert_type(occasion.affinity, Affinity | None)
         return None
 
-    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None: ...
+    def learn(self, seat: Member, seconds: float, now: float, well: bool) -> None: ...
 
 
 own = ResourcePool([Resource("a", 1)], strategy=Roulette())

@@ -45,9 +45,9 @@ from headgate.errors import (
     WorkerLost,
 )
 from headgate.resources import events
-from headgate.resources.allocator import Leases
+from headgate.resources.allocator import Allocator
 from headgate.resources.attempts import Call
-from headgate.resources.members import ANY, DOOMED, Flight, Want
+from headgate.resources.members import ANY, DOOMED, Requirement, Use
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.signals import Signal
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from headgate.stores.port import Store
     from headgate.tasks.admission import Policy
     from headgate.tasks.handle import TaskHandle
-    from headgate.tasks.runtime.executor import PoolShell
+    from headgate.tasks.runtime.executor import Executor
     from headgate.workers.client.any_function import Placing
     from headgate.workers.pool import WorkerPool
 
@@ -241,9 +241,9 @@ class Permit:
     running: Any = None
     """What stops it, and knows whether a CancelledError came from that: a `Steered` or a `Direct`; None: not yet."""
 
-    def __init__(self, task: TaskRecord, flight: Flight | None, resource: Any) -> None:
+    def __init__(self, task: TaskRecord, flight: Use | None, resource: Any) -> None:
         self.task: TaskRecord | None = task
-        self.flight: Flight | None = flight
+        self.flight: Use | None = flight
         """The use of its resource; None when it has ended, or there is none."""
         self.resource: Any = resource
 
@@ -306,7 +306,7 @@ def _is_open(task: TaskRecord) -> bool:
     return isinstance(task.fn, StreamBody) and task.fn.opened
 
 
-def _opened(permit: Permit, flight: Flight) -> None:
+def _opened(permit: Permit, flight: Use) -> None:
     """Its first item is out: from here on it is not interrupted for others."""
     flight.request_id = permit.request_id
     flight.handle = None
@@ -323,7 +323,7 @@ class Line(Supply):
 
     def __init__(self, resources: ResourcePool[Any] | None, workers: WorkerPool | None) -> None:
         super().__init__(None)
-        self._leases: Leases | None = None
+        self._leases: Allocator | None = None
         self._placing: Placing | None = None
         self._pool: Any = None
         self._vacating = False  # a task that ends gives back its resource now, and its slot next
@@ -333,7 +333,7 @@ class Line(Supply):
 
             self._placing = Placing(workers)
         if resources is not None:
-            self._leases = Leases(resources, self._came_free, self._lost_one, self._is_full)
+            self._leases = Allocator(resources, self._came_free, self._lost_one, self._is_full)
             self.options: tuple[str, ...] = ("tags", "exclude", "affinity", "max_attempts")
 
     def attach(self, pool: Any) -> None:
@@ -355,7 +355,7 @@ class Line(Supply):
         if attempts is not None:
             checked_attempts(attempts)
         wish = None if attempts is None and affinity is None else (affinity, attempts)
-        return Want(tags, exclude) if tags or exclude else None, wish
+        return Requirement(tags, exclude) if tags or exclude else None, wish
 
     @property
     def doubtful(self) -> bool:
@@ -423,7 +423,7 @@ class Line(Supply):
             self._leases.leave(_as_want(need))
         return True
 
-    def _came_free(self, wants: list[Want], resource: Resource[Any] | None) -> None:
+    def _came_free(self, wants: list[Requirement], resource: Resource[Any] | None) -> None:
         pool, needs = self._pool, [None if want == ANY else want for want in wants]
         if resource is not None:  # for whoever is next of all who can use it, not only of those who wanted it first
             pool._serve([need for need in pool._desk.shut if _as_want(need).fits(resource)])
@@ -437,7 +437,7 @@ class Line(Supply):
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    async def drive(self, pool: PoolShell, task: TaskRecord) -> None:
+    async def drive(self, pool: Executor, task: TaskRecord) -> None:
         """Call its function with the resource, here or on a worker, and learn from how that ends: in one coroutine."""
         permit: Permit = task.permit
         flight = permit.flight
@@ -473,7 +473,7 @@ class Line(Supply):
         finally:
             del task  # see `PoolShell._drive`
 
-    def begin(self, pool: PoolShell, task: TaskRecord) -> Any:
+    def begin(self, pool: Executor, task: TaskRecord) -> Any:
         """Send it to a worker, if that is all there is to do here."""
         permit, context = task.permit, task.context
         if self._placing is None or permit.doomed or context is None or task.fn.__class__ is not FunctionType:
@@ -484,7 +484,7 @@ class Line(Supply):
         return sent
 
     def _place(
-        self, placing: Placing, pool: PoolShell, task: TaskRecord, args: tuple[Any, ...], permit: Permit
+        self, placing: Placing, pool: Executor, task: TaskRecord, args: tuple[Any, ...], permit: Permit
     ) -> Awaitable[Any]:
         """Call it on a worker, or here if it dispatches itself: what to await."""
         body = task.fn if isinstance(task.fn, StreamBody) else None
@@ -535,7 +535,7 @@ class Line(Supply):
             leases.dropped(flight)  # if nothing else has ended it
 
     def _learn(
-        self, leases: Leases, task: TaskRecord, permit: Permit, flight: Flight, error: BaseException
+        self, leases: Allocator, task: TaskRecord, permit: Permit, flight: Use, error: BaseException
     ) -> BaseException:
         """An attempt raised: tell the resource pool, and return what its task is to raise."""
         flight.request_id = permit.request_id
@@ -563,7 +563,7 @@ class Line(Supply):
         return error if signal is None else self._after(leases, task, flight, signal, error)
 
     def _after(
-        self, leases: Leases, task: TaskRecord, flight: Flight, signal: Signal, error: BaseException
+        self, leases: Allocator, task: TaskRecord, flight: Use, signal: Signal, error: BaseException
     ) -> BaseException:
         """A verdict: is there another attempt?"""
         if _is_open(task):
@@ -617,7 +617,7 @@ class Line(Supply):
                 return held
             others -= free
 
-    def _usable(self, task: TaskRecord) -> list[tuple[str, int | None, bool, list[Flight]]]:
+    def _usable(self, task: TaskRecord) -> list[tuple[str, int | None, bool, list[Use]]]:
         return [] if self._leases is None else self._leases.matching(_want(task))
 
     def _full(self, task: TaskRecord, stuck: Collection[TaskRecord]) -> list[str]:
@@ -669,15 +669,15 @@ def _text(signal: Signal) -> str:
         return "it cannot be shown"
 
 
-def _waits(flight: Flight) -> bool:
+def _waits(flight: Use) -> bool:
     """Is it of a task that waits for others, and does nothing else?"""
     task = flight.handle.task if isinstance(flight.handle, Permit) else None
     return task is not None and task.slot is None and task.waits is not None and bool(task.waits.on)
 
 
-def _want(task: TaskRecord) -> Want:
+def _want(task: TaskRecord) -> Requirement:
     return _as_want(task.terms.need)
 
 
-def _as_want(need: Any) -> Want:
+def _as_want(need: Any) -> Requirement:
     return ANY if need is None else need

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         RunFinished,
         SiblingCancelled,
     )
-    from headgate.resources.members import Seat
+    from headgate.resources.members import Member, Seat
     from headgate.resources.model import (
         Attempt,
         PoolStats,
@@ -56,6 +56,7 @@ __all__ = [
     "GuidedPicker",
     "Learner",
     "LeaseOptions",
+    "Member",
     "Occasion",
     "Picker",
     "Pool",
@@ -122,7 +123,7 @@ _MODULES = {
     ),
     "headgate.resources.run_options": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
     "headgate.resources.pool": ("Pool", "ResourcePool"),
-    "headgate.resources.members": ("Seat",),
+    "headgate.resources.members": ("Member", "Seat"),
     "headgate.resources.signals": (
         "CooldownResource",
         "DisableResource",

@@ -20,20 +20,20 @@ from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
 from headgate.resources.engine import bury, turn
-from headgate.resources.members import ANY, Flight, WaitTicket, Want
+from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import Signal
 
 
-class Leases:
+class Allocator:
     """The resources of one pool, taken on behalf of many tasks."""
 
     def __init__(
         self,
         pool: ResourcePool[Any],
-        ready: Callable[[list[Want], Resource[Any] | None], None],
+        ready: Callable[[list[Requirement], Resource[Any] | None], None],
         less: Callable[[], None],
         full: Callable[[], bool],
     ) -> None:
@@ -45,10 +45,10 @@ class Leases:
         self._less = less
         self.full: Callable[[], bool] = full
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._hopeful: set[Want] = set()  # something can come for these: so it was, and nothing has gone since
+        self._hopeful: set[Requirement] = set()  # something can come for these: so it was, and nothing has gone since
         pool._followers.append(self)
-        self._places: dict[Want, _Place] = {}
-        self._granted: Flight | None = None  # for whoever is first of those who can use it
+        self._places: dict[Requirement, _Place] = {}
+        self._granted: Use | None = None  # for whoever is first of those who can use it
         self._plan = Plan(pool._plan.max_attempts, waits="for capacity")
 
     # -- taking --------------------------------------------------------------------------------------------------------
@@ -58,8 +58,8 @@ class Leases:
         self._loop = loop
 
     def take(
-        self, want: Want, call: Call | None, affinity: Any, loop: asyncio.AbstractEventLoop | None
-    ) -> Flight | None:
+        self, want: Requirement, call: Call | None, affinity: Any, loop: asyncio.AbstractEventLoop | None
+    ) -> Use | None:
         """One of those that `want` means, or None; with a `loop`, then stand in line for one: `ready` is called there.
 
         `call` knows what was tried before. Raises PoolExhausted when none can ever come.
@@ -102,7 +102,7 @@ class Leases:
             raise error
         return flight
 
-    def leave(self, want: Want) -> None:
+    def leave(self, want: Requirement) -> None:
         """Do not stand in line for this any more."""
         place = self._places.pop(want, None)
         if place is not None:
@@ -150,7 +150,7 @@ class Leases:
 
     # -- a use ends ----------------------------------------------------------------------------------------------------
 
-    def succeeded(self, flight: Flight, attempts: int) -> None:
+    def succeeded(self, flight: Use, attempts: int) -> None:
         """It worked."""
         pool = self.pool
         try:
@@ -162,31 +162,31 @@ class Leases:
         if effects is not None or events.USAGE.listeners or events.RUN.listeners:
             pool._finish_plain(flight, attempts, effects)
 
-    def failed(self, flight: Flight, error: BaseException) -> Signal | None:
+    def failed(self, flight: Use, error: BaseException) -> Signal | None:
         """It raised: what does that say? None: nothing that should be tried again."""
         return self.pool._fail(flight, error, None, self._plan)
 
-    def judged(self, flight: Flight, result: object) -> Signal | None:
+    def judged(self, flight: Use, result: object) -> Signal | None:
         """It returned: does the pool's classifier find a signal in that? Then the use has ended so."""
         signal = self.pool._classified(result)
         if signal is not None:
             self.pool._end(flight, signal)
         return signal
 
-    def stopped(self, flight: Flight) -> None:
+    def stopped(self, flight: Use) -> None:
         """It was interrupted because an older use of the same resource failed."""
         with turn:
             effects = self.pool._rotation.ended(flight, clock.now())
         self.pool._carry_out(effects)
         self.pool._report_released(flight, "sibling_cancelled")
 
-    def dropped(self, flight: Flight) -> None:
+    def dropped(self, flight: Use) -> None:
         """It ended, and nobody knows what that says."""
         if flight.order in flight.seat.resource._flights:
             self.pool._let_go(flight)
             self.pool._report_released(flight, "no_verdict")
 
-    def returned(self, flight: Flight) -> None:
+    def returned(self, flight: Use) -> None:
         """It was not used."""
         self.pool._let_go(flight)
 
@@ -196,7 +196,7 @@ class Leases:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def matching(self, want: Want) -> list[tuple[str, int | None, bool, list[Flight]]]:
+    def matching(self, want: Requirement) -> list[tuple[str, int | None, bool, list[Use]]]:
         """Those that `want` means and that are not disabled: id, limit, is it healthy and takes no more, its uses."""
         with turn:
             return [
@@ -215,7 +215,7 @@ class Leases:
         """Might there be no resource that can come for anybody?"""
         return ANY not in self._hopeful
 
-    def hopeless(self, want: Want, call: Call | None = None) -> PoolExhausted | None:
+    def hopeless(self, want: Requirement, call: Call | None = None) -> PoolExhausted | None:
         """Why nothing can ever come for this; None: something can."""
         if want in self._hopeful:
             return None
@@ -227,7 +227,7 @@ class Leases:
             self._hopeful.add(want)
             return None
 
-    def _hopeless(self, want: Want, now: float, call: Call | None = None) -> PoolExhausted:
+    def _hopeless(self, want: Requirement, now: float, call: Call | None = None) -> PoolExhausted:
         rotation = self.pool._rotation
         if not rotation.matching(want):
             remedy = "Check tags= and exclude= against the resources of the pool, or add() one."
@@ -238,12 +238,12 @@ class Leases:
             why += f", of those with tags {sorted(want.tags)} and exclude {sorted(want.skip)}"
         return (call or Call(self._plan, 0, now)).out_of_resources(why, "no_eligible", None, remedy)
 
-    def describe(self, want: Want) -> str:
+    def describe(self, want: Requirement) -> str:
         """Why nothing is there for this now."""
         with turn:
             return self.pool._rotation.describe(want, clock.now())
 
-    def back_in(self, want: Want) -> float | None:
+    def back_in(self, want: Requirement) -> float | None:
         """Seconds until the first of those that `want` means ends its cooldown; None: some are only in use."""
         with turn:
             now, rotation = clock.now(), self.pool._rotation
@@ -252,7 +252,7 @@ class Leases:
                 return None
             return max(0.0, min(r.cooldown_until for r in matching) - now)
 
-    def call(self, want: Want, max_attempts: int | None) -> Call:
+    def call(self, want: Requirement, max_attempts: int | None) -> Call:
         """What keeps the attempts of one task."""
         plan = self._plan
         if max_attempts is not None or want != plan.want:
@@ -271,7 +271,7 @@ _NOBODY: tuple[frozenset[str], ...] = (frozenset(),)
 class _Place:
     """A place in the line for all who want the same: what is granted is taken on the loop of their pool."""
 
-    def __init__(self, leases: Leases, want: Want, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, leases: Allocator, want: Requirement, loop: asyncio.AbstractEventLoop) -> None:
         self.ticket = WaitTicket(want, leases.pool._rotation, self)
         self._leases = leases
         self._loop = loop

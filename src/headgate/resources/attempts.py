@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headgate.core.redaction import redact
 from headgate.errors import PoolExhausted
-from headgate.resources.members import Flight
+from headgate.resources.members import Use
 from headgate.resources.model import Attempt
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import RetryOperation, Signal
@@ -47,7 +47,7 @@ class Call:
         """Sets of resource ids to avoid, the best first: who gets nothing with one may get something with the next."""
         return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
 
-    def failed(self, flight: Flight, signal: Signal, now: float) -> bool:
+    def failed(self, flight: Use, signal: Signal, now: float) -> bool:
         """An attempt ended in `signal`. Was it the last?"""
         resource_id = flight.seat.resource.resource_id
         self._said = redact(repr(signal))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from headgate.resources.members import Flight, Seat, WaitTicket
+from headgate.resources.members import Member, Use, WaitTicket
 from headgate.resources.model import ResourceStatus
 
 _NOBODY: Any = None  # a test that writes down what it expects need not name the seat
@@ -22,8 +22,8 @@ class Cool:
     rung: int = field(default=1, compare=False)
     """How many times in a row."""
     old: ResourceStatus = field(default="healthy", compare=False)
-    seat: Seat = field(default=_NOBODY, repr=False, compare=False)
-    flight: Flight | None = field(default=None, repr=False, compare=False)
+    seat: Member = field(default=_NOBODY, repr=False, compare=False)
+    flight: Use | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Disable:
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
-    seat: Seat = field(default=_NOBODY, repr=False, compare=False)
-    flight: Flight | None = field(default=None, repr=False, compare=False)
+    seat: Member = field(default=_NOBODY, repr=False, compare=False)
+    flight: Use | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Recover:
     """A cooldown is over."""
 
     resource_id: str
-    seat: Seat = field(default=_NOBODY, repr=False, compare=False)
+    seat: Member = field(default=_NOBODY, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Enable:
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
-    seat: Seat = field(default=_NOBODY, repr=False, compare=False)
+    seat: Member = field(default=_NOBODY, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """A younger sibling is doomed: interrupt it."""
 
-    flight: Flight
+    flight: Use
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.members import DOOMED, Flight, Seat, WaitTicket
+from headgate.resources.members import DOOMED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.reporting import Reporting
 from headgate.resources.rotation import Rotation
@@ -52,7 +52,7 @@ Classifier = Callable[[Any], Signal | type[Signal] | None]
 _log = logging.getLogger("headgate.resources")
 turn: Any = threading.RLock()
 """Held for each transition of any pool."""
-_orphans: deque[Flight | WaitTicket] = deque()
+_orphans: deque[Use | WaitTicket] = deque()
 
 _SIBLING, _TIMEOUT = "sibling", "timeout"
 
@@ -64,7 +64,7 @@ class Follower(Protocol):
         """There is one less. From any thread."""
 
 
-class PoolShell(Reporting, Generic[T]):
+class Engine(Reporting, Generic[T]):
     """What `ResourcePool` is made of."""
 
     _rotation: Rotation
@@ -142,7 +142,7 @@ class PoolShell(Reporting, Generic[T]):
             self._finish_badly(call, error, flight)
             raise
 
-    def _finish_plain(self, flight: Flight, attempts: int, effects: Effects | None) -> None:
+    def _finish_plain(self, flight: Use, attempts: int, effects: Effects | None) -> None:
         self._carry_out(effects)
         self._report_released(flight, "ok")
         if events.RUN.listeners:
@@ -152,7 +152,7 @@ class PoolShell(Reporting, Generic[T]):
         with turn:
             return Call(plan, self._rotation.matching(plan.want), clock.now())
 
-    def _note_failure(self, call: Call, flight: Flight, signal: Signal) -> float:
+    def _note_failure(self, call: Call, flight: Use, signal: Signal) -> float:
         """Count the attempt; how long to rest before the next. Raises PoolExhausted when it was the last."""
         call.request_id = call.request_id or flight.request_id
         now = clock.now()
@@ -162,12 +162,12 @@ class PoolShell(Reporting, Generic[T]):
 
     # -- taking a resource --------------------------------------------------------------------------------------------
 
-    async def _take(self, call: Call) -> Flight:
+    async def _take(self, call: Call) -> Use:
         """The next resource for `call`; waits for one if its plan says so, else raises PoolExhausted."""
         if call.plan.waits == "no":
             return self._started(call, self._try(call, None))
         taken = None
-        while not isinstance(taken, Flight):
+        while not isinstance(taken, Use):
             waiter = LoopWaiter()
             taken = self._stand(call, taken, waiter)
             if isinstance(taken, WaitTicket):
@@ -179,12 +179,12 @@ class PoolShell(Reporting, Generic[T]):
                 taken = self._collect(call, taken)
         return self._started(call, taken)
 
-    def _take_sync(self, call: Call) -> Flight:
+    def _take_sync(self, call: Call) -> Use:
         """`_take` for a thread without a loop."""
         if call.plan.waits == "no":
             return self._started(call, self._try(call, None))
         taken = None
-        while not isinstance(taken, Flight):
+        while not isinstance(taken, Use):
             waiter = ThreadWaiter()
             taken = self._stand(call, taken, waiter)
             if isinstance(taken, WaitTicket):
@@ -196,10 +196,10 @@ class PoolShell(Reporting, Generic[T]):
                 taken = self._collect(call, taken)
         return self._started(call, taken)
 
-    def _stand(self, call: Call, ticket: WaitTicket | None, waiter: Waiter) -> Flight | WaitTicket:
+    def _stand(self, call: Call, ticket: WaitTicket | None, waiter: Waiter) -> Use | WaitTicket:
         """A new place in the line (or a resource at once), or the old place with a new alarm clock."""
         if ticket is None:
-            taken: Flight | WaitTicket = self._try(call, waiter)
+            taken: Use | WaitTicket = self._try(call, waiter)
             return taken
         with turn:
             ticket.waiter = waiter
@@ -212,7 +212,7 @@ class PoolShell(Reporting, Generic[T]):
         """A Flight, or else a place in the line for `waiter`: one step, so that no release falls between."""
         bury()
         rotation, want, affinity = self._rotation, call.plan.want, call.plan.affinity
-        taken: Flight | WaitTicket | PoolExhausted | None = None
+        taken: Use | WaitTicket | PoolExhausted | None = None
         with turn:
             now = clock.now()
             if call.is_late(now):
@@ -233,7 +233,7 @@ class PoolShell(Reporting, Generic[T]):
             self._watch()
         return taken
 
-    def _collect(self, call: Call, ticket: WaitTicket) -> Flight | WaitTicket | None:
+    def _collect(self, call: Call, ticket: WaitTicket) -> Use | WaitTicket | None:
         """What a waiter got, now that it was woken.
 
         Its ticket again: what it had got was taken back before it woke, and it still stands in line. None: it was told
@@ -254,13 +254,13 @@ class PoolShell(Reporting, Generic[T]):
             raise call.out_of_time(self._retry_after(call, now), waited_for=why)
         return ticket if waits else flight
 
-    def _done(self, call: Call, flight: Flight) -> None:
+    def _done(self, call: Call, flight: Use) -> None:
         """A call that keeps a Call succeeded with this flight."""
         self._succeed(flight)
         call.request_id = call.request_id or flight.request_id
         self._finish_well(call)
 
-    def _started(self, call: Call, flight: Flight) -> Flight:
+    def _started(self, call: Call, flight: Use) -> Use:
         call.started += 1
         flight.request_id = call.request_id
         if events.USAGE.listeners:
@@ -299,14 +299,14 @@ class PoolShell(Reporting, Generic[T]):
             expiry = self._rotation.next_expiry(call.plan.want)
         return None if expiry is None else max(0.0, expiry - now)
 
-    def _let_go(self, thing: Flight | WaitTicket) -> None:
+    def _let_go(self, thing: Use | WaitTicket) -> None:
         """End a flight without a verdict, or leave the line, handing on what was granted. Safe in a finaliser."""
         _orphans.append(thing)
         bury()
 
     # -- a use ends ---------------------------------------------------------------------------------------------------
 
-    def _fail(self, flight: Flight, error: BaseException, steered: Steered[Any] | None, plan: Plan) -> Signal | None:
+    def _fail(self, flight: Use, error: BaseException, steered: Steered[Any] | None, plan: Plan) -> Signal | None:
         """End a flight by what `error` says. The signal to try again on, or None: `error` is the caller's."""
         if isinstance(error, asyncio.CancelledError) and steered is not None and steered.is_ours(error):
             return self._interrupted(flight, steered, plan)
@@ -325,7 +325,7 @@ class PoolShell(Reporting, Generic[T]):
             self._report_released(flight, "no_verdict")
         return None
 
-    def _interrupted(self, flight: Flight, steered: Steered[Any], plan: Plan) -> Signal:
+    def _interrupted(self, flight: Use, steered: Steered[Any], plan: Plan) -> Signal:
         if steered.asked is _TIMEOUT:
             signal: Signal = AttemptTimeout(f"no result within {plan.timeout} s")
             self._end(flight, signal)
@@ -338,7 +338,7 @@ class PoolShell(Reporting, Generic[T]):
         cause = "cancelled by a sibling: an older use of the resource failed"
         return DisableResource(cause) if disabled else CooldownResource(reason=cause)
 
-    def _end(self, flight: Flight, signal: Signal) -> None:
+    def _end(self, flight: Use, signal: Signal) -> None:
         """End a flight by a signal."""
         rotation = self._rotation
         with turn:
@@ -356,7 +356,7 @@ class PoolShell(Reporting, Generic[T]):
         self._carry_out(effects, redact(reason) if isinstance(reason, str) else None)
         self._report_released(flight, _outcome(signal))
 
-    def _succeed(self, flight: Flight, outcome: events.UsageOutcome = "ok") -> None:
+    def _succeed(self, flight: Use, outcome: events.UsageOutcome = "ok") -> None:
         """End a flight that found its resource in order."""
         with turn:
             effects = self._rotation.ok(flight, clock.now())
@@ -417,7 +417,7 @@ class PoolShell(Reporting, Generic[T]):
 
 def _carry_out(effects: Effects, reason: str | None) -> None:
     """Do what rotations decided: first what others wait for, then what they listen to."""
-    touched: set[PoolShell[Any]] = set()
+    touched: set[Engine[Any]] = set()
     todo: deque[Effect] = deque(effects)
     news: list[Cool | Disable | Recover | Enable] = []
     while todo:
@@ -453,12 +453,12 @@ def bury() -> None:
     if not _orphans or turn._is_owned():
         return
     effects: Effects = []
-    left: set[PoolShell[Any]] = set()
+    left: set[Engine[Any]] = set()
     with turn:
         while _orphans:
             thing = _orphans.popleft()
             now = clock.now()
-            if isinstance(thing, Flight):
+            if isinstance(thing, Use):
                 if thing.order in thing.seat.resource._flights:
                     effects += thing.seat.rotation.ended(thing, now) or ()
             else:
@@ -470,8 +470,8 @@ def bury() -> None:
         shell._watch()  # whoever left may have kept the alarm
 
 
-def _owner(seat: Seat) -> PoolShell[Any]:
-    owner: PoolShell[Any] = seat.rotation.owner
+def _owner(seat: Member) -> Engine[Any]:
+    owner: Engine[Any] = seat.rotation.owner
     return owner
 
 
@@ -508,7 +508,7 @@ def require_operation(operation: object) -> None:
     ) from None
 
 
-def set_handle(flight: Flight, steered: Steered[Any]) -> None:
+def set_handle(flight: Use, steered: Steered[Any]) -> None:
     """From here on siblings may cancel it; one may have wanted to before."""
     doomed, flight.handle = flight.handle is DOOMED, steered
     if doomed:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headgate.resources.strategies import Picker
 
 
-class Want(NamedTuple):
+class Requirement(NamedTuple):
     """What a call can use: resources with all of `tags`, and none of the ids in `skip`."""
 
     tags: frozenset[str] = frozenset()
@@ -24,7 +24,7 @@ class Want(NamedTuple):
         return self.tags <= resource.tags and resource.resource_id not in self.skip
 
 
-ANY = Want()
+ANY = Requirement()
 
 RAMP_TOP = 64  # uses at a time from which on a resource without a limit is left alone
 
@@ -55,7 +55,7 @@ class Trial:
         return self.limit >= top
 
 
-class Seat:
+class Member:
     """A resource's place in a rotation. Strategies read `resource`, `index`, `in_flight` and `is_open`.
 
     `notes` is theirs: whatever they learned about the seat, seen by all pickers of the pool and gone with the seat.
@@ -140,14 +140,18 @@ class Interruptible(Protocol):
         """Stop it soon, from any thread; nothing if it has ended."""
 
 
-class Flight:
+Seat = Member
+"""The former name of `Member`, for strategies that were written with it."""
+
+
+class Use:
     """One use of a resource. The shell keeps its handle and its request id here."""
 
     __slots__ = ("acquired_at", "handle", "order", "request_id", "seat", "status", "ticket")
 
-    def __init__(self, order: int, seat: Seat, acquired_at: float) -> None:
+    def __init__(self, order: int, seat: Member, acquired_at: float) -> None:
         self.order: int = order
-        self.seat: Seat = seat
+        self.seat: Member = seat
         self.acquired_at: float = acquired_at
         self.status: UsageStatus = "in_flight"
         self.handle: Any = None  # what interrupts it (see `Interruptible`); None: it cannot or must not be
@@ -159,14 +163,14 @@ class Flight:
         return Usage(self.order, self.seat.resource.resource_id, request_id, self.status, self.acquired_at)
 
 
-class WaitTicket(Ticket[Want, Flight]):
+class WaitTicket(Ticket[Requirement, Use]):
     """A waiter's place in the line of one rotation."""
 
     __slots__ = ("affinity", "deadline", "rotation", "waiter")
 
     def __init__(
         self,
-        want: Want,
+        want: Requirement,
         rotation: Rotation,
         waiter: Any = None,
         deadline: float | None = None,
@@ -198,7 +202,7 @@ class Totals:
         self.disables: int = 0
         self.sibling_cancels: int = 0
 
-    def absorb(self, seat: Seat) -> None:
+    def absorb(self, seat: Member) -> None:
         """Take over a seat's counts."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(seat, name))

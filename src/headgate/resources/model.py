@@ -14,7 +14,7 @@ from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.signals import Signal
 
 if TYPE_CHECKING:
-    from headgate.resources.members import Flight, Seat
+    from headgate.resources.members import Member, Use
 
 T = TypeVar("T")
 
@@ -81,9 +81,9 @@ class Resource(Generic[T]):
         self.weight: float = checked_number("weight", weight)
         if self.weight <= 0:
             raise InvalidArgument(f"weight must be > 0, got {weight!r}")
-        self._flights: dict[int, Flight] = {}  # by acquisition order: "younger" is a walk from the end
+        self._flights: dict[int, Use] = {}  # by acquisition order: "younger" is a walk from the end
         self._outage = 0  # the newest acquisition when the last cooldown began; older ones are of the same outage
-        self._seats: WeakList[Seat] = WeakList()  # its places in pools; a pool that is dropped takes its seat along
+        self._seats: WeakList[Member] = WeakList()  # its places in pools; a pool that is dropped takes its seat along
 
     @property
     def value(self) -> T:

@@ -40,8 +40,8 @@ from headgate.core.checks import (
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
 from headgate.resources import events
-from headgate.resources.engine import Classifier, PoolShell, bounded, bury, set_handle, turn
-from headgate.resources.members import Flight, Seat
+from headgate.resources.engine import Classifier, Engine, bounded, bury, set_handle, turn
+from headgate.resources.members import Member, Use
 from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, resources_of
 from headgate.resources.reporting import StateChange
 from headgate.resources.rotation import Rotation
@@ -80,7 +80,7 @@ class PoolSettings(TypedDict, total=False):
     name: str | None
 
 
-class ResourcePool(PoolShell[T], Generic[T]):
+class ResourcePool(Engine[T], Generic[T]):
     """A set of interchangeable resources that learns their health from every call.
 
     `run` gives an operation the best resource, and the operation tells by raising what it learned: CooldownResource
@@ -427,7 +427,7 @@ class _Lease(AbstractAsyncContextManager[Resource[T]]):
     def __init__(self, pool: ResourcePool[T], plan: Plan) -> None:
         self._pool = pool
         self._plan = plan
-        self._flight: Flight | None = None
+        self._flight: Use | None = None
 
     async def __aenter__(self) -> Resource[T]:
         if self._flight is not None:
@@ -448,7 +448,7 @@ class _Lease(AbstractAsyncContextManager[Resource[T]]):
 class _Opening(Generic[R]):
     """A stream on its way to its first item: until then it may be cancelled and tried elsewhere."""
 
-    def __init__(self, flight: Flight, timeout: float | None) -> None:
+    def __init__(self, flight: Use, timeout: float | None) -> None:
         self._flight = flight
         self._timeout = timeout
         self.items: AsyncIterator[R] = _NO_ITEMS
@@ -509,7 +509,7 @@ def _items(described: Mapping[str, Any] | list[Any]) -> Iterable[Any]:
     return described.values() if isinstance(described, Mapping) else described
 
 
-def _stays(seat: Seat | None, wanted: Resource[Any]) -> bool:
+def _stays(seat: Member | None, wanted: Resource[Any]) -> bool:
     if seat is None:
         return False
     known = seat.resource

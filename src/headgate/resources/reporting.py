@@ -12,7 +12,7 @@ from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
 from headgate.resources.effects import Cool, Disable, Enable, Recover
-from headgate.resources.members import Flight
+from headgate.resources.members import Use
 from headgate.resources.model import ResourceStatus, Usage
 
 StateChange = Callable[[str, ResourceStatus, ResourceStatus, int], object]
@@ -25,23 +25,23 @@ class Reporting:
     """How events and logs call the pool."""
     _on_state_change: StateChange | None
 
-    def _let_go(self, thing: Flight) -> None:
+    def _let_go(self, thing: Use) -> None:
         raise NotImplementedError
 
     def __init__(self) -> None:
         self._runs_ok = self._runs_exhausted = self._runs_error = self._runs_cancelled = self._retries = 0
         self._changes = itertools.count(1)
 
-    def _usage(self, flight: Flight) -> Usage:
+    def _usage(self, flight: Use) -> Usage:
         request_id = flight.request_id
         if request_id is None:
             request_id = flight.request_id = str(getattr(flight.handle, "request_id", None) or clock.token())
         return flight.usage(request_id)
 
-    def _report_acquired(self, flight: Flight) -> None:
+    def _report_acquired(self, flight: Use) -> None:
         events.USAGE.emit(events.ResourceAcquired(at=clock.wall(), pool=self.name, usage=self._usage(flight)))
 
-    def _report_released(self, flight: Flight, outcome: events.UsageOutcome) -> None:
+    def _report_released(self, flight: Use, outcome: events.UsageOutcome) -> None:
         if flight.status == "in_flight":
             flight.status = "done"
         if events.USAGE.listeners:
@@ -69,7 +69,7 @@ class Reporting:
             )
         )
 
-    def _finish_badly(self, call: Call | None, error: BaseException, flight: Flight | None) -> None:
+    def _finish_badly(self, call: Call | None, error: BaseException, flight: Use | None) -> None:
         """Count a call that raised; end its flight if nothing else has."""
         if flight is not None and flight.order in flight.seat.resource._flights:
             self._let_go(flight)

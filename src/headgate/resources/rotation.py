@@ -30,7 +30,7 @@ from headgate.core.checks import Affinity
 from headgate.core.wait_queue import Line, serve
 from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.members import ANY, DOOMED, RAMP_TOP, Flight, Seat, Totals, Trial, WaitTicket, Want
+from headgate.resources.members import ANY, DOOMED, RAMP_TOP, Member, Requirement, Totals, Trial, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.stats import Looking
 from headgate.resources.strategies import GuidedPicker, Occasion, Picker, Strategy
@@ -62,9 +62,9 @@ class Rotation(Looking):
         """`chance` draws a number from 0 to 1, for strategies that choose by it."""
         self.owner: Any = owner
         """The shell that carries out effects; opaque here."""
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, Member] = {}
         self.line: Line[WaitTicket] = Line()
-        self.cooling: list[tuple[float, int, Seat]] = []
+        self.cooling: list[tuple[float, int, Member]] = []
         self._strategy = strategy
         self._table = tuple(cooldown_table)
         self._cancel_siblings = cancel_siblings
@@ -74,7 +74,7 @@ class Rotation(Looking):
         self._main: Picker = self._new_picker()
         # Asked once, so that pickers which want to know nothing cost what they always did.
         self._guided = hasattr(self._main, "pick_for")
-        self._learn: Callable[[Seat, float, float, bool], object] | None = getattr(self._main, "learn", None)
+        self._learn: Callable[[Member, float, float, bool], object] | None = getattr(self._main, "learn", None)
         self._pickers: dict[frozenset[str], Picker] = {frozenset(): self._main}
         self._sizes: dict[frozenset[str], int] = {frozenset(): 0}  # how many seats each of them orders
         self._draining = {}
@@ -87,8 +87,8 @@ class Rotation(Looking):
     # -- a use begins -------------------------------------------------------------------------------------------------
 
     def acquire(
-        self, now: float, want: Want = ANY, avoid: Collection[str] = (), affinity: Affinity | None = None
-    ) -> Flight | None:
+        self, now: float, want: Requirement = ANY, avoid: Collection[str] = (), affinity: Affinity | None = None
+    ) -> Use | None:
         """Choose the best resource for `want`, not one of `avoid`, and take it; None when none is eligible.
 
         `affinity` never decides whether there is one, only which; most strategies do not look at it.
@@ -101,20 +101,20 @@ class Rotation(Looking):
             seat = picker.pick(skip)
         return None if seat is None else self.take(seat, now)
 
-    def take(self, seat: Seat, now: float) -> Flight:
+    def take(self, seat: Member, now: float) -> Use:
         """Take this one, whoever chose it."""
         resource = seat.resource
         resource.last_acquired_at = now
         seat.acquires += 1
         order = next(_orders)
-        flight = resource._flights[order] = Flight(order, seat, now)
+        flight = resource._flights[order] = Use(order, seat, now)
         trial = seat.trial
         if trial is not None:
             trial.aloft.add(order)
             seat.shut = seat.shut or trial.is_full
         return flight
 
-    def matching(self, want: Want) -> int:
+    def matching(self, want: Requirement) -> int:
         """How many resources `want` could ever mean."""
         if not want.tags and not want.skip:
             return len(self.seats)
@@ -124,7 +124,7 @@ class Rotation(Looking):
 
     # -- a use ends ---------------------------------------------------------------------------------------------------
 
-    def ok(self, flight: Flight, now: float = 0.0) -> Effects | None:
+    def ok(self, flight: Use, now: float = 0.0) -> Effects | None:
         """It worked, or failed for reasons of its own: the resource is fine."""
         seat = flight.seat
         resource = seat.resource
@@ -138,12 +138,12 @@ class Rotation(Looking):
             return self._serve([resource], now) if self.line else None
         return self._landed(flight, now, well=True)
 
-    def ended(self, flight: Flight, now: float = 0.0) -> Effects | None:
+    def ended(self, flight: Use, now: float = 0.0) -> Effects | None:
         """It ended and says nothing about the resource."""
         del flight.seat.resource._flights[flight.order]
         return self._landed(flight, now)
 
-    def cooled(self, flight: Flight, seconds: float | None = None, *, now: float) -> Effects:
+    def cooled(self, flight: Use, seconds: float | None = None, *, now: float) -> Effects:
         """The resource asked for a rest of `seconds`, or of what the table says."""
         seat = flight.seat
         resource = seat.resource
@@ -157,7 +157,7 @@ class Rotation(Looking):
         effects += self._hopeless(_holders(resource))
         return effects
 
-    def disabled(self, flight: Flight, now: float = 0.0) -> Effects:
+    def disabled(self, flight: Use, now: float = 0.0) -> Effects:
         """The resource is dead."""
         resource = flight.seat.resource
         del resource._flights[flight.order]
@@ -181,7 +181,7 @@ class Rotation(Looking):
         effects += self._serve(recovered, now) or ()
         return effects
 
-    def next_expiry(self, want: Want = ANY) -> float | None:
+    def next_expiry(self, want: Requirement = ANY) -> float | None:
         """When the first cooldown ends of a resource that `want` could use."""
         while self.cooling and not self._rests(self.cooling[0][2], self.cooling[0][0]):
             heapq.heappop(self.cooling)
@@ -200,7 +200,7 @@ class Rotation(Looking):
         grant, ticket.grant = ticket.grant, None
         return None if grant is None else self.ended(grant, now)
 
-    def can_hope(self, want: Want) -> bool:
+    def can_hope(self, want: Requirement) -> bool:
         """Can anything that `want` could use come free by itself?"""
         return any(seat.resource.status != "disabled" for seat in self._matching(want))
 
@@ -225,7 +225,7 @@ class Rotation(Looking):
                 f"Duplicate resource_id in pool: {resource_id!r}",
                 remedy="Give each resource an id of its own, or remove the old one first.",
             )
-        seat = self.seats[resource_id] = Seat(resource, self, next(self._indexes))
+        seat = self.seats[resource_id] = Member(resource, self, next(self._indexes))
         seat.shut = resource.status != "healthy"
         if resource.status == "cooling_down":
             heapq.heappush(self.cooling, (resource.cooldown_until, seat.index, seat))
@@ -309,13 +309,13 @@ class Rotation(Looking):
             seat.rotation._enter(seat)
         _refresh(resource)
 
-    def in_flight(self, resource_id: str) -> list[Flight]:
+    def in_flight(self, resource_id: str) -> list[Use]:
         """Uses of a resource that have not ended, oldest first."""
         return list(self._find(resource_id).resource._flights.values())
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _enter(self, seat: Seat) -> None:
+    def _enter(self, seat: Member) -> None:
         """Let it be chosen by every order that its tags belong to."""
         orders = [(tags, picker) for tags, picker in self._pickers.items() if tags <= seat.resource.tags]
         seat.pickers = tuple(picker for _, picker in orders)
@@ -323,14 +323,14 @@ class Rotation(Looking):
             self._sizes[tags] += 1
             picker.offer(seat)
 
-    def _withdraw(self, seat: Seat) -> None:
+    def _withdraw(self, seat: Member) -> None:
         for tags, picker in self._pickers.items():
             if picker in seat.pickers:
                 self._sizes[tags] -= 1
                 picker.withdraw(seat)
         seat.pickers = ()
 
-    def _find(self, resource_id: str) -> Seat:
+    def _find(self, resource_id: str) -> Member:
         try:
             return self.seats[resource_id]
         except (KeyError, TypeError):
@@ -365,7 +365,7 @@ class Rotation(Looking):
             seat.pickers = tuple(picker for picker in seat.pickers if picker is not dropped)
             _refresh(seat.resource)
 
-    def _matching(self, want: Want) -> Iterator[Seat]:
+    def _matching(self, want: Requirement) -> Iterator[Member]:
         return (seat for seat in self.seats.values() if want.fits(seat.resource))
 
     def _tidy(self) -> None:
@@ -373,11 +373,11 @@ class Rotation(Looking):
         resting = {entry[2]: entry for entry in self.cooling if self._rests(entry[2], entry[0])}
         self.cooling[:] = sorted(resting.values(), key=lambda entry: entry[:2])
 
-    def _rests(self, seat: Seat, until: float) -> bool:
+    def _rests(self, seat: Member, until: float) -> bool:
         resource = seat.resource
         return not seat.gone and resource.status == "cooling_down" and resource.cooldown_until == until
 
-    def _prove(self, flight: Flight) -> None:
+    def _prove(self, flight: Use) -> None:
         """A success since the last cooldown began. The first is proof for all pools; then each ramps up by its own."""
         resource = flight.seat.resource
         if resource.status == "disabled":
@@ -393,7 +393,7 @@ class Rotation(Looking):
                 seat.reckon()
         _refresh(resource)
 
-    def _cool(self, flight: Flight, seconds: float | None, now: float) -> Effects:
+    def _cool(self, flight: Use, seconds: float | None, now: float) -> Effects:
         resource = flight.seat.resource
         old = resource.status
         late = flight.order <= resource._outage and resource.consecutive_cooldown > 0
@@ -418,7 +418,7 @@ class Rotation(Looking):
         left = seconds if until == now + seconds else until - now
         return [Cool(resource.resource_id, until, left, rung, old, seat, flight) for seat in resource._seats]
 
-    def _disable(self, seat: Seat, flight: Flight | None) -> Effects:
+    def _disable(self, seat: Member, flight: Use | None) -> Effects:
         resource = seat.resource
         old = resource.status
         if old == "disabled":
@@ -441,7 +441,7 @@ class Rotation(Looking):
         _refresh(resource)
         return [Recover(resource.resource_id, seat) for seat in resource._seats]
 
-    def _younger(self, flight: Flight) -> Effects:
+    def _younger(self, flight: Use) -> Effects:
         """Flights acquired after this one. The elder may already have had their effect upstream and are left alone."""
         effects: Effects = []
         if not self._cancel_siblings:
@@ -464,7 +464,7 @@ class Rotation(Looking):
             effects.append(Cancel(other))
         return effects
 
-    def _landed(self, flight: Flight, now: float, *, well: bool = False) -> Effects | None:
+    def _landed(self, flight: Use, now: float, *, well: bool = False) -> Effects | None:
         """A flight is over: whoever could use its place may."""
         seat = flight.seat
         if seat.trial is not None and flight.order in seat.trial.aloft:
@@ -490,7 +490,7 @@ class Rotation(Looking):
             for picker in seat.pickers:
                 picker.offer(seat)
 
-    def _drained(self, flight: Flight) -> None:
+    def _drained(self, flight: Use) -> None:
         """A flight of a removed seat ended: its id's next owner has one place more."""
         resource_id = flight.seat.resource.resource_id
         self._totals.absorb(flight.seat)
@@ -518,7 +518,7 @@ class Rotation(Looking):
                 ticket.grant.ticket = ticket
         return [Serve(ticket) for ticket in served]
 
-    def _grant(self, now: float, freed: list[Resource[Any]], ticket: WaitTicket) -> Flight | None:
+    def _grant(self, now: float, freed: list[Resource[Any]], ticket: WaitTicket) -> Use | None:
         want = ticket.want
         if freed and want is not ANY and not any(map(want.fits, freed)):
             return None
@@ -545,7 +545,7 @@ class Rotation(Looking):
         for rotation in looked_at:
             if not rotation.line:
                 continue
-            hope: dict[Want, tuple[bool, float]] = {}
+            hope: dict[Requirement, tuple[bool, float]] = {}
             for ticket in list(rotation.line):
                 if ticket.want not in hope:
                     hope[ticket.want] = rotation._outlook(ticket.want)
@@ -555,7 +555,7 @@ class Rotation(Looking):
                     effects.append(Starve(ticket))
         return effects
 
-    def _outlook(self, want: Want) -> tuple[bool, float]:
+    def _outlook(self, want: Requirement) -> tuple[bool, float]:
         """Can anything come for `want`, and not before when? (In use counts as any moment.)"""
         matching = [seat.resource for seat in self._matching(want) if seat.resource.status != "disabled"]
         times = [r.cooldown_until if r.status == "cooling_down" else 0.0 for r in matching]

@@ -21,7 +21,7 @@ from headgate.core.checks import (
     checked_seconds,
 )
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.resources.members import ANY, Want
+from headgate.resources.members import ANY, Requirement
 
 RETRY_DELAY = 0.5
 
@@ -106,7 +106,7 @@ class Plan:
     retry_delay: float = RETRY_DELAY
     request_id: str | None = None
     waits: Waits = "no"
-    want: Want = ANY
+    want: Requirement = ANY
     affinity: Affinity | None = None
     isolate: bool = False
 
@@ -147,7 +147,7 @@ def plan_of(options: Mapping[str, Any], *, method: str, allowed: frozenset[str],
         retry_delay=checked_seconds("retry_delay must be >= 0 and finite", delay),
         request_id=request_id,
         waits=_waits(options),
-        want=Want(tags, exclude) if tags or exclude else ANY,
+        want=Requirement(tags, exclude) if tags or exclude else ANY,
         affinity=checked_affinity(given("affinity")),
         isolate=checked_flag("isolate", given("isolate", False)),
     )

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headgate.core.wait_queue import Line
-from headgate.resources.members import Flight, Seat, Totals, WaitTicket, Want
+from headgate.resources.members import Member, Requirement, Totals, Use, WaitTicket
 from headgate.resources.model import RESOURCE_STATUSES, PoolStats, ResourceStats, ResourceStatus
 
 
 class Looking:
     """How things stand. Nothing here changes anything."""
 
-    seats: dict[str, Seat]
+    seats: dict[str, Member]
     """By resource id, in pool order."""
     line: Line[WaitTicket]
     """Those who wait for a resource."""
-    cooling: list[tuple[float, int, Seat]]
+    cooling: list[tuple[float, int, Member]]
     """A heap by expiry; entries may be outdated."""
-    _draining: dict[str, dict[int, Flight]]  # flights of removed seats, by resource id
+    _draining: dict[str, dict[int, Use]]  # flights of removed seats, by resource id
     _totals: Totals
     _probe_on_recovery: bool
 
@@ -26,7 +26,7 @@ class Looking:
         """Has a cooldown ended that nobody has noticed?"""
         return bool(self.cooling) and self.cooling[0][0] <= now
 
-    def look(self, now: float) -> Iterator[tuple[Seat, ResourceStatus, float]]:
+    def look(self, now: float) -> Iterator[tuple[Member, ResourceStatus, float]]:
         """Each seat with its status and the seconds its cooldown has left; one that is over reads healthy."""
         for seat in self.seats.values():
             resource = seat.resource
@@ -38,7 +38,7 @@ class Looking:
             else:
                 yield seat, "cooling_down", left
 
-    def describe(self, want: Want, now: float) -> str:
+    def describe(self, want: Requirement, now: float) -> str:
         """In words, why nothing is eligible."""
         seen = [(seat, status) for seat, status, _ in self.look(now) if want.fits(seat.resource)]
         if not seen:

@@ -28,21 +28,21 @@ from headgate.core.checks import Affinity, is_finite
 from headgate.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from headgate.resources.members import Seat
+    from headgate.resources.members import Member
 
-Entry = tuple[float, float, int, "Seat"]
+Entry = tuple[float, float, int, "Member"]
 
 
 class Picker(Protocol):
     """The order of one pool's seats. Pure and synchronous; called with the pool's lock held."""
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         """`seat` is new, or may have moved forward."""
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         """`seat` left the pool."""
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         """The best open seat whose resource id is not in `skip`; the pool takes it at once."""
         ...
 
@@ -61,13 +61,13 @@ class Occasion(NamedTuple):
 class GuidedPicker(Protocol):
     """A picker that goes by more than the seats. The rest of the contract is that of `Picker`."""
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         """`seat` is new, or may have moved forward."""
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         """`seat` left the pool."""
 
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         """The best open seat whose resource id is not in `skip`; the pool takes it at once."""
         ...
 
@@ -80,7 +80,7 @@ class Learner(Protocol):
     where all of them see it.
     """
 
-    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None:
+    def learn(self, seat: Member, seconds: float, now: float, well: bool) -> None:
         """A use of `seat` ended after so long. Not `well`: by a signal or cancelled, so it might have taken longer."""
 
 
@@ -184,21 +184,21 @@ class _LazyHeap:
         self._heap: list[Entry] = []
         self._current: dict[int, Entry] = {}
 
-    def standing(self, seat: Seat) -> Entry:
+    def standing(self, seat: Member) -> Entry:
         """The seat's true place in the order."""
         raise NotImplementedError
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         current = self._current.get(seat.index)
         if current is None or self.standing(seat) < current:
             self._push(seat)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         self._current.pop(seat.index, None)
         self._heap = [entry for entry in self._heap if entry[3] is not seat]  # lest its value stays in memory
         heapq.heapify(self._heap)
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         heap, current = self._heap, self._current
         aside: list[Entry] = []
         chosen = None
@@ -222,7 +222,7 @@ class _LazyHeap:
             heapq.heappush(heap, entry)
         return chosen
 
-    def _push(self, seat: Seat) -> None:
+    def _push(self, seat: Member) -> None:
         entry = self._current[seat.index] = self.standing(seat)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 4 * len(self._current) + 64:
@@ -241,21 +241,21 @@ class _RoundRobin(_LazyHeap):
         super().__init__()
         self._idle: deque[Entry] = deque()
 
-    def standing(self, seat: Seat) -> Entry:
+    def standing(self, seat: Member) -> Entry:
         resource = seat.resource
         return len(resource._flights), resource.last_acquired_at, seat.index, seat
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         super().withdraw(seat)
         self._idle = deque(entry for entry in self._idle if entry[3] is not seat)
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         # The second key only grows, so a seat has moved forward only if fewer of its uses are in flight.
         current = self._current.get(seat.index)
         if current is None or current[0] > len(seat.resource._flights):
             self._push(seat)
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         # The path of every call, in line: usually the head of the queue is true, or goes to its end.
         heap, idle, current = self._heap, self._idle, self._current
         if len(current) == 1 and not skip:  # nobody to take turns with: its entry may stay, too early as it is
@@ -295,7 +295,7 @@ class _RoundRobin(_LazyHeap):
             heapq.heappush(heap, entry)
         return chosen
 
-    def _push(self, seat: Seat) -> None:
+    def _push(self, seat: Member) -> None:
         heap, idle = self._heap, self._idle
         self._current[seat.index] = entry = self.standing(seat)
         if not entry[0] and (not idle or idle[-1] < entry):
@@ -309,7 +309,7 @@ class _RoundRobin(_LazyHeap):
 
 
 class _PrimaryBackup(_LazyHeap):
-    def standing(self, seat: Seat) -> Entry:
+    def standing(self, seat: Member) -> Entry:
         return 0.0, 0.0, seat.index, seat
 
 
@@ -321,19 +321,19 @@ class _Weighted(_LazyHeap):
         self._passes: dict[int, float] = {}
         self._reached = 0.0
 
-    def standing(self, seat: Seat) -> Entry:
+    def standing(self, seat: Member) -> Entry:
         return self._passes.get(seat.index, self._reached), 0.0, seat.index, seat
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         if seat.index not in self._current:
             self._passes[seat.index] = max(self._passes.get(seat.index, 0.0), self._reached)
             self._push(seat)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         super().withdraw(seat)
         self._passes.pop(seat.index, None)
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         seat = super().pick(skip)
         if seat is not None:
             place = self._passes[seat.index]
@@ -362,19 +362,19 @@ class _LeastLatency:
 
     def __init__(self, decay: float) -> None:
         self._decay = decay
-        self._seats: list[Seat] = []
-        self._places: dict[Seat, int] = {}
+        self._seats: list[Member] = []
+        self._places: dict[Member, int] = {}
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         if seat not in self._places:
             self._places[seat] = len(self._seats)
             self._seats.append(seat)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         if seat in self._places:
             self._leave(seat)
 
-    def learn(self, seat: Seat, seconds: float, now: float, well: bool) -> None:
+    def learn(self, seat: Member, seconds: float, now: float, well: bool) -> None:
         known = seat.notes
         if known is None or seconds >= known.seconds:
             seat.notes = _Latency(seconds, now)
@@ -384,7 +384,7 @@ class _LeastLatency:
                 known.seconds = seconds + (known.seconds - seconds) * weight
             known.at = now  # a seat that fails quickly is as slow as it was: it must not fade into the best
 
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         seats, chance = self._seats, occasion.chance
         first = None
         left = len(seats)  # to draw from; those that were drawn and remain stand behind
@@ -403,14 +403,14 @@ class _LeastLatency:
                 return min(first, seat, key=lambda one: self._cost(one, occasion.now))
         return first
 
-    def _cost(self, seat: Seat, now: float) -> tuple[float, int]:
+    def _cost(self, seat: Member, now: float) -> tuple[float, int]:
         """The least first; of equals whoever has less in flight."""
         known, load = seat.notes, seat.in_flight
         if known is None:  # try it, and wait for what that says before sending more
             return (math.inf if load else 0.0), load
         return known.seconds * math.exp((known.at - now) / self._decay) * (load + 1), load
 
-    def _leave(self, seat: Seat) -> None:
+    def _leave(self, seat: Member) -> None:
         last = len(self._seats) - 1
         self._swap(self._places[seat], last)
         self._seats.pop()
@@ -435,23 +435,23 @@ class _Sticky(_RoundRobin):
         from headgate.resources.affinity import Rendezvous, stable_text
 
         super().__init__()
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, Member] = {}
         self._rendezvous = Rendezvous()
         self._text_of = stable_text
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         super().offer(seat)
         name = seat.resource.resource_id
         if name not in self._seats:
             self._seats[name] = seat
             self._rendezvous.admit(name, seat.resource.weight)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         super().withdraw(seat)
         if self._seats.pop(seat.resource.resource_id, None) is not None:
             self._rendezvous.dismiss(seat.resource.resource_id)
 
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         if occasion.affinity is None:
             return self.pick(skip)
         text = self._text_of(occasion.affinity)

@@ -51,10 +51,10 @@ from headgate.tasks.runtime.nested_waits import enclosing, wait_for
 from headgate.tasks.runtime.ports import Runner, Supply
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.snapshots import pool_snapshot, pool_stats
-from headgate.tasks.runtime.submit import Entrance
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.runtime.submit import Submitter
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, checked_limits
-from headgate.tasks.scheduling.states import Ledger
+from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import Arrival
 from headgate.tasks.scopes import checked_scope, identity, pipeline_of
 from headgate.tasks.strategies import Strategy, strategy_of
@@ -65,7 +65,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class TaskPool(Entrance):
+class TaskPool(Submitter):
     """Runs at most `max_concurrent` tasks at a time; the rest queue, in the order of a strategy.
 
     Made without an event loop, bound to the loop of its first submit. Its name is known in this process until it is
@@ -126,8 +126,8 @@ class TaskPool(Entrance):
             records = self._open_records(store, kept)
             if records is not None:
                 opened.append(records.abandon)
-            desk = Desk(strategy, policy, limit, key_limits)
-            ledger = Ledger(kept, self._revived)
+            desk = Scheduler(strategy, policy, limit, key_limits)
+            ledger = TaskStates(kept, self._revived)
             super().__init__(strategy, desk, ledger, reporter, records, self._supply_of(runner), seconds)
             self._begin_to_load()
         except BaseException:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Container
 from typing import Any, cast
 
-from headgate.resources.members import Flight, Seat, Want
+from headgate.resources.members import Member, Requirement, Use
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
 from headgate.resources.strategies import GuidedPicker, Learner, Occasion, Picker, Strategy, strategy_of
@@ -43,7 +43,7 @@ class _Drive:
         self.members = [self.resource(f"r{number}") for number in range(6)]
         draws = random.Random(chance.random())  # its own, so that a picker that draws more changes nothing else
         self.rotation = Rotation(self.members, strategy=strategy, cooldown_table=(1.0, 3.0), chance=draws.random)
-        self.flights: list[Flight] = []
+        self.flights: list[Use] = []
         self.made = len(self.members)
 
     def resource(self, name: str) -> Resource[None]:
@@ -61,7 +61,7 @@ class _Drive:
             tags = frozenset(tag for tag in ("x", "y") if chance.random() < 0.2)
             skip = frozenset(name for name in rotation.seats if chance.random() < 0.15)
             affinity = chance.choice([None, "ann", 7, b"bob", ("acme", "ann")])
-            if flight := rotation.acquire(now, Want(tags, skip), (), affinity):
+            if flight := rotation.acquire(now, Requirement(tags, skip), (), affinity):
                 self.flights.append(flight)
                 return flight.seat.resource.resource_id
         elif deed < 0.94:
@@ -105,20 +105,20 @@ class _Watching:
 
     def __init__(self, picker: Picker | GuidedPicker) -> None:
         self._picker: Any = picker
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, Member] = {}
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         self._seats[id(seat)] = seat
         self._picker.offer(seat)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         self._seats.pop(id(seat), None)
         self._picker.withdraw(seat)
 
-    def checked(self, method: str, skip: Container[str], *occasion: Occasion) -> Seat | None:
+    def checked(self, method: str, skip: Container[str], *occasion: Occasion) -> Member | None:
         """What the picker's method gives, if that is allowed."""
         could = [s for s in self._seats.values() if s.is_open and s.resource.resource_id not in skip]
-        seat = cast("Seat | None", getattr(self._picker, method)(skip, *occasion))
+        seat = cast("Member | None", getattr(self._picker, method)(skip, *occasion))
         if seat is None:
             assert not could, f"{method}() gave nothing, but {could[0].resource!r} is open"
             return None
@@ -130,10 +130,10 @@ class _Watching:
 
 
 class _WatchedPicker(_Watching):
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         return self.checked("pick", skip)
 
 
 class _WatchedGuidedPicker(_Watching):
-    def pick_for(self, skip: Container[str], occasion: Occasion) -> Seat | None:
+    def pick_for(self, skip: Container[str], occasion: Occasion) -> Member | None:
         return self.checked("pick_for", skip, occasion)

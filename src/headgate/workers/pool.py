@@ -42,7 +42,7 @@ from headgate.errors import (
 )
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import ending_of, why_replaced
-from headgate.workers.processes.keeper_client import Spawner, end_strays
+from headgate.workers.processes.keeper_client import KeeperClient, end_strays
 from headgate.workers.processes.local_worker import LocalWorker, exit_text, start_failure
 from headgate.workers.processes.members import Member, is_dead
 from headgate.workers.processes.restarts import DEATHS, LONGEST, WITHIN, Starts
@@ -129,7 +129,7 @@ class WorkerPool:
         self._changed: list[asyncio.Future[None]] = []
         self._proxies: dict[asyncio.AbstractEventLoop, Any] = {}
         self._discovery: Any = None
-        self._spawner: Spawner | None = None
+        self._spawner: KeeperClient | None = None
         self._keeper_ended = False  # and there is no other yet
         self._forks = True  # workers are forks of a template
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,7 +175,7 @@ class WorkerPool:
 
     def _start_keeper(self) -> None:
         folder = None if self._spawner is None else self._spawner.folder
-        spawner = Spawner(self._on_report, several=self._forks, folder=folder)
+        spawner = KeeperClient(self._on_report, several=self._forks, folder=folder)
         spawner.start()
         spawner.listen()
         self._spawner, self._keeper_ended = spawner, False
@@ -268,13 +268,13 @@ class WorkerPool:
         )
 
     def _make_proxy(self, loop: asyncio.AbstractEventLoop) -> Any:
-        from headgate.workers.client.dispatcher import Proxy
+        from headgate.workers.client.dispatcher import Dispatcher
 
         if self._state != "open" or self._spawner is None:
             self._refuse()
         for other in [other for other in self._proxies if other.is_closed()]:
             self._proxies.pop(other).abandon()
-        proxy = self._proxies[loop] = Proxy(
+        proxy = self._proxies[loop] = Dispatcher(
             self._balancer,
             quorum=self._quorum,
             quorum_timeout=self._quorum_timeout,

@@ -14,7 +14,7 @@ from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.fairness import Backlogs, Rounds, jain, stats_of
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import RoundsModel, ShareModel, cost_of, record
 
@@ -166,11 +166,11 @@ def _leave(queue: Any, what: str, task: TaskRecord) -> TaskRecord:
     return task
 
 
-def desk_of(strategy: Any) -> Desk:
-    return Desk(strategy, UNBOUNDED, 1)
+def desk_of(strategy: Any) -> Scheduler:
+    return Scheduler(strategy, UNBOUNDED, 1)
 
 
-def serve(desk: Desk) -> TaskRecord | None:
+def serve(desk: Scheduler) -> TaskRecord | None:
     """One task has the only slot, and gives it back."""
     task = desk.next()
     if task is not None:

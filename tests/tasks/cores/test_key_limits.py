@@ -14,7 +14,7 @@ from headgate.errors import InvalidArgument
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues import by_key, fair
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import KeyLimits, checked_limits
 from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import record
@@ -131,7 +131,7 @@ def test_t24_keys_that_park_again_and_again_cost_a_constant(kind: str, heaps: Co
     assert Counter(served) == dict.fromkeys(range(100), 5)
 
 
-def counted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def counted(desk: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the desk asks whether a task's key is full."""
     asked: Counter[str] = Counter()
     full = KeyLimits.full
@@ -146,7 +146,7 @@ def counted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_t24_descendants_at_their_cap_are_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parent lends its slot while a thousand children of its own, of a key at its cap, are queued."""
-    desk = Desk(fifo(), UNBOUNDED, 3, {"k": 1})
+    desk = Scheduler(fifo(), UNBOUNDED, 3, {"k": 1})
     parent, awaited, other = record(0), record(1), record(2, "k")
     for task in (parent, awaited, other):
         desk.seat(task)
@@ -171,7 +171,7 @@ def test_t24_changing_the_caps_keeps_the_order_of_each_key(kind: str, seed: int)
     """Live: none, some, all, none again. Nothing is lost, and inside a key nobody passes anybody."""
     orders: list[list[int]] = []
     for changes in ([], [None], [99], [1, None], [2, {"a": 1}, None], [1, 1, 99]):
-        desk = Desk(STRATEGIES[kind], UNBOUNDED, 100)
+        desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 100)
         chance = random.Random(seed)
         for number in range(40):
             desk.enqueue(record(number, chance.choice("abc"), chance.randint(0, 2)))
@@ -193,7 +193,7 @@ def test_t24_changing_the_caps_keeps_the_order_of_each_key(kind: str, seed: int)
 @pytest.mark.parametrize("before", [None, 5])
 def test_t24_changing_the_caps_keeps_a_retry_at_the_head(kind: str, before: int | None) -> None:
     """It was put back first of its partition, and stays first."""
-    desk = Desk(STRATEGIES[kind], UNBOUNDED, 1, before)
+    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1, before)
     for number in range(1, 4):
         desk.enqueue(record(number, "a"))
     retried = record(9, "a")  # started before the others: a descendant whose parent lent a slot
@@ -212,7 +212,7 @@ def test_t24_a_cap_nobody_reaches_changes_no_order(kind: str) -> None:
         orders = []
         for limits in (None, 1_000):
             chance = random.Random(seed)
-            desk = Desk(STRATEGIES[kind], UNBOUNDED, 3, limits)
+            desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 3, limits)
             running: list[TaskRecord] = []
             for number in range(chance.randint(3, 12)):
                 desk.enqueue(record(number, chance.choice("abc"), chance.randint(0, 2)))
@@ -231,7 +231,7 @@ def test_t24_a_cap_nobody_reaches_changes_no_order(kind: str) -> None:
 
 
 def test_t24_live_caps_count_what_runs() -> None:
-    desk = Desk(fifo(), UNBOUNDED, 10)
+    desk = Scheduler(fifo(), UNBOUNDED, 10)
     running = []
     for number in range(6):
         desk.enqueue(record(number, "a"))

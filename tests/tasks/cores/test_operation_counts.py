@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.tasks.admission import UNBOUNDED, Policy, backpressure_queue
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import Strategy, fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import record
 
@@ -36,7 +36,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 def per_task(strategy: Strategy, policy: Policy, caps: int | None, tasks: int, keys: int) -> float:
     """Queue them all, then run them four at a time."""
-    desk = Desk(strategy, policy, 4, caps)
+    desk = Scheduler(strategy, policy, 4, caps)
     records = [record(number, number % keys, priority=number % 17) for number in range(tasks)]
 
     def work() -> None:
@@ -80,7 +80,7 @@ def test_t25_leaving_from_the_middle_costs_the_same_in_a_crowd(kind: str) -> Non
     """A cancel is as cheap as a turn."""
 
     def cancelled(tasks: int, keys: int) -> float:
-        desk = Desk(STRATEGIES[kind], UNBOUNDED, 1)
+        desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
         records = [record(number, number % keys, priority=number % 17) for number in range(tasks)]
         for task in records:
             desk.enqueue(task)
@@ -99,7 +99,7 @@ def test_t25_a_family_costs_the_same_in_a_crowd(caps: int | None) -> None:
     """A parent waits for its children, each of a key of its own: the lent slot goes from one to the next."""
 
     def per_child(children: int) -> float:
-        desk = Desk(fifo(), UNBOUNDED, 1, caps)
+        desk = Scheduler(fifo(), UNBOUNDED, 1, caps)
         parent = record(0)
         desk.seat(parent)
         parent.status = "running"

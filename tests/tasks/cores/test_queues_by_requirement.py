@@ -17,7 +17,7 @@ from headgate.tasks.admission import UNBOUNDED, backpressure_queue
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues import by_requirement
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue, Holder
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import Strategy, fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import BacklogModel, ClassedModel, OldestModel, cost_of, record
 
@@ -799,13 +799,13 @@ def test_t25_classes_that_come_and_go_leave_nothing(kind: str) -> None:
 # -- the desk ----------------------------------------------------------------------------------------------------------
 
 
-def running(desk: Desk, *tasks: TaskRecord) -> None:
+def running(desk: Scheduler, *tasks: TaskRecord) -> None:
     for task in tasks:
         desk.seat(task)
         task.status = "running"
 
 
-def all_next(desk: Desk) -> Iterator[TaskRecord]:
+def all_next(desk: Scheduler) -> Iterator[TaskRecord]:
     """Serve all, one after the other."""
     while (task := desk.next()) is not None:
         yield task
@@ -817,7 +817,7 @@ def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -
     """Beside a desk that never hears of needs: the same commands, the same order, whenever the needs begin."""
     for seed in range(int(20 + 200 * scale)):
         chance = random.Random(f"{kind} {seed}")
-        desks = Desk(STRATEGIES[kind], UNBOUNDED, 2), Desk(STRATEGIES[kind], UNBOUNDED, 2)
+        desks = Scheduler(STRATEGIES[kind], UNBOUNDED, 2), Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
         runs: list[tuple[TaskRecord, TaskRecord]] = []
         queued: dict[int, tuple[TaskRecord, TaskRecord]] = {}
         begins = chance.randrange(100)
@@ -863,7 +863,7 @@ def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -
 
 def test_t81_one_need_makes_no_classes() -> None:
     """Nor do several, one after the other; then the desk knows by itself that it is shut."""
-    desk = Desk(fifo(), UNBOUNDED, 1)
+    desk = Scheduler(fifo(), UNBOUNDED, 1)
     for need in (None, "gpu", None, "eu"):
         tasks = [record(number, need=need) for number in range(3)]
         for task in tasks:
@@ -879,7 +879,7 @@ def test_t81_one_need_makes_no_classes() -> None:
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t81_needs_that_are_equal_are_one(kind: str) -> None:
-    desk = Desk(STRATEGIES[kind], UNBOUNDED, 1)
+    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
     for number in range(5):
         desk.enqueue(record(number, need=("eu", frozenset({"large"}))))
     assert not isinstance(desk.queue, ClassedQueue)
@@ -889,7 +889,7 @@ def test_t23_a_second_need_in_the_middle_keeps_the_accounts() -> None:
     """A key has paid 100 for what it was given, before a task comes that needs something else than all others."""
     orders = []
     for need in (None, "gpu"):
-        desk = Desk(fair_share(), UNBOUNDED, 1)
+        desk = Scheduler(fair_share(), UNBOUNDED, 1)
         for number in range(6):
             desk.enqueue(record(number, "big", cost=100.0))
         for number in range(6, 12):
@@ -911,7 +911,7 @@ def test_t23_a_queue_that_is_made_anew_goes_on_with_the_accounts(changes: list[A
         orders = []
         for change in ([], changes):
             chance = random.Random(seed)
-            desk = Desk(STRATEGIES["fair_share"], UNBOUNDED, 1)
+            desk = Scheduler(STRATEGIES["fair_share"], UNBOUNDED, 1)
             for number, key in enumerate(KEYS):
                 started = record(number, key, cost=chance.uniform(0.1, 30.0))
                 desk.seat(started)
@@ -940,7 +940,7 @@ class Room:
 
     def __init__(self, strategy: Strategy, chance: random.Random, limit: int = 3) -> None:
         self.chance = chance
-        self.desk = Desk(strategy, UNBOUNDED, limit)
+        self.desk = Scheduler(strategy, UNBOUNDED, limit)
         self.caps: Any = None
         self.queued: list[TaskRecord] = []
         self.active: list[TaskRecord] = []
@@ -1053,7 +1053,7 @@ def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t24_caps_and_classes_pass_over_each_what_is_theirs(kind: str) -> None:
-    desk = Desk(STRATEGIES[kind], UNBOUNDED, 10, {"a": 1})
+    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 10, {"a": 1})
     tasks = {
         (key, need): record(number, key, need=need)
         for number, (key, need) in enumerate((key, need) for key in "ab" for need in ("x", "y"))
@@ -1082,7 +1082,7 @@ def test_t35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) ->
     for seed in range(20):
         chance = random.Random(seed)
         depth = chance.randint(2, 8)
-        desk = Desk(STRATEGIES[kind], backpressure_queue(depth, on_full), 2)
+        desk = Scheduler(STRATEGIES[kind], backpressure_queue(depth, on_full), 2)
         model = OldestModel() if on_full == "drop_oldest" else BacklogModel()
         runs: list[TaskRecord] = []
         for number in range(150):
@@ -1114,7 +1114,7 @@ def test_t35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) ->
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("several", [False, True])
 def test_t81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, several: bool) -> None:
-    desk = Desk(STRATEGIES[kind], UNBOUNDED, 1)
+    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
     parent = record(0, "p")
     running(desk, parent)
     strangers = [record(number, "s", need="eu" if several else "gpu") for number in range(1, 4)]
@@ -1145,7 +1145,7 @@ def test_t81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, s
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t81_a_slot_comes_back_to_who_runs_though_its_need_is_shut(kind: str) -> None:
-    desk = Desk(STRATEGIES[kind], UNBOUNDED, 1)
+    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
     parent = record(0, need="gpu")
     running(desk, parent)
     child = record(1, need="eu", parent=parent)
@@ -1168,7 +1168,7 @@ def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
         chance = random.Random(seed)
         orders = []
         for refuses in (False, True):
-            desk = Desk(STRATEGIES[kind], UNBOUNDED, 2)
+            desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
             for task in crowd(seed, 30):
                 desk.enqueue(task)
             order: list[TaskRecord] = []
@@ -1191,7 +1191,7 @@ def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
 @pytest.mark.parametrize("need", [None, "gpu"])
 def test_t23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> None:
     """It was taken out of turn for a lent slot, and the runner had nothing for it: ten times."""
-    desk = Desk(fair_share(), UNBOUNDED, 1)
+    desk = Scheduler(fair_share(), UNBOUNDED, 1)
     parent = record(0, "other")
     running(desk, parent)
     child = record(1, "family", need=need, parent=parent)
@@ -1225,7 +1225,7 @@ def test_t23_what_ran_out_of_turn_is_paid_though_another_is_refused_twice() -> N
 
 
 def test_t81_a_pool_keeps_so_many_needs_apart() -> None:
-    desk = Desk(fifo(), UNBOUNDED, 1)
+    desk = Scheduler(fifo(), UNBOUNDED, 1)
     for number in range(MAX_CLASSES):
         desk.check_need(number)
         desk.enqueue(record(number, need=number))

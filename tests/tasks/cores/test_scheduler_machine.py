@@ -20,11 +20,11 @@ import pytest
 from headgate.errors import WaitCycle
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import Moment, TaskRecord, Terms
-from headgate.tasks.runtime.executor import PoolShell
+from headgate.tasks.runtime.executor import Executor
 from headgate.tasks.runtime.nested_waits import _Nested
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, chain_of
-from headgate.tasks.scheduling.states import Ledger
+from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import START, record
 
@@ -85,7 +85,7 @@ class Part:
             self.coroutine.throw(asyncio.CancelledError())
 
 
-class CheckedDesk(Desk):
+class CheckedDesk(Scheduler):
     """Says who is next only after having looked at everybody."""
 
     __slots__ = ("world",)
@@ -131,13 +131,13 @@ class CheckedDesk(Desk):
         return sorted(found, key=lambda task: self.world.joined[task])
 
 
-class Pool(PoolShell):
+class Pool(Executor):
     """A pool that starts tasks by saying so."""
 
     def __init__(self, world: World, name: str, strategy: Any, limit: int) -> None:
         desk = CheckedDesk(strategy, UNBOUNDED, limit)
         desk.world = world
-        super().__init__(desk, Ledger(0), SimpleNamespace(audit=None, wanted=False), None, None)  # type: ignore[arg-type]
+        super().__init__(desk, TaskStates(0), SimpleNamespace(audit=None, wanted=False), None, None)  # type: ignore[arg-type]
         self.name = name
         self._loop = SimpleNamespace(create_future=Signal)  # type: ignore[assignment]
         self.desk = desk
@@ -183,7 +183,7 @@ class World:
     def running(self, pool: Pool | None = None) -> list[TaskRecord]:
         return [task for task in self.tasks if task.status == "running" and pool in (None, task.owner)]
 
-    def queued(self, desk: Desk) -> list[TaskRecord]:
+    def queued(self, desk: Scheduler) -> list[TaskRecord]:
         """Who may start: not those who were set aside."""
         return [
             task

@@ -12,8 +12,8 @@ import pytest
 from headgate.errors import InvalidArgument
 from headgate.tasks.model import TaskRecord, Terms
 from headgate.tasks.scheduling.idempotency import checked_window, difference, equal, work_of
-from headgate.tasks.scheduling.submit_queue import Arrival, Door
-from headgate.tasks.scheduling.timers import Agenda
+from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
+from headgate.tasks.scheduling.timers import Timers
 from tests.tasks.cores.model import record
 
 # -- agenda ------------------------------------------------------------------------------------------------------------
@@ -23,7 +23,7 @@ from tests.tasks.cores.model import record
 def test_an_agenda_is_a_list_sorted_by_time(seed: int, scale: float) -> None:
     for walk in range(int(3 + 50 * scale)):
         chance = random.Random(f"{seed} {walk}")
-        agenda, now = Agenda(), 0.0
+        agenda, now = Timers(), 0.0
         planned: list[tuple[float, int, str, TaskRecord]] = []
         tasks: list[TaskRecord] = []
         most = 0
@@ -55,7 +55,7 @@ def test_an_agenda_is_a_list_sorted_by_time(seed: int, scale: float) -> None:
 
 def test_an_errand_that_ends_another_task_is_seen_at_once() -> None:
     """Doing the first may make the second needless."""
-    agenda = Agenda()
+    agenda = Timers()
     first, second = record(1), record(2)
     agenda.add(1.0, "expire", first)
     agenda.add(2.0, "expire", second)
@@ -68,7 +68,7 @@ def test_an_errand_that_ends_another_task_is_seen_at_once() -> None:
 
 
 def test_tasks_that_leave_fill_no_agenda() -> None:
-    agenda = Agenda()
+    agenda = Timers()
     for number in range(10_000):
         task = record(number)
         agenda.add(1e9 + number, "expire", task)
@@ -82,7 +82,7 @@ def test_tasks_that_leave_fill_no_agenda() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_t30_the_door_is_first_come_first_served(seed: int) -> None:
     chance = random.Random(seed)
-    door = Door()
+    door = SubmitQueue()
     line: list[Arrival] = []
     for number in range(500):
         if chance.random() < 0.5:
@@ -108,7 +108,7 @@ def test_t30_the_door_is_first_come_first_served(seed: int) -> None:
 
 
 def test_t30_who_never_stood_there_takes_nobodys_key() -> None:
-    door = Door()
+    door = SubmitQueue()
     stands = Arrival(record(1, terms=Terms(idempotency_key="k")))
     door.join(stands)
     assert door.leave(record(2, terms=Terms(idempotency_key="k"))) is None

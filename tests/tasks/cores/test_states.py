@@ -11,7 +11,7 @@ import pytest
 
 from headgate.tasks.model import Moment, TaskRecord, Terms
 from headgate.tasks.scheduling.idempotency import holds_key
-from headgate.tasks.scheduling.states import TRANSITIONS, Former, IllegalMove, Ledger
+from headgate.tasks.scheduling.states import TRANSITIONS, Former, IllegalMove, TaskStates
 from tests.tasks.cores.model import LedgerModel, holds, record
 
 UNFINISHED = ("queued", "running")
@@ -24,7 +24,7 @@ LEGAL = {
 }
 
 
-def task_in(ledger: Ledger, status: Any, number: int = 1, terms: Terms | None = None) -> TaskRecord:
+def task_in(ledger: TaskStates, status: Any, number: int = 1, terms: Terms | None = None) -> TaskRecord:
     task = record(number, terms=terms)
     ledger.claim(task)
     if status not in ("queued", "rejected", "expired"):
@@ -44,7 +44,7 @@ def try_to_become(old: str, new: Any, how: str) -> None:
     assert (new in TRANSITIONS[old]) is ((old, new) in LEGAL)  # type: ignore[index]
     if how == "end" and new in UNFINISHED:
         return
-    ledger = Ledger(10)
+    ledger = TaskStates(10)
     task = task_in(ledger, old)
     counts, remembered = dict(ledger.counts), list(ledger.remembered())
     change = partial(ledger.move, task, new) if how == "move" else partial(ledger.end, task, new, Moment(2.0, 2.0))
@@ -70,7 +70,7 @@ class Walk:
         self.chance = chance
         keep = chance.choice((0, 1, 3, 10))
         self.former: list[TaskRecord] = []
-        self.ledger, self.model = Ledger(keep, self.former.__getitem__), LedgerModel(keep)
+        self.ledger, self.model = TaskStates(keep, self.former.__getitem__), LedgerModel(keep)
         self.now = 0.0
         self.number = 0
         self.counts = dict.fromkeys(TERMINAL, 0)
@@ -164,7 +164,7 @@ def test_t14_a_key_is_held_as_the_table_says(window: Any) -> None:
 
 
 def test_t14_a_window_in_seconds_ends_to_the_moment() -> None:
-    ledger = Ledger(10)
+    ledger = TaskStates(10)
     task = task_in(ledger, "completed", terms=Terms(idempotency_key="k", window=5.0))  # ended at 1
     assert ledger.holder("k", 5.9) is task
     assert ledger.holder("k", 6.0) is None
@@ -172,14 +172,14 @@ def test_t14_a_window_in_seconds_ends_to_the_moment() -> None:
 
 
 def test_t14_who_holds_a_key_is_kept_beside_the_newest() -> None:
-    ledger = Ledger(2)
+    ledger = TaskStates(2)
     holder = task_in(ledger, "completed", terms=Terms(idempotency_key="k"))
     rest = [task_in(ledger, "failed", number) for number in range(2, 6)]
     assert set(ledger.remembered()) == {holder, *rest[-2:]}
 
 
 def test_t14_a_window_that_lapses_takes_nobody_elses_key() -> None:
-    ledger = Ledger(10)
+    ledger = TaskStates(10)
     task_in(ledger, "completed", terms=Terms(idempotency_key="k", window=5.0))
     assert ledger.holder("k", 100.0) is None
     second = task_in(ledger, "running", 2, Terms(idempotency_key="k", window=5.0))

@@ -16,7 +16,7 @@ from headgate.tasks.admission import (
     victims_of,
 )
 from headgate.tasks.model import TaskRecord
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import fair_round_robin, fifo, lifo, priority
 from tests.tasks.cores.model import BacklogModel, OldestModel, record
 
@@ -88,7 +88,7 @@ def test_t35_policies_that_drop_keep_track() -> None:
         assert victims_of(policy) is None
 
 
-def make_room(desk: Desk, newcomer: TaskRecord) -> list[TaskRecord]:
+def make_room(desk: Scheduler, newcomer: TaskRecord) -> list[TaskRecord]:
     """As the pool does it after a newcomer has queued."""
     dropped = []
     assert desk.policy.max_depth is not None
@@ -104,7 +104,7 @@ def test_t35_the_newcomer_stays(on_full: Any, strategy: Any) -> None:
     """Whatever was set aside, retried or started meanwhile."""
     for seed in range(40):
         chance = random.Random(seed)
-        desk = Desk(strategy, backpressure_queue(chance.randint(1, 4), on_full), 2)
+        desk = Scheduler(strategy, backpressure_queue(chance.randint(1, 4), on_full), 2)
         running: list[TaskRecord] = []
         for number in range(150):
             what = chance.random()
@@ -125,7 +125,7 @@ def test_t35_the_newcomer_stays(on_full: Any, strategy: Any) -> None:
 
 def test_t35_the_newcomer_stays_when_several_must_go() -> None:
     """A retry may make the queue longer than it should be: a smaller pool has no slot for it."""
-    desk = Desk(fifo(), backpressure_queue(1, "drop_fair"), 2)
+    desk = Scheduler(fifo(), backpressure_queue(1, "drop_fair"), 2)
     retried, other = record(1, "a"), record(2, "x")
     for task in (retried, other):
         desk.enqueue(task)
@@ -142,7 +142,7 @@ def test_t35_the_newcomer_stays_when_several_must_go() -> None:
 
 def test_t31_who_was_given_back_is_still_the_oldest() -> None:
     """A runner refused it, so it stands at the head again: its age is what it was."""
-    desk = Desk(fifo(), backpressure_queue(5, "drop_oldest"), 1)
+    desk = Scheduler(fifo(), backpressure_queue(5, "drop_oldest"), 1)
     first, second = record(1, "a"), record(2, "a")
     desk.enqueue(first)
     desk.enqueue(second)
@@ -153,7 +153,7 @@ def test_t31_who_was_given_back_is_still_the_oldest() -> None:
 
 def test_t31_a_task_whose_delay_is_over_is_as_old_as_it_was() -> None:
     """Depth counts delayed tasks too, so a delayed one has been queued since it was submitted."""
-    desk = Desk(fifo(), backpressure_queue(5, "drop_oldest"), 1)
+    desk = Scheduler(fifo(), backpressure_queue(5, "drop_oldest"), 1)
     delayed, later = record(1, "a"), record(2, "a")
     desk.set_aside(delayed)
     desk.enqueue(later)

@@ -32,11 +32,11 @@ from headgate.tasks.runtime.functions import is_async
 from headgate.tasks.runtime.nested_waits import CURRENT, wake
 from headgate.tasks.runtime.ports import Again, Supply, told
 from headgate.tasks.runtime.reporting import Reporter
-from headgate.tasks.scheduling.scheduler import Desk
+from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import Waits, stuck, waiting_for
-from headgate.tasks.scheduling.states import Ledger
-from headgate.tasks.scheduling.submit_queue import Door
-from headgate.tasks.scheduling.timers import Agenda
+from headgate.tasks.scheduling.states import TaskStates
+from headgate.tasks.scheduling.submit_queue import SubmitQueue
+from headgate.tasks.scheduling.timers import Timers
 from headgate.tasks.streams import has_opened
 
 _AGES = 4096
@@ -47,21 +47,21 @@ _MARKS = 200  # things that are remembered of one task
 TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
 
 
-class PoolShell:
+class Executor:
     """Runs tasks in the slots of a desk, on one event loop."""
 
     name: str
 
     def __init__(
-        self, desk: Desk, ledger: Ledger, reporter: Reporter, records: Records | None, supply: Supply | None
+        self, desk: Scheduler, ledger: TaskStates, reporter: Reporter, records: Records | None, supply: Supply | None
     ) -> None:
         self._desk = desk
         self._ledger = ledger
         self._report = reporter
         self._records = records
         self._supply = supply
-        self._door = Door()
-        self._agenda = Agenda()
+        self._door = SubmitQueue()
+        self._agenda = Timers()
         self._ages: deque[tuple[Hashable, float]] = deque(maxlen=_AGES)  # how long the last ones waited, by partition
         self._loop: asyncio.AbstractEventLoop | None = None
         self._make_task: Callable[..., Any] = asyncio.Task

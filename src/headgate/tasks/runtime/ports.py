@@ -19,7 +19,7 @@ from headgate.tasks.model import TaskRecord, Terms, told_of
 from headgate.tasks.runtime.nested_waits import CURRENT
 
 if TYPE_CHECKING:
-    from headgate.tasks.runtime.executor import PoolShell
+    from headgate.tasks.runtime.executor import Executor
 
 
 class Runner(Protocol):
@@ -67,7 +67,7 @@ class Supply:
         self._runner: Any = runner
         self._terms: dict[Hashable, Terms] = {}
 
-    def attach(self, pool: PoolShell) -> None:
+    def attach(self, pool: Executor) -> None:
         """This is the pool that it serves."""
         self._runner.on_ready(pool._on_ready)
 
@@ -115,11 +115,11 @@ class Supply:
         """The task of this permit will not be run."""
         self._runner.release(permit)
 
-    def begin(self, pool: PoolShell, task: TaskRecord) -> Any:
+    def begin(self, pool: Executor, task: TaskRecord) -> Any:
         """Start it without a Task of asyncio; returns what has `cancel` as a Task has. None: it needs one."""
         return None
 
-    async def drive(self, pool: PoolShell, task: TaskRecord) -> None:
+    async def drive(self, pool: Executor, task: TaskRecord) -> None:
         """Run it to its end, from within its own Task, and give the permit back."""
         try:
             await primed()
@@ -163,7 +163,7 @@ class Taskless:
 
     __slots__ = ("_line", "_permit", "_pool", "_task")
 
-    def __init__(self, line: Any, pool: PoolShell, task: TaskRecord, permit: Any) -> None:
+    def __init__(self, line: Any, pool: Executor, task: TaskRecord, permit: Any) -> None:
         self._line = line
         self._pool = pool
         self._task: TaskRecord | None = task

@@ -23,26 +23,26 @@ from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, parse
 from headgate.tasks.runtime.durable import Records, digest_of
-from headgate.tasks.runtime.executor import TICK, PoolShell
+from headgate.tasks.runtime.executor import TICK, Executor
 from headgate.tasks.runtime.functions import check_function
 from headgate.tasks.runtime.nested_waits import CURRENT, enclosing
 from headgate.tasks.runtime.ports import Supply
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.scheduling.idempotency import difference, equal, work_of
-from headgate.tasks.scheduling.scheduler import Desk
-from headgate.tasks.scheduling.states import Ledger
+from headgate.tasks.scheduling.scheduler import Scheduler
+from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import Arrival
 from headgate.tasks.strategies import KEY, Strategy
 
 
-class Entrance(PoolShell):
+class Submitter(Executor):
     """A shell that takes tasks in."""
 
     def __init__(
         self,
         strategy: Strategy,
-        desk: Desk,
-        ledger: Ledger,
+        desk: Scheduler,
+        ledger: TaskStates,
         reporter: Reporter,
         records: Records | None,
         supply: Supply | None,

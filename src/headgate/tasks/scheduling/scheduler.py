@@ -24,7 +24,7 @@ _LOOKED_AT = 16
 and again, would cost more than the preference is worth: the queue offers them too, when their turn comes."""
 
 
-class Desk:
+class Scheduler:
     """The queue and the slots of one pool."""
 
     __slots__ = (

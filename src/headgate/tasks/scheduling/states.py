@@ -46,7 +46,7 @@ class Former(NamedTuple):
     """By which the pool finds its record. The newer the task, the higher."""
 
 
-class Ledger:
+class TaskStates:
     """What became of the tasks of one pool, and who holds an idempotency key."""
 
     __slots__ = ("_former", "_lapses", "_revive", "_serial", "counts", "finished", "keys", "numbers")

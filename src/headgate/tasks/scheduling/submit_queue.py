@@ -27,7 +27,7 @@ class Arrival:
         """And that it was refused."""
 
 
-class Door:
+class SubmitQueue:
     """Arrivals, oldest first."""
 
     __slots__ = ("_by_key", "line")

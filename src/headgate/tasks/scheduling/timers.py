@@ -13,7 +13,7 @@ from headgate.tasks.model import TaskRecord
 Errand = Literal["due", "expire"]
 
 
-class Agenda:
+class Timers:
     """Errands by time. One whose task has left the queue is dropped when it surfaces, or when too many have."""
 
     __slots__ = ("_bound", "_heap", "_serial")

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 from headgate.errors import InvalidType
-from headgate.resources.members import ANY, Flight, Seat
+from headgate.resources.members import ANY, Member, Use
 from headgate.resources.model import Resource
 from headgate.resources.rotation import Rotation
 from headgate.resources.strategies import Picker, Strategy, round_robin
@@ -42,22 +42,22 @@ class _CyclePicker:
     """In order of admission, around and around."""
 
     def __init__(self) -> None:
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, Member] = {}
         self._indexes: list[int] = []
         self._last = -1
 
-    def offer(self, seat: Seat) -> None:
+    def offer(self, seat: Member) -> None:
         """A new seat stands at the end of the order."""
         if seat.index not in self._seats:
             self._seats[seat.index] = seat
             insort(self._indexes, seat.index)
 
-    def withdraw(self, seat: Seat) -> None:
+    def withdraw(self, seat: Member) -> None:
         """It left."""
         if self._seats.pop(seat.index, None) is not None:
             self._indexes.remove(seat.index)
 
-    def pick(self, skip: Container[str]) -> Seat | None:
+    def pick(self, skip: Container[str]) -> Member | None:
         """The next one after the last that is open."""
         indexes, seats = self._indexes, self._seats
         first, size = bisect_right(indexes, self._last), len(indexes)
@@ -113,7 +113,7 @@ class Roster:
         seat = self._rotation.seats.get(uid)
         return seat is not None and seat.resource.status == "cooling_down"
 
-    def next(self, now: float, avoid: Collection[str] = ()) -> Flight | None:
+    def next(self, now: float, avoid: Collection[str] = ()) -> Use | None:
         """The next worker in order and not in `avoid`; of those that cool, whoever is fit again first."""
         rotation = self._rotation
         if rotation.cooling:
@@ -126,23 +126,23 @@ class Roster:
             return None
         return rotation.take(min(resting, key=lambda seat: seat.resource.cooldown_until), now)
 
-    def take(self, uid: str, now: float) -> Flight | None:
+    def take(self, uid: str, now: float) -> Use | None:
         """This one, as somebody else chose; None: it is not there."""
         seat = self._rotation.seats.get(uid)
         return None if seat is None else self._rotation.take(seat, now)
 
-    def served(self, flight: Flight) -> None:
+    def served(self, flight: Use) -> None:
         """It took the call and answered: it is fine."""
         seat = flight.seat
         self._rotation.ok(flight)
         if seat.shut and not seat.gone and flight.order > seat.resource._outage:
             self._rotation.enable(seat.resource.resource_id)  # it was tried while it cooled
 
-    def failed(self, flight: Flight, now: float) -> None:
+    def failed(self, flight: Use, now: float) -> None:
         """It could not, for now."""
         self._rotation.cooled(flight, now=now)
 
-    def ended(self, flight: Flight) -> None:
+    def ended(self, flight: Use) -> None:
         """The call ended in a way that says nothing about it."""
         self._rotation.ended(flight)
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import DispatchTimeout, NoWorkersAvailable, PoolClosed, RoutineTimeout
-from headgate.resources.members import Flight
+from headgate.resources.members import Use
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
 from headgate.workers.client.connection import Connection, Happening
@@ -59,7 +59,7 @@ TASK_NUMBERS = count(1)
 _epochs = count(1)
 
 
-class Proxy:
+class Dispatcher:
     """The workers of a pool, as one event loop uses them."""
 
     def __init__(
@@ -246,7 +246,7 @@ class Proxy:
         running = running or CALLER.get()
         return self.place(routine, args, kwargs, limit, caller, running, self._finished, to=to, request=request)
 
-    def _finished(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer, running: Any) -> Any:
+    def _finished(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, running: Any) -> Any:
         """It ran: return or raise what it did."""
         connection: Connection = flight.seat.resource.value
         scope = None if running is None else running.scope
@@ -274,7 +274,7 @@ class Proxy:
         limit: float | None,
         caller: str,
         running: Any,
-        done: Callable[[Routine, Flight, Outgoing, Answer, Any], Any],
+        done: Callable[[Routine, Use, Outgoing, Answer, Any], Any],
         backlog: Any = None,
         exchange: Any = None,
         to: str = "",
@@ -307,7 +307,7 @@ class Proxy:
             while True:
                 if isolation is not None:
                     chosen = isolation.place(self, routine, number, tried, bulky, until, limit, caller)
-                    flight: Flight | None = await chosen
+                    flight: Use | None = await chosen
                 elif to:
                     flight = self._only(to, routine, tried)
                 else:
@@ -378,7 +378,7 @@ class Proxy:
                 running.waits_no_more()
 
     def unanswered(
-        self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
+        self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
     ) -> None:
         """It did not run, or nobody knows whether it did. Raises if it cannot be placed again; `again`: even then."""
         connection: Connection = flight.seat.resource.value
@@ -407,7 +407,7 @@ class Proxy:
         """It has its answer."""
         self._calls.pop(call, None)
 
-    def served(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer) -> None:
+    def served(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> None:
         """Its worker has seen a generator to its end."""
         connection: Connection = flight.seat.resource.value
         self._roster.served(flight)
@@ -415,7 +415,7 @@ class Proxy:
         if answer.kind == "returned":
             tell_ended(routine, call, connection, "returned")
 
-    def raise_gone(self, routine: Routine, flight: Flight, call: Outgoing, answer: Answer) -> NoReturn:
+    def raise_gone(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> NoReturn:
         """The worker of a generator is gone, or the pool is."""
         connection: Connection = flight.seat.resource.value
         self._roster.ended(flight)
@@ -423,7 +423,7 @@ class Proxy:
         raise_lost(routine, call, connection, answer, self._closed)
 
     def ended(
-        self, routine: Routine, flight: Flight, call: Outgoing, connection: Connection, error: BaseException
+        self, routine: Routine, flight: Use, call: Outgoing, connection: Connection, error: BaseException
     ) -> None:
         """It was given up here, whatever became of it on its worker. Until that has ended it, it counts as load."""
         outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "raised"
@@ -444,7 +444,7 @@ class Proxy:
 
     def _choose(
         self, routine: Routine, number: int, tried: dict[str, str], bulky: bool, may_stay: bool = True
-    ) -> Flight | None:
+    ) -> Use | None:
         """The next worker that takes calls and has not refused this one. `may_stay`: on the one on which we are, even
         if it refuses others."""
         if (self._closed or not self._reached_quorum) and not self.is_usable(routine):
@@ -462,7 +462,7 @@ class Proxy:
             flight = self._roster.next(clock.now(), avoid)
         return flight
 
-    def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Flight | None:
+    def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Use | None:
         """This one, or none."""
         self.is_usable(routine)
         connection = self._roster.get(uid)
@@ -488,7 +488,7 @@ class Proxy:
 
     def _custom_choice(
         self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any, bulky: bool
-    ) -> Flight | None:
+    ) -> Use | None:
         task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
         for view in checked_order(balancer, task, self.views()):
             connection = self._roster.get(view.uid)
@@ -604,7 +604,7 @@ class Proxy:
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _refused(self, flight: Flight, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
+    def _refused(self, flight: Use, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
         """It did not run there, or nobody knows whether it did."""
         uid = connection.metadata.uid
         assert isinstance(answer.payload, bytes), "a reason is text"

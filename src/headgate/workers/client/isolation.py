@@ -13,9 +13,9 @@ from headgate.core.clock import clock
 from headgate.errors import DispatchTimeout
 
 if TYPE_CHECKING:
-    from headgate.resources.members import Flight
+    from headgate.resources.members import Use
     from headgate.workers.client.connection import Connection
-    from headgate.workers.client.dispatcher import Proxy
+    from headgate.workers.client.dispatcher import Dispatcher
     from headgate.workers.protocol.messages import Request
     from headgate.workers.routines import Routine
 
@@ -42,7 +42,7 @@ class Isolation:
 
     async def place(
         self,
-        proxy: Proxy,
+        proxy: Dispatcher,
         routine: Routine,
         number: int,
         tried: dict[str, str],
@@ -50,7 +50,7 @@ class Isolation:
         until: float | None,
         limit: float | None,
         caller: str,
-    ) -> Flight:
+    ) -> Use:
         """Find a worker that has room, and wait for it. Raises what placing any other call would."""
         while True:
             connection = self._roomiest(proxy, routine, number, tried, bulky)
@@ -79,7 +79,7 @@ class Isolation:
             self._full.add(connection.metadata.uid)
 
     def _roomiest(
-        self, proxy: Proxy, routine: Routine, number: int, tried: dict[str, str], bulky: bool
+        self, proxy: Dispatcher, routine: Routine, number: int, tried: dict[str, str], bulky: bool
     ) -> Connection | None:
         """The worker to ask for room: the one with the fewest calls. The one on which we are comes behind those that
         are open, because what made this call would be lost with it, and before those that others wait for."""

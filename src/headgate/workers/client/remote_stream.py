@@ -21,12 +21,12 @@ from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.serialization.pickling import dump_sent, dump_thrown
 
 if TYPE_CHECKING:
-    from headgate.resources.members import Flight
+    from headgate.resources.members import Use
     from headgate.workers.client.connection import Connection
-    from headgate.workers.client.dispatcher import Proxy
+    from headgate.workers.client.dispatcher import Dispatcher
     from headgate.workers.routines import Routine
 
-    Placed = tuple[Flight, Outgoing, Answer]
+    Placed = tuple[Use, Outgoing, Answer]
 
 
 class Stream:
@@ -34,7 +34,7 @@ class Stream:
 
     def __init__(
         self,
-        proxy: Proxy,
+        proxy: Dispatcher,
         routine: Routine,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -50,7 +50,7 @@ class Stream:
         self._request = request
         self._prefetch = routine.options.prefetch
         self._backlog: deque[Answer] = deque()
-        self._flight: Flight | None = None
+        self._flight: Use | None = None
         self._call: Outgoing | None = None
         self._sent = 0  # steps other than "next"
         self._taken = 0  # items that the worker was not told to replace
@@ -211,7 +211,7 @@ class Stream:
             return END
         return raise_answer(routine, call, self._connection, answer, scope, failures, thrown)
 
-    def _read_end(self, call: Outgoing, answer: Answer) -> Flight:
+    def _read_end(self, call: Outgoing, answer: Answer) -> Use:
         self._over = True
         assert self._flight is not None, "it was placed"
         if answer.kind in ("returned", "raised", "cancelled"):
@@ -235,5 +235,5 @@ class Stream:
             self._proxy.ended(self._routine, self._flight, self._call, self._connection, error)
 
 
-def _placed(_: Routine, flight: Flight, call: Outgoing, answer: Answer, __: Any) -> Placed:
+def _placed(_: Routine, flight: Use, call: Outgoing, answer: Answer, __: Any) -> Placed:
     return flight, call, answer

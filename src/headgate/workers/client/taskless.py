@@ -13,7 +13,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headgate.core.cancellation import primed
-from headgate.workers.client.dispatcher import TASK_NUMBERS, Proxy
+from headgate.workers.client.dispatcher import TASK_NUMBERS, Dispatcher
 from headgate.workers.client.failures import tell_dispatched
 from headgate.workers.events import TASKS
 from headgate.workers.protocol.bulk import Parcel
@@ -45,7 +45,9 @@ class Direct:
 
     __slots__ = ("_call", "_connection", "_context", "_ending", "_flight", "_owner", "_proxy", "_routine")
 
-    def __init__(self, proxy: Proxy, routine: Routine, flight: Any, call: Outgoing, context: Context, owner: Owner):
+    def __init__(
+        self, proxy: Dispatcher, routine: Routine, flight: Any, call: Outgoing, context: Context, owner: Owner
+    ):
         self._proxy = proxy
         self._routine = routine
         self._flight = flight
@@ -143,7 +145,7 @@ def _raise(error: BaseException) -> None:
 
 
 def begin(
-    proxy: Proxy,
+    proxy: Dispatcher,
     routine: Routine,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

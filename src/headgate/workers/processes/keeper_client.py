@@ -46,10 +46,10 @@ TRIES = 20
 MAX_PATH = 100
 """Bytes of a socket's path that every Unix takes."""
 
-_open: weakref.WeakSet[Spawner] = weakref.WeakSet()
+_open: weakref.WeakSet[KeeperClient] = weakref.WeakSet()
 
 
-class Spawner:
+class KeeperClient:
     """A keeper, and a directory for the workers it keeps."""
 
     def __init__(

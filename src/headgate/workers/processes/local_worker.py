@@ -14,7 +14,7 @@ from headgate.core.checks import named_options
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
 from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata
-from headgate.workers.processes.keeper_client import Spawner
+from headgate.workers.processes.keeper_client import KeeperClient
 from headgate.workers.server.event_loops import kind_of
 
 _ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
@@ -47,7 +47,7 @@ class LocalWorker:
         self.tags: frozenset[str] = frozenset(tags)
         self.backpressure: BackpressureLike | None = backpressure
         self.pid: int = 0
-        self._spawner: Spawner | None = None
+        self._spawner: KeeperClient | None = None
         self._address = ""
         self._ready: asyncio.Future[None] | None = None
         self._exited: asyncio.Future[None] | None = None
@@ -62,7 +62,7 @@ class LocalWorker:
         """Who it is and how to reach it, as far as that is known."""
         return WorkerMetadata(self.uid, self._address, self.pid, __version__, self.tags)
 
-    def spawn(self, spawner: Spawner, limits: Limits = UNLIMITED) -> None:
+    def spawn(self, spawner: KeeperClient, limits: Limits = UNLIMITED) -> None:
         """Have it started by this keeper. It ends when a limit is exceeded: for somebody who replaces it."""
         self._address = spawner.address(self.uid)
         config: dict[str, Any] = {"address": self._address, "loop": kind_of(asyncio.get_running_loop())}
@@ -71,7 +71,7 @@ class LocalWorker:
             config["hook"] = self._write_hook(spawner)
         spawner.spawn(self.uid, config)
 
-    def _write_hook(self, spawner: Spawner) -> str:
+    def _write_hook(self, spawner: KeeperClient) -> str:
         import cloudpickle
 
         try:
@@ -84,7 +84,7 @@ class LocalWorker:
             file.write(data)
         return path
 
-    def clean_up(self, spawner: Spawner) -> None:
+    def clean_up(self, spawner: KeeperClient) -> None:
         """Remove what was left for it to read: it ended before it did."""
         if self.backpressure is not None:
             try:
@@ -92,7 +92,7 @@ class LocalWorker:
             except OSError:
                 pass
 
-    def _hook_path(self, spawner: Spawner) -> str:
+    def _hook_path(self, spawner: KeeperClient) -> str:
         return f"{spawner.directory}/{self.uid}.hook"
 
     # -- alone --------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class LocalWorker:
             raise RuntimeError("this worker was started already")
         loop = asyncio.get_running_loop()
         self._ready, self._exited, self._failure = loop.create_future(), loop.create_future(), ""
-        spawner = Spawner(self._on_report)
+        spawner = KeeperClient(self._on_report)
         spawner.start()
         self._spawner = spawner
         try:
@@ -121,7 +121,7 @@ class LocalWorker:
             await self._end(spawner)
             raise
 
-    async def _end(self, spawner: Spawner) -> None:
+    async def _end(self, spawner: KeeperClient) -> None:
         """End its process and its keeper: it may be started anew."""
         try:
             await spawner.close()

@@ -70,9 +70,9 @@ class Nested:
     def _current(self) -> Any:
         if self._made is None:
             from headgate.workers.client.balancing import RoundRobinLoadBalancer
-            from headgate.workers.client.dispatcher import Proxy
+            from headgate.workers.client.dispatcher import Dispatcher
 
-            self._made = Proxy(
+            self._made = Dispatcher(
                 RoundRobinLoadBalancer(),
                 pool=self._pool,
                 max_payload=self.max_payload,
