@@ -8,7 +8,6 @@ processes to give.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import resource
@@ -421,25 +420,27 @@ os.fork = fork
 """
 
 
-def _be_bound_by_limits() -> None:
-    """Root is not bound by a limit of processes: be somebody else, who may read what root may."""
-    if os.getuid() == 0:
-        prctl = ctypes.CDLL(None).prctl
-        for capability in (21, 24):  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
-            prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
-        os.setresuid(65534, 0, 0)
+BOUND_BY_LIMITS = """
+import ctypes, os, sys
+if os.getuid() == 0:  # root is not bound by a limit of processes: be somebody else, who may read what root may
+    prctl = ctypes.CDLL(None).prctl
+    for capability in (21, 24):  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
+        prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+    os.setresuid(65534, 0, 0)
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
+"""
+"""A program that becomes the one it is given. Not a `preexec_fn`: that would fork here, where gRPC is in use."""
 
 
 def test_w26_a_limit_of_processes_is_survived(tmp_path: Path) -> None:
     """Forks that really fail, with EAGAIN of the kernel."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(REAL), str(tmp_path / "flag")],
+        [sys.executable, "-c", BOUND_BY_LIMITS, textwrap.dedent(REAL), str(tmp_path / "flag")],
         env=environment(),
         timeout=PATIENCE,
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=_be_bound_by_limits,
     )
     if "not bound by limits" in done.stderr:
         pytest.skip("nobody here is bound by a limit of processes")
