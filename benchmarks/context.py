@@ -4,8 +4,8 @@
     make bench-quick    half a minute
     python benchmarks/context.py --before PATH     calls with none set too, beside an older headgate in that folder
 
-What is compared takes turns in one run, and ratios are what counts. A missed must is printed loudly and is no failure
-of this program: it exits 0.
+The contestants take turns in one run, and only ratios count. The program prints MISSED for a figure that does not reach
+its minimum ("must"), and exits with 0 all the same.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def show_frames(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """Every must that was not reached, in words."""
+    """Every figure that missed its minimum, in words."""
     values = [
         f"{row['what']}, {VALUES[row['values']]}: {times(row['ratio'])} the time, must {row['must']}x"
         for row in _those(results["values"])

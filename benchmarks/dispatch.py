@@ -3,11 +3,12 @@
     make bench          three minutes
     make bench-quick    under a minute
 
-All contestants take turns in one run, and ratios are what counts. The must and the goal are those of the project's
-performance targets. A missed must is printed loudly and is no failure of this program: it exits 0.
+All contestants take turns in one run, and only ratios count. "must" and "goal" are the minimum and the goal of the
+project's performance targets. The program prints MISSED for a figure that does not reach its minimum ("must"), and
+exits with 0 all the same.
 
-Each contestant has a client process of its own (`contestants/client.py`) that is open all the time and idle while it
-is not its turn. Ray and Dask take part where they are installed; each makes the run half as long again.
+Each contestant has a client process of its own (`contestants/client.py`) that is open all the time and idle while it is
+not its turn. Ray and Dask take part where they are installed; each makes the run half as long again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ KILLED = ("ours", "wool", "executor")
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How much of everything is measured."""
+    """How much is measured."""
 
     calls: Turns
     first: int
@@ -146,7 +147,7 @@ async def lane(name: str, what: str) -> AsyncIterator[Lane]:
 
 
 async def once(name: str, what: str) -> Any:
-    """What a new process of the contestant answers, of which this is all it does."""
+    """Start a new process of the contestant for one question, and return its answer."""
     async with lane(name, what) as opened:
         return await opened.answer(what)
 
@@ -209,7 +210,7 @@ def latency_rows(rounds: Mapping[str, list[dict[str, float]]]) -> list[dict[str,
 
 
 def rate_rows(callers: int, rounds: Mapping[str, list[float]]) -> list[dict[str, Any]]:
-    """A row for each, and one more for each further peer that ours is judged by."""
+    """One row for each contestant, and one more for each further peer that ours is compared with."""
     middle = {name: {"rate": median(rates)} for name, rates in rounds.items()}
     rows = []
     for name, rates in rounds.items():
@@ -336,7 +337,7 @@ def show_first(rows: list[dict[str, Any]]) -> None:
 
 
 async def measure_killed(lengths: Lengths, names: list[str]) -> list[dict[str, Any]]:
-    """Ours must be told in time, by an error of ours, and have a new worker afterwards."""
+    """Our caller must get our error in time, and our pool must have a new worker afterwards."""
     table.say("a worker is killed ...")
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(lengths.killed):
@@ -401,7 +402,7 @@ def _bar(row: dict[str, Any], form: str) -> tuple[str, str, str]:
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """Every must that was not reached, in words."""
+    """Every figure that missed its minimum, in words."""
     what: dict[str, Callable[[dict[str, Any]], str]] = {
         "latency": lambda row: f"one call takes {times(row['ratio'])} of {row['beside']}'s time, must {row['must']}x",
         "rates": lambda row: (
@@ -428,7 +429,7 @@ async def measure(lengths: Lengths, found: Mapping[str, bool]) -> dict[str, Any]
 
 
 def compile_ours() -> None:
-    """As pip does for what it installs: ours may lie here as sources, and would be compiled at each start."""
+    """Compile our sources once, as pip does when it installs; else each start would compile them."""
     spec = importlib.util.find_spec("headgate")
     assert spec is not None, "it is what is measured"
     for folder in spec.submodule_search_locations or ():

@@ -3,8 +3,9 @@
     make bench          two to three minutes
     make bench-quick    under 40 seconds
 
-Ours and the peer take turns in one run, and ratios are what counts. The must and the goal are those of the project's
-performance targets. A missed must is printed loudly and is no failure of this program: it exits 0.
+Ours and the peer take turns in one run, and only ratios count. "must" and "goal" are the minimum and the goal of the
+project's performance targets. The program prints MISSED for a figure that does not reach its minimum ("must"), and
+exits with 0 all the same.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ Operation = Callable[[Any], Awaitable[None]]
 
 
 async def at_once(resource: Any) -> None:
-    """The operation of the figures that count: all that is measured is the pool."""
+    """An operation without work, so that only the cost of the pool is measured. Its figures are judged."""
 
 
 async def suspending(resource: Any) -> None:
-    """One turn of the loop, as the least that real work needs."""
+    """An operation that suspends for one turn of the loop, the least that real work does."""
     await asyncio.sleep(0)
 
 
@@ -86,7 +87,7 @@ def calls_of(pool: Any, operation: Operation) -> Contestant:
 
 
 def tasks_of(operation: Operation) -> Contestant:
-    """The limit of whoever makes a Task for each call, and does nothing else."""
+    """The upper limit for a pool that makes a Task for each call."""
     create_task = asyncio.create_task
 
     async def work(count: int) -> None:
@@ -230,7 +231,7 @@ def _light(imported: dict[str, Any]) -> str:
 
 
 def missed(rows: list[dict[str, Any]], flat: dict[str, Any], imported: dict[str, Any]) -> list[str]:
-    """Every must that was not reached, in words."""
+    """Every figure that missed its minimum, in words."""
     words = [
         f"{row['resources']:,} resources: {times(row['ratio'])}, must {row['must']:,}x"
         for row in rows

@@ -4,9 +4,9 @@
     make bench-quick    a minute
     python benchmarks/streams.py --before PATH     small calls too, beside those of an older headgate in that folder
 
-All contestants take turns in one run, and ratios are what counts. The must and the goal are those of the project's
-performance targets. A missed must is printed loudly and is no failure of this program: it exits 0. What a contestant
-cannot do is a row that says so.
+All contestants take turns in one run, and only ratios count. "must" and "goal" are the minimum and the goal of the
+project's performance targets. The program prints MISSED for a figure that does not reach its minimum ("must"), and
+exits with 0 all the same. If a contestant cannot do something, its row says so.
 
 Each contestant has a client process of its own (`contestants/streams_client.py`), new for each table: what one kind of
 work leaves behind does not burden the next. It is idle while it is not its turn.
@@ -55,7 +55,7 @@ TITLES = {"ours": "headgate", "chunks": f"headgate, {SHARED_MEMORY}=0", "wool": 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How much of everything is measured."""
+    """How much is measured."""
 
     streams: Turns
     echo: Turns
@@ -492,7 +492,7 @@ def older(path: str) -> Path:
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """Every must that was not reached, in words."""
+    """Every figure that missed its minimum, in words."""
 
     def ratio(row: dict[str, Any]) -> str:
         return _cell(row["ratio"], times, row["failed"].get("ours"))

@@ -2,9 +2,9 @@
 
     make bench          runs this last
 
-A ratio is the median of the ratios of neighbouring turns, because foreign load disturbs neighbours alike. Beside it
-stand the lowest and the highest of these ratios. The summary is committed, so that every figure of the README can be
-traced to the run it comes from.
+A ratio is the median of the ratios of neighbouring turns, because other load disturbs neighbouring turns alike. The
+spread is the lowest and the highest of these ratios. The summary is committed, so that every figure of the README can
+be traced to its run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def figures(results: dict[str, Any]) -> Iterator[Figure]:
     yield from _resources(results["resources"])
     yield from _tasks(results["tasks"])
     yield from _dispatch(results["dispatch"])
-    yield from _line(results["line"])
+    yield from _combined(results["combined"])
 
 
 def _resources(results: dict[str, Any]) -> Iterator[Figure]:
@@ -74,7 +74,7 @@ def _dispatch(results: dict[str, Any]) -> Iterator[Figure]:
             yield Figure(what, titles.get(row["beside"], row["beside"]), beside, f"{row['must']}x")
 
 
-def _line(results: dict[str, Any]) -> Iterator[Figure]:
+def _combined(results: dict[str, Any]) -> Iterator[Figure]:
     for row in (*results["rates"], *results["calls"]):
         if "must" in row:
             rounds = next(
@@ -87,13 +87,13 @@ def _line(results: dict[str, Any]) -> Iterator[Figure]:
 
 
 def microseconds(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Absolute figures, for scale. They do not carry to another machine."""
+    """Absolute figures, for scale. They differ on other machines."""
     for row in results["resources"]["run"]:
         if row["resources"] in (3, 10_000):
             what = f"ResourcePool.run among {row['resources']:,}, operation {row['operation']}"
             yield what, f"{1e6 / row['ours']:.1f}"
     for part in ("rates", "calls"):
-        for row in results["line"][part]:
+        for row in results["combined"][part]:
             yield f"{row['what']}, {row['who']}", f"{1e6 / row['rate']:.1f}"
 
 
@@ -131,7 +131,7 @@ def summary(results: dict[str, Any]) -> str:
 
 def write(results: Path = LATEST, target: Path = SUMMARY) -> None:
     found = json.loads(results.read_text("utf-8"))
-    if missing := {"resources", "tasks", "dispatch", "line"} - found.keys():
+    if missing := {"resources", "tasks", "dispatch", "combined"} - found.keys():
         raise SystemExit(f"{results.name} has no results of {', '.join(sorted(missing))}: run `make bench` first")
     target.write_text(summary(found), "utf-8")
     print(f"Summary in {target.parent.parent.name}/{target.parent.name}/{target.name}.")

@@ -1,7 +1,7 @@
-"""What the benchmarks of all rooms share: measuring in turns, judging ratios, printing tables, keeping results.
+"""What all benchmarks share: measuring in turns, judging ratios, printing tables, storing results.
 
-Absolute figures carry to no other machine and to no other hour; ratios measured side by side do. So contestants take
-turns, in slices short enough that a busy machine disturbs all of them alike, and each is judged by its median.
+Absolute figures differ between machines and from hour to hour; ratios that are measured side by side do not. So the
+contestants take turns, in slices so short that other load disturbs all of them alike, and the median of each counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LATEST = Path(__file__).parent / "results" / "latest.json"
 MISSED = "MISSED"
 
 Contestant = Callable[[int], Awaitable[None]]
-"""Does its work so many times."""
+"""An async function that does its work so many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a figure must reach and what it should reach. `at_most` turns both around."""
+    """The minimum (`must`) and the goal of a figure. With `at_most` they are upper limits."""
 
     must: float
     goal: float | None = None
     at_most: bool = False
 
     def verdict(self, figure: float) -> str:
-        """What is reached, or loudly that nothing is."""
+        """Say which of the two is reached, or MISSED."""
         if self.goal is not None and self._holds(figure, self.goal):
             return "goal reached"
         return "must reached" if self._holds(figure, self.must) else MISSED
@@ -65,17 +65,17 @@ async def in_turns(turns: Turns, contestants: Mapping[str, Contestant]) -> dict[
 async def so_many_each(
     counts: Mapping[str, int], turns: Turns, contestants: Mapping[str, Contestant]
 ) -> dict[str, list[float]]:
-    """The same where how many times is part of the question. `turns.seconds` is not used."""
+    """The same with a given number of times for each turn. `turns.seconds` is not used."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(turns.rounds):
         for name, work in contestants.items():
-            gc.collect()  # nobody pays for another's litter
+            gc.collect()  # so that no contestant pays for the garbage of another
             rates[name].append(counts[name] / await _timed(work, counts[name], turns.clock))
     return rates
 
 
 async def _how_many(work: Contestant, turns: Turns) -> int:
-    """How many times fill a slice. Also the warm-up."""
+    """How many times fit into one turn. This is also the warm-up."""
     count, spent = 4, 0.0
     while spent < turns.seconds / 4:
         count *= 2
@@ -90,7 +90,7 @@ async def _timed(work: Contestant, count: int, clock: Callable[[], float]) -> fl
 
 
 def median(figures: Sequence[float]) -> float:
-    """The middle one: a burst of foreign load moves it little."""
+    """The median, because a burst of other load changes it little."""
     return statistics.median(figures)
 
 
@@ -108,7 +108,7 @@ def times(ratio: float) -> str:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for eyes and for a Markdown file alike, figures to the right."""
+    """Print a table that is readable as text and as Markdown, figures aligned to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     print(f"\n{title}\n")
     for row in (header, ["-" * (width - 1) + ":" for width in widths], *rows):
@@ -116,7 +116,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def warn_if_busy() -> None:
-    """Other programs share caches and clock rates even when they do not share the core."""
+    """Warn if the machine is busy: other programs share caches and clock rates even on other cores."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > cpus:
         print(
@@ -125,24 +125,24 @@ def warn_if_busy() -> None:
 
 
 def say(text: str) -> None:
-    """Progress, which is not part of the result."""
+    """Print progress to stderr; it is not part of the result."""
     print(text, file=sys.stderr, flush=True)
 
 
-def keep(room: str, results: Mapping[str, Any]) -> Path:
-    """Write one room's results to `LATEST`; those of the other rooms stay."""
+def keep(benchmark: str, results: Mapping[str, Any]) -> Path:
+    """Write the results of one benchmark to `LATEST`; those of the other benchmarks stay."""
     try:
         kept = json.loads(LATEST.read_text("utf-8"))
     except (OSError, ValueError):
         kept = {}
-    kept[room] = {"surroundings": surroundings(), **results}
+    kept[benchmark] = {"surroundings": surroundings(), **results}
     LATEST.parent.mkdir(exist_ok=True)
     LATEST.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
     return LATEST
 
 
 def surroundings() -> dict[str, Any]:
-    """What figures should be read with."""
+    """Machine, Python and load: what a reader of the figures should know."""
     return {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),

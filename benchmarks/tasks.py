@@ -3,11 +3,12 @@
     make bench          four minutes
     make bench-quick    under a minute
 
-All contestants take turns in one run, and ratios are what counts. The must and the goal are those of the project's
-performance targets. A missed must is printed loudly and is no failure of this program: it exits 0.
+All contestants take turns in one run, and only ratios count. "must" and "goal" are the minimum and the goal of the
+project's performance targets. The program prints MISSED for a figure that does not reach its minimum ("must"), and
+exits with 0 all the same.
 
-The garbage collector runs as it does for everyone, except where a table says otherwise: a queue of a million tasks is
-a million objects that it walks over again and again, and that is part of what a task costs.
+The garbage collector is on, except where a table says otherwise. It visits a million queued tasks again and again, and
+that is part of what a task costs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Work = Callable[[int], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How much of everything is measured."""
+    """How much is measured."""
 
     tasks: int
     rates: Turns
@@ -82,12 +83,12 @@ QUICK = Lengths(
 
 
 async def at_once(item: int) -> int:
-    """All that is measured is the pool."""
+    """An operation without work, so that only the cost of the pool is measured."""
     return item
 
 
 async def suspending(item: int) -> int:
-    """One turn of the loop, as the least that real work needs."""
+    """An operation that suspends for one turn of the loop, the least that real work does."""
     await asyncio.sleep(0)
     return item
 
@@ -100,7 +101,7 @@ OPERATIONS: dict[str, Work] = dict(zip(BARS, (at_once, suspending), strict=True)
 
 
 def task_group(operation: Work) -> Contestant:
-    """What a competent user writes without a pool: no order, no limits, and a result for each."""
+    """What a user can write without a pool: no order, no limits, and a result for each task."""
 
     async def work(count: int) -> None:
         room = asyncio.Semaphore(AT_A_TIME)
@@ -221,7 +222,7 @@ def show_rates(lengths: Lengths, rows: list[dict[str, Any]]) -> None:
 
 
 async def measure_bytes(size: int = 50_000) -> list[dict[str, Any]]:
-    """Of one more queued task. Its arguments' values, its key and the caller's list are there before."""
+    """Bytes of one more queued task, without the values of its arguments, its key and the caller's list."""
     table.say("bytes per queued task ...")
     fair = fair_round_robin("tenant_id")
     waiting = {
@@ -272,7 +273,7 @@ async def _queued_at_semaphore(items: list[int], tasks: list[Any]) -> int:
 
 
 async def _queued_in_queue(items: list[int], futures: list[Any]) -> int:
-    """With a future for each, as somebody has who wants the results."""
+    """Queue items with a future for each, which a user needs to get the results."""
     queue: asyncio.PriorityQueue[tuple[int, int, asyncio.Future[int]]] = asyncio.PriorityQueue()
     loop = asyncio.get_running_loop()
     with _traced() as used:
@@ -304,7 +305,7 @@ def show_bytes(rows: list[dict[str, Any]]) -> None:
 
 
 async def measure_growth(lengths: Lengths) -> list[dict[str, Any]]:
-    """What a task costs among very many over very many keys, beside among few over few."""
+    """The cost of a task among very many tasks and keys, compared with few tasks and keys."""
     large, small = lengths.large, SMALL
     repeats = max(1, large[0] // small[0] // 5)
     contestants = {}
@@ -350,7 +351,7 @@ def show_growth(lengths: Lengths, rows: list[dict[str, Any]]) -> None:
 
 @dataclass(slots=True)
 class RawLog:
-    """The limit: lines appended by many, written and synced in groups by one thread, and nothing else."""
+    """The upper limit: many callers append lines, and one thread writes and syncs them in groups."""
 
     path: Path
     _group: tuple[list[bytes], list[asyncio.Future[None]]] = field(default_factory=lambda: ([], []))
@@ -407,7 +408,7 @@ async def _from_all_sides(count: int, step: Callable[[int], Awaitable[object]]) 
 
 
 async def _raw(folder: Path, count: int, step_of: Callable[[RawLog], Callable[[int], Awaitable[object]]]) -> float:
-    """Per second."""
+    """The rate per second."""
     log = RawLog(folder / "raw")
     writer = threading.Thread(target=log.write_groups, args=(asyncio.get_running_loop(),))
     writer.start()
@@ -419,7 +420,7 @@ async def _raw(folder: Path, count: int, step_of: Callable[[RawLog], Callable[[i
 
 
 def _raw_line(log: RawLog) -> Callable[[int], Awaitable[object]]:
-    """One line that is ready made."""
+    """Append one line that is already encoded."""
     line = _line_of({"kind": "submit", "at": time.time(), "task": 123456, "about": {"fn": "__main__:at_once"}})
     return lambda _: log.append(line)
 
@@ -471,7 +472,7 @@ def _durable(folder: Path) -> TaskPool:
 
 
 async def measure_journal(lengths: Lengths) -> dict[str, Any]:
-    """On the disk of this folder: where temporary files go there may be no disk at all."""
+    """Use the disk of this folder, because the folder for temporary files may be in memory."""
     table.say(f"journal, {lengths.submits:,} submits from {AT_A_TIME} sides ...")
     table.LATEST.parent.mkdir(exist_ok=True)
     rounds: dict[str, list[float]] = {"raw task": [], "results": [], "raw line": [], "only queued": []}
@@ -524,7 +525,7 @@ def show_journal(measured: dict[str, Any]) -> None:
 
 
 async def measure_idle(lengths: Lengths) -> dict[str, Any]:
-    """What one task costs when there is nothing else to do."""
+    """The cost of one task in a pool that is otherwise idle."""
     table.say("one task on an idle pool ...")
     async with TaskPool("bench", max_concurrent=AT_A_TIME, queue=fair_round_robin("tenant_id")) as pool:
 
@@ -559,7 +560,7 @@ def _bar(row: dict[str, Any], form: str) -> tuple[str, str, str]:
 
 
 def missed(results: dict[str, Any]) -> list[str]:
-    """Every must that was not reached, in words."""
+    """Every figure that missed its minimum, in words."""
     words = [
         f"operation {row['operation']}: {times(row['ratio'])}, must {row['must']}x"
         for row in results["rates"]

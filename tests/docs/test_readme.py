@@ -1,4 +1,4 @@
-"""The front door: short, code first, and its output is what it prints."""
+"""README.md is short, shows code first, and the output that it shows is what the programs print."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_it_is_short_and_shows_code_early() -> None:
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_the_line_and_each_pool_alone_are_shown_with_their_output() -> None:
+def test_the_combined_pool_and_each_pool_alone_are_shown_with_their_output() -> None:
     pools = ("ResourcePool", "TaskPool", "WorkerPool")
     assert [all(pool in code for pool in pools) for code, _ in EXAMPLES] == [True, True]
     assert "resources=keys, workers=workers" in EXAMPLES[0][0]
@@ -44,7 +44,7 @@ def lasting(output: str) -> str:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["the line", "each alone"])
+@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["combined", "each alone"])
 def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path) -> None:
     program = tmp_path / "example.py"
     program.write_text(code, "utf-8")
@@ -54,7 +54,7 @@ def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path)
     assert lasting(out.stdout) == lasting(output)
     prose = " ".join(TEXT.split())
     for line in out.stderr.splitlines():
-        assert f"`{line}`" in prose, "what it writes to stderr is told as well"
+        assert f"`{line}`" in prose, "README.md quotes what the program writes to stderr"
     assert len(out.stderr.splitlines()) == (2 if "upstream" in code else 0)
 
 

@@ -1,10 +1,10 @@
-"""Imports point one way, and the pure modules stay pure: DESIGN's picture of the house, read from the sources.
+"""Import rules: which package may import which, and which modules must be pure.
 
-Nothing is imported here: every module is parsed, so an import hidden inside a function is seen like any other. Only
-what stands under ``if TYPE_CHECKING:`` is exempt: it is never run, and ties no knot.
+Nothing is imported here. Every module is parsed, so an import inside a function is found too. Imports under
+``if TYPE_CHECKING:`` are exempt: they never run, so they cannot make an import cycle.
 
-A contract is a function from sources (path below ``src/headgate`` -> text) to complaints. So each has two tests: the
-house keeps it, and a planted breach is reported.
+A rule is a function from sources (path below ``src/headgate`` -> text) to complaints. Each rule has two tests: the
+sources keep it, and a planted breach is reported.
 """
 
 from __future__ import annotations
@@ -21,44 +21,45 @@ SRC = Path(__file__).parents[2] / "src" / "headgate"
 Sources = Mapping[str, str]
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The house
+# The packages, from the lowest layer to the highest
 #
 #   errors <- core <- resources <- {tasks+stores | context <- workers+discovery} <- combined <- {observe, integrations}
 #          <- cli
 #
-# "+" is one storey whose rooms may know each other; what braces part may not.
+# Packages joined by "+" may import each other. Packages separated by "|" or "," inside braces may not.
 
-_GROUND = ("core", "errors")
+_LOWEST = ("core", "errors")
 _TASKS = ("stores", "tasks")
 _WORKERS = ("context", "discovery", "workers")
-_BELOW_COMBINED = ("resources", *_TASKS, *_WORKERS, *_GROUND)
+_BELOW_COMBINED = ("resources", *_TASKS, *_WORKERS, *_LOWEST)
 _BELOW_CLI = ("integrations", "observe", "combined", *_BELOW_COMBINED)
 
-ROOMS: dict[str, tuple[str, ...]] = {
+ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
     "core": ("errors",),
-    "resources": _GROUND,
-    "tasks": ("stores", "resources", *_GROUND),
-    "stores": ("tasks", "resources", *_GROUND),
-    "context": ("resources", *_GROUND),
-    "workers": ("context", "discovery", "resources", *_GROUND),
-    "discovery": ("context", "workers", "resources", *_GROUND),
+    "resources": _LOWEST,
+    "tasks": ("stores", "resources", *_LOWEST),
+    "stores": ("tasks", "resources", *_LOWEST),
+    "context": ("resources", *_LOWEST),
+    "workers": ("context", "discovery", "resources", *_LOWEST),
+    "discovery": ("context", "workers", "resources", *_LOWEST),
     "combined": _BELOW_COMBINED,
     "observe": ("combined", *_BELOW_COMBINED),
     "integrations": ("combined", *_BELOW_COMBINED),
     "cli": _BELOW_CLI,
-    # Shipped for users' tests. It may look into every room, and no room may lean on it.
+    # Shipped for users' tests. It may import every package, and no package may import it.
     "testing": ("cli", *_BELOW_CLI),
 }
 
-# A number without imports of its own: anyone may read it.
-EVERYBODYS = ("_version",)
+# A module with a version number and no imports: every package may import it.
+FOR_ALL = ("_version",)
 
-# The face of the house stands above all rooms and may import any. One of its imports is for the effect alone, not for a
-# name: it installs `observe.logging`, so that cooldowns reach a user's log although no room below knows of logging.
-FACE = "__init__.py"
+# The root module may import every package. One of its imports is for its effect, not for a name: it installs
+# `observe.logging`, so that cooldowns are logged although no lower package imports logging.
+ROOT_MODULE = "__init__.py"
 
-# What decides, and so takes `now` and chance as arguments. A renamed file must be renamed here (a test asks).
+# Modules that decide. They take the time and random numbers as arguments. A file that is renamed must be renamed here
+# too; a test checks that every path exists.
 PURE = (
     "core/wait_queue.py",
     "resources/affinity.py",
@@ -109,36 +110,37 @@ IMPURE = (
     "time",
 )
 
-# Where time and chance come in. `testing` is free: it builds the virtual clock.
+# The only module that reads a clock or draws random numbers. `testing` is exempt: it builds the virtual clock.
 CLOCK = "core/clock.py"
-# A program of its own: it imports nothing of headgate, and has no test clock to follow.
+# A separate program: it imports nothing of headgate, and so it cannot use headgate's clock.
 APART = "workers/processes/keeper.py"
 TIME_AND_CHANCE = ("random", "time", "uuid")
-NO_CHANCE = ("from uuid import UUID",)  # a kind of value; it draws nothing
+NO_CHANCE = ("from uuid import UUID",)  # a type; it draws no random number
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The contracts
+# The rules
 
 
-def arrows(sources: Sources) -> Iterator[str]:
-    """A room imports only the rooms below it."""
+def layers(sources: Sources) -> Iterator[str]:
+    """A package imports only the packages that ALLOWED names for it."""
     for path in sources:
-        room = room_of(module_of(path))
-        if path == FACE or room in EVERYBODYS:
+        package = package_of(module_of(path))
+        if path == ROOT_MODULE or package in FOR_ALL:
             continue
-        if room not in ROOMS:
-            yield f"{path} is in no room of the house: give {room} its place in ROOMS"
+        if package not in ALLOWED:
+            yield f"{path} is in a package without import rules: add {package} to ALLOWED"
             continue
-        allowed = ROOMS[room]
+        allowed = ALLOWED[package]
         for found in imports(path, sources):
-            target = room_of(found.module)
-            if found.is_ours and target not in (None, room, *allowed, *EVERYBODYS):
-                yield f"{path} imports {found.module}: {room} may only import {', '.join(sorted(allowed)) or 'nothing'}"
+            target = package_of(found.module)
+            if found.is_ours and target not in (None, package, *allowed, *FOR_ALL):
+                names = ", ".join(sorted(allowed)) or "nothing"
+                yield f"{path} imports {found.module}: {package} may only import {names}"
 
 
 def no_bare_root(sources: Sources) -> Iterator[str]:
-    """Nobody inside the house goes out and in again by the front door."""
+    """No module of headgate imports the root package `headgate`."""
     for path in sources:
         for found in imports(path, sources):
             if found.module == "headgate" or (found.is_ours and found.binds_root):
@@ -146,20 +148,20 @@ def no_bare_root(sources: Sources) -> Iterator[str]:
 
 
 def purity(sources: Sources) -> Iterator[str]:
-    """What decides takes time and chance as arguments, and knows no loop, thread or log."""
+    """A pure module imports no event loop, thread, clock, random numbers or logging."""
     for path in PURE:
         if path in sources:
             yield from _breaches(path, sources, IMPURE, ", and is pure: pass in what it needs to know")
 
 
 def one_clock(sources: Sources) -> Iterator[str]:
-    """Time and chance enter by one door."""
+    """Only `core/clock.py` imports time and random numbers."""
     for path in sources:
-        if path not in (CLOCK, APART) and room_of(module_of(path)) != "testing":
+        if path not in (CLOCK, APART) and package_of(module_of(path)) != "testing":
             yield from _breaches(path, sources, TIME_AND_CHANCE, f": only {CLOCK} may, ask its `clock`")
 
 
-CONTRACTS = (arrows, no_bare_root, purity, one_clock)
+RULES = (layers, no_bare_root, purity, one_clock)
 
 
 def _breaches(path: str, sources: Sources, forbidden: tuple[str, ...], why: str) -> Iterator[str]:
@@ -179,7 +181,7 @@ class Import(NamedTuple):
     """Absolute, down to the module: ``from headgate.core import clock`` is ``headgate.core.clock``."""
     text: str
     binds_root: bool = False
-    """``import headgate.core`` leaves the name `headgate` behind, and with it every room."""
+    """True for ``import headgate.core``: it binds the name `headgate`, and with it every package."""
 
     @property
     def is_ours(self) -> bool:
@@ -192,15 +194,15 @@ def module_of(path: str) -> str:
     return ".".join(("headgate", *parts)).removesuffix(".__init__")
 
 
-def room_of(module: str) -> str | None:
-    """``headgate.resources.pool`` -> ``resources``; the root and foreign modules are in none."""
+def package_of(module: str) -> str | None:
+    """``headgate.resources.pool`` -> ``resources``; None for the root and for modules of others."""
     head, _, rest = module.partition(".")
     return rest.split(".")[0] or None if head == "headgate" else None
 
 
 def imports(path: str, sources: Sources) -> Iterator[Import]:
     """Every import of this module that can run."""
-    known = {module_of(other) for other in sources} | {f"headgate.{room}" for room in (*ROOMS, *EVERYBODYS)}
+    known = {module_of(other) for other in sources} | {f"headgate.{package}" for package in (*ALLOWED, *FOR_ALL)}
     for node in _running(ast.parse(sources[path], path)):
         match node:
             case ast.Import(names=names):
@@ -240,24 +242,24 @@ def _base(node: ast.ImportFrom, path: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def house() -> Sources:
+def sources() -> Sources:
     return {path.relative_to(SRC).as_posix(): path.read_text("utf-8") for path in sorted(SRC.rglob("*.py"))}
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
-def test_the_house_keeps(contract: Callable[[Sources], Iterator[str]], house: Sources) -> None:
-    complaints = list(contract(house))
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_sources_keep_the_rule(rule: Callable[[Sources], Iterator[str]], sources: Sources) -> None:
+    complaints = list(rule(sources))
     assert not complaints, "\n" + "\n".join(complaints)
 
 
-def test_every_pure_module_is_there(house: Sources) -> None:
-    missing = [path for path in PURE if path not in house]
-    assert not missing, f"PURE names {missing}, which do not exist: a renamed module must not slip out of the contract"
+def test_every_pure_module_exists(sources: Sources) -> None:
+    missing = [path for path in PURE if path not in sources]
+    assert not missing, f"PURE names {missing}, which do not exist: rename the path here when you rename the module"
 
 
 def complaints_about(path: str, source: str, **others: str) -> list[str]:
     sources = {path: source, **{name.replace("__", "/") + ".py": text for name, text in others.items()}}
-    return [complaint for contract in CONTRACTS for complaint in contract(sources)]
+    return [complaint for rule in RULES for complaint in rule(sources)]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,7 @@ def complaints_about(path: str, source: str, **others: str) -> list[str]:
         "import importlib\nimportlib.import_module('headgate.observe')",
     ],
 )
-def test_an_import_against_the_arrows_is_reported_however_it_is_written(source: str) -> None:
+def test_a_forbidden_import_is_reported_however_it_is_written(source: str) -> None:
     assert complaints_about("resources/pool.py", source) == [
         "resources/pool.py imports headgate.observe: resources may only import core, errors"
     ]
@@ -299,9 +301,9 @@ def test_an_import_against_the_arrows_is_reported_however_it_is_written(source: 
         ("cli/__init__.py", "testing"),
     ],
 )
-def test_a_room_may_not_import(path: str, target: str) -> None:
+def test_a_package_may_not_import(path: str, target: str) -> None:
     [complaint] = complaints_about(path, f"from headgate.{target} import x")
-    assert complaint.startswith(f"{path} imports headgate.{target}: {room_of(module_of(path))} may only import ")
+    assert complaint.startswith(f"{path} imports headgate.{target}: {package_of(module_of(path))} may only import ")
 
 
 @pytest.mark.parametrize(
@@ -329,15 +331,15 @@ def test_what_is_allowed_is_not_reported(path: str, source: str) -> None:
     ["import headgate", "import headgate as h", "from headgate import ResourcePool", "import headgate.errors"],
 )
 @pytest.mark.parametrize("path", ["resources/pool.py", "testing/loop.py", "__init__.py"])
-def test_the_front_door_is_not_for_those_inside(path: str, source: str) -> None:
+def test_an_import_of_the_root_package_is_reported(path: str, source: str) -> None:
     assert complaints_about(path, source) == [
         f"{path} has `{source}`: inside, import from the module that defines the name"
     ]
 
 
-def test_a_room_without_a_place_is_reported() -> None:
+def test_a_package_without_import_rules_is_reported() -> None:
     assert complaints_about("utils/misc.py", "") == [
-        "utils/misc.py is in no room of the house: give utils its place in ROOMS"
+        "utils/misc.py is in a package without import rules: add utils to ALLOWED"
     ]
 
 
@@ -357,7 +359,7 @@ def test_a_pure_module_may_not_read_the_clock(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["import time", "from random import choice", "def f():\n    from uuid import uuid4"])
-def test_time_and_chance_enter_by_one_door(source: str) -> None:
+def test_only_the_clock_module_imports_time_and_random_numbers(source: str) -> None:
     [complaint] = complaints_about("resources/pool.py", source)
     assert complaint.endswith(": only core/clock.py may, ask its `clock`")
     assert complaints_about(CLOCK, source) == []

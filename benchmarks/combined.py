@@ -1,13 +1,13 @@
-"""The line: a task pool with resources and workers, beside the plain pool and beside plain calls on the same workers.
+"""A TaskPool with resources and workers, beside the plain TaskPool and beside plain calls on the same workers.
 
     make bench          three minutes
     make bench-quick    under 20 seconds
 
-All contestants are ours. They take turns in one process and on the same two workers, and a ratio is the median of those
-of neighbouring turns: how much of the rate is left when a pool decides who goes next and with which key. A missed must
-is printed loudly and is no failure of this program: it exits 0.
+All contestants are ours. They take turns in one process and on the same two workers. A ratio is the median of the
+ratios of neighbouring turns. It says how much of the rate is left when a pool decides which task is next and with which
+key. The program prints MISSED for a figure that does not reach its minimum ("must"), and exits with 0 all the same.
 
-Workers find the functions by reference, in this file: so it runs as the module `line`, not as `__main__`.
+Workers import the functions from this file by reference, so it runs as the module `combined` and not as `__main__`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ AT_A_TIME = 100
 WORKERS = 2
 TENANTS = [f"tenant-{number}" for number in range(10)]
 FAIR = fair_round_robin("tenant_id")
-CLASSES = (("eu",), ("us",))
+REQUIREMENTS = (("eu",), ("us",))
 
 LOCAL = Bar(0.6)
 REMOTE = Bar(0.7)
 
 Submit = Callable[[Any, int], Awaitable[Any]]
-"""The task of that number, in that pool: a handle."""
+"""Submits the task of that number to that pool and returns its handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How many of everything are measured, and how often."""
+    """How many tasks, calls and items are measured, and how often."""
 
     tasks: int
     calls: int
@@ -78,18 +78,18 @@ QUICK = Lengths(
 
 
 async def measured(many: int, turns: Turns, contestants: Mapping[str, Contestant]) -> dict[str, list[float]]:
-    """Per second. What only the first tasks pay, such as imports on workers, is paid before."""
+    """The rate per second, without the costs that only the first tasks have, such as imports on workers."""
     for work in contestants.values():
         await work(many // 5)
     return await so_many_each(dict.fromkeys(contestants, many), turns, contestants)
 
 
 # -- what is run ------------------------------------------------------------------------------------------------------
-# Whatever has a `key` is for pools with resources.
+# The functions with a parameter `key` are for pools with resources.
 
 
 async def at_once(item: int) -> int:
-    """All that is measured is the pool."""
+    """An operation without work, so that only the cost of the pool is measured."""
     return item
 
 
@@ -98,7 +98,7 @@ async def at_once_with(key: Resource[str], item: int) -> int:
 
 
 async def suspending(item: int) -> int:
-    """One turn of the loop, as the least that real work needs."""
+    """An operation that suspends for one turn of the loop, the least that real work does."""
     await asyncio.sleep(0)
     return item
 
@@ -154,7 +154,7 @@ def plain_pool() -> Any:
     return PlainPool(max_concurrent=AT_A_TIME, queue=FAIR)
 
 
-def line_pool(keys: ResourcePool[str] | None = None, workers: Any = None) -> Any:
+def combined_pool(keys: ResourcePool[str] | None = None, workers: Any = None) -> Any:
     return TaskPool(max_concurrent=AT_A_TIME, queue=FAIR, resources=keys, workers=workers)
 
 
@@ -166,8 +166,8 @@ def twenty_keys(max_in_flight: int) -> ResourcePool[str]:
     return ResourcePool([Resource(f"key-{number}", "sk", max_in_flight) for number in range(20)])
 
 
-def key_of_each_class() -> ResourcePool[str]:
-    return ResourcePool([Resource(f"key-{tags[0]}", "sk", tags=tags) for tags in CLASSES])
+def key_of_each_requirement() -> ResourcePool[str]:
+    return ResourcePool([Resource(f"key-{tags[0]}", "sk", tags=tags) for tags in REQUIREMENTS])
 
 
 def tenant_of(item: int) -> str:
@@ -175,15 +175,15 @@ def tenant_of(item: int) -> str:
 
 
 def class_of(item: int) -> tuple[str, ...]:
-    """Each tenant has tasks of both."""
-    return CLASSES[item // len(TENANTS) % 2]
+    """Alternate the requirements, so that each tenant has tasks of both."""
+    return REQUIREMENTS[item // len(TENANTS) % 2]
 
 
 # -- from submit to the result, here ----------------------------------------------------------------------------------
 
 
 def submitted(make: Callable[[], Any], submit: Submit) -> Contestant:
-    """All are submitted, then the result of each is awaited."""
+    """Submit all tasks, then await the result of each."""
 
     async def work(many: int) -> None:
         async with make() as pool:
@@ -205,13 +205,13 @@ def contestants_of(plain: Any, keyed: Any) -> dict[str, Contestant]:
     return {
         PLAIN: submitted(plain_pool, lambda pool, item: pool.submit(plain, item, tenant_id=tenant_of(item))),
         "neither keys nor workers": submitted(
-            line_pool, lambda pool, item: pool.submit(plain, item, tenant_id=tenant_of(item))
+            combined_pool, lambda pool, item: pool.submit(plain, item, tenant_id=tenant_of(item))
         ),
-        ONE_KEY: submitted(lambda: line_pool(one_key()), fair),
-        "20 keys, 5 uses of each": submitted(lambda: line_pool(twenty_keys(5)), fair),
-        "20 keys, 1 use of each": submitted(lambda: line_pool(twenty_keys(1)), fair),
-        "two classes of tags": submitted(
-            lambda: line_pool(key_of_each_class()),
+        ONE_KEY: submitted(lambda: combined_pool(one_key()), fair),
+        "20 keys, 5 uses of each": submitted(lambda: combined_pool(twenty_keys(5)), fair),
+        "20 keys, 1 use of each": submitted(lambda: combined_pool(twenty_keys(1)), fair),
+        "two requirements": submitted(
+            lambda: combined_pool(key_of_each_requirement()),
             lambda pool, item: pool.submit(keyed, item, tenant_id=tenant_of(item), tags=class_of(item)),
         ),
     }
@@ -231,7 +231,7 @@ async def measure_rates(lengths: Lengths) -> list[dict[str, Any]]:
 
 
 def called(call: Callable[[int], Awaitable[int]]) -> Contestant:
-    """So many callers, each of which calls again as soon as it has its answer: the pool is full all the time."""
+    """Keep the pool full: so many callers, each of which makes its next call as soon as it has a result."""
 
     async def work(many: int) -> None:
         left = iter(range(many))
@@ -264,9 +264,9 @@ async def measure_calls(lengths: Lengths, workers: Any) -> list[dict[str, Any]]:
     table.say(f"{AT_A_TIME} callers, {WORKERS} workers ...")
     async with (
         plain_pool() as plain,
-        line_pool(None, workers) as pool,
-        line_pool(one_key(), workers) as keyed,
-        line_pool(twenty_keys(5), workers) as limited,
+        combined_pool(None, workers) as pool,
+        combined_pool(one_key(), workers) as keyed,
+        combined_pool(twenty_keys(5), workers) as limited,
     ):
         contestants = {
             DISPATCH: called(lambda _: add(1, 2)),
@@ -298,7 +298,7 @@ def streamed(stream: Callable[[int], AsyncIterator[int]]) -> Contestant:
 
 async def measure_local_streams(lengths: Lengths) -> list[dict[str, Any]]:
     table.say("streams, here ...")
-    async with plain_pool() as plain, line_pool(one_key()) as keyed:
+    async with plain_pool() as plain, combined_pool(one_key()) as keyed:
         contestants = {
             "bare generator": streamed(numbers),
             PLAIN: streamed(lambda many: plain.stream(numbers, many, tenant_id="one")),
@@ -310,7 +310,7 @@ async def measure_local_streams(lengths: Lengths) -> list[dict[str, Any]]:
 
 async def measure_streams(lengths: Lengths, workers: Any) -> list[dict[str, Any]]:
     table.say(f"streams, {WORKERS} workers ...")
-    async with line_pool(None, workers) as pool, line_pool(one_key(), workers) as keyed:
+    async with combined_pool(None, workers) as pool, combined_pool(one_key(), workers) as keyed:
         contestants = {
             DISPATCH: streamed(count),
             "workers": streamed(lambda many: pool.stream(count, many, tenant_id="one")),
@@ -324,7 +324,7 @@ async def measure_streams(lengths: Lengths, workers: Any) -> list[dict[str, Any]
 
 
 async def measure_bytes(size: int) -> list[dict[str, Any]]:
-    """Of one more queued task. Its arguments' values, its key and the caller's list are there before."""
+    """Bytes of one more queued task, without the values of its arguments, its key and the caller's list."""
     table.say("bytes per queued task ...")
 
     def plainly(pool: Any, item: int) -> Any:
@@ -340,17 +340,17 @@ async def measure_bytes(size: int) -> list[dict[str, Any]]:
         PLAIN: await _queued(PlainPool(max_concurrent=1, queue=FAIR), plainly, size),
         "neither keys nor workers": await _queued(TaskPool(max_concurrent=1, queue=FAIR), plainly, size),
         ONE_KEY: await _queued(TaskPool(max_concurrent=1, queue=FAIR, resources=one_key()), fairly, size),
-        "two classes of tags": await _queued(
-            TaskPool(max_concurrent=1, queue=FAIR, resources=key_of_each_class()), tagged, size
+        "two requirements": await _queued(
+            TaskPool(max_concurrent=1, queue=FAIR, resources=key_of_each_requirement()), tagged, size
         ),
     }
     limited = ResourcePool([Resource("key-1", "sk", max_in_flight=1)])
-    figures["one key, which somebody else uses"] = await _queued(line_pool(limited), fairly, size, taken=limited)
+    figures["one key, in use elsewhere"] = await _queued(combined_pool(limited), fairly, size, taken=limited)
     return [{"who": who, "bytes": figure, "ratio": figure / figures[PLAIN]} for who, figure in figures.items()]
 
 
 async def _queued(pool: Any, submit: Submit, size: int, taken: ResourcePool[str] | None = None) -> float:
-    """While the only slot is held, or else the resource."""
+    """Queue tasks while the only slot, or the only resource, is held."""
     items, handles, release = list(range(size)), [None] * size, asyncio.Event()
 
     async def hold(*_: object) -> None:
@@ -391,7 +391,7 @@ def _traced() -> Iterator[list[int]]:
 def rows_of(
     what: str, rates: Mapping[str, Sequence[float]], beside: str, bars: Mapping[str, Bar]
 ) -> list[dict[str, Any]]:
-    """A row for each. A burst of foreign load hits neighbouring turns alike."""
+    """One row for each contestant. Neighbouring turns are compared, because other load disturbs them alike."""
     rows = []
     for who, rounds in rates.items():
         ratio = median([figure / other for figure, other in zip(rounds, rates[beside], strict=True)])
@@ -458,7 +458,7 @@ def main() -> None:
     show(f"{WORKERS} workers, {AT_A_TIME} callers, each doing one call after the other", "call", results["calls"])
     show("One stream, pulled one by one", "item", results["streams"])
     show_bytes(results["bytes"])
-    path = table.keep("line", results)
+    path = table.keep("combined", results)
     print(f"\nMedians, in turns. Kept in {path.parent.parent.name}/results/{path.name}.")
     if quick:
         print(f"note: the targets are about {FULL.tasks:,} tasks; among fewer the collector has less to do")
@@ -470,6 +470,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import line
+    import combined
 
-    line.main()
+    combined.main()

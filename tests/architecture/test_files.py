@@ -1,4 +1,4 @@
-"""Small rules of the house that no linter has: modules say what they are, stay short, and name no one's machine."""
+"""Rules for files that no linter has: modules have a docstring and stay short, and no file names somebody's machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "headgate"
 
-# Above this a file has become two. Most stay under 300; the limit is for the day nobody looks.
+# A longer file should be two. Most files stay under 300 lines.
 MOST_LINES = 700
 
-# A directory of one person or one machine. Preceded by a letter or a dot it is the tail of a longer path or a URL.
+# A directory of one person or one machine. After a letter or a dot it is part of a longer path or of a URL.
 _PRIVATE_PATH = re.compile(r"(?<![\w.~-])/(?:root|home|work|Users)/")
 
 Texts = Mapping[str, str]
@@ -50,7 +50,7 @@ def sources() -> Texts:
 
 @pytest.fixture(scope="module")
 def repository() -> Texts:
-    """What is tracked, and what would be with the next `git add`: a fault is seen before it is committed."""
+    """All files that git tracks or would track after `git add`, so that a fault is found before it is committed."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")
     listing = subprocess.run(
