@@ -245,7 +245,7 @@ async def blocked_before_it_begins(lab: Lab) -> None:
 
 @calls(BLOCKED_BEFORE, apart=True)
 async def no_thread_place(lab: Lab) -> None:
-    """All thread places of one worker are held by plain calls that are past their timeout."""
+    """Plain calls past their timeout hold all threads of one worker."""
     async with WorkerPool(spawn=2) as pool:
         [one, _] = await all_ready(pool, 2)
         holder = routine(timeout=0.2)(jobs.sleeps_in_a_thread)
@@ -260,7 +260,7 @@ async def no_thread_place(lab: Lab) -> None:
         assert one != fresh
 
 
-@calls("no worker is there for `quorum_timeout` seconds", apart=True)
+@calls("no worker is ready for `quorum_timeout` seconds", apart=True)
 async def no_worker_in_time(lab: Lab) -> None:
     async with WorkerPool(spawn=1, worker=jobs.factory(jobs.Starting(lab.path))) as pool:
         pool._quorum_timeout = 0.3  # not from the beginning: starting may take longer
@@ -273,7 +273,7 @@ async def no_worker_in_time(lab: Lab) -> None:
         untell(lab.path, "slow")
 
 
-@calls("not begun within `dispatch_timeout`", apart=True)
+@calls("it is not begun within `dispatch_timeout`", apart=True)
 async def dispatch_timeout(lab: Lab) -> None:
     async with WorkerPool(spawn=1, worker=jobs.factory(jobs.delay(0.1))):
         for called in (routine(jobs.returns), again(jobs.returns)):
@@ -339,7 +339,7 @@ async def lost_before_it_was_sent(lab: Lab) -> None:
             assert other in begun(path)
 
 
-@calls("its worker is lost afterwards")
+@calls("its worker is lost after the call was sent")
 async def lost_afterwards(lab: Lab) -> None:
     pool = await lab.rested()
     in_part, whole, nothing = lab.file(), lab.file(), lab.file()
@@ -377,7 +377,7 @@ async def lost_afterwards(lab: Lab) -> None:
     await lab.rested()
 
 
-@calls("its worker is lost afterwards")
+@calls("its worker is lost after the call was sent")
 async def lost_tells_how(lab: Lab) -> None:
     await lab.rested()
     error: Any = await lab.outcome(routine(jobs.dies)(lab.file()))
@@ -388,7 +388,7 @@ async def lost_tells_how(lab: Lab) -> None:
     await lab.rested()
 
 
-@calls("its worker is lost afterwards")
+@calls("its worker is lost after the call was sent")
 async def lost_beside_others(lab: Lab) -> None:
     """A call that always kills its worker takes nobody along who has a retry left."""
     await lab.rested()
@@ -404,7 +404,7 @@ async def lost_beside_others(lab: Lab) -> None:
     await lab.rested()
 
 
-@calls("its worker is lost in the midst of a stream")
+@calls("its worker is lost during a stream")
 async def stream_is_lost(lab: Lab) -> None:
     pool = await lab.rested()
     for options in ({}, {"prefetch": 4}):
@@ -663,7 +663,7 @@ async def loop_is_held_for_half_a_minute(lab: Lab) -> None:
 
 
 @calls(
-    "its worker is replaced because calls past their own `timeout` hold all its thread places "
+    "its worker is replaced because calls past their own `timeout` hold all its threads "
     "for `max_overdue` (30) seconds",
     apart=True,
 )

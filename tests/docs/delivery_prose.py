@@ -11,7 +11,7 @@ import headgate
 from headgate import WorkerPool, routine
 from tests.docs import delivery_jobs as jobs
 from tests.docs.delivery_lab import PROSE, Lab, begun, ended, kill, shows, tell, until_begun
-from tests.docs.delivery_tasks import keys, line, with_an_older
+from tests.docs.delivery_tasks import combined_pool, keys, with_an_older
 from tests.workers.support import all_ready, lines, pids, until
 
 prose = partial(shows, PROSE)
@@ -93,7 +93,7 @@ async def not_interrupted_not_repeated(lab: Lab) -> None:
     handle, path = await with_an_older(lab, jobs.waits_for_a_file, cancel_siblings=False)
     assert (await handle, len(begun(path))) == ("a", 1)
     path = lab.file()
-    async with line(lab, keys()) as pool:
+    async with combined_pool(lab, keys()) as pool:
         handle = await pool.submit(jobs.refuses, path, {"a": "cooldown"}, max_attempts=1)
         assert type(await lab.outcome(handle)) is headgate.PoolExhausted
     assert len(begun(path)) == 1

@@ -31,7 +31,7 @@ def keys(*names: str, **options: Any) -> Keys:
     return ResourcePool(found, strategy="primary_backup", **options)
 
 
-def line(lab: Lab, chosen: Keys, **options: Any) -> TaskPool:
+def combined_pool(lab: Lab, chosen: Keys, **options: Any) -> TaskPool:
     """A pool with keys and workers."""
     return TaskPool(max_concurrent=8, resources=chosen, workers=lab.pool, **options)
 
@@ -58,7 +58,7 @@ async def fails_and_repeats(lab: Lab, fn: Any, error_type: type[BaseException], 
     for retries in (0, 1):
         await lab.rested()
         chosen, path = keys("a"), lab.file()
-        async with line(lab, chosen) as pool:
+        async with combined_pool(lab, chosen) as pool:
             handle = await pool.submit(fn, path, *args, retries=retries, **(options or {}))
             assert type(await lab.outcome(handle)) is error_type
             assert (handle.status, handle.snapshot().attempt) == ("failed", retries + 1)
@@ -74,7 +74,7 @@ async def fails_and_repeats(lab: Lab, fn: Any, error_type: type[BaseException], 
 async def key_cools(lab: Lab) -> None:
     for word, status in (("cooldown", "cooling_down"), ("retry", "healthy")):
         chosen, path = keys(), lab.file()
-        async with line(lab, chosen) as pool:
+        async with combined_pool(lab, chosen) as pool:
             handle = await pool.submit(jobs.refuses, path, {"a": word}, retries=0)
             assert await lab.outcome(handle) == "b"
             assert (handle.snapshot().attempt, len(begun(path)), ended(path)) == (2, 2, ["to its end"])
@@ -89,7 +89,7 @@ async def key_cools(lab: Lab) -> None:
 @tasks("its key is disabled: `DisableResource`")
 async def key_is_disabled(lab: Lab) -> None:
     chosen, path = keys(), lab.file()
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         handle = await pool.submit(jobs.refuses, path, {"a": "disable"})
         assert await lab.outcome(handle) == "b"
         assert (handle.snapshot().attempt, len(begun(path))) == (2, 2)
@@ -97,16 +97,16 @@ async def key_is_disabled(lab: Lab) -> None:
         error = await lab.outcome(await pool.submit(jobs.refuses, path, {"b": "disable"}, retries=3))
         assert (type(error), error.reason, len(begun(path))) == (headgate.PoolExhausted, "no_eligible", 1)
     chosen = keys()
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         path = lab.file()
         error = await lab.outcome(await pool.submit(jobs.refuses, path, {"a": "disable"}, max_attempts=1))
         assert (type(error), error.reason, len(begun(path))) == (headgate.PoolExhausted, "attempts", 1)
 
 
-@tasks("all keys that it could have cool, or are in use")
+@tasks("all keys that it could use are cooling or in use")
 async def keys_cool(lab: Lab) -> None:
     chosen = keys("a", max_in_flight=1)
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         first = await pool.submit(jobs.waits_for_a_file, lab.path)
         await until_begun(lab.path)
         path = lab.file()
@@ -123,11 +123,11 @@ async def keys_cool(lab: Lab) -> None:
         assert (queued.snapshot().attempt, len(begun(path))) == (1, 1)
 
 
-@tasks("all keys that it could have are disabled or removed")
+@tasks("all keys that it could use are disabled or removed")
 async def keys_are_dead(lab: Lab) -> None:
     for end in ("disable", "remove"):
         chosen = keys("a")
-        async with line(lab, chosen) as pool:
+        async with combined_pool(lab, chosen) as pool:
             await cool(chosen, 60)
             path = lab.file()
             queued = await pool.submit(jobs.returns, path, retries=3)
@@ -146,7 +146,7 @@ async def keys_are_dead(lab: Lab) -> None:
 async def with_an_older(lab: Lab, fn: Any, *args: Any, here: bool = False, **options: Any) -> tuple[Any, str]:
     """Run it beside an older use of its key, which finds the key limited; its handle, when it has ended."""
     path, chosen = lab.file(), keys(cancel_siblings=options.pop("cancel_siblings", True))
-    async with line(lab, chosen) if not here else TaskPool(max_concurrent=8, resources=chosen) as pool:
+    async with combined_pool(lab, chosen) if not here else TaskPool(max_concurrent=8, resources=chosen) as pool:
         first = await pool.submit(jobs.older, path)
         await until(lambda: "older a" in lines(path))
         handle = await pool.submit(fn, path, *args, **options)
@@ -158,7 +158,7 @@ async def with_an_older(lab: Lab, fn: Any, *args: Any, here: bool = False, **opt
     return handle, path
 
 
-SIBLING = "an older use of its key finds it limited or dead (*sibling cancelled*)"
+SIBLING = "an older use of its key finds the key limited or dead (*sibling cancelled*)"
 
 
 @tasks(SIBLING)
@@ -205,7 +205,7 @@ async def sibling_that_goes_on(lab: Lab) -> None:
 async def worker_is_lost(lab: Lab) -> None:
     assert await fails_and_repeats(lab, jobs.dies, headgate.WorkerLost) == [1, 2]
     await lab.rested()
-    async with line(lab, keys()) as pool:
+    async with combined_pool(lab, keys()) as pool:
         path = lab.file()
         handle = await pool.submit(jobs.dies_once, path, retries=1)
         assert (await handle, handle.snapshot().attempt, len(begun(path))) == ("a", 2, 2)
@@ -216,7 +216,7 @@ async def worker_is_lost(lab: Lab) -> None:
 async def worker_is_lost_beside_others(lab: Lab) -> None:
     """A task that always kills its worker takes nobody along who has a retry left."""
     await lab.rested()
-    async with line(lab, keys()) as pool:
+    async with combined_pool(lab, keys()) as pool:
         culprit = await pool.submit(jobs.dies_when_told, lab.path, retries=2)
         paths = [lab.file() for _ in range(6)]
         beside = [await pool.submit(jobs.waits, path, 0.3, retries=2) for path in paths]
@@ -229,7 +229,7 @@ async def worker_is_lost_beside_others(lab: Lab) -> None:
     await lab.rested()
 
 
-@tasks("no worker is there, or each refuses", apart=True)
+@tasks("no worker is ready, or every worker refuses", apart=True)
 async def no_worker_takes_it(lab: Lab) -> None:
     hook = jobs.factory(jobs.refuse_where_told(lab.path))
     async with WorkerPool(spawn=2, worker=hook) as workers:
@@ -268,7 +268,7 @@ async def workers_are_closed(lab: Lab) -> None:
 
 @tasks("its TaskPool is closed before it is submitted")
 async def pool_is_closed(lab: Lab) -> None:
-    async with line(lab, keys()) as pool:
+    async with combined_pool(lab, keys()) as pool:
         pass
     assert type(await lab.outcome(pool.submit(jobs.returns, lab.path, retries=1))) is headgate.PoolClosed
     assert begun(lab.path) == []
@@ -283,7 +283,7 @@ async def cannot_be_pickled(lab: Lab) -> None:
     assert await fails_and_repeats(lab, jobs.returns_a_lock, headgate.RemoteError) == [1, 2]
     chosen: Keys = ResourcePool([Resource("a", threading.Lock())])
     path = lab.file()
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         handle = await pool.submit(jobs.returns, path, retries=1)
         assert type(await lab.outcome(handle)) is headgate.InvalidType
         assert (handle.snapshot().attempt, begun(path), unused(chosen)) == (2, [], True)
@@ -294,7 +294,7 @@ async def calls_sys_exit(lab: Lab) -> None:
     for fn in (jobs.exits, jobs.interrupts):
         for retries in (0, 1):
             chosen, path = keys("a"), lab.file()
-            async with line(lab, chosen) as pool:
+            async with combined_pool(lab, chosen) as pool:
                 handle = await pool.submit(fn, path, retries=retries)
                 error = await lab.outcome(handle)
                 assert type(error) is headgate.RoutineExited
@@ -306,7 +306,7 @@ async def calls_sys_exit(lab: Lab) -> None:
 @tasks("it raises any other exception of its own")
 async def raises(lab: Lab) -> None:
     chosen = keys("a")
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         path = lab.file()
         handle = await pool.submit(jobs.raises, path)
         assert (type(await lab.outcome(handle)), len(begun(path))) == (LookupError, 1)
@@ -333,7 +333,7 @@ async def timeout_of_its_routine(lab: Lab) -> None:
 @tasks("its `ttl` (until its first start) or its `deadline` comes while it is queued")
 async def expires(lab: Lab) -> None:
     chosen = keys("a")
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         path = lab.file()
         handle = await pool.submit(
             jobs.refuses, path, {"a": "cooldown"}, deadline=time.monotonic() + 1.5, ttl=0.2, retries=2
@@ -351,7 +351,7 @@ async def expires(lab: Lab) -> None:
 @tasks("its `deadline` comes while it runs")
 async def deadline(lab: Lab) -> None:
     chosen, path = keys("a"), lab.file()
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         handle = await pool.submit(jobs.waits, path, deadline=time.monotonic() + 1, retries=3)
         assert type(await lab.outcome(handle)) is TimeoutError
         assert (handle.status, len(begun(path)), ended(path)) == ("failed", 1, ["finally"])
@@ -360,7 +360,7 @@ async def deadline(lab: Lab) -> None:
 @tasks("`cancel()`")
 async def cancelled(lab: Lab) -> None:
     chosen, path, never = keys("a", max_in_flight=1), lab.file(), lab.file()
-    async with line(lab, chosen) as pool:
+    async with combined_pool(lab, chosen) as pool:
         running = await pool.submit(jobs.waits, path, retries=3)
         await until_begun(path)
         queued = await pool.submit(jobs.returns, never, retries=3)
@@ -483,7 +483,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@tasks("the client dies", apart=True)
+@tasks("the client's process is killed", apart=True)
 async def client_dies(lab: Lab) -> None:
     with started(DURABLE, lab.path) as client:
         pid, pool_id = (await asyncio.to_thread(read_line, client.stdout)).split()
@@ -506,12 +506,12 @@ async def client_dies(lab: Lab) -> None:
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
-@tasks("a stream has given out its first item, and then any of these", complete=False)
+@tasks("one of these happens after a stream has given its first item", complete=False)
 async def open_stream(lab: Lab) -> None:
     await lab.rested()
     for end in ("raises", "refused", "lost", "older"):
         chosen, path = keys(), lab.file()
-        async with line(lab, chosen) as pool:
+        async with combined_pool(lab, chosen) as pool:
             if end == "older":
                 first = await pool.submit(jobs.older, path)
                 await until(lambda path=path: "older a" in lines(path))
