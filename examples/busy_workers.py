@@ -1,4 +1,4 @@
-"""A worker that says no. Its hook refuses a call while it has enough, and the call goes to the next worker."""
+"""A worker can refuse calls. Its hook refuses a call while the worker is busy, and the call goes to the next worker."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from headgate import LocalWorker, NoWorkersAvailable, WorkerPool, routine
 
 
 def at_most_two(context):
-    """True refuses. `context.task` tells which call it is, by id and tag."""
+    """Return True to refuse the call. `context.task` has the id and the tag of the call."""
     return context.active_task_count >= 2
 
 

@@ -1,4 +1,4 @@
-"""A value that cannot be read where it arrives: it is dropped with a warning, the result is not. Unless you say so."""
+"""A context value that cannot be read on the other side is dropped with a warning; strict mode raises the warning."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ trace = headgate.ContextVar("trace", default="no trace")
 
 
 class Span:
-    """Cannot be read in another process: as with a class that the other side does not have."""
+    """An object that cannot be read in another process, like one whose class does not exist there."""
 
     def __reduce__(self):
         return only_in, (os.getpid(),)
@@ -24,14 +24,14 @@ def only_in(pid):
 
 @headgate.routine
 async def answer():
-    trace.set(Span())  # goes back with the result, and cannot be read there
+    trace.set(Span())  # is sent back with the result, and cannot be read by the caller
     return 42
 
 
 async def main():
     async with headgate.WorkerPool(spawn=1):
         with warnings.catch_warnings():
-            warnings.simplefilter("default", headgate.ContextDecodeWarning)  # it is shown on stderr
+            warnings.simplefilter("default", headgate.ContextDecodeWarning)  # the warning is shown on stderr
             print("lenient:", await answer(), "and", trace.get())
 
         with warnings.catch_warnings(record=True) as seen:

@@ -1,4 +1,4 @@
-"""Whose request is it? Set once, and known wherever the request goes: to workers, nested calls and streams."""
+"""Set the tenant of a request once, and read it wherever the request goes: on workers, in nested calls, in streams."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ workers = headgate.ContextVar("workers", default=frozenset())
 
 @headgate.routine
 async def look_up(word):
-    """Nobody passes the tenant to it. What it sets is set for whoever waits for it, too."""
+    """Read the tenant without a parameter for it. What this function sets is also set for its caller."""
     spent.set(spent.get() + len(word))
     workers.set(workers.get() | {os.getpid()})
     return f"{word} of {tenant.get()}"
@@ -20,7 +20,7 @@ async def look_up(word):
 
 @headgate.routine
 async def handle(*words):
-    """Runs on one worker, and its calls on both."""
+    """Runs on one worker; its nested calls run on both."""
     return [await look_up(word) for word in words]
 
 
@@ -32,7 +32,7 @@ async def pages(count):
 
 
 async def request(name, *words):
-    """A task of its own has values of its own."""
+    """Runs as a separate task, so its values are separate too."""
     tenant.set(name)
     return await handle(*words), spent.get(), len(workers.get() - {os.getpid()})
 
@@ -51,7 +51,7 @@ async def main():
         async for page in pages(3):
             print(page, "- spent so far:", spent.get())
             if spent.get() == 6:
-                tenant.set("bolt")  # the generator has it from its next step on
+                tenant.set("bolt")  # the generator sees it from its next step on
         tenant.reset(token)
         print(await look_up("door"))
 

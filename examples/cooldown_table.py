@@ -1,4 +1,4 @@
-"""Each cooldown in a row is longer than the last. On the virtual loop of headgate.testing, minutes pass at once."""
+"""Each cooldown in a row is longer than the last. On the virtual loop of headgate.testing, waiting takes no time."""
 
 import headgate
 from headgate.resources import CooldownResource, Pool, Resource
@@ -22,7 +22,7 @@ async def ask(resource):
 
 def tell(event):
     if event.name == "resource_cooled":
-        print(f"{event.resource_id} rests {event.seconds:.0f} s, {event.consecutive} in a row")
+        print(f"{event.resource_id} cools down for {event.seconds:.0f} s, {event.consecutive} in a row")
 
 
 async def main():

@@ -1,4 +1,4 @@
-"""A plain function that computes. It is awaited like any routine, and runs in a thread of a worker: on another core."""
+"""A plain function that computes: it is awaited like any routine, and runs in a thread of a worker, on another core."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ async def main():
     async with WorkerPool(spawn=2):
         work = asyncio.gather(*(primes_below(2_000_000) for _ in range(4)))
         turns = 0
-        while not work.done():  # the loop here is free all the while
+        while not work.done():  # meanwhile this process's loop is free
             await asyncio.sleep(0.001)
             turns += 1
         counts, pids = zip(*await work, strict=True)

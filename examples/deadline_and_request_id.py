@@ -1,4 +1,4 @@
-"""What differs from call to call goes to run() itself. From rotapool's README; only the import line is different."""
+"""Options of one call are passed to run(). From rotapool's README; only the import line is different."""
 
 import asyncio
 import time

@@ -1,11 +1,12 @@
-"""make demo: three tenants, six keys, two workers, one of them killed, and an API that pushes back. No call is lost.
+"""make demo: three tenants, six keys, two workers, one of them killed, and an API that refuses calls. No call is lost.
 
-All of it is one TaskPool with `resources=` and `workers=`. One tenant floods, and they take turns. A call starts when
-there is a slot and a key for it, and runs on a worker process. If its key is rate-limited or revoked, the call is
-queued again and goes on with another; a third of the way one worker is killed, and the calls it had are queued again
-too. On a terminal live tables show that; in a pipe, plain lines do. At the end: how long each tenant waited, and how
-long it would have first in first out; the story of the call that had most trouble; and what was lost. There is no
-network: the API is examples/upstream.py. Exit code 0, or 1 if a call was lost, or 130 after Ctrl-C.
+The whole demo is one TaskPool with `resources=` and `workers=`. One tenant submits too much, and the tenants take
+turns. A call starts when there is a slot and a key for it, and runs on a worker process. If its key is rate-limited or
+revoked, the call is queued again and uses another key. When a third of the calls are answered, one worker is killed,
+and its calls are queued again too. A terminal shows live tables, a pipe plain lines. At the end the demo prints how
+long each tenant waited, and how long it would have waited with first in first out; the story of the call with the most
+attempts; and how many calls were lost. There is no network: the API is examples/upstream.py. Exit code 0, or 1 if a
+call was lost, or 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from itertools import pairwise
 from typing import Any
 
 from screen import Cell, Column, Frame, Grid, Screen, bar, say, screen_for
-from tenants import TENANTS, Service, Turn, comparison_of, in_one_line, submit_all
+from tenants import TENANTS, Service, Turn, comparison_of, first_in_first_out, submit_all
 from upstream import Bucket, Upstream, request
 
 import headgate
@@ -56,16 +57,16 @@ WORKERS = 2
 
 
 def make_keys() -> ResourcePool[str]:
-    """Six keys. A 429 that does not say for how long rests its key as the table says: here for seconds, not minutes.
+    """Make six keys. After a 429 without Retry-After a key cools down as the table says: here seconds, not minutes.
 
-    `max_in_flight` keeps forty waiting calls from falling upon the first key that is back.
+    `max_in_flight` prevents that forty waiting calls all use the first key that is back.
     """
     keys = [Resource(f"key-{number}", secret, max_in_flight=4) for number, secret in enumerate(BUCKETS, 1)]
     return ResourcePool(keys, max_attempts=50, cooldown_table=(1.0, 2.0, 3.0), name="demo")
 
 
 async def ask(key: Resource[str], api: str, question: str) -> str:
-    """On a worker: one request, and what its answer says about the key."""
+    """Runs on a worker: send one request, and raise a signal if the answer says something about the key."""
     answer = await request(api, key.value, question)
     if answer.status == 429:
         raise CooldownResource(parse_retry_after(answer.headers.get("retry-after")), "rate limited")
@@ -78,7 +79,7 @@ async def ask(key: Resource[str], api: str, question: str) -> str:
 
 @dataclass
 class Stage:
-    """Where the calls are played."""
+    """The pools and the API of one run."""
 
     keys: ResourcePool[str]
     workers: headgate.WorkerPool
@@ -89,13 +90,13 @@ class Stage:
     handles: list[TaskHandle[str]] = field(default_factory=list)
 
     async def submit(self, tenant: str, number: int) -> None:
-        """One call for one tenant. It may run twice, so it has `retries`: if its worker is lost, it runs on another."""
+        """Submit one call. It may run twice, so it has `retries`: if its worker is lost, it runs on another."""
         handle = await self.tasks.submit(ask, self.api, f"call {number}", key=tenant, retries=5)
         self.handles.append(handle)
         handle.on_end(self.ended)
 
     def ended(self, handle: TaskHandle[str]) -> None:
-        """A third of the calls are answered: a worker dies. Half of them: a key does."""
+        """Kill a worker when a third of the calls are answered, and revoke a key when half of them are."""
         chronicle = self.chronicle
         if handle.status != "completed":
             return
@@ -106,7 +107,7 @@ class Stage:
             self.upstream.revoke(REVOKED)
 
     def kill_a_worker(self) -> None:
-        """The one that has most to lose."""
+        """Kill the worker with the most calls in flight."""
         victim = max(self.workers.workers(), key=lambda worker: worker.in_flight)
         self.chronicle.tell(f"worker {victim.pid} is killed, with {victim.in_flight} calls in flight")
         self.chronicle.counts["killed"] += 1
@@ -122,7 +123,7 @@ class Stage:
         return Service(sorted(turns, key=lambda turn: turn.started), self.tasks.stats().jain)
 
     def unlucky(self) -> TaskHandle[str]:
-        """The call with most attempts, and among those the one that has most to tell."""
+        """The call with the most attempts, and among those the one with the longest story."""
         return max(self.handles, key=lambda handle: (handle.attempt, handle.story().count("\n")))
 
     def right(self) -> int:
@@ -138,7 +139,7 @@ SHORT = {"ok": "ok", "cooldown": "429", "disable": "401", "retry": "502", "sibli
 
 @dataclass
 class Chronicle:
-    """What happened so far, told by events. All that happens to one call has the id of its handle."""
+    """What happened so far, collected from events. All events of one call have the id of its handle."""
 
     calls: int
     screen: Screen
@@ -187,7 +188,7 @@ class Chronicle:
                     self.tell(f"worker {pid} takes its place")
 
     def follow(self, number: str, route: list[tuple[str, str]]) -> None:
-        """A call has ended: by way of which keys?"""
+        """Report which keys a finished call has used."""
         if len(route) > 1:
             self.counts["failovers"] += sum(one[0] != other[0] for one, other in pairwise(route))
             self.tell(f"call {number}: " + " -> ".join(f"{key} {outcome}" for key, outcome in route))
@@ -296,7 +297,7 @@ def summary_of(stage: Stage) -> str:
 
 
 async def play(keys: ResourcePool[str], upstream: Upstream, chronicle: Chronicle, slots: int) -> Stage:
-    """All calls, to their end."""
+    """Run all calls to their end."""
     unsubscribe = [headgate.subscribe(chronicle.hear, topic) for topic in ("lifecycle", "resources", "workers")]
     try:
         with tempfile.TemporaryDirectory(prefix="headgate-demo-") as folder:
@@ -339,13 +340,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
     options = parser.parse_args()
-    logging.getLogger("headgate").setLevel(logging.ERROR)  # the screen tells what is logged as warnings
+    logging.getLogger("headgate").setLevel(logging.ERROR)  # the screen shows what is logged as warnings
     screen = screen_for(sys.stdout, plain=options.plain, rows_needed=len(BUCKETS) + len(TENANTS) + 14)
     keys, upstream, chronicle = make_keys(), Upstream(BUCKETS, seed=options.seed), Chronicle(options.calls, screen)
     try:
         stage = asyncio.run(play(keys, upstream, chronicle, options.slots))
         summary, served = summary_of(stage), stage.served()
-        say(comparison_of(served, in_one_line(served.turns), first=3 * options.slots))
+        say(comparison_of(served, first_in_first_out(served.turns), first=3 * options.slots))
         if stage.handles:
             say(f"\nThe call that had most trouble\n{stage.unlucky().story()}")
         say(summary)

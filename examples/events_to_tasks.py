@@ -1,4 +1,4 @@
-"""Webhook events become tasks of a named pool, with its order and its limits. A bad event stops nothing."""
+"""Webhook events become tasks of a named pool, with its order and its limits. A bad event does not stop the others."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def review(title):
 
 
 def task_for(event):
-    title = event["pull"]["title"]  # a factory may raise: consume() goes on with the next event
+    title = event["pull"]["title"]  # may raise: then consume() continues with the next event
     return lambda: review(title)
 
 

@@ -1,4 +1,4 @@
-"""Four jobs, two GPUs, two workers: a job has a GPU and a worker of its own, and a plain function computes there."""
+"""Four jobs, two GPUs, two workers: each job has its own GPU and its own worker, where a plain function computes."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ def train(gpu, url, job):
 
 
 async def losses(gpu, job):
-    """A stream: GPU and worker are its own from the first item to the last."""
+    """A stream, which holds a GPU and a worker from its first item to its last."""
     for epoch in range(1, 5):
         await asyncio.sleep(0.01)
         yield f"{job} {1 / epoch:.2f}"
@@ -38,7 +38,7 @@ async def main():
             print(*[loss async for loss in pool.stream(losses, "job-5")], sep=", ")
 
 
-# The storage that jobs read from: it sees which GPU has how many jobs.
+# The storage that jobs read from. It counts the jobs on each GPU.
 now, most = Counter(), Counter()
 
 

@@ -1,4 +1,4 @@
-"""Hold a resource for several steps. A lease retries nothing, but a signal raised in it still teaches the pool."""
+"""Hold a resource for several steps. A lease retries nothing, but the pool learns from a signal raised in it."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from headgate import CooldownResource, DisableResource, Resource, ResourcePool
 
 
 class Browser:
-    """Stands for a webdriver session; one of them has crashed."""
+    """In place of a webdriver session; one of them has crashed."""
 
     def __init__(self, crashed=False):
         self.crashed = crashed

@@ -10,14 +10,14 @@ from small_upstream import Reply, get, serve
 from headgate import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation, TaskPool
 from headgate.resources import parse_retry_after
 
-free = Resource("free", "sk-aaa", max_in_flight=1)  # no more at a time than the provider bears
+free = Resource("free", "sk-aaa", max_in_flight=1)  # not more at a time than the provider allows
 old = Resource("old", "sk-bbb", max_in_flight=4)
 paid = Resource("paid", "sk-ccc", max_in_flight=4)
 keys = ResourcePool([free, old, paid])
 
 
 async def complete(key, prompt, url):
-    """One call with one key. What it raises tells what to do with the key; the prompt is queued again."""
+    """Make one call with one key. A signal tells the pool what to do with the key, and the prompt is queued again."""
     reply = await get(f"{url}/complete?{prompt}", {"Authorization": f"Bearer {key.value}"})
     if reply.status == 429:
         raise CooldownResource(parse_retry_after(reply.headers.get("retry-after")), "429")
@@ -31,7 +31,7 @@ async def complete(key, prompt, url):
 async def main():
     async with serve(provider) as url, TaskPool("batch", max_concurrent=8, resources=keys) as pool:
         prompts = [f"Q{number}" for number in range(30)]
-        # A refusal spends one of max_attempts (3 by default), waiting for a key spends none.
+        # A refusal costs one of max_attempts (3 by default); waiting for a key costs nothing.
         answers = pool.map(partial(complete, url=url), prompts, max_attempts=20)
         print(*[answer async for answer in answers])  # in the order of the prompts
         for name, seen in keys.snapshot().items():

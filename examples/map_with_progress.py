@@ -1,4 +1,4 @@
-"""One function over many items through a pool: in order or as they are done, in constant memory, with progress."""
+"""One function over many items through a pool: in order or as they are completed, in constant memory, with progress."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from headgate import TaskPool
 
 
 async def pages():
-    """Any iterable will do, also one that never ends."""
+    """A source of items. Any iterable works, also an endless one."""
     for number in range(1, 9):
         yield number
 
@@ -20,7 +20,7 @@ async def fetch(page):
 
 async def main():
     async with TaskPool("fetch", max_concurrent=4) as pool:
-        # Progress goes to stderr: a bar on a terminal where rich is installed, else lines.
+        # Progress goes to stderr: a bar on a terminal if rich is installed, else lines.
         found = [page async for page in pool.map(fetch, pages(), return_exceptions=True, progress="pages")]
         print("in order:", *found)
 
@@ -31,7 +31,7 @@ async def main():
             async for page in pool.map(fetch, pages()):
                 print("got", page)
         except LookupError as error:
-            print("stopped:", error)  # and what was outstanding is cancelled
+            print("stopped:", error)  # and the outstanding tasks are cancelled
 
 
 asyncio.run(main())

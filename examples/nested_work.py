@@ -1,4 +1,4 @@
-"""Recursion through a pool of two slots. A task that waits lends its slot to the work it waits for: no deadlock."""
+"""Recursion through a pool of two slots. A task that waits for another lends its slot, so there is no deadlock."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The paid key first, the free one only while the paid key rests. From rotapool's README, but for the import line."""
+"""The paid key first, the free one only while the paid key cools down. From rotapool's README, with another import."""
 
 import asyncio
 
@@ -26,9 +26,9 @@ async def ask_when_paid_is_limited(resource):
 async def main():
     print("healthy:", [await pool.run(ask) for _ in range(3)])
     print("limited:", await pool.run(ask_when_paid_is_limited, retry_delay=0))
-    print("resting:", [await pool.run(ask) for _ in range(3)])
+    print("cooling:", [await pool.run(ask) for _ in range(3)])
     await asyncio.sleep(0.6)
-    print("rested: ", [await pool.run(ask) for _ in range(3)])
+    print("later:  ", [await pool.run(ask) for _ in range(3)])
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""A pipeline that remembers. After a restart a completed key gives its stored result, and the unfinished is stale."""
+"""A durable pipeline: after a restart a completed key gives its stored result, and unfinished tasks are stale."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from headgate.stores import JsonLinesStore
 async def fetch(page):
     print("  fetching", page, flush=True)
     if page == "two" and len(sys.argv) > 1:
-        os._exit(1)  # the process is gone, in the middle of its work
+        os._exit(1)  # the process ends in the middle of its work
     return {"page": page, "size": (3, 4)}
 
 

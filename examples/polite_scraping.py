@@ -1,4 +1,4 @@
-"""Pages of three sites through three proxies: the sites in turn, at most two at a time for each, and a proxy dies."""
+"""Pages of three sites through three proxies: the sites take turns, at most two pages at a time each; a proxy dies."""
 
 import asyncio
 from collections import Counter
@@ -9,14 +9,14 @@ from headgate import CooldownResource, Resource, ResourcePool, TaskPool, fair_ro
 
 WANTS = {
     "news.example.com": {},
-    "shop.example.com": {"tags": ["home"]},  # it answers to such proxies only
-    "maps.example.com": {"exclude": ["proxy-3"]},  # it has banned that one
+    "shop.example.com": {"tags": ["home"]},  # answers only to proxies with this tag
+    "maps.example.com": {"exclude": ["proxy-3"]},  # has banned this proxy
 }
 TAGS = {"proxy-1": ["home"], "proxy-2": [], "proxy-3": ["home"]}
 
 
 def classify(outcome):
-    """A proxy that does not answer rests. That a page is missing says nothing about the proxy."""
+    """Fetch one page. A proxy that does not answer cools down; a missing page says nothing about the proxy."""
     return CooldownResource(60, "no answer") if isinstance(outcome, ConnectionError) else None
 
 
@@ -25,11 +25,11 @@ async def fetch(proxy, site, page):
 
 
 async def main():
-    async with serve(sites) as url:  # one small server plays all proxies, and the sites behind them
+    async with serve(sites) as url:  # one small server in place of all proxies and sites
         proxies = ResourcePool(
             [Resource(name, url, max_in_flight=3, tags=TAGS[name]) for name in TAGS],
             classify=classify,
-            cancel_siblings=False,  # what is under way may still come: no page is asked for twice
+            cancel_siblings=False,  # running requests may still succeed: do not ask for a page twice
         )
         polite = {"queue": fair_round_robin("host"), "max_concurrent_per_key": 2}
         async with TaskPool("pages", max_concurrent=9, resources=proxies, **polite) as pool:
@@ -47,7 +47,7 @@ async def sites(request):
     site, proxy = request.headers["host"], request.headers["via"]
     visits[proxy] += 1
     if proxy == "proxy-2" and visits[proxy] > 2:
-        raise ConnectionResetError  # it is dead: the connection is closed without an answer
+        raise ConnectionResetError  # the dead proxy closes the connection without an answer
     now[site] += 1
     most[site] = max(most[site], now[site])
     await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Who goes next? The same six tasks under each strategy. `QueueStrategy` is from Harn's pool library."""
+"""Which task is next? The same six tasks under each strategy. `QueueStrategy` is from Harn's pool library."""
 
 import asyncio
 

@@ -8,7 +8,7 @@ pool = ResourcePool({"key-1": "sk-aaa", "key-2": "sk-bbb", "key-3": "sk-ccc"})
 
 
 async def ask(key, prompt):
-    """Stands for a request to an API that limits its callers."""
+    """In place of a request to an API that limits its callers."""
     status = {"key-1": 429, "key-2": 401}.get(key.resource_id, 200)
     if status == 429:
         raise CooldownResource(cooldown_seconds=30, reason="rate limited")

@@ -1,4 +1,4 @@
-"""A routine that calls itself. Inside a worker a nested call goes to the workers of the same pool, itself included."""
+"""A routine that calls itself. A nested call goes to the workers of the same pool, also to the caller's own worker."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ async def fib(n: int) -> int:
 
 @headgate.routine
 async def who_runs(calls: int) -> set[int]:
-    """The processes that so many nested calls run in."""
+    """Make so many nested calls and return the processes that they run in."""
     return set(await asyncio.gather(*(where() for _ in range(calls))))
 
 
@@ -32,8 +32,8 @@ async def main():
         print(await fib(7))
         pids = {worker.pid for worker in pool.workers()}
         print("nested calls went to all workers:", await who_runs(10) == pids)
-        with headgate.do_dispatch(False):  # here, nested calls too
-            print("and not, if they are not to:", await who_runs(10) == {os.getpid()})
+        with headgate.do_dispatch(False):  # in this process, nested calls too
+            print("with do_dispatch(False) they stay here:", await who_runs(10) == {os.getpid()})
 
 
 asyncio.run(main())

@@ -6,7 +6,7 @@ from headgate.resources import Pool, Resource
 
 
 class Webdriver:
-    """Stands for a browser session."""
+    """In place of a browser session."""
 
 
 pools = {

@@ -6,7 +6,7 @@ from headgate import fair_round_robin, pool_create, pool_wait
 
 
 async def agent_loop(task, system_prompt):
-    """Stands for an agent that works for a while."""
+    """In place of an agent that works for a while."""
     await asyncio.sleep(0.01)
     return f"done: {task} ({system_prompt})"
 
@@ -24,9 +24,9 @@ async def main():
     )
     print(handle.status, "in", handle.pool)
 
-    result = await pool_wait(handle)  # a snapshot; it never raises for the task's own failure
+    result = await pool_wait(handle)  # a snapshot; it does not raise if the task failed
     print(result.status, "-", result["result"])
-    print(await handle)  # the result itself, as often as you like
+    print(await handle)  # the result itself; a handle can be awaited many times
     await pool.close()
 
 

@@ -1,4 +1,4 @@
-"""Keys change while calls run: `reconcile` takes the new list and keeps the health of those that stay."""
+"""Keys change while calls run: `reconcile` takes the new list and keeps the health of the keys that stay."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def main():
     slow = asyncio.create_task(pool.run(ask))  # starts with the old key, and ends with it
     await asyncio.sleep(0)
     await pool.reconcile({"key-1": "sk-new", "key-2": "sk-bbb", "key-3": "sk-ccc"})
-    show("after: ")  # key-1 has another value: it is another resource. key-2 stays, and still rests
+    show("after: ")  # key-1 has another value, so it is another resource. key-2 is still cooling
     print("in flight meanwhile:", await slow)
     print("from now on:", sorted([await pool.run(ask), await pool.run(ask)]))
 

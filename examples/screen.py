@@ -1,4 +1,4 @@
-"""Where the demo is seen: a table redrawn in place on a terminal, plain lines anywhere else.
+"""The output of the demo: a table that is redrawn in place on a terminal, plain lines anywhere else.
 
 It knows nothing of pools: it is given a title, tables of cells, and lines of text.
 """
@@ -50,11 +50,11 @@ class Frame:
     grids: Sequence[Grid]
     totals: str
     aside: str
-    """Cut short where there is no room."""
+    """Shorten a text to this width."""
 
 
 def say(text: str, out: TextIO = sys.stdout) -> None:
-    """Print it. When nobody reads any more (`make demo | head`), end as by Ctrl-C, and in silence."""
+    """Print a text. If the reader of a pipe is gone (`make demo | head`), end silently, as after Ctrl-C."""
     try:
         print(text, file=out, flush=True)
     except BrokenPipeError:
@@ -65,7 +65,7 @@ def say(text: str, out: TextIO = sys.stdout) -> None:
 
 
 class Lines:
-    """Every piece of news on a line of its own, and the totals now and then. For pipes and files."""
+    """Prints each piece of news on a separate line, and the totals from time to time. For pipes and files."""
 
     pace = 1.0
     """Seconds between frames."""
@@ -89,7 +89,7 @@ class Lines:
 
 
 class Table:
-    """A frame drawn over the one before, with the latest news below. For terminals."""
+    """Draws each frame over the previous one, with the latest news below. For terminals."""
 
     pace = 0.1
     news_kept = 3
@@ -151,11 +151,11 @@ Screen = Lines | Table
 
 
 def screen_for(out: TextIO, *, plain: bool, rows_needed: int) -> Screen:
-    """A table if it can be drawn here, else lines."""
+    """Choose a table if it can be drawn here, else lines."""
     if plain or not out.isatty() or os.environ.get("TERM") == "dumb":
         return Lines(out)
     if shutil.get_terminal_size().lines < rows_needed:
-        return Lines(out)  # what has scrolled away cannot be drawn over
+        return Lines(out)  # text that has scrolled away cannot be overwritten
     return Table(out, coloured=not os.environ.get("NO_COLOR"))
 
 

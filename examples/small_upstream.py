@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks for. To a proxy the target is a whole address, else a path."""
+    """A request. For a proxy the target is a whole address, otherwise a path."""
 
     target: str
     headers: Mapping[str, str]
@@ -27,7 +27,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What comes back. Names of headers are in lower case."""
+    """An answer. Names of headers are in lower case."""
 
     status: int
     text: str = ""
@@ -36,7 +36,7 @@ class Reply:
 
 @asynccontextmanager
 async def serve(answer: Callable[[Request], Awaitable[Reply]]) -> AsyncIterator[str]:
-    """A block in which `answer` is asked for each request; gives the address."""
+    """Context manager of a server that calls `answer` for each request; gives its address."""
     visits: set[asyncio.Task[None]] = set()
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +49,7 @@ async def serve(answer: Callable[[Request], Awaitable[Reply]]) -> AsyncIterator[
             writer.write(_written(f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", reply))
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # who asked went away, or the answer is to go away
+            pass  # the client closed the connection, or `answer` wants it closed
         except asyncio.CancelledError:
             pass  # the block is left
         finally:
@@ -68,7 +68,7 @@ async def serve(answer: Callable[[Request], Awaitable[Reply]]) -> AsyncIterator[
 
 
 async def get(url: str, headers: Mapping[str, str] | None = None, *, proxy: str | None = None) -> Reply:
-    """GET this address, through that proxy if there is one. ConnectionError: nobody there, or no answer."""
+    """GET this address, through the proxy if one is given. Raises ConnectionError if there is no answer."""
     whole, parts = urlsplit(url), urlsplit(proxy or url)
     path = url if proxy else whole.path + (f"?{whole.query}" if whole.query else "")
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

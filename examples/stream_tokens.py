@@ -1,4 +1,4 @@
-"""Tokens of a pretend language model, streamed from workers: two answers at once, and the reader of one has enough."""
+"""Tokens of a pretend language model, streamed from workers: two answers at once, one of which is stopped early."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ ANSWERS = {
 
 @headgate.routine
 async def tokens(prompt):
-    """Runs on a worker, one token for each that is asked for. Whatever ends it, the model is free again."""
+    """Runs on a worker and produces one token for each that is read. However it ends, the model is free again."""
     said = 0
     try:
         for token in ANSWERS[prompt].split():
@@ -27,9 +27,9 @@ async def tokens(prompt):
 
 
 async def answer(prompt, enough=None):
-    """What was read of it, and the process that said it."""
+    """Read a stream; return the text and the process that produced it."""
     read, pids = [], set()
-    async with aclosing(tokens(prompt)) as stream:  # closes it at once when we leave early
+    async with aclosing(tokens(prompt)) as stream:  # closes the stream at once when we leave it early
         async for token, pid in stream:
             read.append(token)
             pids.add(pid)

@@ -15,7 +15,7 @@ async def fib(n: int):
 
 @headgate.routine
 async def nth(n: int) -> int:
-    """Waits for its children and holds nothing meanwhile: no recursion is too wide, even for one worker."""
+    """A routine that waits for others does not count against the worker's limit, so one worker is enough."""
     if n <= 1:
         return n
     async with asyncio.TaskGroup() as tg:
@@ -33,7 +33,7 @@ async def one_by_one(n: int):
 
 @headgate.routine
 async def callers(depth: int) -> list[str | None]:
-    """Who called each of the calls below this one, and who called this one."""
+    """Return the caller of this call and of each call below it."""
     task = headgate.current_task()
     below = await callers(depth - 1) if depth else [task.id]
     return [task.caller, *below]

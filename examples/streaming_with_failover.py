@@ -1,4 +1,4 @@
-"""A stream moves to another key until its first item; after that, what was said cannot be unsaid."""
+"""A stream moves to another key until its first item. After that, items cannot be taken back."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ pool = ResourcePool({"key-1": "sk-aaa", "key-2": "sk-bbb", "key-3": "sk-ccc"})
 
 
 async def tokens(key):
-    """An async generator: it stands for a streamed completion."""
+    """An async generator, in place of a streamed completion."""
     if key.resource_id == "key-1":
         raise CooldownResource(30, "429 before the first token")
     for word in ("keys", "come", "and", "go"):

@@ -1,4 +1,4 @@
-"""One tenant floods the pool, two others bring three tasks each: first in first out, and in turn."""
+"""One tenant submits too much, two others submit three tasks each: first in first out, and in turn."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def serve(queue):
 
     async with TaskPool(max_concurrent=1, queue=queue) as pool:
         gate = asyncio.Event()
-        await pool.submit(gate.wait)  # everything below queues behind it
+        await pool.submit(gate.wait)  # holds the only slot while the others queue
         for number in range(1, 13):
             await pool.submit(work, f"F{number}", key="flood")
         for tenant in ("ann", "bob"):

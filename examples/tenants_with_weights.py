@@ -1,4 +1,4 @@
-"""Three tenants share two API keys: one pays for three shares, one for two. And what became of a single question."""
+"""Three tenants share two API keys: one pays for three shares, one for two. At the end, the story of one question."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from headgate.resources import parse_retry_after
 
 one, two = Resource("key-1", "sk-aaa", max_in_flight=2), Resource("key-2", "sk-bbb", max_in_flight=2)
 keys = ResourcePool([one, two], strategy="primary_backup", name="keys")
-shares = fair_share("tenant", weights={"acme": 3, "bolt": 2})  # who is not named has one
+shares = fair_share("tenant", weights={"acme": 3, "bolt": 2})  # other tenants have one share
 turns = []
 
 
@@ -31,7 +31,7 @@ async def main():
             for tenant in ("acme", "bolt", "corp"):
                 await pool.submit(fn, tenant, question, tenant=tenant)
 
-        # These are the last of theirs. One does not wait for long, the other does not wait beyond a time.
+        # These two are the last of their tenants. One has a limited waiting time, the other a deadline.
         short = await pool.submit(fn, "corp", "short", tenant="corp", ttl=0.02)
         until = await pool.submit(fn, "bolt", "until", tenant="bolt", deadline=time.monotonic() + 0.02)
         print([task.status for task in await pool_wait([short, until])])
@@ -43,7 +43,7 @@ async def main():
         print(hard.story())
 
 
-refusals = {"Bearer sk-aaa": "0.5", "Bearer sk-bbb": "60"}  # of the hard question: once with each key
+refusals = {"Bearer sk-aaa": "0.5", "Bearer sk-bbb": "60"}  # for the hard question, once with each key
 
 
 async def api(request):

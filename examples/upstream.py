@@ -1,4 +1,4 @@
-"""A made-up API, as unkind as real ones: it limits each key, revokes keys, and sometimes breaks down.
+"""A made-up API that behaves like real ones: it limits each key, revokes keys, and sometimes fails.
 
 Each key has a token bucket. An empty bucket answers 429, mostly with Retry-After; a revoked key answers 401; a few
 requests meet a 502. Latency and failures are drawn from a seed. It listens on a Unix socket, so that workers reach it
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one request."""
+    """The answer to one request."""
 
     status: int
     body: str = ""
@@ -40,7 +40,7 @@ class Bucket:
         self.tokens, self.filled_at = self.burst, time.monotonic()
 
     def take(self) -> float:
-        """Take a token, or tell in how many seconds the bucket will be worth a visit again. 0: taken."""
+        """Take a token and return 0, or return the seconds until it is worth trying again."""
         now = time.monotonic()
         self.tokens = min(self.burst, self.tokens + (now - self.filled_at) * self.rate)
         self.filled_at = now
@@ -51,7 +51,7 @@ class Bucket:
 
 
 async def request(address: str, key: str, question: str) -> Answer:
-    """Ask the API that listens there."""
+    """Send a request to the API at this address."""
     reader, writer = await asyncio.open_unix_connection(address)
     try:
         writer.write(json.dumps({"key": key, "question": question}).encode() + b"\n")
@@ -61,7 +61,7 @@ async def request(address: str, key: str, question: str) -> Answer:
 
 
 class Upstream:
-    """The API itself. `listening` opens its only door."""
+    """The API itself. `listening` starts to serve it."""
 
     def __init__(self, buckets: Mapping[str, Bucket], *, seed: int, broken: float = 0.03) -> None:
         self._buckets = buckets
@@ -71,12 +71,12 @@ class Upstream:
         self._visits: set[asyncio.Task[None]] = set()
 
     def revoke(self, key: str) -> None:
-        """From now on this key is worth nothing."""
+        """Refuse this key from now on."""
         self._revoked.add(key)
 
     @asynccontextmanager
     async def listening(self, address: str) -> AsyncIterator[None]:
-        """A block in which it answers whoever connects."""
+        """Context manager in which the API answers requests."""
         server = await asyncio.start_unix_server(self._serve, address)
         try:
             yield
@@ -96,9 +96,9 @@ class Upstream:
             writer.write(json.dumps(asdict(answer)).encode() + b"\n")
             await writer.drain()
         except (ValueError, ConnectionError):
-            pass  # whoever asked was killed, or gave up
+            pass  # the client was killed, or gave up
         except asyncio.CancelledError:
-            pass  # the door is closed
+            pass  # the API is being closed
         finally:
             writer.close()
             self._visits.discard(visit)

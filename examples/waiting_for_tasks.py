@@ -25,7 +25,7 @@ async def main():
         outcomes = await pool_wait(handles)  # or: wait_agent(handles)
         for outcome in outcomes:
             print(outcome.status, outcome.result, repr(outcome.error))
-        assert await wait_agent(handles) == outcomes  # they have ended: at once, and the same
+        assert await wait_agent(handles) == outcomes  # the tasks have ended, so this returns the same at once
 
         # Awaiting a handle gives the result, or raises.
         print(await handles[0])

@@ -1,4 +1,4 @@
-"""Six calls, two exclusive GPUs: fail at once, or wait in line for the next free one."""
+"""Six calls, two exclusive GPUs: fail at once, or wait in a queue for the next free one."""
 
 import asyncio
 
@@ -23,9 +23,9 @@ async def main():
     jobs = [f"job {number}" for number in range(6)]
     print("at once:")
     await asyncio.gather(*(start(job) for job in jobs))
-    print("in line, first come first served:")
+    print("waiting, first come first served:")
     await asyncio.gather(*(start(job, wait_for_capacity=True) for job in jobs))
-    print("in line, but not for long:")
+    print("waiting, but not for long:")
     await asyncio.gather(*(start(job, wait_for_capacity=True, within=0.02) for job in jobs))
 
 

@@ -1,4 +1,4 @@
-"""What a pool tells: events as they happen, a snapshot of now, and counters for metrics."""
+"""Watch a pool: events as they happen, a snapshot of its state, and counters for metrics."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def main():
 
 
 def on_event(event):
-    """Events are frozen and carry no secret; `to_dict()` is what a log or a dashboard wants."""
+    """Print an event. Events are frozen and contain no secret; `to_dict()` is for logs and dashboards."""
     facts = event.to_dict()
     usage = facts.get("usage") or {}
     which = facts.get("resource_id") or usage.get("resource_id") or facts.get("request_id")

@@ -37,7 +37,7 @@ async def main():
     print("tokens in the first 40 tasks:", dict(tokens))
 
     story = await serve(max_concurrent=8)
-    print("at once, at most:", story.most["long"])  # the others were done first, and nothing stands idle
+    print("at once, at most:", story.most["long"])  # the other tenants were done, and no slot stays idle
     story = await serve(max_concurrent=8, max_concurrent_per_key=2)
     print("with a cap of 2 for each:", dict(story.most))
     story = await serve(max_concurrent=8, max_concurrent_per_key={"long": 1})

@@ -663,8 +663,7 @@ async def loop_is_held_for_half_a_minute(lab: Lab) -> None:
 
 
 @calls(
-    "its worker is replaced because calls past their own `timeout` hold all its threads "
-    "for `max_overdue` (30) seconds",
+    "its worker is replaced because calls past their own `timeout` hold all its threads for `max_overdue` (30) seconds",
     apart=True,
 )
 async def thread_places_are_held(lab: Lab) -> None:

@@ -37,8 +37,8 @@ no_eligible: no eligible resource in pool... [HEADGATE-RES-001]
     "paid_then_free": """\
 healthy: ['paid-primary', 'paid-primary', 'paid-primary']
 limited: free-fallback
-resting: ['free-fallback', 'free-fallback', 'free-fallback']
-rested:  ['paid-primary', 'paid-primary', 'paid-primary']
+cooling: ['free-fallback', 'free-fallback', 'free-fallback']
+later:   ['paid-primary', 'paid-primary', 'paid-primary']
 """,
     "regions_with_limits": """\
 8 at once: {'region-us': 8}
@@ -46,13 +46,13 @@ rested:  ['paid-primary', 'paid-primary', 'paid-primary']
 20 at once: {'region-us': 8, 'region-eu': 8, 'region-asia': 4}
 """,
     "cooldown_table": """\
-key-1 rests 10 s, 1 in a row
-key-1 rests 30 s, 2 in a row
-key-1 rests 60 s, 3 in a row
-key-1 rests 120 s, 4 in a row
-key-1 rests 120 s, 5 in a row
+key-1 cools down for 10 s, 1 in a row
+key-1 cools down for 30 s, 2 in a row
+key-1 cools down for 60 s, 3 in a row
+key-1 cools down for 120 s, 4 in a row
+key-1 cools down for 120 s, 5 in a row
 200
-key-1 rests 10 s, 1 in a row
+key-1 cools down for 10 s, 1 in a row
 200
 """,
     "operation_shapes": """\
@@ -80,14 +80,14 @@ at once:
   job 5 has no GPU: no_eligible
   job 0 on gpu-0
   job 1 on gpu-1
-in line, first come first served:
+waiting, first come first served:
   job 0 on gpu-0
   job 1 on gpu-1
   job 2 on gpu-0
   job 3 on gpu-1
   job 4 on gpu-0
   job 5 on gpu-1
-in line, but not for long:
+waiting, but not for long:
   job 2 has no GPU: deadline
   job 3 has no GPU: deadline
   job 4 has no GPU: deadline
@@ -215,7 +215,7 @@ third run
     "recursive_fib": """\
 13
 nested calls went to all workers: True
-and not, if they are not to: True
+with do_dispatch(False) they stay here: True
 """,
     "streamed_fib": """\
 streamed: 0 1 1 2 3 5 8 13 21 34 55 89
