@@ -1,4 +1,4 @@
-"""Documents that open a WorkerPool are run in this process."""
+"""Fixture for documents that open a WorkerPool in the process of the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.workers import jobs
 
 @pytest.fixture(scope="session", autouse=True)
 def what_grpc_opens_once() -> None:
-    """gRPC keeps what it opened first until the process ends: not a leak of the document that happens to come first."""
+    """Open a WorkerPool once, because gRPC keeps its first files and threads until the process ends."""
 
     async def main() -> None:
         async with headgate.WorkerPool(spawn=1):

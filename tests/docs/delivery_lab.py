@@ -27,14 +27,14 @@ Body = Callable[["Lab"], Coroutine[Any, Any, None]]
 class Experiment(NamedTuple):
     heading: str
     rows: tuple[str, ...]
-    """The first cells of the rows that it shows to be true."""
+    """The first cells of the rows that it checks."""
     body: Body
     apart: bool
-    """Has it workers of its own? Such ones run side by side: they wait more than they compute."""
+    """Whether it has its own workers. Such experiments run at the same time: they wait more than they compute."""
     long: bool
-    """Does it wait for half a minute? Such ones run at full scale only."""
+    """Whether it waits for half a minute. Such experiments run at full scale only."""
     complete: bool
-    """Does it bring about every exception that its rows name?"""
+    """Whether it causes every exception that its rows name."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def named_in(cells: list[str]) -> set[str]:
 
 
 def _is_told(name: str) -> bool:
-    """Is it one that a row has to name? Those that experiments raise themselves are not."""
+    """Whether a row must name this exception; those that experiments raise themselves need no name."""
     found = getattr(headgate, name, None) or getattr(asyncio, name, None) or getattr(builtins, name, None)
     ours = isinstance(found, type) and issubclass(found, BaseException)
     return ours and name not in ("LookupError", "CooldownResource", "DisableResource", "RetryOperation")
@@ -87,7 +87,7 @@ def _is_told(name: str) -> bool:
 
 
 class Lab:
-    """What one experiment works with: workers, a file in which routines note what they do, and what callers got."""
+    """The tools of one experiment: workers, files in which routines write what they do, and what callers got."""
 
     def __init__(self, path: Path, pool: WorkerPool) -> None:
         self.path = str(path)
@@ -97,12 +97,12 @@ class Lab:
         self._files = 0
 
     def file(self) -> str:
-        """Another file to note things in."""
+        """Path of a new file for notes of routines."""
         self._files += 1
         return f"{self.path}.{self._files}"
 
     async def outcome(self, awaitable: Awaitable[Any]) -> Any:
-        """What its caller gets: the result, or the exception, which is remembered."""
+        """Return the result or the exception of an awaitable, and record the exception."""
         try:
             return await awaitable
         except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
@@ -117,28 +117,28 @@ class Lab:
 
 
 def begun(path: str) -> list[int]:
-    """The pid of the worker, for each time that it was begun."""
+    """The pids of the workers that began the routine, one for each run."""
     return [int(line.split()[1]) for line in lines(path) if line.startswith("begun ")]
 
 
 def ended(path: str) -> list[str]:
-    """What was noted after the beginnings."""
+    """The notes other than "begun"."""
     return [line for line in lines(path) if not line.startswith("begun ")]
 
 
 async def until_begun(path: str, count: int = 1) -> list[int]:
-    """Wait until it was begun so many times; the pids of the workers."""
+    """Wait until the routine was begun so many times; return the pids of the workers."""
     await until(lambda: len(begun(path)) >= count)
     return begun(path)
 
 
 def tell(path: str, word: str = "go") -> None:
-    """Make the file for which something waits."""
+    """Create the file that a routine waits for."""
     Path(f"{path}.{word}").touch()
 
 
 def untell(path: str, word: str) -> None:
-    """Remove it again."""
+    """Remove the file of `tell` again."""
     Path(f"{path}.{word}").unlink()
 
 

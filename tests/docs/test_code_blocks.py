@@ -1,9 +1,9 @@
-"""What the documents show is true: every ``python`` block of README.md and docs/*.md runs.
+"""Every ``python`` block of README.md and docs/*.md runs.
 
 The blocks of one file share one namespace and run in order, in an empty directory. A block that awaits at its top level
-runs on a virtual loop; in a file with the comment ``<!-- real time -->`` on a real one, for other processes do not know
-that time jumps. A block that defines ``test_...`` functions without parameters runs them too. A block after the comment
-``<!-- not run -->`` is left out.
+runs on a virtual loop, and in a file with the comment ``<!-- real time -->`` on a real loop, because other processes do
+not follow virtual time. A block that defines ``test_...`` functions without parameters runs them too. A block after the
+comment ``<!-- not run -->`` is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REAL_TIME = re.compile(r"^<!-- real time -->$", re.MULTILINE)
 
 class Block(NamedTuple):
     line: int
-    """Of the document, before the first line of code."""
+    """Number of the document's line before the first line of code."""
     source: str
 
     def compiled(self, name: str) -> CodeType:

@@ -1,9 +1,9 @@
-"""What docs/delivery.md promises is what happens: a real experiment for each row of its tables.
+"""A real experiment for each row of the tables in docs/delivery.md.
 
-The experiments are in `delivery_calls`, `delivery_tasks`, `delivery_blocked` and, for what the page says outside of its
-tables, in `delivery_prose`. Each names the rows that it shows to be true by their first cells. It brings about what the
-row tells of, with real workers, and looks how often the function has run, what its caller gets, and what `retries`
-change. The exceptions that callers got must be those that the row names.
+The experiments are in `delivery_calls`, `delivery_tasks`, `delivery_blocked` and, for sentences outside of the tables,
+in `delivery_prose`. Each names the rows that it checks by their first cells. It makes the event of the row happen with
+real workers, and checks how often the function has run, what its caller gets, and what `retries` change. The exceptions
+that callers got must be those that the row names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLES = tables_of(GUIDE.read_text("utf-8"))
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Apart]:
-    """Two workers for all experiments that are over soon. They may be killed: the next one waits for others."""
+    """Two workers for all short experiments. An experiment may kill them; the next one waits for new workers."""
     shared = Apart(spawn=2, lazy=False)
     shared.open()
     yield shared
@@ -39,7 +39,7 @@ def shared() -> Iterator[Apart]:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    """Workers are killed and replaced in a pool that outlives the test, and with them go and come connections."""
+    """Files and threads are not checked, because the shared pool replaces killed workers and their connections."""
     with no_leaks(files=False, threads=False):
         yield
 
@@ -60,10 +60,10 @@ def test_a_row_without_an_experiment_is_seen() -> None:
 
 
 def check_names(one: Experiment, lab: Lab) -> None:
-    """What callers got is what the row says, neither more nor less; of a row with several experiments, no more."""
+    """Check that callers got exactly the exceptions that the row names; with several experiments, no others."""
     if one.heading not in TABLES:
         return
-    skipped = 0 if one.heading == BLOCKED else 1  # how far it has run is not what anybody gets
+    skipped = 0 if one.heading == BLOCKED else 1  # the cell "has it run?" names nothing that a caller gets
     named = named_in([cell for row in one.rows for cell in TABLES[one.heading].get(row, [])[skipped:]])
     first = next(other for other in EXPERIMENTS if set(other.rows) & set(one.rows) and other.heading == one.heading)
     assert lab.got <= named, f"{one.name}: the row does not name {sorted(lab.got - named)}"
@@ -75,7 +75,7 @@ def check_names(one: Experiment, lab: Lab) -> None:
 
 
 def parameters() -> list[Any]:
-    """The experiments that run by themselves."""
+    """The experiments that use the shared workers, one test each."""
     found = []
     for one in EXPERIMENTS:
         marks: list[Any] = []
@@ -96,7 +96,7 @@ def test_it_is_as_the_row_says(experiment: Experiment, shared: Apart, tmp_path: 
 
 @pytest.mark.integration
 def test_it_is_as_the_row_says_with_workers_apart(shared: Apart, tmp_path: Path) -> None:
-    """All that have workers of their own, some side by side: one after the other they would take minutes."""
+    """All experiments with their own workers, eight at a time: one after the other they would take minutes."""
     apart = [one for one in EXPERIMENTS if one.apart and (SCALE >= 1 or not one.long)]
     labs = [Lab(tmp_path / one.name, shared.pool) for one in apart]
     places = asyncio.Semaphore(8)

@@ -1,4 +1,4 @@
-"""The table of states in docs/tasks.md is the one that the code obeys."""
+"""The table of states in docs/tasks.md has the same transitions as the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROW = re.compile(r"^\| (\w+) \| (\w+) \| (\S.*) \|$", re.MULTILINE)
 
 
 def rows_of(text: str) -> list[tuple[str, str]]:
-    """From and to of each row below the heading "States"."""
+    """The cells "from" and "to" of each row below the heading "States"."""
     section = re.search(r"^### States\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     assert section is not None, "there is no section 'States'"
     return [(was, becomes) for was, becomes, _ in ROW.findall(section[1]) if was != "from"]
