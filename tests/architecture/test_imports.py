@@ -70,6 +70,7 @@ PURE = (
     "resources/run_options.py",
     "resources/rotation.py",
     "resources/members.py",
+    "resources/pickers.py",
     "resources/strategies.py",
     "stores/codec.py",
     "stores/jsonl/compaction.py",

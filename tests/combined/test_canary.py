@@ -109,7 +109,7 @@ def test_r07_in_nothing_that_a_resource_pool_says(make: Callable[[str], Any], he
         return CooldownResource(0.01, f"{outcome}") if isinstance(outcome, KeyError) else None
 
     def hook(resource_id: str, *_: Any) -> None:
-        raise ValueError(f"hook of {keys._rotation.seats[resource_id].resource.value}")
+        raise ValueError(f"hook of {keys._engine.rotation.seats[resource_id].resource.value}")
 
     def listener(event: Any) -> None:
         raise ValueError(f"listener of {make('a')}")

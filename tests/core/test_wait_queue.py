@@ -8,13 +8,13 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.wait_queue import Line, Ticket
+from headgate.core.wait_queue import Ticket, WaitQueue
 
 Place = Ticket[str, str]
 
 
-def line_of(*wants: str) -> tuple[Line[Place], list[Place]]:
-    line: Line[Place] = Line()
+def line_of(*wants: str) -> tuple[WaitQueue[Place], list[Place]]:
+    line: WaitQueue[Place] = WaitQueue()
     tickets = [Place(want) for want in wants]
     for ticket in tickets:
         line.join(ticket)
@@ -156,7 +156,7 @@ def test_r43_a_line_is_a_list_that_is_walked_from_the_front(steps: list[tuple[st
             naive = [one for one in naive if one is not ticket]
         elif step == "serve":
             take = stock(str(what))
-            expected = [(one, thing) for one in naive if (thing := take(one.want))]
+            expected = [(one, thing) for one in naive if (thing := take(one.requirement))]
             assert [(one, one.grant) for one in line.serve(stock(str(what)))] == expected
             naive = [one for one in naive if one.grant is None]
         assert list(line) == naive

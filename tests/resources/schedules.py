@@ -42,6 +42,7 @@ from headgate import CooldownResource, DisableResource, PoolExhausted, Resource,
 from headgate.core.events import Event
 from headgate.core.topics import subscribe
 from headgate.resources.events import ResourceAcquired, ResourceReleased, SiblingCancelled
+from headgate.resources.stats import check
 from headgate.testing import Hang, Leak, run
 
 SIGNALS = (CooldownResource, DisableResource, RetryOperation)
@@ -425,9 +426,9 @@ class World:
             for resource_id, seen in pool.snapshot().items():
                 if seen["in_flight"]:
                     self.wrong(f"{seen['in_flight']} in flight at the end on {resource_id} of {pool.name}")
-            if len(pool._rotation.line):
+            if len(pool._engine.rotation.wait_queue):
                 self.wrong(f"somebody still stands in the line of {pool.name}")
-            pool._rotation.check(now())
+            check(pool._engine.rotation, now())
         for task in self.tasks:
             assert isinstance(task, CountingTask)
             mine = [attempt for attempt in self.attempts if attempt.task is task]
@@ -733,7 +734,7 @@ class World:
 
     def younger(self, attempt: Attempt, signal: BaseException) -> set[int]:
         """Whom a signal must ask to stop."""
-        if isinstance(signal, RetryOperation) or not attempt.call.pool._rotation._cancel_siblings:
+        if isinstance(signal, RetryOperation) or not attempt.call.pool._engine.rotation.cancel_siblings:
             return set()
         if attempt.resource.status == "disabled" and isinstance(signal, CooldownResource):
             return set()
@@ -744,7 +745,7 @@ class World:
             and other.usage > attempt.usage
             and other.asked is None
             and other.can_be_asked()
-            and other.call.pool._rotation._cancel_siblings
+            and other.call.pool._engine.rotation.cancel_siblings
         }
 
     # -- judging --

@@ -18,6 +18,7 @@ from headgate.resources import round_robin, sticky
 from headgate.resources.affinity import Rendezvous, stable_text
 from headgate.resources.members import Requirement, Use, WaitTicket
 from headgate.resources.rotation import Rotation
+from headgate.resources.stats import check
 from headgate.testing import run, virtual
 from tests.resources.support import Gate, ident, in_flight, keys
 
@@ -41,7 +42,7 @@ def favourite(rotation: Rotation, affinity: Any) -> str:
     flight = take(rotation, affinity)
     assert flight is not None
     rotation.ended(flight)
-    return flight.seat.resource.resource_id
+    return flight.member.resource.resource_id
 
 
 def homes(rotation: Rotation) -> dict[str, str]:
@@ -89,7 +90,7 @@ def test_r24_who_leaves_leaves_only_its_own(count: int) -> None:
 def test_r24_more_weight_takes_and_gives_nothing_else() -> None:
     rotation = rotation_of(*names(10))
     before = homes(rotation)
-    rotation.retag(rotation.seats["key-3"].resource, Resource("key-3", None, weight=4.0))
+    rotation.retag(rotation.members["key-3"].resource, Resource("key-3", None, weight=4.0))
     after = homes(rotation)
     assert {after[user] for user in USERS if after[user] != before[user]} == {"key-3"}
 
@@ -112,7 +113,7 @@ def test_r24_the_order_is_the_same_in_every_process_and_version() -> None:
         "from headgate.resources.rotation import Rotation\n"
         "r = Rotation([Resource(f'key-{n}', None) for n in range(7)], strategy=sticky(), cooldown_table=(1.0,))\n"
         "for one in ('ann', 7, b'ann', ('acme', 7)):\n"
-        "    print(r.acquire(0.0, affinity=one).seat.resource.resource_id)\n"
+        "    print(r.acquire(0.0, affinity=one).member.resource.resource_id)\n"
     )
     for seed in ("1", "2"):
         done = subprocess.run([sys.executable, "-c", script], env={**_ENV, "PYTHONHASHSEED": seed}, **_TEXT)
@@ -173,14 +174,14 @@ def fresh(members: dict[str, float]) -> Rendezvous:
 
 def order_of(rotation: Rotation, affinity: str) -> list[str]:
     """Whom it likes best, second best, and so on."""
-    return [name for _, name in fresh(dict.fromkeys(rotation.seats, 1.0)).favourites(stable_text(affinity))[0]]
+    return [name for _, name in fresh(dict.fromkeys(rotation.members, 1.0)).favourites(stable_text(affinity))[0]]
 
 
 def test_r24_the_favourite_while_it_is_eligible_and_then_the_next() -> None:
     rotation = rotation_of(*names(5), limit=1)
     order = order_of(rotation, "ann")
     flights = [take(rotation, "ann") for _ in range(5)]
-    assert [one and one.seat.resource.resource_id for one in flights] == order
+    assert [one and one.member.resource.resource_id for one in flights] == order
     assert take(rotation, "ann") is None
     assert flights[2] is not None
     rotation.ok(flights[2], 1.0)
@@ -213,14 +214,16 @@ def test_r24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monke
         tags = frozenset(chance.choice(["", "", "x"]))
         skip = frozenset(chance.sample(names(120), chance.choice([0, 0, 5, 100])))
         user = chance.choice(USERS[:3])
-        fit = {one.resource.resource_id for one in rotation.seats.values() if one.is_open and tags <= one.resource.tags}
+        fit = {
+            one.resource.resource_id for one in rotation.members.values() if one.is_open and tags <= one.resource.tags
+        }
         ranking = fresh(dict.fromkeys(fit - skip, 1.0))
         expected = ranking.nearest(stable_text(user), fit - skip)
         flight = take(rotation, user, Requirement(tags, skip)) if chance.random() < 0.9 else None
         if flight is not None:
             flights.append(flight)
-            assert flight.seat.resource.resource_id == expected
-        rotation.check(0.0)
+            assert flight.member.resource.resource_id == expected
+        check(rotation, 0.0)
 
 
 def test_r24_without_an_affinity_it_is_round_robin() -> None:
@@ -230,7 +233,7 @@ def test_r24_without_an_affinity_it_is_round_robin() -> None:
         mine, other = rotation.acquire(float(step)), plain.acquire(float(step))
         assert mine is not None
         assert other is not None
-        assert mine.seat.resource.resource_id == other.seat.resource.resource_id
+        assert mine.member.resource.resource_id == other.member.resource.resource_id
         if step % 3:
             rotation.ok(mine)
             plain.ok(other)
@@ -280,13 +283,13 @@ def test_r25_a_waiter_is_given_its_favourite_of_what_is_free() -> None:
         rotation.disable(name)
     ticket = WaitTicket(Requirement(), rotation, affinity="ann")
     for name in names(5):
-        rotation.seats[name].resource.status = "cooling_down"
-        rotation.seats[name].resource.cooldown_until = 30.0
-        rotation.cooling.append((30.0, rotation.seats[name].index, rotation.seats[name]))
-    rotation.line.join(ticket)
+        rotation.members[name].resource.status = "cooling_down"
+        rotation.members[name].resource.cooldown_until = 30.0
+        rotation.cooling.append((30.0, rotation.members[name].index, rotation.members[name]))
+    rotation.wait_queue.join(ticket)
     rotation.advance(30.0)
     assert ticket.grant is not None
-    assert ticket.grant.seat.resource.resource_id == order[0]
+    assert ticket.grant.member.resource.resource_id == order[0]
 
 
 def test_r25_a_waiter_takes_what_comes() -> None:
@@ -294,7 +297,7 @@ def test_r25_a_waiter_takes_what_comes() -> None:
     flights = [take(rotation, "ann") for _ in range(3)]
     tickets = [WaitTicket(Requirement(), rotation, affinity=one) for one in ("ann", "bob")]
     for ticket in tickets:
-        rotation.line.join(ticket)
+        rotation.wait_queue.join(ticket)
     assert flights[2] is not None
     rotation.ok(flights[2])
     assert tickets[0].grant is not None
@@ -343,7 +346,7 @@ async def test_r25_a_retry_goes_to_the_next_best_and_the_next_call_home() -> Non
             raise RetryOperation
 
     await pool.run(operation, affinity="ann", retry_delay=0)
-    order = order_of(pool._rotation, "ann")
+    order = order_of(pool._engine.rotation, "ann")
     assert seen == order[:3]
     assert await pool.run(ident, affinity="ann") == order[0]
 

@@ -235,7 +235,7 @@ async def test_r62_while_it_rests_between_two_attempts_and_while_it_waits_in_lin
     waiting.cancel()
     assert await outcome_of(waiting) == "cancelled"
     assert in_flight(pool) == 0
-    assert len(pool._rotation.line) == 0
+    assert len(pool._engine.rotation.wait_queue) == 0
 
 
 @pytest.mark.parametrize("first", ["timeout", "sibling"])
@@ -1108,7 +1108,7 @@ def test_r76_a_stream_that_opens_while_it_is_being_asked() -> None:
         victim = asyncio.create_task(pool.run(Heard(), retry_delay=0))
         await asyncio.sleep(0)
         assert in_flight(pool) == 3
-        while any(flight.handle is None for flight in pool._rotation.in_flight("a")):  # noqa: ASYNC110 - a condition of another thread
+        while any(flight.handle is None for flight in pool._engine.rotation.in_flight("a")):  # noqa: ASYNC110 - a condition of another thread
             await asyncio.sleep(0.001)  # until all of them have suspended
         with when_asked(lambda: (go.set(), opened.wait(10))):  # the first event: the other victim has been asked
             trouble.signal()
@@ -1168,13 +1168,13 @@ async def test_r30_an_abandoned_call_gives_back_what_it_has(where: str, how: str
     call = pool.run(Heard(), wait_for_capacity=True)
     call.send(None)
     assert in_flight(pool) == 1
-    assert len(pool._rotation.line) == (where == "line")
+    assert len(pool._engine.rotation.wait_queue) == (where == "line")
     if how == "close":
         call.close()
     else:
         del call
         gc.collect()
-    assert len(pool._rotation.line) == 0
+    assert len(pool._engine.rotation.wait_queue) == 0
     assert in_flight(pool) == (where == "line")
     assert pool.snapshot()["a"]["consecutive_cooldown"] == 2
     if holder is not None:

@@ -117,7 +117,7 @@ def test_r11_a_refused_pool_leaves_no_seat_behind() -> None:
         ResourcePool([shared], strategy="random")
     with pytest.raises(InvalidArgument):
         ResourcePool([shared, Resource("a", 2)])
-    assert len(shared._seats) == 0
+    assert len(shared.sharing.members) == 0
 
 
 @pytest.mark.parametrize(

@@ -37,24 +37,24 @@ def take(rotation: Rotation, now: float, want: Requirement = Requirement(), avoi
 
 def use(rotation: Rotation, name: str, seconds: float, now: float) -> None:
     """One use of this one that ends well at `now`."""
-    others = [other for other in rotation.seats if other != name]
+    others = [other for other in rotation.members if other != name]
     rotation.ok(take(rotation, now - seconds, avoid=others), now)
 
 
 def name_of(flight: Use) -> str:
-    return flight.seat.resource.resource_id
+    return flight.member.resource.resource_id
 
 
 def choice(rotation: Rotation, now: float) -> str:
     """Whom a call at this time would be given."""
     flight = take(rotation, now)
-    del flight.seat.resource._flights[flight.order]
-    rotation._offer(flight.seat.resource)
+    del flight.member.uses[flight.order]
+    rotation._offer(flight.member.resource)
     return name_of(flight)
 
 
 def latency(rotation: Rotation, name: str) -> float:
-    seconds: float = rotation.seats[name].notes.seconds
+    seconds: float = rotation.members[name].notes.seconds
     return seconds
 
 
@@ -131,7 +131,7 @@ def test_r24_a_use_that_failed_tells_how_long_it_takes_at_least(verdict: str) ->
     use(rotation, "a", 1.0, now=1.0)
     fail("a", 0.001, now=50.0)
     assert latency(rotation, "a") == 1.0, "one that fails quickly does not become the best by that"
-    assert rotation.seats["a"].notes.at == 50.0, "nor by fading while it fails"
+    assert rotation.members["a"].notes.at == 50.0, "nor by fading while it fails"
     fail("a", 3.0, now=51.0)
     assert latency(rotation, "a") == 3.0
     fail("b", 2.0, now=51.0)
@@ -150,7 +150,7 @@ def test_r24_two_pools_learn_for_themselves() -> None:
     shared = [Resource("a", None), Resource("b", None)]
     one, two = rotation_of(*shared, chance=by_chance()), rotation_of(*shared, chance=by_chance())
     use(one, "a", 1.0, now=1.0)
-    assert two.seats["a"].notes is None
+    assert two.members["a"].notes is None
 
 
 def test_r24_a_late_end_of_one_that_was_removed_teaches_nothing() -> None:
@@ -159,8 +159,8 @@ def test_r24_a_late_end_of_one_that_was_removed_teaches_nothing() -> None:
     rotation.remove("a")
     rotation.add(Resource("a", None))
     rotation.ok(flight, 9.0)
-    assert flight.seat.notes is None
-    assert rotation.seats["a"].notes is None
+    assert flight.member.notes is None
+    assert rotation.members["a"].notes is None
 
 
 def test_r24_what_was_learned_survives_a_change_of_order_and_weight() -> None:
@@ -168,7 +168,7 @@ def test_r24_what_was_learned_survives_a_change_of_order_and_weight() -> None:
     use(rotation, "slow", 1.0, now=1.0)
     use(rotation, "fast", 0.1, now=1.0)
     rotation.reorder(["fast", "slow"])
-    rotation.retag(rotation.seats["slow"].resource, Resource("slow", None, weight=2.0))
+    rotation.retag(rotation.members["slow"].resource, Resource("slow", None, weight=2.0))
     assert {choice(rotation, 1.0) for _ in range(20)} == {"fast"}
 
 

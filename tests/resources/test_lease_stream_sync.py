@@ -463,7 +463,7 @@ def test_r76_a_waiter_whose_loop_died_does_not_hold_up_the_line() -> None:
     results: list[object] = []
     second = threading.Thread(target=lambda: results.append(pool.run_sync(lambda r: "served", wait_for_capacity=True)))
     second.start()
-    while pool._rotation.line and len(pool._rotation.line) < 2:
+    while pool._engine.rotation.wait_queue and len(pool._engine.rotation.wait_queue) < 2:
         pass
     gate.set()
     holder.join(10)

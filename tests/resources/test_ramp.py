@@ -11,6 +11,7 @@ from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
 from headgate.resources.effects import Recover, Serve
 from headgate.resources.members import Requirement, Use, WaitTicket
 from headgate.resources.rotation import Rotation
+from headgate.resources.stats import check, pool_stats
 from headgate.resources.strategies import NAMED, strategy_of
 from headgate.testing import settle, virtual
 from tests.resources.support import Gate, always, keys
@@ -61,7 +62,7 @@ def rounds(rotation: Rotation) -> list[int]:
         found.append(len(flights))
         for flight in flights:
             rotation.ok(flight, 31.0)
-        rotation.check(31.0)
+        check(rotation, 31.0)
     return found
 
 
@@ -82,7 +83,7 @@ def test_r74_the_limit_doubles_with_each_round_of_successes(
 ) -> None:
     rotation = recovered(limit, strategy)
     assert rounds(rotation) == expected
-    assert rotation.seats["a"].trial is None
+    assert rotation.members["a"].trial is None
 
 
 def test_r74_a_round_is_as_many_successes_as_its_limit() -> None:
@@ -110,7 +111,7 @@ def test_r74_a_cooldown_ends_the_ramp_and_the_next_begins_with_a_probe() -> None
     flights = fill(rotation)
     assert len(flights) == 4
     rotation.cooled(flights[0], now=31.0)
-    assert rotation.seats["a"].trial is None
+    assert rotation.members["a"].trial is None
     rotation.advance(61.0)
     probe = rotation.acquire(61.0)
     assert probe is not None
@@ -148,12 +149,12 @@ def test_r74_enable_ends_the_ramp() -> None:
     rotation.ok(take(rotation), 31.0)
     ticket_fill = fill(rotation)
     ticket = WaitTicket(Requirement(), rotation)
-    rotation.line.join(ticket)
+    rotation.wait_queue.join(ticket)
     assert rotation.enable("a") == [Serve(ticket)]
     assert len(fill(rotation)) == 200
     for flight in ticket_fill:
         rotation.ok(flight, 32.0)
-    rotation.check(32.0)
+    check(rotation, 32.0)
 
 
 @pytest.mark.parametrize("how", ["verdict", "policy"])
@@ -165,7 +166,7 @@ def test_r74_disable_ends_the_ramp(how: str) -> None:
         rotation.disabled(flights.pop(), 31.0)
     else:
         rotation.disable("a")
-    rotation.check(31.0)
+    check(rotation, 31.0)
     rotation.enable("a")
     assert len(fill(rotation)) == 200
 
@@ -175,7 +176,7 @@ def test_r74_waiters_are_served_as_the_ramp_opens() -> None:
     rotation.cooled(take(rotation, 0.0), now=0.0)
     tickets = [WaitTicket(Requirement(), rotation) for _ in range(8)]
     for ticket in tickets:
-        rotation.line.join(ticket)
+        rotation.wait_queue.join(ticket)
 
     def succeed(nth: int) -> object:
         grant = tickets[nth].grant
@@ -195,13 +196,13 @@ def test_r74_a_waiter_whose_grant_was_taken_back_leaves_no_trace_in_the_next_ram
     rotation.ok(take(rotation), 31.0)
     first, _second = fill(rotation)
     ticket = WaitTicket(Requirement(), rotation)
-    rotation.line.join(ticket)
+    rotation.wait_queue.join(ticket)
     rotation.ok(first, 31.0)
     assert ticket.grant is not None
     rotation.cooled(_second, now=32.0)
     assert ticket.grant is None
     assert rotation.advance(62.0) == [Recover("a"), Serve(ticket)]
-    rotation.check(62.0)
+    check(rotation, 62.0)
 
 
 def test_r74_the_first_success_counts_in_every_pool_and_then_each_has_its_own_ramp() -> None:
@@ -228,10 +229,10 @@ def test_r74_a_limit_that_is_lowered_below_the_ramp_ends_it() -> None:
     rotation = recovered(100)
     for _ in range(7):
         rotation.ok(take(rotation), 31.0)
-    resource = rotation.seats["a"].resource
+    resource = rotation.members["a"].resource
     rotation.retag(resource, Resource("a", None, 4))
     rotation.ok(take(rotation), 31.0)
-    assert rotation.seats["a"].trial is None
+    assert rotation.members["a"].trial is None
     assert len(fill(rotation)) == 4
 
 
@@ -239,9 +240,9 @@ def test_r74_a_ramp_that_has_no_room_is_not_counted_as_eligible() -> None:
     runs = dict.fromkeys(("retries", "runs_ok", "runs_exhausted", "runs_error", "runs_cancelled"), 0)
     rotation = recovered()
     rotation.ok(take(rotation), 31.0)
-    assert rotation.stats(31.0, **runs).eligible == 1
+    assert pool_stats(rotation, 31.0, runs).eligible == 1
     fill(rotation)
-    assert rotation.stats(31.0, **runs).eligible == 0
+    assert pool_stats(rotation, 31.0, runs).eligible == 0
 
 
 # -- in a pool ---------------------------------------------------------------------------------------------------------

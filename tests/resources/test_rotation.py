@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from headgate import InvalidArgument, Resource, UnknownResource
+from headgate.resources import pickers
 from headgate.resources import rotation as rotation_module
-from headgate.resources import strategies
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
-from headgate.resources.rotation import MAX_CLASSES, Rotation
+from headgate.resources.pickers import MAX_CLASSES
+from headgate.resources.rotation import Rotation
+from headgate.resources.stats import check, pool_stats
 from headgate.resources.strategies import strategy_of
 
 TABLE = (30.0, 120.0, 300.0, 600.0)
@@ -42,7 +44,7 @@ def taken(rotation: Rotation, want: Requirement = ANY, *, now: float = 0.0, avoi
     if rotation.due(now):
         rotation.advance(now)
     flight = rotation.acquire(now, want, frozenset(avoid))
-    return flight and flight.seat.resource.resource_id
+    return flight and flight.member.resource.resource_id
 
 
 def three_in_flight(on: str, **options: Any) -> tuple[Rotation, Use, Use, Use]:
@@ -52,7 +54,7 @@ def three_in_flight(on: str, **options: Any) -> tuple[Rotation, Use, Use, Use]:
 
 def waits(rotation: Rotation, want: Requirement = ANY, *, deadline: float | None = None) -> WaitTicket:
     ticket = WaitTicket(want, rotation, deadline=deadline)
-    rotation.line.join(ticket)
+    rotation.wait_queue.join(ticket)
     return ticket
 
 
@@ -106,13 +108,13 @@ def test_r08_health_is_shared_and_each_pool_is_told() -> None:
     shared = Resource("k", None)
     here, there = rotation_of(shared, owner="here"), rotation_of(shared, "other", owner="there")
     effects = here.cooled(take(here), now=0.0)
-    assert [(one.resource_id, one.until, one.seat.rotation.owner) for one in only(Cool, effects)] == [
+    assert [(one.resource_id, one.until, one.member.rotation.owner) for one in only(Cool, effects)] == [
         ("k", 30.0, "here"),
         ("k", 30.0, "there"),
     ]
     assert taken(there) == "other"
     effects = there.advance(30.0)
-    assert [one.seat.rotation.owner for one in only(Recover, effects)] == ["here", "there"]
+    assert [one.member.rotation.owner for one in only(Recover, effects)] == ["here", "there"]
     assert taken(here, now=30.0) == "k"
 
 
@@ -160,7 +162,7 @@ def test_r08_a_waiter_of_the_other_pool_is_served() -> None:
     ticket = waits(there)
     assert here.ok(flight, 1.0) == [Serve(ticket)]
     assert ticket.grant is not None
-    assert ticket.grant.seat.rotation is there
+    assert ticket.grant.member.rotation is there
 
 
 def test_r08_a_shared_successor_that_is_removed_gives_back_what_it_inherited() -> None:
@@ -182,9 +184,9 @@ def test_r08_a_pool_that_is_dropped_takes_nothing_along() -> None:
     there.ok(take(there))
     del there
     gc.collect()
-    here.check(0.0)
+    check(here, 0.0)
     here.ok(take(here))
-    here.check(0.0)
+    check(here, 0.0)
     assert [taken(here), taken(here)] == ["k", None]
 
 
@@ -198,7 +200,7 @@ def test_r12_the_budget_counts_what_matches() -> None:
     assert rotation.matching(tagged("x", "y")) == 1
     assert rotation.matching(Requirement(frozenset({"x"}), frozenset({"b", "c", "unknown"}))) == 1
     rotation.remove("a")
-    rotation.retag(rotation.seats["c"].resource, Resource("c", None, tags={"x"}))
+    rotation.retag(rotation.members["c"].resource, Resource("c", None, tags={"x"}))
     assert (rotation.matching(ANY), rotation.matching(tagged("x"))) == (2, 2)
 
 
@@ -236,7 +238,7 @@ def test_r20_selecting_and_registering_are_one_step() -> None:
     rotation = rotation_of(Resource("a", None, 1))
     flight = take(rotation, now=7.0)
     assert rotation.in_flight("a") == [flight]
-    assert flight.seat.resource.last_acquired_at == 7.0
+    assert flight.member.resource.last_acquired_at == 7.0
     assert taken(rotation) is None
 
 
@@ -277,7 +279,7 @@ def test_r22_the_second_is_never_touched_while_the_first_has_room() -> None:
     rotation = rotation_of(Resource("us", None, 2), "eu", strategy="primary_backup")
     for now in range(20):
         flights = [take(rotation, now=now), take(rotation, now=now)]
-        assert {flight.seat.resource.resource_id for flight in flights} == {"us"}
+        assert {flight.member.resource.resource_id for flight in flights} == {"us"}
         for flight in flights:
             rotation.ok(flight, now)
 
@@ -389,7 +391,7 @@ def test_r32_nothing_late_revives_a_disabled_resource() -> None:
     rotation.disabled(mid, 0.0)
     assert rotation.ok(new, 1.0) is None
     assert rotation.cooled(old, now=2.0) == []
-    assert health(rotation.seats["a"].resource) == ("disabled", 0, 0.0)
+    assert health(rotation.members["a"].resource) == ("disabled", 0, 0.0)
     assert taken(rotation, now=1e9) is None
 
 
@@ -406,7 +408,7 @@ def test_r33_a_late_ok_clears_no_cooldown_that_began_after_it_started() -> None:
     rotation.cooled(mid, now=0.0)
     for flight in (old, new):
         rotation.ok(flight, 1.0)
-        assert health(rotation.seats["a"].resource) == ("cooling_down", 1, 30.0)
+        assert health(rotation.members["a"].resource) == ("cooling_down", 1, 30.0)
 
 
 def test_r33_a_late_ok_clears_no_counter_after_the_cooldown_has_ended() -> None:
@@ -414,7 +416,7 @@ def test_r33_a_late_ok_clears_no_counter_after_the_cooldown_has_ended() -> None:
     rotation.cooled(mid, now=0.0)
     rotation.advance(30.0)
     rotation.ok(old, 31.0)
-    assert health(rotation.seats["a"].resource) == ("healthy", 1, 30.0)
+    assert health(rotation.members["a"].resource) == ("healthy", 1, 30.0)
 
 
 def test_r35_a_burst_of_429s_escalates_once() -> None:
@@ -422,7 +424,7 @@ def test_r35_a_burst_of_429s_escalates_once() -> None:
     flights = [take(rotation, now=0.0) for _ in range(20)]
     for now, flight in enumerate(flights):
         rotation.cooled(flight, now=float(now))
-    assert health(rotation.seats["a"].resource) == ("cooling_down", 1, 19.0 + 30.0)
+    assert health(rotation.members["a"].resource) == ("cooling_down", 1, 19.0 + 30.0)
 
 
 def test_r35_a_late_429_extends_at_the_current_rung() -> None:
@@ -473,7 +475,7 @@ def test_r35_a_late_429_after_a_success_is_the_first_of_a_new_outage() -> None:
 def test_r35_order_is_by_acquisition_and_not_by_clock() -> None:
     """All in the same instant: three that were acquired before, one after."""
     rotation, *before = three_in_flight(on="a", table=(0.0, 50.0))
-    resource = rotation.seats["a"].resource
+    resource = rotation.members["a"].resource
     rotation.cooled(before[0], now=1.0)
     rotation.advance(1.0)
     after = take(rotation, now=1.0)
@@ -492,7 +494,7 @@ def test_r37_a_late_401_of_a_removed_key_does_not_touch_its_successor() -> None:
     rotation.remove("k")
     rotation.add(Resource("k", None))
     assert rotation.disabled(late, 1.0) == []
-    assert health(rotation.seats["k"].resource) == ("healthy", 0, 0.0)
+    assert health(rotation.members["k"].resource) == ("healthy", 0, 0.0)
     assert taken(rotation) == "k"
 
 
@@ -539,7 +541,7 @@ def test_r72_removed_is_gone_at_once_and_drains() -> None:
     rotation = rotation_of("a", "b")
     flight = take(rotation)
     rotation.remove("a")
-    assert list(rotation.seats) == ["b"]
+    assert list(rotation.members) == ["b"]
     assert [taken(rotation) for _ in range(3)] == ["b", "b", "b"]
     assert rotation.ok(flight) is None
 
@@ -575,7 +577,7 @@ def test_r72_a_waiter_gets_the_successors_place_when_the_predecessors_use_ends()
     ticket = waits(rotation)
     assert rotation.cooled(flight, now=1.0) == [Serve(ticket)]
     assert ticket.grant is not None
-    assert ticket.grant.seat.resource is successor
+    assert ticket.grant.member.resource is successor
 
 
 @pytest.mark.parametrize("verdict", ["ok", "ended", "cooled", "disabled"])
@@ -591,7 +593,7 @@ def test_r72_the_same_resource_may_go_and_come_back_while_in_use(verdict: str) -
     getattr(rotation, verdict)(flight, **({"now": 1.0} if verdict == "cooled" else {}))
     rotation.add(resource)
     assert rotation.in_flight("k") == []
-    rotation.check(1.0)
+    check(rotation, 1.0)
 
 
 def test_r72_a_shared_resource_that_leaves_one_pool_twice_is_still_in_use_in_the_other() -> None:
@@ -620,7 +622,7 @@ def test_r72_what_cools_stays_cool_when_it_is_put_back() -> None:
 
 def test_r72_enable_clears_cooldown_and_counter() -> None:
     rotation, old, mid, _ = three_in_flight(on="a")
-    resource = rotation.seats["a"].resource
+    resource = rotation.members["a"].resource
     rotation.cooled(old, now=0.0)
     assert rotation.enable("a") == [Enable("a")]
     assert health(resource) == ("healthy", 0, 0.0)
@@ -651,13 +653,13 @@ def test_r11_an_id_twice_is_refused_and_changes_nothing() -> None:
     with pytest.raises(InvalidArgument, match="Duplicate resource_id"):
         rotation.add(Resource("a", None))
     assert [taken(rotation), taken(rotation)] == ["a", "a"]
-    rotation.check(0.0)
+    check(rotation, 0.0)
 
 
 def test_r72_reconcile_keeps_health_and_takes_over_limit_tags_and_order() -> None:
     rotation = rotation_of("a", "b", strategy="primary_backup")
     cool(rotation, now=0.0)
-    resource = rotation.seats["a"].resource
+    resource = rotation.members["a"].resource
     rotation.retag(resource, Resource("a", None, 1, tags={"x"}))
     rotation.reorder(["b", "a"])
     assert rotation.settle(0.0) == []
@@ -669,11 +671,11 @@ def test_r72_reconcile_keeps_health_and_takes_over_limit_tags_and_order() -> Non
 
 def test_r72_a_limit_may_be_lowered_below_what_is_in_flight() -> None:
     rotation, *flights = three_in_flight(on="a")
-    rotation.retag(rotation.seats["a"].resource, Resource("a", None, 2))
-    rotation.check(0.0)
+    rotation.retag(rotation.members["a"].resource, Resource("a", None, 2))
+    check(rotation, 0.0)
     for free, flight in zip([False, True, True], flights, strict=True):
         rotation.ok(flight)
-        assert rotation.seats["a"].is_open is free
+        assert rotation.members["a"].is_open is free
     assert [taken(rotation) for _ in range(3)] == ["a", "a", None]
 
 
@@ -681,7 +683,7 @@ def test_r72_a_raised_limit_serves_those_who_wait() -> None:
     rotation = rotation_of(Resource("a", None, 1))
     take(rotation)
     tickets = [waits(rotation) for _ in range(3)]
-    rotation.retag(rotation.seats["a"].resource, Resource("a", None, 3))
+    rotation.retag(rotation.members["a"].resource, Resource("a", None, 3))
     assert rotation.settle(0.0) == [Serve(tickets[0]), Serve(tickets[1])]
 
 
@@ -702,7 +704,7 @@ def full(*members: Resource[None], **options: Any) -> tuple[Rotation, dict[str, 
     rotation = rotation_of(*members, **options)
     flights = {}
     while (flight := rotation.acquire(0.0)) is not None:
-        flights[flight.seat.resource.resource_id] = flight
+        flights[flight.member.resource.resource_id] = flight
     return rotation, flights
 
 
@@ -715,7 +717,7 @@ def test_r43_first_come_first_served() -> None:
     tickets = [waits(rotation) for _ in range(3)]
     assert rotation.ok(flights["b"], 1.0) == [Serve(tickets[0])]
     assert rotation.ended(flights["a"], 2.0) == [Serve(tickets[1])]
-    grants = [ticket.grant and ticket.grant.seat.resource.resource_id for ticket in tickets]
+    grants = [ticket.grant and ticket.grant.member.resource.resource_id for ticket in tickets]
     assert grants == ["b", "a", None]
 
 
@@ -748,7 +750,7 @@ def test_r43_what_was_granted_and_not_begun_is_taken_back_when_it_rests() -> Non
     rotation.ok(newer, 1.0)
     assert first.grant is not None
     assert rotation.cooled(older, now=2.0) == [Cool("a", until=32.0)]
-    assert (first.grant, list(rotation.line), rotation.in_flight("a")) == (None, [first, second], [])
+    assert (first.grant, list(rotation.wait_queue), rotation.in_flight("a")) == (None, [first, second], [])
     assert rotation.advance(32.0) == [Recover("a"), Serve(first), Serve(second)]
 
 
@@ -759,7 +761,7 @@ def test_r43_those_it_is_taken_back_from_stand_where_they_stood() -> None:
     rotation.ok(flights["b"], 1.0)
     rotation.disable("a")
     rotation.disable("b")
-    assert list(rotation.line) == [first, second, third]
+    assert list(rotation.wait_queue) == [first, second, third]
     assert rotation.ok(flights["c"], 2.0) == [Serve(first)]
 
 
@@ -781,7 +783,7 @@ def test_r43_what_is_taken_back_no_longer_counts_against_a_successor() -> None:
     rotation.add(successor := Resource("k", None, 2))
     assert rotation.cooled(older, now=2.0) == [Serve(ticket)]
     assert ticket.grant is not None
-    assert ticket.grant.seat.resource is successor
+    assert ticket.grant.member.resource is successor
     assert rotation.in_flight("k") == [ticket.grant]
     assert [taken(rotation, now=2.0), taken(rotation, now=2.0)] == ["k", None]
 
@@ -808,7 +810,7 @@ def test_r43_who_it_is_taken_back_from_is_told_when_nothing_else_can_come() -> N
     rotation.ok(newer, 1.0)
     rotation.remove("k")
     assert rotation.cooled(older, now=2.0) == [Starve(ticket)]
-    assert not rotation.line
+    assert not rotation.wait_queue
 
 
 def test_r43_leaving_the_line_takes_nothing_along() -> None:
@@ -823,7 +825,7 @@ def test_r43_the_end_of_a_cooldown_serves() -> None:
     rotation.cooled(take(rotation), now=0.0)
     tickets = [waits(rotation) for _ in range(3)]
     assert rotation.advance(30.0) == [Recover("a"), Serve(tickets[0]), Serve(tickets[1])]
-    assert list(rotation.line) == [tickets[2]]
+    assert list(rotation.wait_queue) == [tickets[2]]
 
 
 def test_r43_enable_and_add_serve() -> None:
@@ -841,7 +843,7 @@ def test_r43_waiters_of_two_pools_are_served_in_the_order_in_which_they_came() -
     here.cooled(take(here), now=0.0)
     first, second, third = waits(here), waits(there), waits(here)
     assert served(here.advance(30.0)) == [first, second]
-    assert list(here.line) == [third]
+    assert list(here.wait_queue) == [third]
 
 
 def test_r43_one_who_cannot_use_it_does_not_open_the_door_for_those_behind() -> None:
@@ -872,7 +874,7 @@ def test_r43_what_a_reconcile_frees_is_given_away_together() -> None:
     take(here), take(here)
     first, second, third = waits(there), waits(here), waits(here)
     for name in ("a", "k"):
-        here.retag(here.seats[name].resource, Resource(name, None, 2))
+        here.retag(here.members[name].resource, Resource(name, None, 2))
     assert served(here.settle(0.0)) == [first, second]
     assert third.grant is None
 
@@ -882,7 +884,7 @@ def test_r43_nothing_can_come_and_the_waiter_is_told() -> None:
     picky, easy = waits(rotation, tagged("x")), waits(rotation)
     assert rotation.disabled(flights["b"], 1.0) == [Disable("b"), Starve(picky)]
     assert rotation.disable("a") == [Disable("a"), Starve(easy)]
-    assert not rotation.line
+    assert not rotation.wait_queue
 
 
 def test_r43_removing_the_last_hope_tells_the_waiter() -> None:
@@ -915,7 +917,7 @@ def test_r43_who_waits_for_a_cooldown_gives_up_when_it_is_extended_past_the_dead
     here.cooled(first, now=0.0)
     patient, in_time, hurried = waits(there), waits(there, deadline=41.0), waits(there, deadline=40.0)
     assert only(Starve, here.cooled(late, now=10.0)) == [Starve(hurried)]
-    assert list(there.line) == [patient, in_time]
+    assert list(there.wait_queue) == [patient, in_time]
 
 
 def test_r43_next_expiry_is_the_earliest_of_those_that_match() -> None:
@@ -992,7 +994,7 @@ def test_r71_a_cancelled_sibling_is_counted_though_its_pool_has_let_the_resource
     there.remove("k")
     assert Cancel(new) in here.cooled(old, now=0.0)
     runs = dict.fromkeys(("retries", "runs_ok", "runs_exhausted", "runs_error", "runs_cancelled"), 0)
-    assert there.stats(0.0, **runs).sibling_cancels == 1
+    assert pool_stats(there, 0.0, runs).sibling_cancels == 1
 
 
 # -- R74: probes -------------------------------------------------------------------------------------------------------
@@ -1056,7 +1058,7 @@ def test_r74_a_probe_that_outlives_a_second_cooldown_does_not_block_the_next() -
     assert taken(rotation, now=61.0) == "a"
     rotation.ended(outlived, 62.0)
     assert taken(rotation, now=62.0) is None
-    assert rotation.seats["a"].resource.consecutive_cooldown == 1
+    assert rotation.members["a"].resource.consecutive_cooldown == 1
 
 
 def test_r74_enable_asks_for_no_probe() -> None:
@@ -1111,7 +1113,7 @@ class CountingHeap(SimpleNamespace):
 @pytest.fixture
 def heap(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
     counting = CountingHeap()
-    monkeypatch.setattr(strategies, "heapq", counting)
+    monkeypatch.setattr(pickers, "heapq", counting)
     monkeypatch.setattr(rotation_module, "heapq", counting)
     return counting
 
@@ -1155,7 +1157,7 @@ def test_r24_a_busy_call_is_a_few_heap_operations(strategy: str, size: int, heap
             rotation.cooled(flight, now=now)
         else:
             rotation.disabled(flight, now)
-            rotation.enable(flight.seat.resource.resource_id, now)
+            rotation.enable(flight.member.resource.resource_id, now)
     assert heap.price <= 10 * 4000
 
 
@@ -1211,7 +1213,7 @@ def test_r24_compacting_loses_nobody(strategy: str, busy: int) -> None:
         for step in range(busy):
             take(rotation, now=step)
         for change in range(changes):
-            resource = rotation.seats[f"k{change % 7}"].resource
+            resource = rotation.members[f"k{change % 7}"].resource
             rotation.retag(resource, Resource("like", None, 2, weight=resource.weight + 1))
             assert entries(rotation) <= 4 * 10 + 64 + 1
         found = Counter(taken(rotation, now=100.0) for _ in range(20 - busy))
@@ -1232,10 +1234,10 @@ def test_r24_sets_of_tags_are_kept_for_the_latest_64_only() -> None:
     for turn in range(2):
         for number in range(200):
             assert taken(rotation, tagged(f"t{number}"), now=turn) == f"k{number}"
-            assert len(rotation._pickers) <= MAX_CLASSES + 1 == 65
+            assert len(rotation.pickers._pickers) <= MAX_CLASSES + 1 == 65
             assert rotation.matching(tagged(f"t{number}")) == 1
-        rotation.check(turn)
-    assert max(len(seat.pickers) for seat in rotation.seats.values()) <= 3
+        check(rotation, turn)
+    assert max(len(seat.pickers) for seat in rotation.members.values()) <= 3
     found = Counter(taken(rotation, tagged("all"), now=5.0) for _ in range(200))
     assert set(found.values()) == {1}
 

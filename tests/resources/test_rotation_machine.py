@@ -22,8 +22,10 @@ from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, R
 from headgate.resources.members import ANY, Member, Requirement, WaitTicket
 from headgate.resources.members import Use as Flight
 from headgate.resources.model import Resource
+from headgate.resources.pickers import Occasion, Picker
 from headgate.resources.rotation import Rotation
-from headgate.resources.strategies import NAMED, Occasion, Picker
+from headgate.resources.stats import check, pool_stats
+from headgate.resources.strategies import NAMED
 from tests.resources.model import News, Outcome, Pool, Res, Use, Waiter, World
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
@@ -90,7 +92,7 @@ class Twin:
         self.advance_if_due(at)
         flight = self.rotations[at].acquire(self.now, Requirement(tags, skip), avoid, affinity)
         use = self.world.acquire(self.world.pools[at], self.now, tags, skip | avoid, affinity)
-        assert (flight and flight.seat.resource.resource_id) == (use and use.place.res.id), "the same choice"
+        assert (flight and flight.member.resource.resource_id) == (use and use.place.res.id), "the same choice"
         if flight is None or use is None:
             return None
         return self.begin(flight, use, handle=handle)
@@ -103,7 +105,7 @@ class Twin:
 
     def finish(self, nth: int, verdict: str, seconds: float | None = None) -> None:
         flight, use = self.flights.pop(nth % len(self.flights))
-        rotation, now = flight.seat.rotation, self.now
+        rotation, now = flight.member.rotation, self.now
         if verdict == "ok":
             self.same(rotation.ok(flight, now), self.world.ok(use, now))
         elif verdict == "ended":
@@ -138,7 +140,7 @@ class Twin:
         self._waiters += 1
         ticket = WaitTicket(Requirement(tags, skip), rotation, deadline=deadline, affinity=affinity)
         waiter = Waiter(self._waiters, pool, tags, skip, deadline, affinity)
-        rotation.line.join(ticket)
+        rotation.wait_queue.join(ticket)
         self.world.join(waiter)
         self.waiting.append((ticket, waiter))
 
@@ -167,7 +169,7 @@ class Twin:
         assert rotation.matching(want) == len(self.world.matching(pool, tags, skip))
         assert rotation.next_expiry(want) == self.world.next_expiry(pool, tags, skip)
         hope = self.world.can_hope(pool, tags, skip)
-        assert rotation.can_hope(want) is hope
+        assert rotation.can_become_free(want) is hope
         return hope
 
     # -- steering -----------------------------------------------------------------------------------------------------
@@ -187,10 +189,10 @@ class Twin:
         return len(self.resources) - 1
 
     def has(self, at: int, id: str) -> bool:
-        return id in self.rotations[at].seats
+        return id in self.rotations[at].members
 
     def holds(self, at: int, id: str) -> Resource[None]:
-        return self.rotations[at].seats[id].resource
+        return self.rotations[at].members[id].resource
 
     def number(self, resource: Resource[None]) -> int:
         return [real for real, _ in self.resources].index(resource)
@@ -223,7 +225,7 @@ class Twin:
             limit, tags, weight = like["limit"], like["carried"], like["weight"]
             rotation.retag(self.holds(at, name), Resource(name, None, limit, tags=tags, weight=weight))
             self.world.retag(self.world.place(pool, name).res, limit, tags, weight)
-        ids = [name for name in order if name in rotation.seats]
+        ids = [name for name in order if name in rotation.members]
         rotation.reorder(ids)
         self.world.reorder(pool, ids)
         self.same(rotation.settle(self.now), self.world.settle(self.now))
@@ -238,7 +240,7 @@ class Twin:
         self.waiting += back
         use_of: dict[Flight, Use] = dict(self.flights)
         waiter_of: dict[WaitTicket, Waiter] = dict(self.waiting)
-        doomed = [use_of[one.flight] for one in effects if isinstance(one, Cancel)]
+        doomed = [use_of[one.use] for one in effects if isinstance(one, Cancel)]
         served = [one.ticket for one in effects if isinstance(one, Serve)]
         starved = [one.ticket for one in effects if isinstance(one, Starve)]
         assert _sorted(_news(effects)) == _sorted(outcome.news)
@@ -249,7 +251,7 @@ class Twin:
             assert ticket.grant is not None
             grant = waiter_of[ticket].grant
             assert grant is not None
-            assert ticket.grant.seat.resource.resource_id == grant.place.res.id
+            assert ticket.grant.member.resource.resource_id == grant.place.res.id
             self.granted.append((ticket, waiter_of[ticket]))
         self.starved += [(ticket, waiter_of[ticket]) for ticket in starved]
         over = {*served, *starved}
@@ -262,22 +264,22 @@ class Twin:
             mine = (real.status, real.consecutive_cooldown, real.cooldown_until, real.last_acquired_at)
             assert mine == (res.status, res.counter, res.until, res.last), res.id
         for rotation, pool in zip(self.rotations, self.world.pools, strict=True):
-            assert list(rotation.seats) == [place.res.id for place in pool.places]
+            assert list(rotation.members) == [place.res.id for place in pool.places]
             for place in pool.places:
                 seen = [use_of[flight] for flight in rotation.in_flight(place.res.id)]
                 assert seen == self.world.in_flight(place.res), place.res.id
-            assert [dict(self.waiting)[ticket] for ticket in rotation.line] == [
+            assert [dict(self.waiting)[ticket] for ticket in rotation.wait_queue] == [
                 waiter for waiter in self.world.line if waiter.pool is pool
             ]
-            assert [seat.trial.limit if seat.trial else 0 for seat in rotation.seats.values()] == [
+            assert [seat.trial.limit if seat.trial else 0 for seat in rotation.members.values()] == [
                 place.ramp for place in pool.places
             ]
             assert not pool.drawn, "the model was not asked for as many"
             self._check_stats(rotation, pool)
-            rotation.check(self.now)
+            check(rotation, self.now)
 
     def _check_stats(self, rotation: Rotation, pool: Pool) -> None:
-        stats = rotation.stats(self.now, **RUNS)
+        stats = pool_stats(rotation, self.now, RUNS)
         assert {name: getattr(stats, name) for name in pool.counts} == pool.counts
         assert stats.in_flight == sum(len(self.world.in_flight(place.res)) for place in pool.places)
         for place in pool.places:  # an expired cooldown reads healthy
@@ -295,13 +297,15 @@ def _news(effects: Effects) -> list[News]:
     for one in effects:
         match one:
             case Cool():
-                news.append(News("cool", one.seat.rotation.owner, one.resource_id, one.old, one.until, one.rung))
+                news.append(
+                    News("cool", one.member.rotation.owner, one.resource_id, one.old, one.until, one.consecutive)
+                )
             case Disable():
-                news.append(News("disable", one.seat.rotation.owner, one.resource_id, one.old))
+                news.append(News("disable", one.member.rotation.owner, one.resource_id, one.old))
             case Enable():
-                news.append(News("enable", one.seat.rotation.owner, one.resource_id, one.old))
+                news.append(News("enable", one.member.rotation.owner, one.resource_id, one.old))
             case Recover():
-                news.append(News("recover", one.seat.rotation.owner, one.resource_id, "cooling_down"))
+                news.append(News("recover", one.member.rotation.owner, one.resource_id, "cooling_down"))
     return news
 
 

@@ -769,11 +769,11 @@ def test_a_fork_in_the_middle_of_a_transition_leaves_the_child_able_to_work() ->
     code = (
         "import os, threading\n"
         "from headgate import ResourcePool\n"
-        "from headgate.resources.engine import turn\n"
+        "from headgate.resources.engine import lock\n"
         "pool = ResourcePool({'a': 1})\n"
         "held, done = threading.Event(), threading.Event()\n"
         "def hold():\n"
-        "    with turn:\n"
+        "    with lock:\n"
         "        held.set(); done.wait()\n"
         "thread = threading.Thread(target=hold); thread.start(); held.wait()\n"
         "pid = os.fork()\n"

@@ -58,7 +58,7 @@ def test_r07_through_a_whole_life_of_a_pool(value: Any, caplog: pytest.LogCaptur
         with capture_events() as events:
             calls = [asyncio.create_task(pool.run(gate, retry_delay=0, timeout=50)) for _ in range(4)]
             await settle()
-            note(pool, pool.snapshot(), pool.stats(), *pool._rotation.seats.values())
+            note(pool, pool.snapshot(), pool.stats(), *pool._engine.rotation.members.values())
             gate.finish(0, CooldownResource(5, "busy"))
             await settle()
             gate.finish(1, DisableResource("revoked"))

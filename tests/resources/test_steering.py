@@ -478,15 +478,15 @@ async def test_r08_a_pool_that_is_dropped_is_forgotten_by_its_resources() -> Non
     dropped = weakref.ref(ResourcePool([shared]))
     gc.collect()
     assert dropped() is None
-    assert len(shared._seats) == 1
+    assert len(shared.sharing.members) == 1
     assert await kept.run(ident) == "k"
-    assert kept._rotation.seats["k"].plain, "the short way is open again"
+    assert kept._engine.rotation.members["k"].plain, "the short way is open again"
 
 
 @virtual
 async def test_r72_a_removed_key_is_not_kept_until_its_cooldown_ends() -> None:
     pool = ResourcePool([Resource("a", Key("sk")), Resource("b", Key("sk"))], strategy="primary_backup")
-    secret = weakref.ref(pool._rotation.seats["a"].resource.value)
+    secret = weakref.ref(pool._engine.rotation.members["a"].resource.value)
     async with pool.lease() as resource:
         await pool.disable(resource.resource_id)
         await pool.enable(resource.resource_id)
@@ -510,4 +510,4 @@ async def test_r72_cooling_and_enabling_for_ever_costs_no_memory() -> None:
         with pytest.raises(PoolExhausted):
             await pool.run(always(CooldownResource(1e6)))
         await pool.enable("a")
-    assert len(pool._rotation.cooling) < 100
+    assert len(pool._engine.rotation.cooling) < 100

@@ -11,10 +11,11 @@ import pytest
 
 from headgate import InvalidArgument, Resource
 from headgate.resources.members import Member, Requirement, Use
+from headgate.resources.pickers import Picker
 from headgate.resources.rotation import Rotation
+from headgate.resources.stats import check
 from headgate.resources.strategies import (
     NAMED,
-    Picker,
     Strategy,
     least_latency,
     primary_backup,
@@ -30,7 +31,7 @@ TAGS = [frozenset[str](), frozenset("a"), frozenset("b"), frozenset("ab")]
 
 
 def fewest_then_oldest(seats: list[Member]) -> Member:
-    return min(seats, key=lambda seat: (len(seat.resource._flights), seat.resource.last_acquired_at))
+    return min(seats, key=lambda seat: (seat.in_flight, seat.resource.last_acquired_at))
 
 
 def first(seats: list[Member]) -> Member:
@@ -60,13 +61,13 @@ class Drive:
     def __init__(self, seed: int, strategy: object) -> None:
         self.chance = random.Random(seed)
         self.rotation = rotation_of(some_resources(self.chance), strategy)
-        self.ids = list(self.rotation.seats)
+        self.ids = list(self.rotation.members)
         self.flights: list[Use] = []
         self.now = 0.0
 
     def wanted(self, tags: frozenset[str], skip: Container[str]) -> list[Member]:
         """The seats that may be chosen, in the order of the pool."""
-        fitting = (seat for seat in self.rotation.seats.values() if tags <= seat.resource.tags)
+        fitting = (seat for seat in self.rotation.members.values() if tags <= seat.resource.tags)
         return [seat for seat in fitting if seat.is_open and seat.resource.resource_id not in skip]
 
     def acquire(self, tags: frozenset[str], skip: frozenset[str]) -> Member | None:
@@ -74,7 +75,7 @@ class Drive:
         if flight is None:
             return None
         self.flights.append(flight)
-        return flight.seat
+        return flight.member
 
     def disturb(self) -> None:
         """End a use; or close a seat, open one, or put all into another order; or let time pass, which may be none."""
@@ -86,12 +87,12 @@ class Drive:
             case 1 | 2:
                 rotation.enable(chance.choice(self.ids))
             case 3:
-                rotation.reorder(chance.sample(list(rotation.seats), len(self.ids)))
+                rotation.reorder(chance.sample(list(rotation.members), len(self.ids)))
             case 4:
-                rotation.retag(rotation.seats[chance.choice(self.ids)].resource, some_resources(chance)[0])
+                rotation.retag(rotation.members[chance.choice(self.ids)].resource, some_resources(chance)[0])
             case number if number < 14 and self.flights:
                 rotation.ended(self.flights.pop(chance.randrange(len(self.flights))), self.now)
-        rotation.check(self.now)
+        check(rotation, self.now)
 
 
 @pytest.mark.parametrize(("strategy", "order"), [("round_robin", fewest_then_oldest), ("primary_backup", first)])
@@ -112,7 +113,7 @@ def test_r24_the_choice_is_the_best_of_all(strategy: str, order: Order, seed: in
 def test_r24_weighted_takes_whoever_is_furthest_behind_its_share(seed: int) -> None:
     """With seats that close and open: one that was away returns level with the others."""
     drive = Drive(seed, "weighted")
-    turns = dict.fromkeys(drive.rotation.seats.values(), 0.0)
+    turns = dict.fromkeys(drive.rotation.members.values(), 0.0)
     away: set[Member] = set()
     level = 0.0
     for _ in range(300):
@@ -153,20 +154,20 @@ class NewestFirst:
     """The last in the pool that is open; a strategy and its own picker, kept as simple as the protocol allows."""
 
     def __init__(self) -> None:
-        self.seats: list[Member] = []
+        self.members: list[Member] = []
 
     def picker(self) -> NewestFirst:
         return NewestFirst()
 
     def offer(self, seat: Member) -> None:
-        if seat not in self.seats:
-            self.seats.append(seat)
+        if seat not in self.members:
+            self.members.append(seat)
 
     def withdraw(self, seat: Member) -> None:
-        self.seats.remove(seat)
+        self.members.remove(seat)
 
     def pick(self, skip: Container[str]) -> Member | None:
-        usable = [seat for seat in self.seats if seat.is_open and seat.resource.resource_id not in skip]
+        usable = [seat for seat in self.members if seat.is_open and seat.resource.resource_id not in skip]
         return max(usable, key=lambda seat: seat.index, default=None)
 
 
@@ -178,7 +179,7 @@ def test_r24_a_strategy_of_ones_own() -> None:
 
     def taken(want: Requirement = Requirement()) -> str | None:  # noqa: B008 - immutable
         flight = rotation.acquire(0.0, want)
-        return flight and flight.seat.resource.resource_id
+        return flight and flight.member.resource.resource_id
 
     assert [taken(), taken(), taken(Requirement(frozenset("x"))), taken()] == ["c", "b", "a", None]
 
@@ -233,7 +234,7 @@ def picks(rotation: Rotation, times: int) -> list[str]:
         flight = rotation.acquire(float(number))
         assert flight is not None
         rotation.ok(flight)
-        found.append(flight.seat.resource.resource_id)
+        found.append(flight.member.resource.resource_id)
     return found
 
 
@@ -261,7 +262,7 @@ def test_r24_weights_hold_among_those_with_some_tags() -> None:
         flight = rotation.acquire(float(number), Requirement(frozenset({"x"})))
         assert flight is not None
         rotation.ok(flight)
-        found.append(flight.seat.resource.resource_id)
+        found.append(flight.member.resource.resource_id)
     assert Counter(found) == {"big": 30, "small": 10}
 
 
@@ -271,7 +272,7 @@ def test_r24_who_returns_from_a_cooldown_gets_no_burst() -> None:
     flight = rotation.acquire(0.0)
     assert flight is not None
     rotation.cooled(flight, 60.0, now=0.0)
-    away = flight.seat.resource.resource_id
+    away = flight.member.resource.resource_id
     assert away not in picks(rotation, 1000)
     rotation.advance(60.0)
     counted = Counter(picks(rotation, 30))
@@ -293,7 +294,7 @@ def test_r24_weights_survive_a_reconcile_that_changes_nothing() -> None:
     for _ in range(100):
         found += picks(rotation, 2)
         for like in (Resource("big", None, weight=3.0), Resource("small", None)):
-            rotation.retag(rotation.seats[like.resource_id].resource, like)
+            rotation.retag(rotation.members[like.resource_id].resource, like)
         rotation.reorder(["big", "small"])
         rotation.settle(0.0)
     assert Counter(found) == {"big": 150, "small": 50}

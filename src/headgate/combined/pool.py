@@ -47,7 +47,7 @@ from headgate.errors import (
 from headgate.resources import events
 from headgate.resources.allocator import Allocator
 from headgate.resources.attempts import Call
-from headgate.resources.members import ANY, DOOMED, Requirement, Use
+from headgate.resources.members import ANY, CANCEL_REQUESTED, Requirement, Use
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.signals import Signal
@@ -379,12 +379,12 @@ class Line(Supply):
         flight = leases.take(want, call, affinity, self._pool._loop if stand else None)
         if flight is None:
             return None
-        permit = Permit(task, flight, flight.seat.resource)
+        permit = Permit(task, flight, flight.member.resource)
         if isinstance(task.fn, StreamBody):
             task.fn.when_open = functools.partial(_opened, permit, flight)
         code = getattr(task.fn, "__code__", None)
         if (code is not None and code.co_flags & CO_COROUTINE and self._placing is None) or self._can_stop(task.fn):
-            if flight.handle is DOOMED:
+            if flight.handle is CANCEL_REQUESTED:
                 permit.doomed = True
             flight.handle = permit
         else:
@@ -407,7 +407,7 @@ class Line(Supply):
         leases, permit = self._leases, task.permit
         if leases and events.USAGE.listeners and isinstance(permit, Permit) and permit.flight is not None:
             permit.flight.request_id = permit.request_id
-            leases.pool._report_acquired(permit.flight)
+            leases.engine.reporter.acquired(permit.flight)
         if self._placing is not None:
             self._placing.announce(task.task)
 
@@ -500,7 +500,7 @@ class Line(Supply):
         """It returned. Raises if the pool's classifier finds a signal in that."""
         leases, flight = self._leases, permit.flight
         if leases is not None and flight is not None:
-            judges = leases.pool._classify is not None and not isinstance(task.fn, StreamBody)
+            judges = leases.engine.classify is not None and not isinstance(task.fn, StreamBody)
             if judges and (signal := leases.judged(flight, result)) is not None:
                 permit.flight = None
                 raise self._after(leases, task, flight, signal, signal)
@@ -559,7 +559,7 @@ class Line(Supply):
             return error
         signal = leases.failed(flight, error)
         if isinstance(error, TypeError):
-            explain(error, task.fn, (flight.seat.resource, *task.args))
+            explain(error, task.fn, (flight.member.resource, *task.args))
         return error if signal is None else self._after(leases, task, flight, signal, error)
 
     def _after(
@@ -571,7 +571,7 @@ class Line(Supply):
         call = self._calls.get(task)
         if call is None:
             call = self._calls[task] = leases.call(_want(task), None if task.terms.wish is None else task.terms.wish[1])
-        resource_id = flight.seat.resource.resource_id
+        resource_id = flight.member.resource.resource_id
         reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
         if call.failed(flight, signal, clock.now()):
             self._pool._tell_attempt(task, reason, clock.wall())

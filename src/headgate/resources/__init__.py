@@ -32,21 +32,11 @@ if TYPE_CHECKING:
         ResourceStatus,
         Usage,
     )
+    from headgate.resources.pickers import GuidedPicker, Learner, Occasion, Picker
     from headgate.resources.pool import Pool, ResourcePool
     from headgate.resources.run_options import LeaseOptions, RunOptions, StreamOptions, SyncOptions, UseOptions
     from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, parse_retry_after
-    from headgate.resources.strategies import (
-        GuidedPicker,
-        Learner,
-        Occasion,
-        Picker,
-        Strategy,
-        least_latency,
-        primary_backup,
-        round_robin,
-        sticky,
-        weighted,
-    )
+    from headgate.resources.strategies import Strategy, least_latency, primary_backup, round_robin, sticky, weighted
 
 __all__ = [
     "Affinity",
@@ -131,11 +121,8 @@ _MODULES = {
         "Signal",
         "parse_retry_after",
     ),
+    "headgate.resources.pickers": ("GuidedPicker", "Learner", "Occasion", "Picker"),
     "headgate.resources.strategies": (
-        "GuidedPicker",
-        "Learner",
-        "Occasion",
-        "Picker",
         "Strategy",
         "least_latency",
         "primary_backup",

@@ -19,12 +19,13 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
-from headgate.resources.engine import bury, turn
+from headgate.resources.engine import Engine, end_abandoned, engine_of, lock
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import Signal
+from headgate.resources.stats import describe
 
 
 class Allocator:
@@ -41,15 +42,16 @@ class Allocator:
         may use as well, or because nothing can come, or there was no slot for it (`full`). `less` is called when there
         is one resource less."""
         self.pool: ResourcePool[Any] = pool
+        self.engine: Engine[Any] = engine_of(pool)
         self._ready = ready
         self._less = less
         self.full: Callable[[], bool] = full
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hopeful: set[Requirement] = set()  # something can come for these: so it was, and nothing has gone since
-        pool._followers.append(self)
+        self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
         self._granted: Use | None = None  # for whoever is first of those who can use it
-        self._plan = Plan(pool._plan.max_attempts, waits="for capacity")
+        self._plan = Plan(self.engine.plan.max_attempts, waits="for capacity")
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
@@ -65,23 +67,23 @@ class Allocator:
         `call` knows what was tried before. Raises PoolExhausted when none can ever come.
         """
         granted = self._granted
-        if granted is not None and want.fits(granted.seat.resource):
+        if granted is not None and want.fits(granted.member.resource):
             self._granted = None
             return granted
-        pool, rotation = self.pool, self.pool._rotation
+        engine, rotation = self.engine, self.engine.rotation
         if call is None and affinity is None:  # the way of most, as short as that of `run`
             try:
-                turn.acquire()
+                lock.acquire()
                 now = clock.now()
                 if not rotation.cooling or not rotation.due(now):
                     flight = rotation.acquire(now, want)
                     if flight is not None:
                         return flight
             finally:
-                turn.release()
-        bury()
+                lock.release()
+        end_abandoned()
         effects = error = place = None
-        with turn:
+        with lock:
             now = clock.now()
             if rotation.cooling and rotation.due(now):
                 effects = rotation.advance(now)
@@ -89,15 +91,15 @@ class Allocator:
             for avoid in call.choices() if call is not None else _NOBODY:
                 flight = flight or rotation.acquire(now, want, avoid, affinity)
             if flight is None and loop is not None and want not in self._places:
-                if rotation.can_hope(want):
+                if rotation.can_become_free(want):
                     place = self._places[want] = _Place(self, want, loop)
-                    rotation.line.join(place.ticket)
+                    rotation.wait_queue.join(place.ticket)
                 else:
                     error = self._hopeless(want, now, call)
         if effects and self._loop is not None:  # soon: who hears of it may call the pool, which is deciding right now
-            self._loop.call_soon(pool._carry_out, effects)
+            self._loop.call_soon(engine.carry_out, effects)
         if place is not None:
-            pool._watch()
+            engine.watch()
         if error is not None:
             raise error
         return flight
@@ -107,18 +109,18 @@ class Allocator:
         place = self._places.pop(want, None)
         if place is not None:
             place.rest()
-            with turn:
-                effects = self.pool._rotation.leave(place.ticket, clock.now())
-            self.pool._carry_out(effects)
-            self.pool._watch()
+            with lock:
+                effects = self.engine.rotation.leave(place.ticket, clock.now())
+            self.engine.carry_out(effects)
+            self.engine.watch()
 
     def _woken(self, place: _Place) -> None:
         """Something was granted, or it stands in line no more. On the pool's loop."""
-        want, ticket = place.ticket.want, place.ticket
+        want, ticket = place.ticket.requirement, place.ticket
         if self._places.get(want) is not place:
             return
-        with turn:
-            line = self.pool._rotation.line
+        with lock:
+            line = self.engine.rotation.wait_queue
             flight, ticket.grant = ticket.grant, None
             if flight is not None:
                 flight.ticket = None
@@ -129,15 +131,15 @@ class Allocator:
             return  # what it had got was taken back before it woke
         for one in out:
             one.rest()
-            del self._places[one.ticket.want]
-        self.pool._watch()
+            del self._places[one.ticket.requirement]
+        self.engine.watch()
         self._granted = flight
         try:
-            self._ready([one.ticket.want for one in out], None if flight is None else flight.seat.resource)
+            self._ready([one.ticket.requirement for one in out], None if flight is None else flight.member.resource)
         finally:
             unused, self._granted = self._granted, None
             if unused is not None:
-                self.pool._let_go(unused)
+                self.engine.let_go(unused)
 
     def changed(self) -> None:
         """A resource is gone, or was disabled. From any thread."""
@@ -152,62 +154,62 @@ class Allocator:
 
     def succeeded(self, flight: Use, attempts: int) -> None:
         """It worked."""
-        pool = self.pool
+        engine = self.engine
         try:
-            turn.acquire()
-            effects = pool._rotation.ok(flight, clock.now())
+            lock.acquire()
+            effects = engine.rotation.ok(flight, clock.now())
         finally:
-            turn.release()
-        pool._runs_ok += 1
+            lock.release()
+        engine.reporter.runs_ok += 1
         if effects is not None or events.USAGE.listeners or events.RUN.listeners:
-            pool._finish_plain(flight, attempts, effects)
+            engine.finish_plain(flight, attempts, effects)
 
     def failed(self, flight: Use, error: BaseException) -> Signal | None:
         """It raised: what does that say? None: nothing that should be tried again."""
-        return self.pool._fail(flight, error, None, self._plan)
+        return self.engine.fail(flight, error, None, self._plan)
 
     def judged(self, flight: Use, result: object) -> Signal | None:
         """It returned: does the pool's classifier find a signal in that? Then the use has ended so."""
-        signal = self.pool._classified(result)
+        signal = self.engine.classified(result)
         if signal is not None:
-            self.pool._end(flight, signal)
+            self.engine.end(flight, signal)
         return signal
 
     def stopped(self, flight: Use) -> None:
         """It was interrupted because an older use of the same resource failed."""
-        with turn:
-            effects = self.pool._rotation.ended(flight, clock.now())
-        self.pool._carry_out(effects)
-        self.pool._report_released(flight, "sibling_cancelled")
+        with lock:
+            effects = self.engine.rotation.ended(flight, clock.now())
+        self.engine.carry_out(effects)
+        self.engine.reporter.released(flight, "sibling_cancelled")
 
     def dropped(self, flight: Use) -> None:
         """It ended, and nobody knows what that says."""
-        if flight.order in flight.seat.resource._flights:
-            self.pool._let_go(flight)
-            self.pool._report_released(flight, "no_verdict")
+        if flight.is_running:
+            self.engine.let_go(flight)
+            self.engine.reporter.released(flight, "no_verdict")
 
     def returned(self, flight: Use) -> None:
         """It was not used."""
-        self.pool._let_go(flight)
+        self.engine.let_go(flight)
 
     def finished(self, request_id: str, error: BaseException | None, attempts: int) -> None:
         """A task has ended that did not simply succeed."""
-        self.pool._count(error, request_id, attempts)
+        self.engine.reporter.failed(error, request_id, attempts)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def matching(self, want: Requirement) -> list[tuple[str, int | None, bool, list[Use]]]:
         """Those that `want` means and that are not disabled: id, limit, is it healthy and takes no more, its uses."""
-        with turn:
+        with lock:
             return [
                 (
-                    seat.resource.resource_id,
-                    seat.resource.max_in_flight,
-                    seat.resource.status == "healthy" and not seat.is_open,
-                    list(seat.resource._flights.values()),
+                    member.resource.resource_id,
+                    member.resource.max_in_flight,
+                    member.resource.status == "healthy" and not member.is_open,
+                    list(member.uses.values()),
                 )
-                for seat in self.pool._rotation._matching(want)
-                if seat.resource.status != "disabled"
+                for member in self.engine.rotation.matching_members(want)
+                if member.resource.status != "disabled"
             ]
 
     @property
@@ -219,8 +221,8 @@ class Allocator:
         """Why nothing can ever come for this; None: something can."""
         if want in self._hopeful:
             return None
-        with turn:
-            if not self.pool._rotation.can_hope(want):
+        with lock:
+            if not self.engine.rotation.can_become_free(want):
                 return self._hopeless(want, clock.now(), call)
             if len(self._hopeful) >= _MOST_WANTS:
                 self._hopeful.clear()
@@ -228,26 +230,26 @@ class Allocator:
             return None
 
     def _hopeless(self, want: Requirement, now: float, call: Call | None = None) -> PoolExhausted:
-        rotation = self.pool._rotation
+        rotation = self.engine.rotation
         if not rotation.matching(want):
             remedy = "Check tags= and exclude= against the resources of the pool, or add() one."
         else:
             remedy = "All of them are disabled: enable() one, or add() another."
-        why = rotation.describe(want, now)
+        why = describe(rotation, want, now)
         if want != ANY and rotation.matching(want):
             why += f", of those with tags {sorted(want.tags)} and exclude {sorted(want.skip)}"
         return (call or Call(self._plan, 0, now)).out_of_resources(why, "no_eligible", None, remedy)
 
     def describe(self, want: Requirement) -> str:
         """Why nothing is there for this now."""
-        with turn:
-            return self.pool._rotation.describe(want, clock.now())
+        with lock:
+            return describe(self.engine.rotation, want, clock.now())
 
     def back_in(self, want: Requirement) -> float | None:
         """Seconds until the first of those that `want` means ends its cooldown; None: some are only in use."""
-        with turn:
-            now, rotation = clock.now(), self.pool._rotation
-            matching = [s.resource for s in rotation._matching(want) if s.resource.status != "disabled"]
+        with lock:
+            now, rotation = clock.now(), self.engine.rotation
+            matching = [s.resource for s in rotation.matching_members(want) if s.resource.status != "disabled"]
             if not matching or any(r.status != "cooling_down" for r in matching):
                 return None
             return max(0.0, min(r.cooldown_until for r in matching) - now)
@@ -255,13 +257,13 @@ class Allocator:
     def call(self, want: Requirement, max_attempts: int | None) -> Call:
         """What keeps the attempts of one task."""
         plan = self._plan
-        if max_attempts is not None or want != plan.want:
-            plan = replace(plan, max_attempts=max_attempts or plan.max_attempts, want=want)
+        if max_attempts is not None or want != plan.requirement:
+            plan = replace(plan, max_attempts=max_attempts or plan.max_attempts, requirement=want)
         return Call(plan, 0, clock.now())
 
     def exhausted(self, call: Call) -> PoolExhausted:
         """A task has spent its attempts."""
-        return call.out_of_attempts(self.pool._retry_after(call, clock.now()))
+        return call.out_of_attempts(self.engine.retry_after(call, clock.now()))
 
 
 _MOST_WANTS = 1024
@@ -272,7 +274,7 @@ class _Place:
     """A place in the line for all who want the same: what is granted is taken on the loop of their pool."""
 
     def __init__(self, leases: Allocator, want: Requirement, loop: asyncio.AbstractEventLoop) -> None:
-        self.ticket = WaitTicket(want, leases.pool._rotation, self)
+        self.ticket = WaitTicket(want, leases.engine.rotation, self)
         self._leases = leases
         self._loop = loop
         self._alarm: asyncio.TimerHandle | None = None

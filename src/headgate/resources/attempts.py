@@ -47,11 +47,11 @@ class Call:
         """Sets of resource ids to avoid, the best first: who gets nothing with one may get something with the next."""
         return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
 
-    def failed(self, flight: Use, signal: Signal, now: float) -> bool:
+    def failed(self, use: Use, signal: Signal, now: float) -> bool:
         """An attempt ended in `signal`. Was it the last?"""
-        resource_id = flight.seat.resource.resource_id
+        resource_id = use.member.resource.resource_id
         self._said = redact(repr(signal))
-        self.attempts.append(Attempt(resource_id, signal, now - flight.acquired_at))
+        self.attempts.append(Attempt(resource_id, signal, now - use.acquired_at))
         if isinstance(signal, RetryOperation):
             self._retried |= {resource_id}
         elif self.plan.waits == "no":

@@ -8,7 +8,7 @@ from typing import Any
 from headgate.resources.members import Member, Use, WaitTicket
 from headgate.resources.model import ResourceStatus
 
-_NOBODY: Any = None  # a test that writes down what it expects need not name the seat
+_NOBODY: Any = None  # a test that writes down what it expects need not name the member
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Cool:
     until: float
     seconds: float = field(default=0.0, compare=False)
     """From now on; exactly what was asked for, unless it rests longer already."""
-    rung: int = field(default=1, compare=False)
+    consecutive: int = field(default=1, compare=False)
     """How many times in a row."""
     old: ResourceStatus = field(default="healthy", compare=False)
-    seat: Member = field(default=_NOBODY, repr=False, compare=False)
-    flight: Use | None = field(default=None, repr=False, compare=False)
+    member: Member = field(default=_NOBODY, repr=False, compare=False)
+    use: Use | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Disable:
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
-    seat: Member = field(default=_NOBODY, repr=False, compare=False)
-    flight: Use | None = field(default=None, repr=False, compare=False)
+    member: Member = field(default=_NOBODY, repr=False, compare=False)
+    use: Use | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Recover:
     """A cooldown is over."""
 
     resource_id: str
-    seat: Member = field(default=_NOBODY, repr=False, compare=False)
+    member: Member = field(default=_NOBODY, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,19 @@ class Enable:
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
-    seat: Member = field(default=_NOBODY, repr=False, compare=False)
+    member: Member = field(default=_NOBODY, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """A younger sibling is doomed: interrupt it."""
 
-    flight: Use
+    use: Use
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """A waiter was granted the flight on its ticket: wake it."""
+    """A waiter was granted the use on its ticket: wake it."""
 
     ticket: WaitTicket
 

@@ -1,17 +1,17 @@
-"""The shell around the rotation: it takes time and chance from the clock, awaits operations, and does what was decided.
+"""The engine of a resource pool: runs operations on resources and carries out what the rotation decided.
 
-Nothing is awaited while the lock is held.
+It takes time and chance from the clock. Nothing is awaited while the lock is held.
 
 **One lock for all pools.** Pools may share resources, so a transition of one may re-index another. A lock per pool
 would need an order among them; one for all needs none, and costs nothing where it matters: a transition takes
 microseconds and the interpreter runs one thread of Python at a time anyway. It is reentrant because the garbage
-collector may run a caller's ``__del__`` in the middle of a transition, and that may look at a pool.
+collector may run a caller's ``__del__`` in the middle of a transition, and that may use a pool.
 
-**A call makes no Task.** The first step of an operation is taken in line; only one that suspends is put into a
+**A call makes no Task.** The first step of an operation is taken at once; only one that suspends is put into a
 `core.cancellation.Steered`, the handle by which a sibling or a timeout may stop it.
 
-**What the collector abandons.** A coroutine thrown away half-way ends in GeneratorExit, possibly while this very thread
-holds the lock. Its flight is then left in `_orphans`, and ended by whoever uses a pool next.
+**Abandoned uses.** A coroutine thrown away half-way ends in GeneratorExit, possibly while this very thread holds the
+lock. Its use is then left in `_abandoned`, and ended by the next call of any pool.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.members import DOOMED, Member, Use, WaitTicket
+from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
-from headgate.resources.reporting import Reporting
+from headgate.resources.reporting import Reporter
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import SIGNALS, CooldownResource, DisableResource, RetryOperation, Signal, signal_in
+from headgate.resources.stats import describe
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
 
 T = TypeVar("T")
@@ -50,61 +51,74 @@ R = TypeVar("R")
 Classifier = Callable[[Any], Signal | type[Signal] | None]
 
 _log = logging.getLogger("headgate.resources")
-turn: Any = threading.RLock()
-"""Held for each transition of any pool."""
-_orphans: deque[Use | WaitTicket] = deque()
+lock: Any = threading.RLock()
+"""The lock of all pools, held for each transition."""
+_abandoned: deque[Use | WaitTicket] = deque()
 
 _SIBLING, _TIMEOUT = "sibling", "timeout"
 
 
 class Follower(Protocol):
-    """Somebody who counts on the resources of a pool, and may not stand in its line."""
+    """Wants to know when a pool has one resource less."""
 
     def changed(self) -> None:
-        """There is one less. From any thread."""
+        """A resource was removed or disabled. From any thread."""
 
 
-class Engine(Reporting, Generic[T]):
-    """What `ResourcePool` is made of."""
+class HasEngine(Protocol):
+    """A pool with an engine."""
 
-    _rotation: Rotation
-    _plan: Plan
-    _classify: Classifier | None
+    def __engine__(self) -> Engine[Any]: ...
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._followers: WeakList[Follower] = WeakList()
-        self._alarm: tuple[object, float] | None = None  # whom we asked to watch the next cooldown, and until when
+
+def engine_of(pool: HasEngine) -> Engine[Any]:
+    """The engine of a ResourcePool, for other packages of headgate. Internal: users have no need of it."""
+    return pool.__engine__()
+
+
+class Engine(Generic[T]):
+    """Runs the calls of one ResourcePool."""
+
+    def __init__(self, rotation: Rotation, reporter: Reporter, plan: Plan, classify: Classifier | None) -> None:
+        """`plan` is the plan of calls without options."""
+        self.rotation: Rotation = rotation
+        self.reporter: Reporter = reporter
+        self.plan: Plan = plan
+        self.classify: Classifier | None = classify
+        self.followers: WeakList[Follower] = WeakList()
+        self._alarm: tuple[object, float] | None = None  # the waiter that watches the next cooldown, and its end
+        rotation.owner = self
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
-    async def _run(self, operation: Callable[[Resource[T]], Awaitable[R]], plan: Plan) -> R:
-        # The path of every call. A plain one that succeeds needs no Call to keep its progress: made when it does not.
-        rotation = self._rotation
-        matching = len(rotation.seats)
-        call = None if plan is self._plan else self._enter(plan)
-        flight = None
+    async def run(self, operation: Callable[[Resource[T]], Awaitable[R]], plan: Plan) -> R:
+        """Await ``operation(resource)`` on the best resource; on a signal try again elsewhere."""
+        # The path of every call (benchmarks/resources.py): a Call, which counts attempts, is made only when one fails.
+        rotation = self.rotation
+        matching = len(rotation.members)
+        call = None if plan is self.plan else self.enter(plan)
+        use = None
         try:
             while True:
-                flight = None
+                use = None
                 if call is None:
                     try:
-                        turn.acquire()  # a `with` would cost twice as much; inside, lest an interrupt falls between
+                        lock.acquire()  # a `with` would cost twice as much; inside, lest an interrupt falls between
                         now = clock.now()
                         if not rotation.cooling or not rotation.due(now):
-                            flight = rotation.acquire(now)
+                            use = rotation.acquire(now)
                     finally:
-                        turn.release()
-                    if flight is None:
+                        lock.release()
+                    if use is None:
                         call = Call(plan, matching, now)
                     elif events.USAGE.listeners:
-                        self._report_acquired(flight)
-                if flight is None:
-                    flight = await self._take(call or self._enter(plan))
+                        self.reporter.acquired(use)
+                if use is None:
+                    use = await self.take(call or self.enter(plan))
                 steered: Steered[R] | None = None
                 try:
                     context = copy_context() if plan.isolate else None
-                    resource = flight.seat.resource
+                    resource = use.member.resource
                     made = operation(resource) if context is None else context.run(operation, resource)
                     coroutine, cancellable = (made, True) if type(made) is CoroutineType else _coroutine_of(made)
                     try:
@@ -114,56 +128,58 @@ class Engine(Reporting, Generic[T]):
                     else:
                         steered = Steered(coroutine, first, context)
                         if cancellable:
-                            set_handle(flight, steered)
+                            set_handle(use, steered)
                         result = await (steered if plan.timeout is None else bounded(steered, plan.timeout))
                 except BaseException as error:
-                    signal = self._fail(flight, error, steered, plan)
+                    signal = self.fail(use, error, steered, plan)
                     if signal is None:
                         if isinstance(error, TypeError):
                             require_operation(operation)
                         raise
                 else:
-                    signal = None if self._classify is None else self._classified(result)
+                    signal = None if self.classify is None else self.classified(result)
                     if signal is None:
                         try:
-                            turn.acquire()
-                            effects = rotation.ok(flight, clock.now())
+                            lock.acquire()
+                            effects = rotation.ok(use, clock.now())
                         finally:
-                            turn.release()
-                        self._runs_ok += 1
-                        if effects is not None or _orphans or events.USAGE.listeners or events.RUN.listeners:
-                            self._finish_plain(flight, 1 if call is None else call.started, effects)
+                            lock.release()
+                        self.reporter.runs_ok += 1
+                        if effects is not None or _abandoned or events.USAGE.listeners or events.RUN.listeners:
+                            self.finish_plain(use, 1 if call is None else call.started, effects)
                         return result
-                    self._end(flight, signal)
-                call = call or Call(plan, matching, flight.acquired_at, started=1)
-                if pause := self._note_failure(call, flight, signal):
+                    self.end(use, signal)
+                call = call or Call(plan, matching, use.acquired_at, started=1)
+                if pause := self.note_failure(call, use, signal):
                     await asyncio.sleep(pause)
         except BaseException as error:
-            self._finish_badly(call, error, flight)
+            self.failed(call, error, use)
             raise
 
-    def _finish_plain(self, flight: Use, attempts: int, effects: Effects | None) -> None:
-        self._carry_out(effects)
-        self._report_released(flight, "ok")
+    def finish_plain(self, use: Use, attempts: int, effects: Effects | None) -> None:
+        """Carry out and report the end of a call that succeeded."""
+        self.carry_out(effects)
+        self.reporter.released(use, "ok")
         if events.RUN.listeners:
-            self._report_run(flight.request_id, "ok", attempts)
+            self.reporter.run_finished(use.request_id, "ok", attempts)
 
-    def _enter(self, plan: Plan) -> Call:
-        with turn:
-            return Call(plan, self._rotation.matching(plan.want), clock.now())
+    def enter(self, plan: Plan) -> Call:
+        """Begin a call."""
+        with lock:
+            return Call(plan, self.rotation.matching(plan.requirement), clock.now())
 
-    def _note_failure(self, call: Call, flight: Use, signal: Signal) -> float:
-        """Count the attempt; how long to rest before the next. Raises PoolExhausted when it was the last."""
-        call.request_id = call.request_id or flight.request_id
+    def note_failure(self, call: Call, use: Use, signal: Signal) -> float:
+        """Count a failed attempt and return the seconds to pause. Raises PoolExhausted when it was the last."""
+        call.request_id = call.request_id or use.request_id
         now = clock.now()
-        if call.failed(flight, signal, now):
-            raise call.out_of_attempts(self._retry_after(call, now))
+        if call.failed(use, signal, now):
+            raise call.out_of_attempts(self.retry_after(call, now))
         return call.pause(clock.uniform(0.5, 1.5), now) if call.plan.retry_delay else 0.0
 
     # -- taking a resource --------------------------------------------------------------------------------------------
 
-    async def _take(self, call: Call) -> Use:
-        """The next resource for `call`; waits for one if its plan says so, else raises PoolExhausted."""
+    async def take(self, call: Call) -> Use:
+        """Begin the next use for `call`; waits for a resource if its plan says so, else raises PoolExhausted."""
         if call.plan.waits == "no":
             return self._started(call, self._try(call, None))
         taken = None
@@ -174,13 +190,13 @@ class Engine(Reporting, Generic[T]):
                 try:
                     await waiter.wait(call.deadline)
                 except BaseException:
-                    self._let_go(taken)
+                    self.let_go(taken)
                     raise
                 taken = self._collect(call, taken)
         return self._started(call, taken)
 
-    def _take_sync(self, call: Call) -> Use:
-        """`_take` for a thread without a loop."""
+    def take_sync(self, call: Call) -> Use:
+        """`take` for a thread without a loop."""
         if call.plan.waits == "no":
             return self._started(call, self._try(call, None))
         taken = None
@@ -191,102 +207,108 @@ class Engine(Reporting, Generic[T]):
                 try:
                     waiter.wait(call.deadline)
                 except BaseException:
-                    self._let_go(taken)
+                    self.let_go(taken)
                     raise
                 taken = self._collect(call, taken)
         return self._started(call, taken)
 
     def _stand(self, call: Call, ticket: WaitTicket | None, waiter: Waiter) -> Use | WaitTicket:
-        """A new place in the line (or a resource at once), or the old place with a new alarm clock."""
+        """Join the wait queue (or get a resource at once), or keep the old place with a new waiter."""
         if ticket is None:
             taken: Use | WaitTicket = self._try(call, waiter)
             return taken
-        with turn:
+        with lock:
             ticket.waiter = waiter
-            if ticket.grant is not None or ticket not in self._rotation.line:
+            if ticket.grant is not None or ticket not in self.rotation.wait_queue:
                 waiter.wake()  # it was served or told meanwhile
-        self._watch()
+        self.watch()
         return ticket
 
     def _try(self, call: Call, waiter: Waiter | None) -> Any:
-        """A Flight, or else a place in the line for `waiter`: one step, so that no release falls between."""
-        bury()
-        rotation, want, affinity = self._rotation, call.plan.want, call.plan.affinity
+        """Begin a use, or else join the wait queue: one step, so that no release falls between."""
+        end_abandoned()
+        rotation, requirement, affinity = self.rotation, call.plan.requirement, call.plan.affinity
         taken: Use | WaitTicket | PoolExhausted | None = None
-        with turn:
+        with lock:
             now = clock.now()
             if call.is_late(now):
-                raise call.out_of_time(self._retry_after(call, now))
+                raise call.out_of_time(self.retry_after(call, now))
             effects = rotation.advance(now) if rotation.due(now) else None
             for avoid in call.choices():
-                taken = taken or rotation.acquire(now, want, avoid, affinity)
+                taken = taken or rotation.acquire(now, requirement, avoid, affinity)
             if taken is None:
                 taken = self._why_not(call, now)
             if taken is None:
                 limit = call.deadline if call.plan.waits == "for cooldown" else None
-                taken = WaitTicket(want, rotation, waiter, limit, affinity)
-                rotation.line.join(taken)
-        self._carry_out(effects)
+                taken = WaitTicket(requirement, rotation, waiter, limit, affinity)
+                rotation.wait_queue.join(taken)
+        self.carry_out(effects)
         if isinstance(taken, PoolExhausted):
             raise taken
         if isinstance(taken, WaitTicket):
-            self._watch()
+            self.watch()
         return taken
 
     def _collect(self, call: Call, ticket: WaitTicket) -> Use | WaitTicket | None:
         """What a waiter got, now that it was woken.
 
-        Its ticket again: what it had got was taken back before it woke, and it still stands in line. None: it was told
-        that nothing can come, and should see for itself.
+        Its ticket again: what it had got was taken back before it woke, and it still waits. None: it was told that
+        nothing can come, and should try again to find out why.
         """
-        with turn:
+        with lock:
             now = clock.now()
-            flight = ticket.grant
-            waits = ticket in self._rotation.line
-            late = (waits or flight is not None) and call.is_late(now)
-            why = self._rotation.describe(call.plan.want, now) if late else None
-            effects = self._rotation.leave(ticket, now) if late else None
-            if flight is not None:
-                flight.ticket = None
-        self._carry_out(effects)
-        self._watch()
+            use = ticket.grant
+            waits = ticket in self.rotation.wait_queue
+            late = (waits or use is not None) and call.is_late(now)
+            why = describe(self.rotation, call.plan.requirement, now) if late else None
+            effects = self.rotation.leave(ticket, now) if late else None
+            if use is not None:
+                use.ticket = None
+        self.carry_out(effects)
+        self.watch()
         if late:
-            raise call.out_of_time(self._retry_after(call, now), waited_for=why)
-        return ticket if waits else flight
+            raise call.out_of_time(self.retry_after(call, now), waited_for=why)
+        return ticket if waits else use
 
-    def _done(self, call: Call, flight: Use) -> None:
-        """A call that keeps a Call succeeded with this flight."""
-        self._succeed(flight)
-        call.request_id = call.request_id or flight.request_id
-        self._finish_well(call)
+    def done(self, call: Call, use: Use) -> None:
+        """End and report a call that succeeded with this use."""
+        self.succeed(use)
+        call.request_id = call.request_id or use.request_id
+        self.reporter.succeeded(call)
 
-    def _started(self, call: Call, flight: Use) -> Use:
+    def failed(self, call: Call | None, error: BaseException, use: Use | None) -> None:
+        """Count a call that raised; end its use if nothing else has."""
+        if use is not None and use.is_running:
+            self.let_go(use)
+        self.reporter.failed(error, call.request_id if call else None, call.started if call else 1)
+
+    def _started(self, call: Call, use: Use) -> Use:
         call.started += 1
-        flight.request_id = call.request_id
+        use.request_id = call.request_id
         if events.USAGE.listeners:
             try:
-                self._report_acquired(flight)
+                self.reporter.acquired(use)
             except BaseException:
-                self._let_go(flight)
+                self.let_go(use)
                 raise
-        return flight
+        return use
 
     def _why_not(self, call: Call, now: float) -> PoolExhausted | None:
         """Why `call` cannot be served now; None when it is worth waiting."""
-        rotation, plan = self._rotation, call.plan
-        hope = rotation.can_hope(plan.want)
+        rotation, plan = self.rotation, call.plan
+        hope = rotation.can_become_free(plan.requirement)
         if plan.waits == "for capacity" and hope:
             return None
-        after = self._retry_after(call, now)
+        after = self.retry_after(call, now)
         if plan.waits == "for cooldown" and after is not None:
             late = 0.0 if call.deadline is None else now + after - call.deadline
             if call.deadline is None or late < 0:
                 return None
             more_time = "Give it more time, or call again after `retry_after` seconds."
             return call.out_of_resources(f"cooldown ends {late:.3f} s after deadline", "deadline", after, more_time)
-        why = rotation.describe(plan.want, now)
+        why = describe(rotation, plan.requirement, now)
         remedy = None
-        if not rotation.matching(plan.want):
+        if not rotation.matching(plan.requirement):
             remedy = "Check tags= and exclude= against the resources of the pool."
         elif not hope:
             remedy = "All of them are disabled: enable() one, or add() another."
@@ -294,108 +316,112 @@ class Engine(Reporting, Generic[T]):
             remedy = "Pass wait_for_capacity=True to wait for those in use too."
         return call.out_of_resources(why, "no_eligible", after, remedy)
 
-    def _retry_after(self, call: Call, now: float) -> float | None:
-        with turn:
-            expiry = self._rotation.next_expiry(call.plan.want)
+    def retry_after(self, call: Call, now: float) -> float | None:
+        """Seconds until the first cooldown ends of a resource that fits the call; None: none is cooling."""
+        with lock:
+            expiry = self.rotation.next_expiry(call.plan.requirement)
         return None if expiry is None else max(0.0, expiry - now)
 
-    def _let_go(self, thing: Use | WaitTicket) -> None:
-        """End a flight without a verdict, or leave the line, handing on what was granted. Safe in a finaliser."""
-        _orphans.append(thing)
-        bury()
+    def let_go(self, thing: Use | WaitTicket) -> None:
+        """End a use without a verdict, or leave the wait queue and pass on what was granted. Safe in a finaliser."""
+        _abandoned.append(thing)
+        end_abandoned()
 
     # -- a use ends ---------------------------------------------------------------------------------------------------
 
-    def _fail(self, flight: Use, error: BaseException, steered: Steered[Any] | None, plan: Plan) -> Signal | None:
-        """End a flight by what `error` says. The signal to try again on, or None: `error` is the caller's."""
+    def fail(self, use: Use, error: BaseException, steered: Steered[Any] | None, plan: Plan) -> Signal | None:
+        """End a use by what `error` says. Returns the signal to try again on, or None: `error` is the caller's."""
         if isinstance(error, asyncio.CancelledError) and steered is not None and steered.is_ours(error):
-            return self._interrupted(flight, steered, plan)
+            return self._interrupted(use, steered, plan)
         signal, alone = signal_in(error)
-        if signal is None and isinstance(error, Exception) and self._classify is not None:
-            signal, alone = self._classified(error), True
+        if signal is None and isinstance(error, Exception) and self.classify is not None:
+            signal, alone = self.classified(error), True
             if signal is not None and signal is not error and signal.__cause__ is None:
                 signal.__cause__ = error
         if signal is not None:
-            self._end(flight, signal)
+            self.end(use, signal)
             return signal if alone else None
         if isinstance(error, Exception):
-            self._succeed(flight, "error")
+            self.succeed(use, "error")
         else:
-            self._let_go(flight)
-            self._report_released(flight, "no_verdict")
+            self.let_go(use)
+            self.reporter.released(use, "no_verdict")
         return None
 
-    def _interrupted(self, flight: Use, steered: Steered[Any], plan: Plan) -> Signal:
+    def _interrupted(self, use: Use, steered: Steered[Any], plan: Plan) -> Signal:
         if steered.asked is _TIMEOUT:
             signal: Signal = AttemptTimeout(f"no result within {plan.timeout} s")
-            self._end(flight, signal)
+            self.end(use, signal)
             return signal
-        with turn:
-            disabled = flight.seat.resource.status == "disabled"
-            effects = self._rotation.ended(flight, clock.now())
-        self._carry_out(effects)
-        self._report_released(flight, "sibling_cancelled")
+        with lock:
+            disabled = use.member.resource.status == "disabled"
+            effects = self.rotation.ended(use, clock.now())
+        self.carry_out(effects)
+        self.reporter.released(use, "sibling_cancelled")
         cause = "cancelled by a sibling: an older use of the resource failed"
         return DisableResource(cause) if disabled else CooldownResource(reason=cause)
 
-    def _end(self, flight: Use, signal: Signal) -> None:
-        """End a flight by a signal."""
-        rotation = self._rotation
-        with turn:
+    def end(self, use: Use, signal: Signal) -> None:
+        """End a use with the verdict of a signal."""
+        rotation = self.rotation
+        with lock:
             now = clock.now()
             if isinstance(signal, CooldownResource):
                 seconds = signal.cooldown_seconds  # a subclass may have put anything there
                 seconds = seconds if is_finite(seconds) and seconds >= 0 else None
-                effects: Effects | None = rotation.cooled(flight, seconds, now=now)
+                effects: Effects | None = rotation.cooled(use, seconds, now=now)
             elif isinstance(signal, DisableResource):
-                effects = rotation.disabled(flight, now)
+                effects = rotation.disabled(use, now)
             else:
-                effects = rotation.ended(flight, now)
-                self._retries += 1
+                effects = rotation.ended(use, now)
+                self.reporter.retries += 1
         reason = signal.reason
-        self._carry_out(effects, redact(reason) if isinstance(reason, str) else None)
-        self._report_released(flight, _outcome(signal))
+        self.carry_out(effects, redact(reason) if isinstance(reason, str) else None)
+        self.reporter.released(use, _outcome(signal))
 
-    def _succeed(self, flight: Use, outcome: events.UsageOutcome = "ok") -> None:
-        """End a flight that found its resource in order."""
-        with turn:
-            effects = self._rotation.ok(flight, clock.now())
-        self._carry_out(effects)
-        self._report_released(flight, outcome)
+    def succeed(self, use: Use, outcome: events.UsageOutcome = "ok") -> None:
+        """End a use that found its resource fine."""
+        with lock:
+            effects = self.rotation.ok(use, clock.now())
+        self.carry_out(effects)
+        self.reporter.released(use, outcome)
 
-    def _classified(self, outcome: object) -> Signal | None:
-        """What the pool's classifier makes of a result or an exception."""
-        assert self._classify is not None
+    def classified(self, outcome: object) -> Signal | None:
+        """The signal that the pool's classifier sees in a result or an exception, if any."""
+        assert self.classify is not None
         try:
-            signal = self._classify(outcome)
+            signal = self.classify(outcome)
             if isinstance(signal, type) and issubclass(signal, SIGNALS):
                 signal = signal()
         except (Exception, asyncio.CancelledError):
-            name, kind = self.name, type(outcome).__name__
+            name, kind = self.reporter.name, type(outcome).__name__
             log_exception("headgate.resources", "the classifier of %s failed on %s; taken as no signal", name, kind)
             return None
         if signal is None or isinstance(signal, SIGNALS):
             return signal
-        _log.error("the classifier of %s returned %s instead of a signal or None", self.name, type(signal).__name__)
+        _log.error(
+            "the classifier of %s returned %s instead of a signal or None", self.reporter.name, type(signal).__name__
+        )
         return None
 
     # -- doing what was decided ---------------------------------------------------------------------------------------
 
-    def _carry_out(self, effects: Effects | None, reason: str | None = None) -> None:
-        bury()
+    def carry_out(self, effects: Effects | None, reason: str | None = None) -> None:
+        """Do what the rotation decided; `reason` is the signal's."""
+        end_abandoned()
         if effects:
             _carry_out(effects, reason)
 
-    def _tell_followers(self) -> None:
-        """There is one resource less."""
-        for follower in self._followers:
+    def tell_followers(self) -> None:
+        """Tell followers that there is one resource less."""
+        for follower in self.followers:
             follower.changed()
 
-    def _watch(self) -> None:
-        """See to it that the first in line notices the end of the next cooldown."""
-        rotation = self._rotation
-        with turn:
-            while first := rotation.line.first():
+    def watch(self) -> None:
+        """Make the first waiter notice the end of the next cooldown."""
+        rotation = self.rotation
+        with lock:
+            while first := rotation.wait_queue.first():
                 expiry = rotation.next_expiry()
                 if expiry is None:
                     break
@@ -404,15 +430,15 @@ class Engine(Reporting, Generic[T]):
                 if known or first.waiter.set_alarm(expiry - clock.now(), self._ring):
                     self._alarm = alarm
                     return
-                rotation.line.leave(first)  # its loop is gone
+                rotation.wait_queue.leave(first)  # its loop is gone
             self._alarm = None
 
     def _ring(self) -> None:
-        with turn:
+        with lock:
             self._alarm = None
-            effects = self._rotation.advance(clock.now())
-        self._carry_out(effects)
-        self._watch()
+            effects = self.rotation.advance(clock.now())
+        self.carry_out(effects)
+        self.watch()
 
 
 def _carry_out(effects: Effects, reason: str | None) -> None:
@@ -423,55 +449,54 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
     while todo:
         effect = todo.popleft()
         if isinstance(effect, Cancel):
-            flight, handle = effect.flight, effect.flight.handle
-            if handle is not None and handle is not DOOMED:  # it may have ended, or opened its stream, since then
+            use, handle = effect.use, effect.use.handle
+            if (
+                handle is not None and handle is not CANCEL_REQUESTED
+            ):  # it may have ended, or opened its stream, since then
                 handle.interrupt(_SIBLING)
-            owner = _owner(flight.seat)
-            if events.USAGE.listeners:
-                usage = owner._usage(flight)
-                events.USAGE.emit(events.SiblingCancelled(at=clock.wall(), pool=owner.name, usage=usage))
+            _owner(use.member).reporter.sibling_cancelled(use)
         elif isinstance(effect, (Serve, Starve)):
             ticket = effect.ticket
             touched.add(ticket.rotation.owner)
             if not ticket.waiter.wake():
-                with turn:
+                with lock:
                     todo.extend(ticket.rotation.leave(ticket, clock.now()) or ())
         else:
             news.append(effect)
-            touched.add(_owner(effect.seat))
-    for shell in touched:
-        shell._watch()
+            touched.add(_owner(effect.member))
+    for engine in touched:
+        engine.watch()
     for effect in news:
-        shell = _owner(effect.seat)
-        shell._announce(effect, reason)
+        engine = _owner(effect.member)
+        engine.reporter.health_changed(effect, reason)
         if isinstance(effect, Disable):
-            shell._tell_followers()
+            engine.tell_followers()
 
 
-def bury() -> None:
-    """End what the collector abandoned; not while this thread is in a transition: then whoever comes next."""
-    if not _orphans or turn._is_owned():
+def end_abandoned() -> None:
+    """End abandoned uses; not while this thread is in a transition: then the next call does it."""
+    if not _abandoned or lock._is_owned():
         return
     effects: Effects = []
     left: set[Engine[Any]] = set()
-    with turn:
-        while _orphans:
-            thing = _orphans.popleft()
+    with lock:
+        while _abandoned:
+            thing = _abandoned.popleft()
             now = clock.now()
             if isinstance(thing, Use):
-                if thing.order in thing.seat.resource._flights:
-                    effects += thing.seat.rotation.ended(thing, now) or ()
+                if thing.is_running:
+                    effects += thing.member.rotation.ended(thing, now) or ()
             else:
                 effects += thing.rotation.leave(thing, now) or ()
                 left.add(thing.rotation.owner)
     if effects:
         _carry_out(effects, None)
-    for shell in left:
-        shell._watch()  # whoever left may have kept the alarm
+    for engine in left:
+        engine.watch()  # the waiter that left may have watched the next cooldown
 
 
-def _owner(seat: Member) -> Engine[Any]:
-    owner: Engine[Any] = seat.rotation.owner
+def _owner(member: Member) -> Engine[Any]:
+    owner: Engine[Any] = member.rotation.owner
     return owner
 
 
@@ -497,7 +522,7 @@ def _coroutine_of(made: Any) -> tuple[Coroutine[Any, Any, Any], bool]:
 
 
 def require_operation(operation: object) -> None:
-    """Say it clearly when what was passed cannot be called at all."""
+    """Raise InvalidType when what was passed as operation cannot be called at all."""
     if callable(operation):
         return
     if inspect.iscoroutine(operation):
@@ -508,16 +533,16 @@ def require_operation(operation: object) -> None:
     ) from None
 
 
-def set_handle(flight: Use, steered: Steered[Any]) -> None:
-    """From here on siblings may cancel it; one may have wanted to before."""
-    doomed, flight.handle = flight.handle is DOOMED, steered
-    if doomed:
-        flight.status = "cancelled"
+def set_handle(use: Use, steered: Steered[Any]) -> None:
+    """Let siblings cancel a use from here on; does it now if one asked for it before."""
+    cancel_requested, use.handle = use.handle is CANCEL_REQUESTED, steered
+    if cancel_requested:
+        use.status = "cancelled"
         steered.interrupt(_SIBLING)
 
 
 async def bounded(steered: Steered[R], seconds: float) -> R:
-    """Interrupt it when it takes longer."""
+    """Await an operation, and interrupt it when it takes longer than `seconds`."""
     timer = asyncio.get_running_loop().call_later(seconds, steered.interrupt, _TIMEOUT)
     try:
         return await steered
@@ -527,8 +552,8 @@ async def bounded(steered: Steered[R], seconds: float) -> R:
 
 def _after_fork() -> None:
     # Another thread of the parent may have held the lock; here there is no such thread.
-    turn._at_fork_reinit()
-    _orphans.clear()
+    lock._at_fork_reinit()
+    _abandoned.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""The pieces a rotation moves: a seat, a flight, what a call wants, a place in the line."""
+"""The objects a rotation works with: members, their uses, the requirements of calls, and the tickets of waiters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import Ticket
-from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Usage, UsageStatus
+from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
 
 if TYPE_CHECKING:
+    from headgate.resources.pickers import Picker
     from headgate.resources.rotation import Rotation
-    from headgate.resources.strategies import Picker
+    from headgate.resources.wakeups import Waiter
 
 
 class Requirement(NamedTuple):
@@ -20,32 +21,32 @@ class Requirement(NamedTuple):
     skip: frozenset[str] = frozenset()
 
     def fits(self, resource: Resource[Any]) -> bool:
-        """Could this resource serve the call, were it free?"""
+        """Whether this resource could serve the call if it were free."""
         return self.tags <= resource.tags and resource.resource_id not in self.skip
 
 
 ANY = Requirement()
 
-RAMP_TOP = 64  # uses at a time from which on a resource without a limit is left alone
+RAMP_TOP = 64  # a resource without a limit is on trial no longer once it may have this many uses at a time
 
 
 class Trial:
-    """A seat's way back after a cooldown: one use at a time until a success, then 2, 4, 8 ... at a time.
+    """The trial of a member after a cooldown: one use at a time until a success, then 2, 4, 8 ... at a time.
 
     Uses from before the cooldown are not counted: they prove nothing, and must not keep out those that could.
     """
 
-    __slots__ = ("aloft", "limit", "successes")
+    __slots__ = ("limit", "running", "successes")
 
     def __init__(self) -> None:
         self.limit: int = 1
-        self.successes: int = 0  # of this round: as many as the limit end it
-        self.aloft: set[int] = set()  # the orders of flights begun since the cooldown
+        self.successes: int = 0  # of this round, which ends when they reach the limit
+        self.running: set[int] = set()  # the orders of uses that began since the cooldown
 
     @property
     def is_full(self) -> bool:
-        """Must the next use wait for the end of one of these?"""
-        return len(self.aloft) >= self.limit
+        """Whether the next use must wait until one of the running ones has ended."""
+        return len(self.running) >= self.limit
 
     def succeeded(self, top: int) -> bool:
         """Count a success. True: as many as `top` may be used at a time, so the trial is over."""
@@ -56,9 +57,9 @@ class Trial:
 
 
 class Member:
-    """A resource's place in a rotation. Strategies read `resource`, `index`, `in_flight` and `is_open`.
+    """A resource's membership of one pool. Strategies read `resource`, `index`, `in_flight` and `is_open`.
 
-    `notes` is theirs: whatever they learned about the seat, seen by all pickers of the pool and gone with the seat.
+    `notes` is for strategies: what they learned about the member, seen by all pickers of the pool and gone with it.
     """
 
     __slots__ = (
@@ -73,10 +74,12 @@ class Member:
         "plain",
         "resource",
         "rotation",
+        "sharing",
         "shut",
         "sibling_cancels",
         "successes",
         "trial",
+        "uses",
     )
 
     def __init__(self, resource: Resource[Any], rotation: Rotation, index: int) -> None:
@@ -84,12 +87,15 @@ class Member:
         self.rotation: Rotation = rotation
         self.index: int = index
         """Its number in the rotation, rising in pool order."""
+        self.sharing: Sharing = resource.sharing
+        self.uses: dict[int, Use] = resource.sharing.uses
+        """Uses of the resource that have not ended, in whichever pool, oldest first."""
         self.notes: Any = None
         self.pickers: tuple[Picker, ...] = ()
-        self.shut: bool = False  # cooling, disabled, or on trial and as many in flight as that allows
+        self.shut: bool = False  # cooling, disabled, or on trial with as many uses as that allows
         self.gone: bool = False  # removed from the rotation
-        self.trial: Trial | None = None  # recovered, and not yet what it was
-        self.plain: bool = True  # none of the rarer things above, nobody learns, and no other pool holds the resource
+        self.trial: Trial | None = None  # recovered from a cooldown, and not yet allowed its full limit
+        self.plain: bool = True  # the end of a use takes the short path: see `Rotation.is_plain`
         self.acquires: int = 0
         self.successes: int = 0
         self.cooldowns: int = 0
@@ -98,26 +104,26 @@ class Member:
 
     @property
     def is_open(self) -> bool:
-        """May it be used now? (That its cooldown is over is noticed before anyone asks.)"""
+        """Whether it may be used now. (The end of its cooldown is noticed before a picker asks.)"""
         limit = self.resource.max_in_flight
-        return not self.shut and (limit is None or len(self.resource._flights) < limit)
+        return not self.shut and (limit is None or len(self.uses) < limit)
 
     @property
     def in_flight(self) -> int:
-        """Uses of its resource that have not ended, in whichever pool."""
-        return len(self.resource._flights)
+        """How many uses of its resource have not ended, in whichever pool."""
+        return len(self.uses)
 
-    def reckon(self) -> None:
-        """Find out whether it is shut."""
+    def update_shut(self) -> None:
+        """Set `shut` from the resource's status and the trial."""
         self.shut = self.resource.status != "healthy" or (self.trial is not None and self.trial.is_full)
 
     def stats(self, status: ResourceStatus, left: float) -> ResourceStats:
-        """Its gauges and counters; `status` and the `left` of a cooldown as they are now."""
+        """Gauges and counters of this member, with `status` and the seconds `left` of a cooldown as they are now."""
         resource = self.resource
         return ResourceStats(
             resource_id=resource.resource_id,
             status=status,
-            in_flight=len(resource._flights),
+            in_flight=len(self.uses),
             max_in_flight=resource.max_in_flight,
             consecutive_cooldown=resource.consecutive_cooldown,
             cooldown_seconds_remaining=left,
@@ -129,15 +135,15 @@ class Member:
         )
 
 
-DOOMED = object()
-"""In place of the handle of a flight that was to be cancelled before it could be."""
+CANCEL_REQUESTED = object()
+"""In place of the handle of a use that was to be cancelled before it had a handle."""
 
 
 class Interruptible(Protocol):
-    """How a use of a resource is stopped because an older one failed."""
+    """The handle by which a use of a resource is stopped because an older one failed."""
 
     def interrupt(self, why: str) -> None:
-        """Stop it soon, from any thread; nothing if it has ended."""
+        """Stop the use soon, from any thread; does nothing if it has ended."""
 
 
 Seat = Member
@@ -145,53 +151,63 @@ Seat = Member
 
 
 class Use:
-    """One use of a resource. The shell keeps its handle and its request id here."""
+    """One call's hold on a resource. The engine keeps its handle and its request id here."""
 
-    __slots__ = ("acquired_at", "handle", "order", "request_id", "seat", "status", "ticket")
+    __slots__ = ("acquired_at", "handle", "member", "order", "request_id", "status", "ticket")
 
-    def __init__(self, order: int, seat: Member, acquired_at: float) -> None:
+    def __init__(self, order: int, member: Member, acquired_at: float) -> None:
         self.order: int = order
-        self.seat: Member = seat
+        self.member: Member = member
         self.acquired_at: float = acquired_at
         self.status: UsageStatus = "in_flight"
         self.handle: Any = None  # what interrupts it (see `Interruptible`); None: it cannot or must not be
         self.request_id: str | None = None  # None: not needed so far
         self.ticket: WaitTicket | None = None  # granted to a waiter that has not begun to use it
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.order in self.member.uses
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it began before the resource's last cooldown did."""
+        return self.order <= self.member.sharing.outage
+
     def usage(self, request_id: str) -> Usage:
-        """How events show it."""
-        return Usage(self.order, self.seat.resource.resource_id, request_id, self.status, self.acquired_at)
+        """The value by which events show this use."""
+        return Usage(self.order, self.member.resource.resource_id, request_id, self.status, self.acquired_at)
 
 
 class WaitTicket(Ticket[Requirement, Use]):
-    """A waiter's place in the line of one rotation."""
+    """A waiter's place in the wait queue of one rotation."""
 
     __slots__ = ("affinity", "deadline", "rotation", "waiter")
 
     def __init__(
         self,
-        want: Requirement,
+        requirement: Requirement,
         rotation: Rotation,
-        waiter: Any = None,
+        waiter: Waiter | None = None,
         deadline: float | None = None,
         affinity: Affinity | None = None,
     ) -> None:
-        super().__init__(want)
+        super().__init__(requirement)
         self.rotation: Rotation = rotation
         self.waiter: Any = waiter
-        """Whom the shell has to wake; opaque here."""
+        """The `Waiter` that the engine has to wake; not used here."""
         self.deadline: float | None = deadline
-        """Set for one that waits for a cooldown only: it gives up as soon as none can end before this."""
+        """Set for a call that waits for a cooldown only: it gives up as soon as none can end before this."""
         self.affinity: Affinity | None = affinity
-        """A preference among what comes free, and no part of the want: nobody waits longer for a favourite."""
+        """A preference among what comes free, not part of the requirement: nobody waits longer for a favourite."""
 
     def passes(self) -> bool:
-        """Has its waiter no use for anything now?"""
+        """Whether its waiter could not use any resource now."""
         return bool(self.waiter.passes()) if self.waiter is not None else False
 
 
 class Totals:
-    """Counters that outlive the seats they were counted on."""
+    """Counters of members that were removed from the pool."""
 
     __slots__ = ("acquires", "cooldowns", "disables", "sibling_cancels", "successes")
 
@@ -202,8 +218,8 @@ class Totals:
         self.disables: int = 0
         self.sibling_cancels: int = 0
 
-    def absorb(self, seat: Member) -> None:
-        """Take over a seat's counts."""
+    def absorb(self, member: Member) -> None:
+        """Add a member's counts to these, and set the member's to 0."""
         for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(seat, name))
-            setattr(seat, name, 0)
+            setattr(self, name, getattr(self, name) + getattr(member, name))
+            setattr(member, name, 0)

@@ -24,6 +24,20 @@ UsageStatus = Literal["in_flight", "done", "cancelled"]
 RESOURCE_STATUSES: Final[tuple[ResourceStatus, ...]] = get_args(ResourceStatus)
 
 
+class Sharing:
+    """What all pools that hold one resource keep about it together; only pools use it, with their lock held."""
+
+    __slots__ = ("members", "outage", "uses")
+
+    def __init__(self) -> None:
+        self.uses: dict[int, Use] = {}
+        """Uses that have not ended, by acquisition order. The same dict as long as the resource lives."""
+        self.outage: int = 0
+        """The newest acquisition when the last cooldown began; uses up to this one belong to the same outage."""
+        self.members: WeakList[Member] = WeakList()
+        """Its memberships of pools; a pool that is dropped takes its own along."""
+
+
 class Resource(Generic[T]):
     """Something scarce: an API key, a proxy, a GPU. Pools choose it, rest it and disable it; its `value` is yours.
 
@@ -35,15 +49,13 @@ class Resource(Generic[T]):
 
     __slots__ = (
         "__weakref__",
-        "_flights",
-        "_outage",
-        "_seats",
         "_value",
         "consecutive_cooldown",
         "cooldown_until",
         "last_acquired_at",
         "max_in_flight",
         "resource_id",
+        "sharing",
         "status",
         "tags",
         "weight",
@@ -81,9 +93,8 @@ class Resource(Generic[T]):
         self.weight: float = checked_number("weight", weight)
         if self.weight <= 0:
             raise InvalidArgument(f"weight must be > 0, got {weight!r}")
-        self._flights: dict[int, Use] = {}  # by acquisition order: "younger" is a walk from the end
-        self._outage = 0  # the newest acquisition when the last cooldown began; older ones are of the same outage
-        self._seats: WeakList[Member] = WeakList()  # its places in pools; a pool that is dropped takes its seat along
+        self.sharing: Sharing = Sharing()
+        """Internal: what the pools that hold this resource keep about it together."""
 
     @property
     def value(self) -> T:
@@ -93,17 +104,14 @@ class Resource(Generic[T]):
     @value.setter
     def value(self, value: T) -> None:
         self._value = value
-        if getattr(self, "_seats", None):
-            self._hide()
-
-    def _hide(self) -> None:
-        """It is in use by a pool: its value is to be shown to nobody."""
-        learn(self.resource_id, self._value, self)
+        sharing = getattr(self, "sharing", None)  # not there yet while a copy is being made
+        if sharing is not None and sharing.members:
+            hide_value(self)
 
     def __repr__(self) -> str:
         limit = "" if self.max_in_flight is None else f", max_in_flight={self.max_in_flight}"
         tags = f", tags={sorted(self.tags)}" if self.tags else ""
-        return f"<Resource {self.resource_id!r} {self.status}, {len(self._flights)} in flight{limit}{tags}>"
+        return f"<Resource {self.resource_id!r} {self.status}, {len(self.sharing.uses)} in flight{limit}{tags}>"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
@@ -117,13 +125,14 @@ class Resource(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
-        fields = {name: getattr(self, name) for name in ("value", *Resource.__slots__) if not name.startswith("_")}
+        names = ("value", *(name for name in Resource.__slots__ if name[0] != "_" and name != "sharing"))
+        fields = {name: getattr(self, name) for name in names}
         return {**getattr(self, "__dict__", {}), **fields}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self._flights, self._outage, self._seats = {}, 0, WeakList()
+        self.sharing = Sharing()
         meet(self.resource_id, self._value)
 
     @classmethod
@@ -134,6 +143,11 @@ class Resource(Generic[T]):
             "`value` and `resource_id`; treat every other field as read-only, pools keep them. `max_in_flight=1` makes "
             "it exclusive, None unlimited. Never log `value`."
         )
+
+
+def hide_value(resource: Resource[Any]) -> None:
+    """Replace the resource's value by its id wherever text is redacted, because a pool holds the resource now."""
+    learn(resource.resource_id, resource.value, resource)
 
 
 _NO_TAGS: frozenset[str] = frozenset()
@@ -152,7 +166,7 @@ def _arrived(
     """A copy of a resource, as a rule of another process. Its fields were checked there; it was not used here."""
     resource: Resource[Any] = object.__new__(Resource)
     resource.resource_id = resource_id
-    resource._value = value
+    resource.value = value
     resource.max_in_flight = max_in_flight
     resource.tags = tags
     resource.weight = weight
@@ -160,9 +174,7 @@ def _arrived(
     resource.cooldown_until = cooldown_until
     resource.consecutive_cooldown = consecutive_cooldown
     resource.last_acquired_at = 0.0
-    resource._flights = {}
-    resource._outage = 0
-    resource._seats = WeakList()
+    resource.sharing = Sharing()
     meet(resource_id, value)
     return resource
 

@@ -1,4 +1,4 @@
-"""The resource pool: what callers see. The mechanics are in `shell`, the decisions in `rotation`."""
+"""ResourcePool, the public class: it checks arguments and hands the work to its engine."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from headgate.core.checks import (
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
 from headgate.resources import events
-from headgate.resources.engine import Classifier, Engine, bounded, bury, set_handle, turn
+from headgate.resources.engine import Classifier, Engine, bounded, end_abandoned, lock, set_handle
 from headgate.resources.members import Member, Use
-from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, resources_of
-from headgate.resources.reporting import StateChange
+from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, hide_value, resources_of
+from headgate.resources.reporting import Reporter, StateChange
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import (
     LeaseOptions,
@@ -54,6 +54,7 @@ from headgate.resources.run_options import (
     UseOptions,
     plan_of,
 )
+from headgate.resources.stats import pool_snapshot, pool_stats
 from headgate.resources.strategies import Strategy, strategy_of
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ _END: Any = object()
 
 
 class PoolSettings(TypedDict, total=False):
-    """What a pool may be told by keyword: see `ResourcePool`."""
+    """The keyword arguments of `ResourcePool`, which documents them."""
 
     on_state_change: StateChange | None
     cancel_siblings: bool
@@ -80,7 +81,7 @@ class PoolSettings(TypedDict, total=False):
     name: str | None
 
 
-class ResourcePool(Engine[T], Generic[T]):
+class ResourcePool(Generic[T]):
     """A set of interchangeable resources that learns their health from every call.
 
     `run` gives an operation the best resource, and the operation tells by raising what it learned: CooldownResource
@@ -141,27 +142,34 @@ class ResourcePool(Engine[T], Generic[T]):
         lets one use at a time try a rested resource until one succeeds, then 2, 4, 8 and so on. `classify(exception or
         result)` may turn either into a signal. `name` is how events and logs call the pool.
         """
-        super().__init__()
         members = resources_of(resources)
-        self._plan = Plan(checked_attempts(max_attempts))
-        self._on_state_change = checked_hook(on_state_change)
-        self._classify = checked_classifier(classify)
-        self.name: str = name or f"resources-{next(_names)}"
+        plan = Plan(checked_attempts(max_attempts))
+        reporter = Reporter(name or f"resources-{next(_names)}", checked_hook(on_state_change))
+        classifier = checked_classifier(classify)
         table, chosen = checked_table(cooldown_table), strategy_of(strategy)
         cancels = checked_flag("cancel_siblings", cancel_siblings)
         probes = checked_flag("probe_on_recovery", probe_on_recovery)
-        with turn:
-            self._rotation = Rotation(
+        with lock:
+            rotation = Rotation(
                 members,
                 strategy=chosen,
                 cooldown_table=table,
                 cancel_siblings=cancels,
                 probe_on_recovery=probes,
                 chance=_chance,
-                owner=self,
             )
+        self._engine: Engine[T] = Engine(rotation, reporter, plan, classifier)
         for resource in members:
-            resource._hide()
+            hide_value(resource)
+
+    @property
+    def name(self) -> str:
+        """The pool's name in events and logs."""
+        return self._engine.reporter.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._engine.reporter.name = name
 
     # -- using resources ----------------------------------------------------------------------------------------------
 
@@ -171,7 +179,8 @@ class ResourcePool(Engine[T], Generic[T]):
         The operation runs in the caller's task and context. Options: see `headgate.resources.RunOptions`. Raises
         PoolExhausted when nothing could serve the call; any other exception of the operation as it is.
         """
-        return await self._run(operation, self._planned("run", RunOptions, options) if options else self._plan)
+        engine = self._engine
+        return await engine.run(operation, self._planned("run", RunOptions, options) if options else engine.plan)
 
     def use(
         self, *misused: Never, **options: Unpack[UseOptions]
@@ -179,7 +188,8 @@ class ResourcePool(Engine[T], Generic[T]):
         """A decorator: every call of the function goes through `run`, its first argument is the resource."""
         if misused:
             raise InvalidType("use() takes options by name only", remedy="Write @pool.use() with parentheses.")
-        plan = self._planned("use", UseOptions, options) if options else self._plan
+        engine = self._engine
+        plan = self._planned("use", UseOptions, options) if options else engine.plan
 
         def decorate(
             function: Callable[Concatenate[Resource[T], P], Awaitable[R]],
@@ -192,7 +202,7 @@ class ResourcePool(Engine[T], Generic[T]):
 
             @functools.wraps(function)
             async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-                return await self._run(lambda resource: function(resource, *args, **kwargs), plan)
+                return await engine.run(lambda resource: function(resource, *args, **kwargs), plan)
 
             return wrapper
 
@@ -203,7 +213,7 @@ class ResourcePool(Engine[T], Generic[T]):
 
         A signal raised in the block updates the resource's health and propagates; nothing is retried or cancelled.
         """
-        return _Lease(self, self._planned("lease", LeaseOptions, options))
+        return _Lease(self._engine, self._planned("lease", LeaseOptions, options))
 
     async def stream(
         self, operation: Callable[[Resource[T]], AsyncIterator[R]], **options: Unpack[StreamOptions]
@@ -212,12 +222,13 @@ class ResourcePool(Engine[T], Generic[T]):
 
         `operation` is an async generator function. Its resource is held until the stream ends or is closed.
         """
-        call = self._enter(self._planned("stream", StreamOptions, options))
-        flight = None
+        engine = self._engine
+        call = engine.enter(self._planned("stream", StreamOptions, options))
+        use = None
         try:
             while True:
-                flight = await self._take(call)
-                opening: _Opening[R] = _Opening(flight, call.plan.timeout)
+                use = await engine.take(call)
+                opening: _Opening[R] = _Opening(use, call.plan.timeout)
                 try:
                     try:
                         item = await opening.first_item(operation)
@@ -227,79 +238,63 @@ class ResourcePool(Engine[T], Generic[T]):
                     finally:
                         await opening.close()  # the resource is in use until its clean-up is over
                 except BaseException as error:
-                    signal = self._fail(flight, error, opening.steered, call.plan)
+                    signal = engine.fail(use, error, opening.steered, call.plan)
                     if signal is None or opening.is_open:
                         raise
                 else:
                     break
-                if pause := self._note_failure(call, flight, signal):
+                if pause := engine.note_failure(call, use, signal):
                     await asyncio.sleep(pause)
         except BaseException as error:
-            self._finish_badly(call, error, flight)
+            engine.failed(call, error, use)
             raise
-        self._done(call, flight)
+        engine.done(call, use)
 
     def run_sync(self, function: Callable[[Resource[T]], R], **options: Unpack[SyncOptions]) -> R:
         """`run` for code without an event loop: calls ``function(resource)`` in this thread, and blocks."""
         plan = self._planned("run_sync", SyncOptions, options)
         refuse_on_loop()
-        call = self._enter(plan)
+        engine = self._engine
+        call = engine.enter(plan)
         result: R = _MISSING
-        flight = None
+        use = None
         try:
             while True:
-                flight = self._take_sync(call)
+                use = engine.take_sync(call)
                 try:
-                    resource = flight.seat.resource
+                    resource = use.member.resource
                     result = copy_context().run(function, resource) if plan.isolate else function(resource)
                     refuse_awaitable(result)
                 except BaseException as error:
-                    signal = self._fail(flight, error, None, plan)
+                    signal = engine.fail(use, error, None, plan)
                     if signal is None:
                         raise
                 else:
-                    signal = None if self._classify is None else self._classified(result)
+                    signal = None if engine.classify is None else engine.classified(result)
                     if signal is None:
                         break
-                    self._end(flight, signal)
-                if pause := self._note_failure(call, flight, signal):
+                    engine.end(use, signal)
+                if pause := engine.note_failure(call, use, signal):
                     clock.sleep(pause)
         except BaseException as error:
-            self._finish_badly(call, error, flight)
+            engine.failed(call, error, use)
             raise
-        self._done(call, flight)
+        engine.done(call, use)
         return result
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, ResourceSnapshot]:
-        """How each resource stands, by id. From any thread."""
-        bury()
-        with turn:
-            return {
-                seat.resource.resource_id: {
-                    "status": status,
-                    "in_flight": len(seat.resource._flights),
-                    "max_in_flight": seat.resource.max_in_flight,
-                    "consecutive_cooldown": seat.resource.consecutive_cooldown,
-                    "cooldown_seconds_remaining": left,
-                    "last_acquired_at": seat.resource.last_acquired_at,
-                }
-                for seat, status, left in self._rotation.look(clock.now())
-            }
+        """The state of each resource, by id. From any thread."""
+        end_abandoned()
+        with lock:
+            return pool_snapshot(self._engine.rotation, clock.now())
 
     def stats(self) -> PoolStats:
         """Gauges and counters, for metrics. From any thread."""
-        bury()
-        with turn:
-            return self._rotation.stats(
-                clock.now(),
-                retries=self._retries,
-                runs_ok=self._runs_ok,
-                runs_exhausted=self._runs_exhausted,
-                runs_error=self._runs_error,
-                runs_cancelled=self._runs_cancelled,
-            )
+        end_abandoned()
+        with lock:
+            return pool_stats(self._engine.rotation, clock.now(), self._engine.reporter.counts())
 
     def __repr__(self) -> str:
         seen = self.snapshot().values()
@@ -318,7 +313,7 @@ class ResourcePool(Engine[T], Generic[T]):
             remedy="Make one where it is used, or send the resource's value.",
         )
 
-    # -- steering -----------------------------------------------------------------------------------------------------
+    # -- changing the resources ---------------------------------------------------------------------------------------
 
     @overload
     async def add(self, resource: Resource[T], /) -> Resource[T]: ...
@@ -347,33 +342,33 @@ class ResourcePool(Engine[T], Generic[T]):
             raise InvalidType("add() takes a Resource, or an id and a value", remedy='Write add("key-4", "sk-ddd").')
         else:
             resource = Resource(resource_id, value, **fields)
-        with turn:
-            effects = self._rotation.add(resource, clock.now())
-        resource._hide()
-        self._report_member(events.ResourceAdded, resource.resource_id)
-        self._carry_out(effects)
-        self._watch()
+        with lock:
+            effects = self._engine.rotation.add(resource, clock.now())
+        hide_value(resource)
+        self._engine.reporter.membership(events.ResourceAdded, resource.resource_id)
+        self._engine.carry_out(effects)
+        self._engine.watch()
         return resource
 
     async def remove(self, resource_id: str) -> None:
         """Forget a resource at once. What is in flight drains, and counts against a successor of the same id."""
-        with turn:
-            effects = self._rotation.remove(resource_id, clock.now())
-        self._report_member(events.ResourceRemoved, resource_id)
-        self._carry_out(effects)
-        self._tell_followers()
+        with lock:
+            effects = self._engine.rotation.remove(resource_id, clock.now())
+        self._engine.reporter.membership(events.ResourceRemoved, resource_id)
+        self._engine.carry_out(effects)
+        self._engine.tell_followers()
 
     async def enable(self, resource_id: str) -> None:
         """Declare a resource usable: ends its cooldown or its being disabled, and starts counting anew."""
-        with turn:
-            effects = self._rotation.enable(resource_id, clock.now())
-        self._carry_out(effects)
+        with lock:
+            effects = self._engine.rotation.enable(resource_id, clock.now())
+        self._engine.carry_out(effects)
 
     async def disable(self, resource_id: str) -> None:
         """Take a resource out of use until `enable`. Cancels nothing that is in flight."""
-        with turn:
-            effects = self._rotation.disable(resource_id, clock.now())
-        self._carry_out(effects)
+        with lock:
+            effects = self._engine.rotation.disable(resource_id, clock.now())
+        self._engine.carry_out(effects)
 
     async def reconcile(self, resources: Resources[T]) -> None:
         """Make the pool hold exactly these, in this order, and keep the health of those that stay.
@@ -384,12 +379,12 @@ class ResourcePool(Engine[T], Generic[T]):
         described = dict(resources) if isinstance(resources, Mapping) else list(resources)
         wanted = resources_of(described)
         plain = {id(item) for item in wanted} - {id(item) for item in _items(described)}
-        rotation = self._rotation
+        engine, rotation = self._engine, self._engine.rotation
         fresh: list[Resource[T]] = []
         removed: list[str] = []
-        with turn:
-            staying = {r.resource_id: r for r in wanted if _stays(rotation.seats.get(r.resource_id), r)}
-            for resource_id in [known for known in rotation.seats if known not in staying]:
+        with lock:
+            staying = {r.resource_id: r for r in wanted if _stays(rotation.members.get(r.resource_id), r)}
+            for resource_id in [known for known in rotation.members if known not in staying]:
                 rotation.drop(resource_id)
                 removed.append(resource_id)
             for resource in wanted:
@@ -397,23 +392,27 @@ class ResourcePool(Engine[T], Generic[T]):
                     rotation.admit(resource)
                     fresh.append(resource)
                 elif id(resource) not in plain:
-                    rotation.retag(rotation.seats[resource.resource_id].resource, resource)
+                    rotation.retag(rotation.members[resource.resource_id].resource, resource)
             rotation.reorder([resource.resource_id for resource in wanted])
             effects = rotation.settle(clock.now())
         for resource in fresh:
-            resource._hide()
+            hide_value(resource)
         for resource_id in removed:
-            self._report_member(events.ResourceRemoved, resource_id)
+            engine.reporter.membership(events.ResourceRemoved, resource_id)
         for resource in fresh:
-            self._report_member(events.ResourceAdded, resource.resource_id)
-        self._carry_out(effects)
-        self._watch()
-        self._tell_followers()
+            engine.reporter.membership(events.ResourceAdded, resource.resource_id)
+        engine.carry_out(effects)
+        engine.watch()
+        engine.tell_followers()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _planned(self, method: str, kind: type, options: Mapping[str, Any]) -> Plan:
-        return plan_of(options, method=method, allowed=_allowed(kind), max_attempts=self._plan.max_attempts)
+        return plan_of(options, method=method, allowed=_allowed(kind), max_attempts=self._engine.plan.max_attempts)
+
+    def __engine__(self) -> Engine[T]:
+        """Internal: see `headgate.resources.engine.engine_of`."""
+        return self._engine
 
     @classmethod
     def __agent_notes__(cls) -> str:
@@ -422,34 +421,34 @@ class ResourcePool(Engine[T], Generic[T]):
 
 
 class _Lease(AbstractAsyncContextManager[Resource[T]]):
-    """One use of a resource, as long as a block lasts."""
+    """The context manager of `lease`: one use of a resource while its block runs."""
 
-    def __init__(self, pool: ResourcePool[T], plan: Plan) -> None:
-        self._pool = pool
+    def __init__(self, engine: Engine[T], plan: Plan) -> None:
+        self._engine = engine
         self._plan = plan
-        self._flight: Use | None = None
+        self._use: Use | None = None
 
     async def __aenter__(self) -> Resource[T]:
-        if self._flight is not None:
+        if self._use is not None:
             raise InvalidType("a lease is entered once", remedy="Call pool.lease() for each block.")
-        self._flight = await self._pool._take(self._pool._enter(self._plan))
-        return self._flight.seat.resource
+        self._use = await self._engine.take(self._engine.enter(self._plan))
+        return self._use.member.resource
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._flight is not None
+        assert self._use is not None
         if error is None:
-            self._pool._succeed(self._flight)
+            self._engine.succeed(self._use)
         else:
-            self._pool._fail(self._flight, error, None, self._plan)
+            self._engine.fail(self._use, error, None, self._plan)
 
 
 class _Opening(Generic[R]):
-    """A stream on its way to its first item: until then it may be cancelled and tried elsewhere."""
+    """A stream before its first item: until then it may be cancelled and tried elsewhere."""
 
-    def __init__(self, flight: Use, timeout: float | None) -> None:
-        self._flight = flight
+    def __init__(self, use: Use, timeout: float | None) -> None:
+        self._use = use
         self._timeout = timeout
         self.items: AsyncIterator[R] = _NO_ITEMS
         self.steered: Steered[Any] | None = None
@@ -458,7 +457,7 @@ class _Opening(Generic[R]):
 
     async def first_item(self, operation: Callable[[Resource[Any]], AsyncIterator[R]]) -> R:
         """The first item, or _END."""
-        items = self.items = checked_stream(operation(self._flight.seat.resource))
+        items = self.items = checked_stream(operation(self._use.member.resource))
         step = _next(items)
         try:
             suspended_on = step.send(None)
@@ -466,9 +465,9 @@ class _Opening(Generic[R]):
             item: R = done.value
         else:
             self.steered = Steered(step, suspended_on)
-            set_handle(self._flight, self.steered)
+            set_handle(self._use, self.steered)
             item = await (self.steered if self._timeout is None else bounded(self.steered, self._timeout))
-        self._flight.handle = self.steered = None
+        self._use.handle = self.steered = None
         self.is_open = True
         return item
 
@@ -509,10 +508,10 @@ def _items(described: Mapping[str, Any] | list[Any]) -> Iterable[Any]:
     return described.values() if isinstance(described, Mapping) else described
 
 
-def _stays(seat: Member | None, wanted: Resource[Any]) -> bool:
-    if seat is None:
+def _stays(member: Member | None, wanted: Resource[Any]) -> bool:
+    if member is None:
         return False
-    known = seat.resource
+    known = member.resource
     if known is wanted or known.value is wanted.value:
         return True
     try:

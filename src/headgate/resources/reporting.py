@@ -1,4 +1,4 @@
-"""What a pool tells: events, the hook, the counters of its calls."""
+"""The reporter of a resource pool: its events, its `on_state_change` callback and the counters of its calls."""
 
 from __future__ import annotations
 
@@ -18,50 +18,63 @@ from headgate.resources.model import ResourceStatus, Usage
 StateChange = Callable[[str, ResourceStatus, ResourceStatus, int], object]
 
 
-class Reporting:
-    """The part of a pool that speaks. Nothing here decides anything."""
+class Reporter:
+    """Tells listeners what happened in one pool, and counts its calls. It decides nothing."""
 
-    name: str
-    """How events and logs call the pool."""
-    _on_state_change: StateChange | None
-
-    def _let_go(self, thing: Use) -> None:
-        raise NotImplementedError
-
-    def __init__(self) -> None:
-        self._runs_ok = self._runs_exhausted = self._runs_error = self._runs_cancelled = self._retries = 0
+    def __init__(self, name: str, on_state_change: StateChange | None) -> None:
+        self.name: str = name
+        """The pool's name in events and logs."""
+        self.runs_ok: int = 0
+        self.runs_exhausted: int = 0
+        self.runs_error: int = 0
+        self.runs_cancelled: int = 0
+        self.retries: int = 0
+        self._on_state_change = on_state_change
         self._changes = itertools.count(1)
 
-    def _usage(self, flight: Use) -> Usage:
-        request_id = flight.request_id
+    def counts(self) -> dict[str, int]:
+        """The counters of calls, by their names in `PoolStats`."""
+        names = ("retries", "runs_ok", "runs_exhausted", "runs_error", "runs_cancelled")
+        return {name: getattr(self, name) for name in names}
+
+    def _usage(self, use: Use) -> Usage:
+        request_id = use.request_id
         if request_id is None:
-            request_id = flight.request_id = str(getattr(flight.handle, "request_id", None) or clock.token())
-        return flight.usage(request_id)
+            request_id = use.request_id = str(getattr(use.handle, "request_id", None) or clock.token())
+        return use.usage(request_id)
 
-    def _report_acquired(self, flight: Use) -> None:
-        events.USAGE.emit(events.ResourceAcquired(at=clock.wall(), pool=self.name, usage=self._usage(flight)))
+    def acquired(self, use: Use) -> None:
+        """Emit the beginning of a use. Call it only if USAGE has listeners."""
+        events.USAGE.emit(events.ResourceAcquired(at=clock.wall(), pool=self.name, usage=self._usage(use)))
 
-    def _report_released(self, flight: Use, outcome: events.UsageOutcome) -> None:
-        if flight.status == "in_flight":
-            flight.status = "done"
+    def released(self, use: Use, outcome: events.UsageOutcome) -> None:
+        """Emit the end of a use."""
+        if use.status == "in_flight":
+            use.status = "done"
         if events.USAGE.listeners:
             events.USAGE.emit(
                 events.ResourceReleased(
                     at=clock.wall(),
                     pool=self.name,
-                    usage=self._usage(flight),
+                    usage=self._usage(use),
                     outcome=outcome,
-                    duration=clock.now() - flight.acquired_at,
+                    duration=clock.now() - use.acquired_at,
                 )
             )
 
-    def _finish_well(self, call: Call) -> None:
-        """Count a call that succeeded."""
-        self._runs_ok += 1
-        if events.RUN.listeners:
-            self._report_run(call.request_id, "ok", call.started)
+    def sibling_cancelled(self, use: Use) -> None:
+        """Emit that a use was asked to stop because an older one failed."""
+        if events.USAGE.listeners:
+            events.USAGE.emit(events.SiblingCancelled(at=clock.wall(), pool=self.name, usage=self._usage(use)))
 
-    def _report_run(self, request_id: str | None, outcome: events.RunOutcome, attempts: int) -> None:
+    def succeeded(self, call: Call) -> None:
+        """Count a call that succeeded."""
+        self.runs_ok += 1
+        if events.RUN.listeners:
+            self.run_finished(call.request_id, "ok", call.started)
+
+    def run_finished(self, request_id: str | None, outcome: events.RunOutcome, attempts: int) -> None:
+        """Emit the end of a call. Call it only if RUN has listeners."""
         request_id = request_id or clock.token()
         events.RUN.emit(
             events.RunFinished(
@@ -69,32 +82,26 @@ class Reporting:
             )
         )
 
-    def _finish_badly(self, call: Call | None, error: BaseException, flight: Use | None) -> None:
-        """Count a call that raised; end its flight if nothing else has."""
-        if flight is not None and flight.order in flight.seat.resource._flights:
-            self._let_go(flight)
-        self._count(error, call.request_id if call else None, call.started if call else 1)
-
-    def _count(self, error: BaseException | None, request_id: str | None, attempts: int) -> None:
-        """Count a call that raised this; None: it was cancelled."""
+    def failed(self, error: BaseException | None, request_id: str | None, attempts: int) -> None:
+        """Count a call that raised `error`; None: it was cancelled."""
         outcome: events.RunOutcome = "error"
         if isinstance(error, PoolExhausted):
             outcome = "exhausted"
-            self._runs_exhausted += 1
+            self.runs_exhausted += 1
         elif error is None or isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             outcome = "cancelled"
-            self._runs_cancelled += 1
+            self.runs_cancelled += 1
         else:
-            self._runs_error += 1
+            self.runs_error += 1
         if events.RUN.listeners:
-            self._report_run(request_id, outcome, attempts)
+            self.run_finished(request_id, outcome, attempts)
 
-    def _announce(self, effect: Cool | Disable | Recover | Enable, reason: str | None) -> None:
-        """Tell listeners and the hook that a resource's health changed."""
+    def health_changed(self, effect: Cool | Disable | Recover | Enable, reason: str | None) -> None:
+        """Tell listeners and the callback that a resource's health changed."""
         at, pool, resource_id = clock.wall(), self.name, effect.resource_id
         old: ResourceStatus = "cooling_down"
         new: ResourceStatus = "healthy"
-        usage = None if isinstance(effect, (Recover, Enable)) or effect.flight is None else self._usage(effect.flight)
+        usage = None if isinstance(effect, (Recover, Enable)) or effect.use is None else self._usage(effect.use)
         event: events.ResourceEvent
         if isinstance(effect, Cool):
             old, new = effect.old, "cooling_down"
@@ -104,7 +111,7 @@ class Reporting:
                 resource_id=resource_id,
                 old_status=old,
                 seconds=effect.seconds,
-                consecutive=effect.rung,
+                consecutive=effect.consecutive,
                 reason=reason,
                 usage=usage,
             )
@@ -119,9 +126,9 @@ class Reporting:
         else:
             event = events.ResourceRecovered(at=at, pool=pool, resource_id=resource_id)
         events.HEALTH.emit(event)
-        self._call_hook(resource_id, old, new)
+        self._call_back(resource_id, old, new)
 
-    def _call_hook(self, resource_id: str, old: ResourceStatus, new: ResourceStatus) -> None:
+    def _call_back(self, resource_id: str, old: ResourceStatus, new: ResourceStatus) -> None:
         seq = next(self._changes)
         if self._on_state_change is None:
             return
@@ -130,6 +137,7 @@ class Reporting:
         except (Exception, asyncio.CancelledError):
             log_exception("headgate.resources", "on_state_change callback failed in %s for %s", self.name, resource_id)
 
-    def _report_member(self, kind: type[events.ResourceAdded | events.ResourceRemoved], resource_id: str) -> None:
+    def membership(self, kind: type[events.ResourceAdded | events.ResourceRemoved], resource_id: str) -> None:
+        """Emit that a resource was added or removed."""
         if events.MEMBERS.listeners:
             events.MEMBERS.emit(kind(at=clock.wall(), pool=self.name, resource_id=resource_id))

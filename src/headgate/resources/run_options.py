@@ -106,7 +106,7 @@ class Plan:
     retry_delay: float = RETRY_DELAY
     request_id: str | None = None
     waits: Waits = "no"
-    want: Requirement = ANY
+    requirement: Requirement = ANY
     affinity: Affinity | None = None
     isolate: bool = False
 
@@ -147,7 +147,7 @@ def plan_of(options: Mapping[str, Any], *, method: str, allowed: frozenset[str],
         retry_delay=checked_seconds("retry_delay must be >= 0 and finite", delay),
         request_id=request_id,
         waits=_waits(options),
-        want=Requirement(tags, exclude) if tags or exclude else ANY,
+        requirement=Requirement(tags, exclude) if tags or exclude else ANY,
         affinity=checked_affinity(given("affinity")),
         isolate=checked_flag("isolate", given("isolate", False)),
     )

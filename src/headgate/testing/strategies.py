@@ -8,14 +8,15 @@ from typing import Any, cast
 
 from headgate.resources.members import Member, Requirement, Use
 from headgate.resources.model import Resource
+from headgate.resources.pickers import GuidedPicker, Learner, Occasion, Picker
 from headgate.resources.rotation import Rotation
-from headgate.resources.strategies import GuidedPicker, Learner, Occasion, Picker, Strategy, strategy_of
+from headgate.resources.strategies import Strategy, strategy_of
 
 
 def check_strategy(strategy: Strategy | str, *, seed: int = 0, steps: int = 2000) -> None:
     """Drive a pool with it at random; AssertionError at the first pick that breaks the contract.
 
-    A picker names an open seat that is not skipped, names one whenever there is one, forgets what is withdrawn, and
+    A picker names an open member that is not skipped, names one whenever there is one, forgets what is withdrawn, and
     shares nothing with another picker of the same strategy. One with `pick_for` takes time and chance from what it is
     given: the same calls with the same numbers drawn lead to the same picks.
     """
@@ -43,7 +44,7 @@ class _Drive:
         self.members = [self.resource(f"r{number}") for number in range(6)]
         draws = random.Random(chance.random())  # its own, so that a picker that draws more changes nothing else
         self.rotation = Rotation(self.members, strategy=strategy, cooldown_table=(1.0, 3.0), chance=draws.random)
-        self.flights: list[Use] = []
+        self.uses: list[Use] = []
         self.made = len(self.members)
 
     def resource(self, name: str) -> Resource[None]:
@@ -57,23 +58,23 @@ class _Drive:
         if rotation.due(now):
             rotation.advance(now)
         deed = chance.random()
-        if deed < 0.5 or not self.flights:
+        if deed < 0.5 or not self.uses:
             tags = frozenset(tag for tag in ("x", "y") if chance.random() < 0.2)
-            skip = frozenset(name for name in rotation.seats if chance.random() < 0.15)
+            skip = frozenset(name for name in rotation.members if chance.random() < 0.15)
             affinity = chance.choice([None, "ann", 7, b"bob", ("acme", "ann")])
-            if flight := rotation.acquire(now, Requirement(tags, skip), (), affinity):
-                self.flights.append(flight)
-                return flight.seat.resource.resource_id
+            if use := rotation.acquire(now, Requirement(tags, skip), (), affinity):
+                self.uses.append(use)
+                return use.member.resource.resource_id
         elif deed < 0.94:
-            flight = self.flights.pop(chance.randrange(len(self.flights)))
+            use = self.uses.pop(chance.randrange(len(self.uses)))
             if deed < 0.8:
-                rotation.ok(flight, now)
+                rotation.ok(use, now)
             elif deed < 0.85:
-                rotation.ended(flight, now)
+                rotation.ended(use, now)
             else:
-                rotation.cooled(flight, now=now)
-        elif deed < 0.97 and len(rotation.seats) > 2:
-            rotation.remove(chance.choice(list(rotation.seats)))
+                rotation.cooled(use, now=now)
+        elif deed < 0.97 and len(rotation.members) > 2:
+            rotation.remove(chance.choice(list(rotation.members)))
         else:
             self.made += 1
             rotation.add(self.resource(f"r{self.made}"), now)
@@ -105,28 +106,28 @@ class _Watching:
 
     def __init__(self, picker: Picker | GuidedPicker) -> None:
         self._picker: Any = picker
-        self._seats: dict[int, Member] = {}
+        self._members: dict[int, Member] = {}
 
-    def offer(self, seat: Member) -> None:
-        self._seats[id(seat)] = seat
-        self._picker.offer(seat)
+    def offer(self, member: Member) -> None:
+        self._members[id(member)] = member
+        self._picker.offer(member)
 
-    def withdraw(self, seat: Member) -> None:
-        self._seats.pop(id(seat), None)
-        self._picker.withdraw(seat)
+    def withdraw(self, member: Member) -> None:
+        self._members.pop(id(member), None)
+        self._picker.withdraw(member)
 
     def checked(self, method: str, skip: Container[str], *occasion: Occasion) -> Member | None:
         """What the picker's method gives, if that is allowed."""
-        could = [s for s in self._seats.values() if s.is_open and s.resource.resource_id not in skip]
-        seat = cast("Member | None", getattr(self._picker, method)(skip, *occasion))
-        if seat is None:
+        could = [s for s in self._members.values() if s.is_open and s.resource.resource_id not in skip]
+        member = cast("Member | None", getattr(self._picker, method)(skip, *occasion))
+        if member is None:
             assert not could, f"{method}() gave nothing, but {could[0].resource!r} is open"
             return None
-        name = seat.resource.resource_id
-        assert id(seat) in self._seats, f"{method}() gave {name!r}, which was withdrawn or never offered"
-        assert seat.is_open, f"{method}() gave {name!r}, which is not open: {seat.resource!r}"
+        name = member.resource.resource_id
+        assert id(member) in self._members, f"{method}() gave {name!r}, which was withdrawn or never offered"
+        assert member.is_open, f"{method}() gave {name!r}, which is not open: {member.resource!r}"
         assert name not in skip, f"{method}() gave {name!r}, which was to be skipped"
-        return seat
+        return member
 
 
 class _WatchedPicker(_Watching):

@@ -29,7 +29,7 @@ def roster(uids: str = "", strategy: Any = None) -> Roster:
 
 
 def uid_of(flight: Any) -> str | None:
-    return None if flight is None else flight.seat.resource.resource_id
+    return None if flight is None else flight.member.resource.resource_id
 
 
 def goes_to(workers: Roster, now: float = 0.0, avoid: Any = ()) -> str | None:

@@ -17,8 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 from headgate.errors import InvalidType
 from headgate.resources.members import ANY, Member, Use
 from headgate.resources.model import Resource
+from headgate.resources.pickers import Picker
 from headgate.resources.rotation import Rotation
-from headgate.resources.strategies import Picker, Strategy, round_robin
+from headgate.resources.strategies import Strategy, round_robin
 from headgate.workers.model import Report, Task, WorkerView
 
 COOLDOWNS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -86,17 +87,17 @@ class Roster:
         self._rotation = Rotation((), strategy=strategy, cooldown_table=COOLDOWNS, cancel_siblings=False)
 
     def __len__(self) -> int:
-        return len(self._rotation.seats)
+        return len(self._rotation.members)
 
     def __contains__(self, uid: object) -> bool:
-        return uid in self._rotation.seats
+        return uid in self._rotation.members
 
     def __iter__(self) -> Iterator[Any]:
-        return (seat.resource.value for seat in self._rotation.seats.values())
+        return (seat.resource.value for seat in self._rotation.members.values())
 
     def get(self, uid: str) -> Any:
         """Whatever was admitted under this uid, or None."""
-        seat = self._rotation.seats.get(uid)
+        seat = self._rotation.members.get(uid)
         return None if seat is None else seat.resource.value
 
     def admit(self, uid: str, worker: Any) -> None:
@@ -110,7 +111,7 @@ class Roster:
     def cooling(self, uid: str, now: float) -> bool:
         """Does it rest?"""
         self._rotation.advance(now)
-        seat = self._rotation.seats.get(uid)
+        seat = self._rotation.members.get(uid)
         return seat is not None and seat.resource.status == "cooling_down"
 
     def next(self, now: float, avoid: Collection[str] = ()) -> Use | None:
@@ -121,21 +122,21 @@ class Roster:
         flight = rotation.acquire(now, ANY, avoid)
         if flight is not None:
             return flight
-        resting = [seat for seat in rotation.seats.values() if seat.shut and seat.resource.resource_id not in avoid]
+        resting = [seat for seat in rotation.members.values() if seat.shut and seat.resource.resource_id not in avoid]
         if not resting:
             return None
         return rotation.take(min(resting, key=lambda seat: seat.resource.cooldown_until), now)
 
     def take(self, uid: str, now: float) -> Use | None:
         """This one, as somebody else chose; None: it is not there."""
-        seat = self._rotation.seats.get(uid)
+        seat = self._rotation.members.get(uid)
         return None if seat is None else self._rotation.take(seat, now)
 
     def served(self, flight: Use) -> None:
         """It took the call and answered: it is fine."""
-        seat = flight.seat
+        seat = flight.member
         self._rotation.ok(flight)
-        if seat.shut and not seat.gone and flight.order > seat.resource._outage:
+        if seat.shut and not seat.gone and not flight.is_late:
             self._rotation.enable(seat.resource.resource_id)  # it was tried while it cooled
 
     def failed(self, flight: Use, now: float) -> None:
@@ -163,7 +164,7 @@ class RoundRobinLoadBalancer:
         tried: set[str] = set()
         cooling = []
         while (flight := roster.next(0.0, tried)) is not None:
-            uid = flight.seat.resource.resource_id
+            uid = flight.member.resource.resource_id
             roster.ended(flight)
             tried.add(uid)
             if views[uid].state == "cooling":

@@ -248,7 +248,7 @@ class Dispatcher:
 
     def _finished(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, running: Any) -> Any:
         """It ran: return or raise what it did."""
-        connection: Connection = flight.seat.resource.value
+        connection: Connection = flight.member.resource.value
         scope = None if running is None else running.scope
         self._roster.served(flight)
         failures = context_frames.came_back(call, answer, running) if answer.context else ()
@@ -317,7 +317,7 @@ class Dispatcher:
                         patience = clock.now() + timeout + CONFIRMATION
                     await self.until_there_is_one(routine, tried, until, limit, patience)
                     continue
-                connection: Connection = flight.seat.resource.value
+                connection: Connection = flight.member.resource.value
                 waiter = self.loop.create_future()
                 call = Outgoing(
                     number,
@@ -381,7 +381,7 @@ class Dispatcher:
         self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
     ) -> None:
         """It did not run, or nobody knows whether it did. Raises if it cannot be placed again; `again`: even then."""
-        connection: Connection = flight.seat.resource.value
+        connection: Connection = flight.member.resource.value
         self._refused(flight, connection, answer, tried)
         if self._closed or (answer.kind in _GONE and not again):
             raise_lost(routine, call, connection, answer, self._closed)
@@ -409,7 +409,7 @@ class Dispatcher:
 
     def served(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> None:
         """Its worker has seen a generator to its end."""
-        connection: Connection = flight.seat.resource.value
+        connection: Connection = flight.member.resource.value
         self._roster.served(flight)
         self._report(connection, "accepted")
         if answer.kind == "returned":
@@ -417,7 +417,7 @@ class Dispatcher:
 
     def raise_gone(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> NoReturn:
         """The worker of a generator is gone, or the pool is."""
-        connection: Connection = flight.seat.resource.value
+        connection: Connection = flight.member.resource.value
         self._roster.ended(flight)
         self.check_time(routine, call, connection, answer)
         raise_lost(routine, call, connection, answer, self._closed)
@@ -456,9 +456,9 @@ class Dispatcher:
         if self._custom is not None:
             return self._custom_choice(self._custom, routine, number, avoid, bulky)
         flight = self._roster.next(clock.now(), avoid)
-        while flight is not None and not flight.seat.resource.value.can_take(bulky):
+        while flight is not None and not flight.member.resource.value.can_take(bulky):
             self._roster.ended(flight)
-            avoid = {*avoid, flight.seat.resource.resource_id}
+            avoid = {*avoid, flight.member.resource.resource_id}
             flight = self._roster.next(clock.now(), avoid)
         return flight
 

@@ -91,7 +91,7 @@ class Isolation:
             if flight is None:
                 return None
             proxy._roster.ended(flight)
-            chosen: Connection = flight.seat.resource.value
+            chosen: Connection = flight.member.resource.value
             return chosen
         there = (one for one in proxy._roster if one.metadata.uid not in avoid and one.can_take(bulky))
 

@@ -60,7 +60,7 @@ class Stream:
     @property
     def _connection(self) -> Connection:
         assert self._flight is not None, "it was placed"
-        connection: Connection = self._flight.seat.resource.value
+        connection: Connection = self._flight.member.resource.value
         return connection
 
     async def advance(self, what: Advance, value: Any = None) -> Any:

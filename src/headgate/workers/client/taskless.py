@@ -51,7 +51,7 @@ class Direct:
         self._proxy = proxy
         self._routine = routine
         self._flight = flight
-        self._connection: Connection = flight.seat.resource.value
+        self._connection: Connection = flight.member.resource.value
         self._call = call
         self._context = context
         self._owner = owner
@@ -169,7 +169,7 @@ def begin(
         return None
     call = Outgoing(number, form, arguments, 0.0, request.request_id, False, None, 0, set_here, request.tenant, request)
     direct = Direct(proxy, routine, flight, call, context, owner)
-    connection: Connection = flight.seat.resource.value
+    connection: Connection = flight.member.resource.value
     request.placed(connection.metadata.uid)
     call.waiter = direct
     proxy.waits_for(call)
