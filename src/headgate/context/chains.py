@@ -68,7 +68,7 @@ class Identity:
     def __init__(self, id: str = "") -> None:
         self._id = id
         self._also: frozenset[str] = frozenset()
-        self._spent: weakref.WeakSet[Token[Any]] | None = None
+        self._spent: weakref.WeakKeyDictionary[Token[Any], str] | None = None
         self._listeners: weakref.WeakSet[Exchange] | None = None
 
     @property
@@ -98,18 +98,19 @@ class Identity:
 
     def is_same(self, other: Identity) -> bool:
         """The same chain, perhaps by way of other processes?"""
-        if self is other or (self._id and self._id == other._id):
+        if self is other or (self._id and self._id == other.known):
             return True
-        return bool(self._also or other._also) and not self._names.isdisjoint(other._names)
+        return not self.names.isdisjoint(other.names)
 
     @property
-    def _names(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
+        """All ids by which processes know this chain."""
         return self._also | {self._id} if self._id else self._also
 
     @property
     def spent(self) -> list[str]:
         """Tokens that have travelled, were used, and are still in somebody's hands here."""
-        return [] if self._spent is None else [token._number for token in self._spent]
+        return [] if self._spent is None else list(self._spent.values())
 
     def listen(self, exchange: Exchange) -> None:
         """On its other side there may be copies of tokens: it is to be told of those that are used."""
@@ -121,8 +122,8 @@ class Identity:
         """A token that has travelled was used: here, or as `source` has just said."""
         if token is not None:
             if self._spent is None:
-                self._spent = weakref.WeakSet()
-            self._spent.add(token)
+                self._spent = weakref.WeakKeyDictionary()
+            self._spent[token] = number
         for listener in self._listeners or ():
             if listener is not source:
                 listener.untold.append(number)
@@ -162,11 +163,10 @@ class Chain:
 
     def hold_if_here(self) -> None:
         """A token of it may come back, from wherever: it is not forgotten as long as there is its Context."""
-        chain: Chain | None = self
-        while chain is not None and not chain.is_here():
-            chain = chain._origin
-        if chain is not None:
-            _KEPT.set((chain.identity, _owner(), chain))
+        if self.is_here():
+            _KEPT.set((self.identity, _owner(), self))
+        elif self._origin is not None:
+            self._origin.hold_if_here()
 
     def end(self) -> None:
         """Nothing will run in its Context any more: let go of that, for it may hold this too."""

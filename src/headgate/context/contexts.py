@@ -23,6 +23,14 @@ class Context(Mapping[ContextVar[Any], Any]):
 
     __slots__ = ("__weakref__", "_chain", "_context", "_seen", "_task")
 
+    def __new__(cls, context: contextvars.Context | None = None, chain: Chain | None = None) -> Context:
+        # Called without `__init__` by `_made`.
+        self = object.__new__(cls)
+        self._context, self._task, self._seen = context, None, NONE
+        if chain is not None:
+            self._chain = chain
+        return self
+
     def __init__(self) -> None:
         raise InvalidType("a Context is made by copy_context()", remedy="Call headgate.copy_context().")
 
@@ -80,7 +88,7 @@ class Context(Mapping[ContextVar[Any], Any]):
 
     def __eq__(self, other: object) -> bool:
         """The same variables with equal values, as with those of contextvars; the ids may differ."""
-        return self._values() == other._values() if isinstance(other, Context) else NotImplemented
+        return self._values() == dict(other) if isinstance(other, Context) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment] # what is set in it changes
 
@@ -129,11 +137,10 @@ def _taken() -> Any:
 
 
 def _made(context: contextvars.Context | None, chain: Chain | None = None) -> Context:
-    made = cast(Any, object.__new__(Context))
-    made._context, made._task, made._seen = context, None, NONE
-    made._chain = chain or cast(contextvars.Context, context).run(begin)
-    made._chain.context = weakref.ref(made)
-    return cast(Context, made)
+    chain = chain or cast(contextvars.Context, context).run(begin)
+    made = Context.__new__(Context, context, chain)
+    chain.context = weakref.ref(made)
+    return made
 
 
 def copy_context() -> Context:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 from headgate.context.chains import ABSENT, CHAIN, NONE, SEEN, VALUES, Identity, Values, adopt, here, present
-from headgate.context.variables import ATOMS, travelled, variable
+from headgate.context.variables import ATOMS, is_declared, mark_used, travelled, variable
 from headgate.errors import InvalidType
 
 _CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
@@ -84,7 +84,7 @@ def _plain(values: Values) -> bytes:
             if this == _FULL:
                 return b""
             kind = max(kind, this)
-        plain[var._key] = value
+        plain[var.key] = value
     encoded = kind + pickle.dumps(plain, 5)
     if kind == _PLAIN and len(encoded) <= _SHORT:
         values.encoded = encoded
@@ -156,7 +156,7 @@ class Exchange:
             if self._known.get(var, ABSENT) is value:
                 continue
             if type(value) in ATOMS or _kind(value) != _FULL:
-                simple[var._key] = value
+                simple[var.key] = value
                 continue
             try:
                 pickled[var.key] = dump(value)
@@ -240,7 +240,7 @@ class Exchange:
         for number in frame.spent:
             token = travelled(number)
             if token is not None:
-                token._spent()
+                mark_used(token)
             identity.spend(number, token, self)
 
 
@@ -268,7 +268,7 @@ def _plainly(data: bytes) -> Values:
     for key, value in pickle.loads(memoryview(data)[1:]).items():
         var = variable(key)
         values[var] = value
-        sure = sure and bool(var._place)
+        sure = sure and is_declared(var)
     if data[:1] == _PLAIN and sure:
         values.encoded = data
         if len(SEEN) >= _MANY:

@@ -51,6 +51,16 @@ def travelled(number: str) -> Token[Any] | None:
     return _travelled.get(number)
 
 
+def is_declared(var: ContextVar[Any]) -> bool:
+    """Whether a variable was declared in this process; else it is a stub."""
+    return bool(var._place)
+
+
+def mark_used(token: Token[Any]) -> None:
+    """Note that a variable was reset with this token, perhaps in another process."""
+    token._used, token._chain = True, None
+
+
 def not_a_base(name: str) -> InvalidType:
     """What a class statement raises that derives from a final class of ours, as from those of contextvars."""
     return InvalidType(
@@ -150,7 +160,7 @@ class ContextVar(Generic[T]):
     def set(self, value: T) -> Token[T]:
         """Give it a value in this Context. The token takes that back."""
         values, chain = VALUES.get(), here()
-        token: Token[T] = _token(self, values.get(self, ABSENT), chain.identity, chain)
+        token: Token[T] = Token.__new__(Token, self, values.get(self, ABSENT), chain.identity, chain)
         values = Values(values)
         values[self] = value
         VALUES.set(values)
@@ -301,6 +311,13 @@ class Token(Generic[T]):
     _chain: Chain | None  # which must not be forgotten before this is used; None: it was made in another process
     _number: str  # the same in every process; empty: it has not travelled
 
+    def __new__(cls, var: Any = None, old: Any = None, identity: Any = None, chain: Any = None) -> Token[T]:
+        # Called without `__init__` by `ContextVar.set` and by unpickling.
+        self = object.__new__(cls)
+        self._var, self._old, self._identity, self._chain = var, old, identity, chain
+        self._used, self._number = False, ""
+        return self
+
     def __init__(self) -> None:
         raise RuntimeError("tokens are made by ContextVar.set() and by nothing else")
 
@@ -333,12 +350,9 @@ class Token(Generic[T]):
         chain = present()
         if chain is None or not chain.identity.is_same(self._identity):
             raise ValueError(f"{self!r} was created in a different Context")
-        self._spent()
+        mark_used(self)
         if self._number:
             chain.identity.spend(self._number, self)
-
-    def _spent(self) -> None:
-        self._used, self._chain = True, None
 
     def __repr__(self) -> str:
         return f"<headgate.Token{' used' if self._used else ''} var={self._var!r} at {id(self):#x}>"
@@ -352,7 +366,7 @@ class Token(Generic[T]):
         old = () if self._old is ABSENT else (self._old,)
         chain = present()  # which may have had another id where the token was made
         identity = chain.identity if chain is not None and chain.identity.is_same(self._identity) else self._identity
-        about = self._number, self._var._key, identity.id, self._used
+        about = self._number, self._var.key, identity.id, self._used
         return _token_arrived, about, (self._var, old), None, None, _remember  # what it was may hold the token
 
     def __copy__(self) -> Token[T]:
@@ -362,27 +376,14 @@ class Token(Generic[T]):
         return self
 
 
-def _token(var: ContextVar[T], old: Any, identity: Identity, chain: Chain | None = None) -> Token[T]:
-    token = cast(Any, object.__new__(Token))
-    token._var, token._old, token._identity, token._chain, token._used, token._number = (
-        var,
-        old,
-        identity,
-        chain,
-        False,
-        "",
-    )
-    return cast("Token[T]", token)
-
-
 def _token_arrived(number: str, key: str, chain: str, used: bool) -> Token[Any]:
     token = _travelled.get(number)
     if token is None:
-        token = _token(variable(key), _UNKNOWN, Identity(chain))
+        token = Token.__new__(Token, variable(key), _UNKNOWN, Identity(chain))
         token._number = number
         _travelled[number] = token
     if used:
-        token._spent()
+        mark_used(token)
     return token
 
 
@@ -400,4 +401,4 @@ def _missing() -> Any:
 copyreg.pickle(type(MISSING), lambda _: (_missing, ()))  # so that a routine may return what a token tells
 
 
-__all__ = ["ContextVar", "Token", "bare", "known", "not_a_base", "variable"]
+__all__ = ["ContextVar", "Token", "bare", "is_declared", "known", "mark_used", "not_a_base", "variable"]

@@ -80,7 +80,7 @@ class Steered(Generic[R]):
         if self.asked is None:
             self.asked = why
         try:
-            self._loop.call_soon_threadsafe(self._cancel)
+            self._loop.call_soon_threadsafe(self.deliver)
         except RuntimeError:
             pass  # its loop is closed: nothing runs there any more
 
@@ -88,7 +88,7 @@ class Steered(Generic[R]):
         """`interrupt`, called on the operation's own loop, without the turn that it takes to get there."""
         if self.asked is None:
             self.asked = why
-        self._cancel()
+        self.deliver()
 
     def spare(self) -> None:
         """Take back what was asked and has not arrived: from here on it is not to be interrupted."""
@@ -99,14 +99,32 @@ class Steered(Generic[R]):
         """Does this CancelledError, which just left the operation, come from `interrupt` alone?"""
         if self.asked is None or self._task.cancelling() > self._base:
             return False
-        if any(other._operation is not None for other in self._behind):
+        if any(not other.has_ended for other in self._behind):
             return False  # the one that awaits us was asked as well: it goes through to that one
         sender = _sender(error.args[0] if error.args else None)
-        if sender is None or sender is self or sender._task is not self._task:
+        if sender is None or sender is self or not sender.runs_in(self._task):
             return True
-        return self in sender._behind and sender._operation is None  # of one that we awaited, meant for us too
+        return sender.has_ended_before(self)  # of one that we awaited, meant for us too
 
-    def _cancel(self) -> None:
+    @property
+    def has_ended(self) -> bool:
+        """Whether the operation has returned or raised."""
+        return self._operation is None
+
+    def runs_in(self, task: asyncio.Task[Any]) -> bool:
+        """Whether this task awaits the operation."""
+        return self._task is task
+
+    def deliver_before(self, other: Steered[Any]) -> None:
+        """Deliver the interruption of `other`, asked for in the same turn of the same task, when this has ended."""
+        self._behind.append(other)
+
+    def has_ended_before(self, other: Steered[Any]) -> bool:
+        """Whether this has ended and the interruption of `other` waited for that."""
+        return self._operation is None and other in self._behind
+
+    def deliver(self) -> None:
+        """Cancel what the operation waits for, if it was asked to stop. On the operation's own loop."""
         future = self._suspended_on
         if self._operation is None or self._arriving or self.asked is None:
             return
@@ -116,8 +134,8 @@ class Steered(Generic[R]):
             sender = _sender(getattr(future, "_cancel_message", None))
             if sender is None:
                 self._owed = True
-            elif sender._task is self._task:
-                sender._behind.append(self)
+            elif sender.runs_in(self._task):
+                sender.deliver_before(self)
             else:
                 self._arriving = True  # another task awaits the same future and was asked too: it serves both
         elif future.cancel(_Notice(self)):
@@ -153,13 +171,13 @@ class Steered(Generic[R]):
                 if self._owed and self._task.cancelling() <= self._base:
                     # Something else interrupted it in that turn, and it went on: tell it now.
                     self._owed = False
-                    self._loop.call_soon(self._cancel)
+                    self._loop.call_soon(self.deliver)
                 if self._base:  # the operation may have called uncancel(): a later outer cancellation must stand out
                     self._base = min(self._base, self._task.cancelling())
         finally:
             self._operation = None
             for other in self._behind:
-                self._loop.call_soon(other._cancel)
+                self._loop.call_soon(other.deliver)
             del self, error  # the traceback holds this frame, the task may hold the exception, and this the task
 
     def _pay(self, error: BaseException | None) -> BaseException | None:

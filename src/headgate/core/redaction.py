@@ -170,7 +170,7 @@ class Redactor:
             for known in self._labels:
                 self._index(known)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self._lock = threading.RLock()  # another thread of the parent may have held it
 
 
@@ -332,4 +332,4 @@ def log_exception(logger: str, message: str, *args: object) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_redactor._after_fork)
+    os.register_at_fork(after_in_child=_redactor.after_fork)
