@@ -1,4 +1,8 @@
-"""Values that go along where routines go: variables, tokens, Contexts, and how they travel."""
+"""Context variables that are sent with each call of a routine to its worker, and come back changed.
+
+May import `headgate.core`, `headgate.errors` and `headgate.resources`. Entry points: `ContextVar` in `variables`,
+`Context` in `contexts`; `travel` encodes and decodes what a call carries.
+"""
 
 from headgate.core.lazy import lazy
 

@@ -57,7 +57,7 @@ _MARK: contextvars.ContextVar[None] = contextvars.ContextVar("headgate.context.m
 
 
 class Identity:
-    """What the Contexts of a chain have in common, in one process.
+    """What the Contexts of a chain have in common in one process: ids, and tokens that were used.
 
     Two processes may each make an id for one chain before they hear of each other: a generator that runs ahead, and its
     consumer. Then the caller's is used from then on, and the other is still known.
@@ -73,7 +73,7 @@ class Identity:
 
     @property
     def id(self) -> str:
-        """Made when somebody asks."""
+        """The id of this chain, made when it is first read."""
         if not self._id:
             self._id = clock.token()[:16]
         return self._id
@@ -97,7 +97,7 @@ class Identity:
             self._also |= {id}
 
     def is_same(self, other: Identity) -> bool:
-        """The same chain, perhaps by way of other processes?"""
+        """Whether another identity is of the same chain, perhaps by way of other processes."""
         if self is other or (self._id and self._id == other.known):
             return True
         return not self.names.isdisjoint(other.names)
@@ -143,7 +143,7 @@ class Chain:
         self._proof: contextvars.Token[None] | None = _MARK.set(None)
 
     def is_here(self) -> bool:
-        """Is its Context the current one?"""
+        """Whether the Context of this chain is the current one."""
         proof = self._proof
         if proof is None:
             return False
@@ -213,5 +213,5 @@ def begin() -> Chain:
 
 
 def here() -> Chain:
-    """The chain of this Context."""
+    """The chain of this Context, begun now if it has none."""
     return present() or begin()

@@ -48,7 +48,7 @@ class Context(Mapping[ContextVar[Any], Any]):
         return self._chain.identity.id
 
     def run(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function in it."""
+        """Call a function in this Context."""
         if self._context is None:
             raise RuntimeError(f"cannot enter context: {self!r} is already entered")
         return self._context.run(fn, *args, **kwargs)

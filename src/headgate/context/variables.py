@@ -137,7 +137,7 @@ class ContextVar(Generic[T]):
 
     @property
     def namespace(self) -> str:
-        """What else its name consists of."""
+        """The part of its key before the colon."""
         return self._key.partition(":")[0]
 
     @overload
@@ -183,7 +183,7 @@ class ContextVar(Generic[T]):
 
     @property
     def is_plain(self) -> bool:
-        """Is what it is without a value the same for everybody?"""
+        """Whether it has no default, or one that is the same in every process."""
         return self._default is ABSENT or type(self._default) in ATOMS
 
     def __repr__(self) -> str:
@@ -203,11 +203,11 @@ class ContextVar(Generic[T]):
         return self
 
     def _fallback(self) -> Any:
-        """Its default here."""
+        """The default in this process and Context."""
         return self._default if self._place else _DEFAULTS.get(_NO_DEFAULTS).get(self, self._default)
 
     def _is_portable(self) -> bool:
-        """Can its default be sent?"""
+        """Whether the default can be pickled."""
         if self._portable is None:
             self._portable = type(self._default) in ATOMS or _can_be_pickled(self._default, pickle)
         if self._portable or not bare.depth:
@@ -241,7 +241,7 @@ def variable(key: str) -> ContextVar[Any]:
 
 
 def _arrived(key: str, default: tuple[Any, ...]) -> ContextVar[Any]:
-    """Unpickled."""
+    """The variable of this key, with the default that it was pickled with."""
     found = variable(key)
     if default and not found._place:
         if type(default[0]) not in ATOMS:
@@ -329,7 +329,7 @@ class Token(Generic[T]):
 
     @property
     def var(self) -> ContextVar[T]:
-        """The variable that was set."""
+        """The variable that `set` made this token for."""
         return self._var
 
     @property

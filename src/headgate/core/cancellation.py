@@ -96,7 +96,7 @@ class Steered(Generic[R]):
         self._owed = False
 
     def is_ours(self, error: asyncio.CancelledError) -> bool:
-        """Does this CancelledError, which just left the operation, come from `interrupt` alone?"""
+        """Whether a CancelledError that just left the operation comes from `interrupt` alone."""
         if self.asked is None or self._task.cancelling() > self._base:
             return False
         if any(not other.has_ended for other in self._behind):

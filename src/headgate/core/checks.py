@@ -33,7 +33,7 @@ def is_finite(number: object) -> TypeGuard[float]:
 
 
 def checked_id(resource_id: object) -> str:
-    """A usable id, or InvalidArgument."""
+    """Return a resource id, or raise InvalidArgument."""
     if not isinstance(resource_id, str) or not resource_id:
         # The thing passed may well be the secret, put in the wrong place: show its type, never itself.
         shown = "an empty string" if resource_id == "" else type(resource_id).__name__
@@ -45,7 +45,7 @@ def checked_id(resource_id: object) -> str:
 
 
 def checked_max_in_flight(max_in_flight: object) -> int | None:
-    """A usable limit, or InvalidArgument."""
+    """Return a limit of uses, or raise InvalidArgument."""
     if max_in_flight is None:
         return None
     if not isinstance(max_in_flight, int) or isinstance(max_in_flight, bool) or max_in_flight < 1:
@@ -94,7 +94,7 @@ def _is_atom(part: object) -> bool:
 
 
 def checked_number(parameter: str, number: object) -> float:
-    """A finite number, or InvalidArgument."""
+    """Return a finite number, or raise InvalidArgument."""
     if not is_finite(number):
         raise InvalidArgument(f"{parameter} must be a finite number, got {number!r}")
     return number
@@ -110,7 +110,7 @@ def checked_attempts(max_attempts: object) -> int:
 
 
 def checked_flag(parameter: str, flag: object) -> bool:
-    """True or False, or InvalidType."""
+    """Return a bool, or raise InvalidType."""
     if not isinstance(flag, bool):
         raise InvalidType(f"{parameter} must be bool, got {type(flag).__name__}", remedy="Pass True or False.")
     return flag
@@ -176,7 +176,7 @@ def checked_table(cooldown_table: object) -> tuple[float, ...]:
 
 
 def checked_classifier(classify: Any) -> Any:
-    """Something to call, or None."""
+    """Return a classifier or None, or raise InvalidType."""
     if classify is not None:
         _require_callable("classify", classify)
     return classify
@@ -223,7 +223,7 @@ def refuse_on_loop() -> None:
 
 
 def refuse_awaitable(result: object) -> None:
-    """A result nobody would await."""
+    """Raise InvalidType for a result that nobody would await."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -234,7 +234,7 @@ def refuse_awaitable(result: object) -> None:
 
 
 def checked_stream(items: Any) -> Any:
-    """An async iterator."""
+    """Return an async iterator, or raise InvalidType."""
     if hasattr(items, "__anext__"):
         return items
     if inspect.iscoroutine(items):
@@ -267,7 +267,7 @@ def checked_whole(what: str, number: object, least: int) -> int:
 
 
 def checked_stale_after(stale_after: object) -> float:
-    """Seconds."""
+    """Return `stale_after` in seconds, or raise an error."""
     seconds = stale_after.total_seconds() if isinstance(stale_after, timedelta) else stale_after
     if not is_finite(seconds) or seconds <= 0:
         raise InvalidArgument(f"stale_after must be > 0 seconds or a timedelta, got {stale_after!r}")
@@ -275,7 +275,7 @@ def checked_stale_after(stale_after: object) -> float:
 
 
 def seconds_of(milliseconds: Any) -> Any:
-    """Milliseconds as seconds."""
+    """Convert a `timedelta` or a number of milliseconds to seconds."""
     if isinstance(milliseconds, timedelta):
         return milliseconds
     if not is_finite(milliseconds) or milliseconds <= 0:
@@ -301,7 +301,7 @@ def refuse_both(what: str, options: Mapping[str, Any], *names: str) -> None:
 
 
 def check_store(store: object) -> None:
-    """Refuse what is no store."""
+    """Raise InvalidType for an object that is no store."""
     if store is not None and not (hasattr(store, "open") and hasattr(store, "shared")):
         raise InvalidType(
             f"store must be a Store, got {type(store).__name__}",
@@ -313,7 +313,7 @@ def check_store(store: object) -> None:
 
 
 def usable_as_balancer(value: Any) -> bool:
-    """Is it a balancer, a factory of one, or a context manager that gives one?"""
+    """Whether this is a balancer, a factory of one, or a context manager that gives one."""
     return callable(value) or any(hasattr(value, name) for name in ("order", "__aenter__", "__enter__"))
 
 

@@ -20,7 +20,7 @@ def check_items(items: Any, window: Any) -> None:
 
 
 class Bell:
-    """One waits, others ring."""
+    """An event that one waits for and others set again and again."""
 
     __slots__ = ("_heard",)
 
@@ -28,12 +28,12 @@ class Bell:
         self._heard: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        """Whoever waits may look again."""
+        """Wake whoever waits."""
         if self._heard is not None and not self._heard.done():
             self._heard.set_result(None)
 
     def heard(self) -> asyncio.Future[None]:
-        """Done at the next ring."""
+        """A future that is done at the next ring."""
         self._heard = asyncio.get_running_loop().create_future()
         return self._heard
 

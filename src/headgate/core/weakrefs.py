@@ -18,15 +18,15 @@ class WeakList(Generic[T]):
         self._references: tuple[weakref.ref[T], ...] = ()  # replaced, never changed: it may be walked meanwhile
 
     def append(self, member: T) -> None:
-        """Add it at the end."""
+        """Add a member at the end."""
         self._references = (*self._references, weakref.ref(member))
 
     def remove(self, member: T) -> None:
-        """Take it out."""
+        """Remove a member, if it is there."""
         self._references = tuple(reference for reference in self._references if reference() is not member)
 
     def prune(self) -> bool:
-        """Forget those that are gone; were there any?"""
+        """Forget members that are gone; True when there were any."""
         living = tuple(reference for reference in self._references if reference() is not None)
         lost = len(living) < len(self._references)
         self._references = living

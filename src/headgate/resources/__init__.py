@@ -1,6 +1,8 @@
-"""Resource pools: which key, proxy or GPU? `ResourcePool` is also `Pool`, the name in the package it succeeds.
+"""Resource pools: which key, proxy or GPU does a call use, and what did the call learn about it?
 
-Names are loaded when they are first used: workers stand on the rotation here, and need nothing else of the room.
+May import `headgate.core` and `headgate.errors`. Entry point: `ResourcePool` in `pool`, also called `Pool`, its name in
+the package it succeeds. It owns an `engine`, which runs calls; `rotation` decides and is pure. Names are loaded when
+they are first used: `workers` needs the rotation and nothing else from here.
 """
 
 from headgate.core.lazy import lazy

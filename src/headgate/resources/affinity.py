@@ -1,4 +1,4 @@
-"""Which resources does an affinity like best? Weighted rendezvous hashing. Pure, and the same in every process.
+"""Weighted rendezvous hashing: the order of resources for an affinity. Pure, and the same in every process.
 
 Affinity and resource id are hashed together into a *distance*, and the nearest resource is the favourite. A distance
 depends on these two alone, so whoever comes takes only the affinities it is nearest to, and whoever goes leaves only
@@ -43,7 +43,7 @@ def stable_text(affinity: Affinity) -> bytes:
 
 
 class Rendezvous:
-    """Members of a pool by id and weight, and whom each affinity likes best."""
+    """Members of a pool by id and weight, and the nearest ones of each affinity."""
 
     def __init__(self) -> None:
         self._members: dict[str, tuple[int, float]] = {}  # its hash and its weight, by id
@@ -52,12 +52,12 @@ class Rendezvous:
         self._remembered = 0
 
     def admit(self, name: str, weight: float) -> None:
-        """It is one of them from now on."""
+        """Add a member."""
         self._members[name] = _hashed(b"r" + name.encode("utf-8", "surrogatepass")) % _PRIME, weight
         self._changed(name)
 
     def dismiss(self, name: str) -> None:
-        """It is none of them any more."""
+        """Remove a member, if it is one."""
         if self._members.pop(name, None) is not None:
             self._changed(name)
 
@@ -80,11 +80,11 @@ class Rendezvous:
         return ranking.nearest, ranking.is_whole
 
     def nearest(self, text: bytes, names: Iterable[str]) -> str | None:
-        """The nearest of these members."""
+        """The nearest of these members to an affinity."""
         return min(self._measured(_Ranking(text), names), default=(0.0, None))[1]
 
     def _survey(self, ranking: _Ranking, depth: int) -> None:
-        """Measure all distances."""
+        """Compute the distances of all members."""
         everyone = self._measured(ranking, self._members)
         ranking.seen = len(self._changes)
         ranking.is_whole = len(everyone) <= 2 * depth

@@ -37,7 +37,7 @@ class Call:
         self.started: int = started
         """Attempts that were given a resource."""
         self.attempts: list[Attempt] = []
-        """Those that failed."""
+        """Attempts that failed."""
         self._matching = matching
         self._said = ""  # by the last that failed
         self._spent: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class Call:
         return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
 
     def failed(self, use: Use, signal: Signal, now: float) -> bool:
-        """An attempt ended in `signal`. Was it the last?"""
+        """Note an attempt that ended in `signal`; True when it was the last."""
         resource_id = use.member.resource.resource_id
         self._said = redact(repr(signal))
         self.attempts.append(Attempt(resource_id, signal, now - use.acquired_at))
@@ -64,13 +64,13 @@ class Call:
         return seconds if self.deadline is None else max(0.0, min(seconds, self.deadline - now))
 
     def is_late(self, now: float) -> bool:
-        """May no attempt start any more?"""
+        """Whether the deadline has passed, so that no attempt may start."""
         return self.deadline is not None and now >= self.deadline
 
     # -- the three ways to end without a result -----------------------------------------------------------------------
 
     def out_of_attempts(self, retry_after: float | None) -> PoolExhausted:
-        """Its budget is spent."""
+        """The error of a call that has no attempts left."""
         tried = len(self.attempts)
         message = f"max_attempts={tried} exhausted: {self._said}"
         remedy = None
@@ -84,7 +84,7 @@ class Call:
         return self._exhausted(message, "attempts", retry_after, remedy)
 
     def out_of_time(self, retry_after: float | None, waited_for: str | None = None) -> PoolExhausted:
-        """Its deadline has passed."""
+        """The error of a call whose deadline has passed."""
         message = f"deadline exceeded after {len(self.attempts)} attempt(s)"
         if waited_for is not None:
             message += f", waiting for a resource: {waited_for}"
@@ -93,7 +93,7 @@ class Call:
     def out_of_resources(
         self, why: str, reason: ExhaustedReason, retry_after: float | None, remedy: str | None
     ) -> PoolExhausted:
-        """Nothing is eligible, and it will not or cannot wait."""
+        """The error of a call for which nothing is eligible and that does not or cannot wait."""
         return self._exhausted(f"no eligible resource in pool: {why}", reason, retry_after, remedy)
 
     def _exhausted(

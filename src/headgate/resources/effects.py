@@ -1,4 +1,4 @@
-"""What a rotation asks its shell to do. It returns these; it does nothing itself."""
+"""The effects that a rotation returns, for the engine to carry out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NOBODY: Any = None  # a test that writes down what it expects need not name the
 
 @dataclass(frozen=True, slots=True)
 class Cool:
-    """A resource began to rest, or rests longer."""
+    """A cooldown began, or was extended."""
 
     resource_id: str
     until: float
     seconds: float = field(default=0.0, compare=False)
-    """From now on; exactly what was asked for, unless it rests longer already."""
+    """From now on; exactly what was asked for, unless the cooldown was longer already."""
     consecutive: int = field(default=1, compare=False)
-    """How many times in a row."""
+    """How many cooldowns in a row this is."""
     old: ResourceStatus = field(default="healthy", compare=False)
     member: Member = field(default=_NOBODY, repr=False, compare=False)
     use: Use | None = field(default=None, repr=False, compare=False)
@@ -28,7 +28,7 @@ class Cool:
 
 @dataclass(frozen=True, slots=True)
 class Disable:
-    """A resource is out until it is enabled."""
+    """A resource was taken out of use until it is enabled."""
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
@@ -38,7 +38,7 @@ class Disable:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """A cooldown is over."""
+    """The cooldown of a resource is over."""
 
     resource_id: str
     member: Member = field(default=_NOBODY, repr=False, compare=False)
@@ -46,7 +46,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class Enable:
-    """Somebody declared it usable."""
+    """A resource was declared usable by a call of `enable`."""
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
@@ -55,7 +55,7 @@ class Enable:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A younger sibling is doomed: interrupt it."""
+    """A younger use of a failed resource is to be interrupted."""
 
     use: Use
 
@@ -69,7 +69,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Starve:
-    """Nothing a waiter could use can come back by itself: tell it."""
+    """A waiter is to be told that nothing it could use will come free."""
 
     ticket: WaitTicket
 

@@ -66,7 +66,7 @@ class Follower(Protocol):
 
 
 class HasEngine(Protocol):
-    """A pool with an engine."""
+    """A pool that `engine_of` can be asked about."""
 
     def __engine__(self) -> Engine[Any]: ...
 
@@ -164,7 +164,7 @@ class Engine(Generic[T]):
             self.reporter.run_finished(use.request_id, "ok", attempts)
 
     def enter(self, plan: Plan) -> Call:
-        """Begin a call."""
+        """Begin a call that keeps count of its attempts."""
         with lock:
             return Call(plan, self.rotation.matching(plan.requirement), clock.now())
 

@@ -1,4 +1,4 @@
-"""What a resource pool reports. Topics: "resources.health", "resources.usage", "resources.run", "resources.members"."""
+"""The events of resource pools. Topics: "resources.health", "resources.usage", "resources.run", "resources.members"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ResourceEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceCooled(ResourceEvent):
-    """A resource began to rest, or rests longer."""
+    """A cooldown of a resource began, or was extended."""
 
     name: ClassVar[str] = "resource_cooled"
     topic: ClassVar[str] = HEALTH.name
@@ -36,21 +36,21 @@ class ResourceCooled(ResourceEvent):
     resource_id: str
     old_status: ResourceStatus
     seconds: float
-    """From now on."""
+    """How long the cooldown lasts from now on."""
     consecutive: int
-    """How many times in a row."""
+    """How many cooldowns in a row this is."""
     reason: str | None = None
     usage: Usage | None = None
 
     @property
     def request_id(self) -> str | None:
-        """By what all events of the call are known that taught this; None when a person did it."""
+        """The request id of the call that caused this; None when a method of the pool did."""
         return None if self.usage is None else self.usage.request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceDisabled(ResourceEvent):
-    """A resource is out until it is enabled. `usage` is None when a person did it."""
+    """A resource was taken out of use until it is enabled. `usage` is None when `disable` was called."""
 
     name: ClassVar[str] = "resource_disabled"
     topic: ClassVar[str] = HEALTH.name
@@ -62,13 +62,13 @@ class ResourceDisabled(ResourceEvent):
 
     @property
     def request_id(self) -> str | None:
-        """By what all events of the call are known that taught this; None when a person did it."""
+        """The request id of the call that caused this; None when a method of the pool did."""
         return None if self.usage is None else self.usage.request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRecovered(ResourceEvent):
-    """A cooldown is over. Noticed when somebody asks for a resource, not before."""
+    """The cooldown of a resource is over. Noticed when a call asks for a resource, not before."""
 
     name: ClassVar[str] = "resource_recovered"
     topic: ClassVar[str] = HEALTH.name
@@ -78,7 +78,7 @@ class ResourceRecovered(ResourceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceEnabled(ResourceEvent):
-    """Somebody declared a resource usable."""
+    """A resource was declared usable by a call of `enable`."""
 
     name: ClassVar[str] = "resource_enabled"
     topic: ClassVar[str] = HEALTH.name
@@ -98,7 +98,7 @@ class ResourceAcquired(ResourceEvent):
 
     @property
     def request_id(self) -> str:
-        """By what all events of one call, or of one task of a TaskPool, are known."""
+        """The id that all events of one call, or of one task of a TaskPool, have in common."""
         return self.usage.request_id
 
 
@@ -115,7 +115,7 @@ class ResourceReleased(ResourceEvent):
 
     @property
     def request_id(self) -> str:
-        """By what all events of one call, or of one task of a TaskPool, are known."""
+        """The id that all events of one call, or of one task of a TaskPool, have in common."""
         return self.usage.request_id
 
 
@@ -130,7 +130,7 @@ class SiblingCancelled(ResourceEvent):
 
     @property
     def request_id(self) -> str:
-        """By what all events of one call, or of one task of a TaskPool, are known."""
+        """The id that all events of one call, or of one task of a TaskPool, have in common."""
         return self.usage.request_id
 
 
@@ -148,7 +148,7 @@ class RunFinished(ResourceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceAdded(ResourceEvent):
-    """A resource joined the pool."""
+    """A resource was added to the pool."""
 
     name: ClassVar[str] = "resource_added"
     topic: ClassVar[str] = MEMBERS.name
@@ -158,7 +158,7 @@ class ResourceAdded(ResourceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRemoved(ResourceEvent):
-    """A resource left the pool."""
+    """A resource was removed from the pool."""
 
     name: ClassVar[str] = "resource_removed"
     topic: ClassVar[str] = MEMBERS.name

@@ -166,7 +166,7 @@ class Use:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether this use has not ended."""
         return self.order in self.member.uses
 
     @property

@@ -1,4 +1,4 @@
-"""The nouns of the room: a resource, one use of it, and what a pool tells about them."""
+"""The values that users see: a resource, one use of it, snapshots and statistics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sharing:
 
 
 class Resource(Generic[T]):
-    """Something scarce: an API key, a proxy, a GPU. Pools choose it, rest it and disable it; its `value` is yours.
+    """Something scarce: an API key, a proxy, a GPU. Pools choose it, cool it down and disable it; its `value` is yours.
 
     Two pools may hold the same Resource: its health, what is in flight and its limit are shared between them.
     `status`, `cooldown_until`, `last_acquired_at` and `consecutive_cooldown` are kept by the pools; read them, do not
@@ -98,7 +98,7 @@ class Resource(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The key, the proxy, the GPU. Yours: pools pass it on and show it to nobody."""
+        """The key, proxy or GPU itself. Pools pass it to operations and never show it."""
         return self._value
 
     @value.setter
@@ -163,7 +163,7 @@ def _arrived(
     cooldown_until: float = 0.0,
     consecutive_cooldown: int = 0,
 ) -> Resource[Any]:
-    """A copy of a resource, as a rule of another process. Its fields were checked there; it was not used here."""
+    """Make a copy of a resource, usually of another process, where its fields were checked."""
     resource: Resource[Any] = object.__new__(Resource)
     resource.resource_id = resource_id
     resource.value = value
@@ -191,12 +191,12 @@ class Usage:
     """A monotonic reading."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields."""
+        """Return the fields as a dict."""
         return asdict(self)
 
 
 class ResourceSnapshot(TypedDict):
-    """How one resource stands, in `ResourcePool.snapshot`."""
+    """The state of one resource in `ResourcePool.snapshot`."""
 
     status: ResourceStatus
     in_flight: int
@@ -241,12 +241,12 @@ class ResourceStats:
 
     @property
     def saturated(self) -> bool:
-        """Healthy, and at its limit."""
+        """Whether the resource is healthy and at its limit."""
         return self.status == "healthy" and self.in_flight >= self.max_in_flight_gauge
 
     @property
     def eligible(self) -> bool:
-        """Healthy, and below its limit."""
+        """Whether the resource is healthy and below its limit."""
         return self.status == "healthy" and self.in_flight < self.max_in_flight_gauge
 
     def status_one_hot(self) -> dict[ResourceStatus, int]:
@@ -275,7 +275,7 @@ class PoolStats:
     retries: int
     sibling_cancels: int
     waiting: int
-    """Calls that stand in line for a resource; a gauge."""
+    """Calls that wait for a resource; a gauge."""
     runs_ok: int
     runs_exhausted: int
     runs_error: int

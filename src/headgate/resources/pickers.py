@@ -215,7 +215,7 @@ class RoundRobin(LazyHeap):
 
 
 class PrimaryBackup(LazyHeap):
-    """Pool order."""
+    """Members in pool order, whatever their uses."""
 
     def entry_of(self, member: Member) -> Entry:
         return 0.0, 0.0, member.index, member

@@ -456,7 +456,7 @@ class _Opening(Generic[R]):
         """An item is out: nothing can be retried from here on."""
 
     async def first_item(self, operation: Callable[[Resource[Any]], AsyncIterator[R]]) -> R:
-        """The first item, or _END."""
+        """Await the first item; _END if there is none."""
         items = self.items = checked_stream(operation(self._use.member.resource))
         step = _next(items)
         try:

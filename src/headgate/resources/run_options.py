@@ -1,4 +1,4 @@
-"""How one call wants to be served: the options of `run` and its kin, checked once and frozen.
+"""The options of `run`, `use`, `lease`, `stream` and `run_sync`, checked once and frozen into a `Plan`.
 
 The options are typed dictionaries, so that five methods share one list of keywords instead of spelling it five times,
 and type checkers still see each of them.
@@ -116,7 +116,7 @@ class Plan:
 
 
 def plan_of(options: Mapping[str, Any], *, method: str, allowed: frozenset[str], max_attempts: int) -> Plan:
-    """The plan these options mean; an error that names the first one that is wrong."""
+    """Check options and make their plan; the error names the first option that is wrong."""
     for name in options:
         if name not in allowed:
             raise _unexpected(method, name, allowed)

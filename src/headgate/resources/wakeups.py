@@ -1,10 +1,10 @@
-"""How somebody who stands in line sleeps and is woken: a coroutine on its loop, or a thread without one.
+"""The waiters: how a call that waits for a resource sleeps and is woken, on an event loop or in a thread without one.
 
-The line itself is pure (`core.waiters`). What is granted is written on the ticket under the pool's lock; waking is only
-news of it, and news may come too late or to a loop that is gone.
+The wait queue itself is pure (`core.wait_queue`). What is granted is written on the ticket under the pools' lock;
+`wake` only brings the news, which may come too late or to a loop that is gone.
 
-One waiter of each line, the first, also keeps the alarm: it is the one whose loop or thread will notice that a cooldown
-has ended. When it leaves, the pool gives the alarm to the next.
+The first waiter of each queue also keeps the alarm: its loop or thread notices that a cooldown has ended. When it
+leaves, the engine gives the alarm to the next.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from headgate.core.clock import clock
 
 
 class Waiter(Protocol):
-    """Sleeps until woken."""
+    """A call that sleeps until it is woken."""
 
     def wake(self) -> bool:
-        """Tell it to look at its ticket. From any thread. False: it is gone and will never look."""
+        """Tell the waiter to look at its ticket. From any thread. False: it is gone and will never look."""
         ...
 
     def passes(self) -> bool:
-        """Could it use nothing at all now? From any thread."""
+        """Whether the waiter could use nothing at all now. From any thread."""
         ...
 
     def is_gone(self) -> bool:
-        """Can it be told nothing any more? From any thread."""
+        """Whether the waiter cannot be told anything any more. From any thread."""
         ...
 
     def set_alarm(self, delay: float, ring: Callable[[], None]) -> bool:
@@ -52,7 +52,7 @@ class LoopWaiter:
         self._alarm: asyncio.TimerHandle | None = None
 
     async def wait(self, deadline: float | None) -> None:
-        """Until woken or `deadline`."""
+        """Sleep until woken, or until `deadline`."""
         limit = None
         if deadline is not None:
             limit = self._loop.call_later(max(0.0, deadline - clock.now()), self._finish)
@@ -103,7 +103,7 @@ class ThreadWaiter:
         self._alarm: tuple[float, Callable[[], None]] | None = None
 
     def wait(self, deadline: float | None) -> None:
-        """Until woken or `deadline`."""
+        """Sleep until woken, or until `deadline`."""
         while True:
             with self._changed:
                 if self._woken:

@@ -1,4 +1,4 @@
-"""Does a strategy keep its contract? For strategies of your own."""
+"""A check that a strategy keeps its contract, for strategies of your own."""
 
 from __future__ import annotations
 
