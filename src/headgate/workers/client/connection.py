@@ -36,7 +36,7 @@ from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, ConversationBroken, Parcel, Unreadable
 from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
 from headgate.workers.protocol.session import ClientSession
-from headgate.workers.protocol.transport import EOF, grpc
+from headgate.workers.protocol.transport import EOF, dial, grpc
 from headgate.workers.protocol.wire import CONVERSE
 from headgate.workers.protocol.wire.wire_pb2 import ToClient
 
@@ -51,18 +51,6 @@ PACE = 0.002
 _LOOK = 0.5
 _LATE = 0.3  # a look so much too late means that this loop was held
 _EXPIRY = 2.0  # what is known of a worker without calls is old after so long
-
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.keepalive_time_ms", 3000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
 
 Happening = Literal[
     "open",
@@ -246,7 +234,7 @@ class Connection:
         happening: Happening = "lost"
         reason = "its stream ended"
         try:
-            self._channel = grpc.aio.insecure_channel(self.metadata.address, options=CHANNEL_OPTIONS)
+            self._channel = dial(self.metadata.address)
             self._stream = self._channel.stream_stream(CONVERSE)()
             local = self.metadata.address.startswith("unix:")
             offer = shared_memory.Offer() if local else None

@@ -170,11 +170,11 @@ class LocalWorker:
 
 async def stop_remotely(address: str, timeout: float) -> None:
     """Ask a worker to stop; returns when nothing runs on it, or when it is gone."""
-    from headgate.workers.protocol.transport import grpc
+    from headgate.workers.protocol.transport import dial, grpc
     from headgate.workers.protocol.wire import STOP
     from headgate.workers.protocol.wire.wire_pb2 import StopRequest
 
-    async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+    async with dial(address, session=False) as channel:
         try:
             request = StopRequest(timeout=timeout).SerializeToString()
             await channel.unary_unary(STOP)(request, timeout=None if timeout < 0 else timeout + _ANSWER)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.workers.model import Limits
-from headgate.workers.protocol.transport import grpc
+from headgate.workers.protocol.transport import bind, make_server
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.server.event_loops import new_loop
-from headgate.workers.server.service import SERVER_OPTIONS, Service
+from headgate.workers.server.service import Service
 
 _log = logging.getLogger("headgate.workers")
 
@@ -25,10 +25,8 @@ async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Calla
     try:
         where, hook = f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook"))
         service = Service(uid, where, hook, new_loop(config.get("loop", "")), Limits(*config.get("limits", ())))
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((service,))
-        if not server.add_insecure_port(address):
-            raise OSError(f"cannot listen on {address}")
+        server = make_server(service)
+        bind(server, address)
         service.tasks.start()
         await server.start()
     except BaseException as error:
