@@ -62,7 +62,7 @@ class Watched:
     """What goes over the stream, as the client's sessions write and read it."""
 
     def __init__(self) -> None:
-        from headgate.workers.protocol.session import ClientSession
+        from headgate.workers.protocol.client_session import ClientSession
 
         self.calls: list[Any] = []
         self.results: list[Any] = []

@@ -98,7 +98,8 @@ PURE = (
     "workers/protocol/messages.py",
     "workers/protocol/bulk.py",
     "workers/processes/restarts.py",
-    "workers/protocol/session.py",
+    "workers/protocol/client_session.py",
+    "workers/protocol/worker_session.py",
 )
 IMPURE = (
     "asyncio",

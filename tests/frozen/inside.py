@@ -13,9 +13,10 @@ from headgate.tasks.model import View
 from headgate.workers import events as worker_events
 from headgate.workers.model import FunctionForm, RoutineOptions
 from headgate.workers.protocol.bulk import Borrowed, Parcel
+from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import NEWEST, OLDEST, Outgoing
-from headgate.workers.protocol.session import ClientSession, WorkerSession
 from headgate.workers.protocol.wire.wire_pb2 import Probe, ToClient, ToWorker
+from headgate.workers.protocol.worker_session import WorkerSession
 from headgate.workers.routines import as_routine
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.serialization.functions import Traveller

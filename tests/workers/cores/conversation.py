@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from headgate.workers.model import FunctionForm
-from headgate.workers.protocol import bulk, session
+from headgate.workers.protocol import bulk, client_session, worker_session
 from headgate.workers.protocol.bulk import Borrowed, Lending, Parcel
 from headgate.workers.protocol.call_ends import KIND_OF_RESULT, REFUSAL_OF_KIND
+from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import Advance, Answer, Begun, Heard, Outgoing
-from headgate.workers.protocol.session import ClientSession, WorkerSession
 from headgate.workers.protocol.wire.wire_pb2 import Definition, Layout, Result, Step, ToClient, ToWorker, Yield
+from headgate.workers.protocol.worker_session import WorkerSession
 
 Manner = Literal["fine", "stopping", "refusing"]
 Peers = tuple[str, list[tuple[str, str]]]
@@ -44,7 +45,7 @@ SILENCE = Heard([], [], [])
 def limit(limits: Mapping[str, int], put: Callable[[Any, str, int], None] = setattr) -> None:
     """Have these limits, wherever they are read."""
     for name, value in limits.items():
-        for module in (session, bulk):
+        for module in (client_session, worker_session, bulk):
             if hasattr(module, name):
                 put(module, name, value)
 
@@ -341,12 +342,12 @@ class End:
         left: list[Any] = []
         for queue, count in ((self.first, firsts), (self.queue, others)):
             for _ in range(count):
-                assert size < session.MESSAGE, "a message ends when it is long enough"
+                assert size < client_session.MESSAGE, "a message ends when it is long enough"
                 key = queue.pop(0)
                 inline = len(key.payload) if isinstance(key.payload, bytes) else 0
-                size += inline + len(key.context) + session._FRAME + defined.get(key, 0)
+                size += inline + len(key.context) + client_session.FRAME + defined.get(key, 0)
                 left.append(key)
-            assert not queue or size >= session.MESSAGE, "small frames never wait for a transfer"
+            assert not queue or size >= client_session.MESSAGE, "small frames never wait for a transfer"
         data = [chunk for chunk in chunks if not chunk.abandoned]
         if not self.bulk:
             assert not data
@@ -667,12 +668,16 @@ class World:
         asks, left = left[: len(message.steps)], left[len(message.steps) :]
         assert left == works, "first come, first served"
         for ask, step in zip(asks, message.steps, strict=True):
-            assert (step.number, step.kind, step.count) == (ask.number, session._STEPS[ask.advance], ask.times)
+            assert (step.number, step.kind, step.count) == (
+                ask.number,
+                client_session.ADVANCE_TO_STEP[ask.advance],
+                ask.times,
+            )
             pair.out.said(ask, step, step.payload)
             pair.asked.setdefault(ask.number, []).append(ask)
         by_value = [number for number, form in pair.known.items() if form.value]
         forgotten = []
-        while len(by_value) > 1 and sum(len(pair.known[number].value) for number in by_value) > session.KEPT:
+        while len(by_value) > 1 and sum(len(pair.known[number].value) for number in by_value) > client_session.KEPT:
             forgotten.append(by_value.pop(0))
         assert list(message.forgotten) == forgotten
         for number in forgotten:
@@ -1052,15 +1057,15 @@ class World:
         client, out = pair.client, pair.out
         out.check()
         unsent = out.works()
-        waiting = sum(session._FRAME + len(work.payload) for work in unsent if isinstance(work.payload, bytes))
-        waiting += sum(session._FRAME for work in unsent if isinstance(work.payload, Parcel))
+        waiting = sum(client_session.FRAME + len(work.payload) for work in unsent if isinstance(work.payload, bytes))
+        waiting += sum(client_session.FRAME for work in unsent if isinstance(work.payload, Parcel))
         apart = sum(len(work.payload) for work in unsent if isinstance(work.payload, Parcel))
         assert (client.outbox, client.apart) == (waiting, apart)
-        assert client.full(False) is (waiting >= session.OUTBOX)
-        assert client.full(True) is (apart >= session.OUTBOX)
+        assert client.full(False) is (waiting >= client_session.OUTBOX)
+        assert client.full(True) is (apart >= client_session.OUTBOX)
         assert client.waiting == len(unsent) + len(pair.sent)
         assert client.sent == {number: work.call for number, work in pair.sent.items()}
-        crowded = len(out.queue) + len(out.first) >= session.CROWD or waiting >= session.INLINE
+        crowded = len(out.queue) + len(out.first) >= client_session.CROWD or waiting >= client_session.INLINE
         if not out.over:
             assert client.can_wait is not bool(self._urgent(pair) or crowded)
         for work in unsent:
@@ -1074,7 +1079,7 @@ class World:
             assert work.call.arguments == b"", "nobody needs them any more"
             assert work.call.lending is None
         by_value = [len(form.value) for form in pair.known.values() if form.value]
-        assert sum(by_value) <= session.KEPT or len(by_value) == 1
+        assert sum(by_value) <= client_session.KEPT or len(by_value) == 1
         if out.over:
             assert client.state == "over"
         elif pair.client_stopping:
@@ -1089,7 +1094,7 @@ class World:
         assert worker.peers == pair.last_peers
         assert worker.state == ("over" if pair.back.over else "open" if pair.greeted else "opening")
         held = [len(form.value) for form in worker._functions.values() if form.value]
-        assert sum(held) <= session.KEPT or len(held) == 1, "it keeps no more than was agreed"
+        assert sum(held) <= client_session.KEPT or len(held) == 1, "it keeps no more than was agreed"
 
     def finish(self, choose: Callable[[Sequence[Any]], Any]) -> None:
         """Let everything end by itself. What is left then was stuck."""

@@ -26,10 +26,10 @@ from hypothesis.stateful import (
 
 from headgate.errors import RpcError
 from headgate.workers.model import FunctionForm
-from headgate.workers.protocol import bulk, session
+from headgate.workers.protocol import bulk, client_session, worker_session
 from headgate.workers.protocol.bulk import Borrowed, ConversationBroken, Parcel
+from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import Answer, Heard, Outgoing, Stepped
-from headgate.workers.protocol.session import ClientSession, WorkerSession
 from headgate.workers.protocol.wire.wire_pb2 import (
     Buffer,
     Call,
@@ -50,6 +50,7 @@ from headgate.workers.protocol.wire.wire_pb2 import (
     Welcome,
     Yield,
 )
+from headgate.workers.protocol.worker_session import WorkerSession
 from tests.conftest import SCALE
 from tests.workers.cores.conversation import (
     ENDS,
@@ -157,7 +158,7 @@ def test_w40a_an_unsent_call_stands_in_the_outbox() -> None:
     one = call(10)
     client.submit(one)
     assert (one.number, client.waiting, client.sent) == (0, 1, {})
-    assert client.outbox == 10 + session._FRAME
+    assert client.outbox == 10 + client_session.FRAME
     assert kinds(client.broken()) == [(one, "unsent")]
     assert one.arguments == noise(1, 10), "it can be sent elsewhere as it is"
     assert (client.outbox, client.waiting, client.take()) == (0, 0, None)
@@ -165,7 +166,7 @@ def test_w40a_an_unsent_call_stands_in_the_outbox() -> None:
 
 def test_w40a_calls_may_be_submitted_before_the_stream_is_open() -> None:
     client = ClientSession(1, "client", "1.0")
-    one, two = call(), call(2 * session.INLINE)
+    one, two = call(), call(2 * client_session.INLINE)
     assert isinstance(two.arguments, Parcel)
     client.submit(one)
     client.submit(two)
@@ -198,7 +199,7 @@ def test_w40a_a_call_whose_chunks_are_on_the_way_is_unsent() -> None:
             assert message is not None
             assert worker.receive(carried(message, ToWorker)) == SILENCE
         assert (one.number, client.sent, client.waiting) == (0, {}, 1)
-        assert (client.outbox, client.apart) == (session._FRAME, 3 * INLINE), "it counts whole until it is sent"
+        assert (client.outbox, client.apart) == (client_session.FRAME, 3 * INLINE), "it counts whole until it is sent"
         assert kinds(client.broken()) == [(one, "unsent")]
         assert plain(one.arguments) == plain(packed(1, 3 * INLINE))
     client, worker = opened()
@@ -340,7 +341,7 @@ def test_w40a_a_transfer_that_is_cancelled_is_forgotten_by_both() -> None:
             worker.receive(carried(client.take(), ToWorker))
         client.submit(two)
         assert client.cancel(one)
-        assert (client.outbox, client.apart) == (session._FRAME, 3 * INLINE)
+        assert (client.outbox, client.apart) == (client_session.FRAME, 3 * INLINE)
         begun = told(client, worker).begun
         assert [(got.task, plain(got.arguments)) for got in begun] == [(2, plain(packed(2, 3 * INLINE)))]
         assert worker._transfers._arriving == {}
@@ -403,7 +404,7 @@ def test_w52_a_message_ends_when_it_is_long_enough() -> None:
     client, worker = opened()
     for task in range(1, 10):
         client.submit(call(INLINE, task=task))
-    per_message = -(-MESSAGE // (INLINE + session._FRAME))
+    per_message = -(-MESSAGE // (INLINE + client_session.FRAME))
     message = client.take()
     assert message is not None
     assert len(message.calls) == per_message
@@ -511,10 +512,10 @@ def test_w52_a_few_small_calls_may_wait_for_others() -> None:
     client.submit(calls[2])
     assert not client.can_wait, "a crowd"
     told(client, worker)
-    client.submit(call(INLINE - session._FRAME - 1, task=4))
+    client.submit(call(INLINE - client_session.FRAME - 1, task=4))
     assert client.can_wait
     told(client, worker)
-    client.submit(call(INLINE - session._FRAME, task=4))
+    client.submit(call(INLINE - client_session.FRAME, task=4))
     assert not client.can_wait, "bytes enough"
     told(client, worker)
     assert client.can_wait
@@ -535,9 +536,9 @@ def test_w52_a_long_outbox_says_that_it_is_full(bulky: bool, size: int) -> None:
     """What travels apart does not hold up what does not, nor the other way round."""
     client, _ = opened()
     while not client.full(bulky):
-        assert (client.apart if bulky else client.outbox) < session.OUTBOX
+        assert (client.apart if bulky else client.outbox) < client_session.OUTBOX
         client.submit(call(size))
-    assert (client.apart if bulky else client.outbox) >= session.OUTBOX
+    assert (client.apart if bulky else client.outbox) >= client_session.OUTBOX
     assert not client.full(not bulky)
     assert list(all_of(client.take))
     assert not client.full(bulky)
@@ -847,7 +848,7 @@ def test_w52_steps_share_messages_with_calls_and_go_first() -> None:
     for _ in range(6):
         client.step(one, "send", noise(0, INLINE))
     client.submit(call(0, task=3))
-    per_message = -(-MESSAGE // (INLINE + session._FRAME))
+    per_message = -(-MESSAGE // (INLINE + client_session.FRAME))
     sent = []
     for message in all_of(client.take):
         sent.append((len(message.steps), len(message.calls)))
@@ -1025,7 +1026,7 @@ def test_w05_a_call_whose_arguments_are_being_lent_is_unsent() -> None:
     assert lending is not None
     assert client.take() is None, "it is being written"
     assert (client.waiting, client.sent) == (1, {})
-    assert (client.outbox, client.apart) == (session._FRAME, 2 * INLINE + 3)
+    assert (client.outbox, client.apart) == (client_session.FRAME, 2 * INLINE + 3)
     client.lend(lending, 55)
     assert (one.number, client.waiting, client.sent) == (0, 1, {})
     message = client.take()
@@ -1521,7 +1522,7 @@ def test_w81_contexts_count_to_the_length_of_a_message(what: str, length: int) -
             assert frame.context == noise(what, length)
         assert sum(len(frame.context) for frame in frames[:-1]) < MESSAGE, "but for the frame that makes it so"
     assert sum(counts) == 10
-    per_message = -(-MESSAGE // (length + SMALL + session._FRAME))
+    per_message = -(-MESSAGE // (length + SMALL + client_session.FRAME))
     assert max(counts) == per_message
     assert len([count for count in counts if count]) == -(-10 // per_message)
 
@@ -1571,7 +1572,7 @@ def test_w52_the_longest_unused_value_is_forgotten_and_defined_again() -> None:
     assert use("b") == (["b"], ["a"]), "defined again"
     assert use("cab") == (["a"], ["c"]), "in a message that uses it, too"
     assert use(["named"]) == ([], []), "what is only named is never forgotten"
-    assert sum(len(form.value) for form in worker._functions.values()) <= session.KEPT
+    assert sum(len(form.value) for form in worker._functions.values()) <= client_session.KEPT
 
 
 @pytest.mark.usefixtures("small")
@@ -1635,8 +1636,10 @@ def shake(monkeypatch: pytest.MonkeyPatch, client_speaks: Ranges, worker_speaks:
     """A handshake of two releases."""
 
     def speak(speaks: Ranges) -> None:
-        monkeypatch.setattr(session, "OLDEST", speaks[0])
-        monkeypatch.setattr(session, "NEWEST", speaks[1])
+        for module in (client_session, worker_session):
+            monkeypatch.setattr(module, "OLDEST", speaks[0])
+        for module in (client_session, worker_session):
+            monkeypatch.setattr(module, "NEWEST", speaks[1])
 
     client, worker = ClientSession(1, "client", "1.0"), WorkerSession("w1", "2.0", form_of)
     speak(client_speaks)
@@ -1666,8 +1669,10 @@ def test_w45_neighbouring_releases_talk(
     worker.answer(one.number, "returned", b"fine")
     assert kinds(heard(client, worker)) == [(one, "returned")]
     hello = ToWorker(hello=Hello(oldest=client_speaks[0], newest=client_speaks[1]))
-    monkeypatch.setattr(session, "OLDEST", worker_speaks[0])
-    monkeypatch.setattr(session, "NEWEST", worker_speaks[1])
+    for module in (client_session, worker_session):
+        monkeypatch.setattr(module, "OLDEST", worker_speaks[0])
+    for module in (client_session, worker_session):
+        monkeypatch.setattr(module, "NEWEST", worker_speaks[1])
     another = WorkerSession("w1", "2.0", form_of)
     another.greet(hello)
     reply = another.take()
@@ -1739,7 +1744,7 @@ def test_w45_a_client_uses_no_worker_that_it_cannot_talk_to(message: ToClient, s
 
 def test_w45_the_hello_says_what_the_client_speaks() -> None:
     hello = ClientSession(7, "abc", "1.2").hello().hello
-    assert (hello.oldest, hello.newest) == (session.OLDEST, session.NEWEST)
+    assert (hello.oldest, hello.newest) == (client_session.OLDEST, client_session.NEWEST)
     assert (hello.epoch, hello.client, hello.version) == (7, "abc", "1.2")
 
 

@@ -34,8 +34,8 @@ from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerStat
 from headgate.workers.processes.exit_status import LAST_WORD, Ending
 from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, ConversationBroken, Parcel, Unreadable
+from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
-from headgate.workers.protocol.session import ClientSession
 from headgate.workers.protocol.transport import EOF, dial, grpc
 from headgate.workers.protocol.wire import CONVERSE
 from headgate.workers.protocol.wire.wire_pb2 import ToClient

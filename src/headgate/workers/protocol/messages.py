@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol.bulk import Borrowed, Lending, Lent, Loans, Parcel, Payload, Transfers, segments_of
-from headgate.workers.protocol.wire.wire_pb2 import Resent, ToClient, ToWorker
+from headgate.workers.protocol.wire.wire_pb2 import Call, Resent, Result, Step, ToClient, ToWorker, Yield
 
 OLDEST, NEWEST = 1, 1
 """The protocols this release speaks."""
@@ -45,6 +45,15 @@ Kind = Literal[
 running still, and its caller waits no longer; the others never began."""
 Advance = Literal["next", "send", "throw", "close"]
 """What a generator is to do."""
+ADVANCE_TO_STEP: dict[Advance, Step.Kind] = {
+    "next": Step.NEXT,
+    "send": Step.SEND,
+    "throw": Step.THROW,
+    "close": Step.CLOSE,
+}
+STEP_TO_ADVANCE: dict[int, Advance] = {number: advance for advance, number in ADVANCE_TO_STEP.items()}
+FRAME = 24
+"""About how many bytes a small frame takes besides its payload."""
 
 
 class Request(Protocol):
@@ -241,9 +250,7 @@ class Side:
             self._landed(frame)
 
     def _name(self, frame: Any, lending: Lending[Any]) -> None:
-        """Write down in the frame where its payload lies."""
-        frame.loan.number, frame.loan.descriptor = lending.number, lending.descriptor
-        lending.parcel.describe(frame.loan.layout)
+        name_loan(frame, lending)
 
     def not_lent(self, lending: Lending[Any]) -> None:
         """There is no memory for it: it goes in chunks."""
@@ -345,3 +352,9 @@ class Side:
         self._unread.clear()
         self._resending.clear()
         self.resent.clear()
+
+
+def name_loan(frame: Call | Step | Result | Yield, lending: Lending[Any]) -> None:
+    """Write into a frame in which memory its payload is."""
+    frame.loan.number, frame.loan.descriptor = lending.number, lending.descriptor
+    lending.parcel.describe(frame.loan.layout)

@@ -21,10 +21,10 @@ from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureC
 from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, Parcel
 from headgate.workers.protocol.messages import HELD, UNREAD, Advance, Begun, Heard, Stepped
-from headgate.workers.protocol.session import WorkerSession
 from headgate.workers.protocol.transport import EOF, grpc
 from headgate.workers.protocol.wire import CONVERSE, STOP
 from headgate.workers.protocol.wire.wire_pb2 import StopReply, StopRequest, ToWorker
+from headgate.workers.protocol.worker_session import WorkerSession
 from headgate.workers.routines import CALLER
 from headgate.workers.serialization.functions import Arrived
 from headgate.workers.server.admission import Ask

@@ -1,0 +1,399 @@
+"""The client's end of a session with a worker. Pure: messages in, messages and answers out.
+
+A call is *unsent* (it is in the client's outbox), *sent* (a message that holds it was taken to be given to the
+transport) or *answered*. That order is the whole promise of at most once. When the stream breaks, unsent calls may go
+to another worker, because no transport ever had them. Sent calls are lost, because the worker may have begun them. An
+answer that comes after the break is dropped. A new stream is a new session, so nothing of an old one can be mistaken
+for it.
+
+A message has small frames first, all that are ready, up to `MESSAGE` bytes. Payloads longer than `INLINE` bytes travel
+apart from frames (see `bulk`), and the frame that needs one follows it. So next to a long argument a small call waits
+for one chunk, not for all of them, and a call whose argument is still being sent is unsent.
+
+A call of a generator is answered many times: by an item for each step, and last by its end. Its frames keep their order
+even when some of them wait for a bulk payload.
+
+Functions are defined once in a session and named by number after that. The worker keeps functions that were sent by
+value until the client says that it may forget them (at most `KEPT` bytes; the longest unused goes first).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from headgate.workers.protocol.bulk import INLINE, Lending, Parcel
+from headgate.workers.protocol.call_ends import KIND_OF_REFUSAL, KIND_OF_RESULT
+from headgate.workers.protocol.messages import (
+    ADVANCE_TO_STEP,
+    CROWD,
+    FRAME,
+    KEPT,
+    MESSAGE,
+    NEWEST,
+    OLDEST,
+    OUTBOX,
+    Advance,
+    Answer,
+    Outgoing,
+    Side,
+    name_loan,
+)
+from headgate.workers.protocol.wire.wire_pb2 import Hello, Probe, Pulse, Step, ToClient, ToWorker
+from headgate.workers.serialization.definitions import Definitions
+from headgate.workers.server.admission import Reservations
+
+
+class ClientSession(Side):
+    """One session with one worker, as the client keeps it: which calls are unsent, sent and answered."""
+
+    def __init__(self, epoch: int, client: str, version: str, max_payload: int = 0) -> None:
+        super().__init__()
+        self.epoch: int = epoch
+        self.state: Literal["opening", "open", "stopping", "over"] = "opening"
+        self.uid: str = ""
+        self.probe: Probe | None = None
+        """Memory of the worker, for the client to try whether it can read that; None: nothing to try."""
+        self.pulse: Pulse | None = None
+        """The worker's last report on its task loop."""
+        self.outbox: int = 0
+        """Bytes that wait to be sent in frames."""
+        self.apart: int = 0
+        """Bytes of bulk payloads that wait to be sent."""
+        self.sent: dict[int, Outgoing] = {}
+        self.left: dict[int, Outgoing] = {}
+        """Calls that were sent, that nobody waits for any more, and that the worker has not ended."""
+        self.ended: list[Outgoing] = []
+        """Abandoned calls that have ended, until `take_ended` takes them."""
+        self._client = client
+        self._version = version
+        self._max_payload = max_payload
+        self._ready: dict[Outgoing, None] = {}  # unsent, and to be sent next
+        self._bulky: dict[Outgoing, None] = {}  # unsent, and their arguments are being sent
+        self._steps: list[Step] = []
+        self._departing: set[int] = set()  # calls with a step whose value is being sent
+        self._late: list[int] = []  # cancels that must follow such a step
+        self._last_number = 0
+        self._cancels: list[
+            tuple[int, int]
+        ] = []  # each with the number of steps to be sent before it, counted from the start of the session
+        self._steps_sent = 0
+        self._abandoned: list[int] = []
+        self._peers: tuple[str, list[tuple[str, str]]] | None = None
+        self._can_read = False
+        self.room: Reservations = Reservations()
+        self._definitions = Definitions()
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def full(self, bulky: bool) -> bool:
+        """Should the next call go to another worker? Calls with bulk arguments do not count against small ones."""
+        return (self.apart if bulky else self.outbox) >= OUTBOX
+
+    @property
+    def _urgent(self) -> bool:
+        """Is there something to send that is neither a call nor a step?"""
+        transfers = self._transfers
+        return bool(
+            transfers.leaving
+            or self.owes
+            or self._cancels
+            or self._abandoned
+            or self._peers is not None
+            or self._can_read
+            or self.room.unsaid
+        )
+
+    @property
+    def can_wait(self) -> bool:
+        """Is there nothing to send but a few small frames, which may wait for others to share a message with?"""
+        return not self._urgent and len(self._ready) + len(self._steps) < CROWD and self.outbox < INLINE
+
+    @property
+    def waiting(self) -> int:
+        """Number of calls that are not answered."""
+        return len(self._ready) + len(self._bulky) + len(self.sent)
+
+    def submit(self, call: Outgoing) -> None:
+        """Put a call into the outbox."""
+        assert self.state in ("open", "opening"), "no call is submitted to a session that is over"
+        arguments = call.arguments
+        if isinstance(arguments, Parcel):
+            self.outbox += FRAME
+            self.apart += len(arguments)
+            self._bulky[call] = None
+            if self.state == "open":
+                self._depart(arguments, call)
+        else:
+            self.outbox += FRAME + len(arguments)
+            self._ready[call] = None
+
+    def _name(self, frame: Any, lending: Lending[Any]) -> None:
+        if isinstance(frame, Outgoing):
+            frame.lending = lending
+        else:
+            name_loan(frame, lending)
+
+    def _landed(self, frame: Any) -> None:
+        if isinstance(frame, Outgoing):
+            del self._bulky[frame]
+            self._ready[frame] = None
+        else:
+            self._departing.discard(frame.number)
+            self._steps.append(frame)
+            if self._late:
+                self._cancels += [self._behind(number) for number in self._late if number == frame.number]
+                self._late = [number for number in self._late if number != frame.number]
+
+    def step(
+        self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0, context: bytes = b""
+    ) -> None:
+        """Tell a generator what to do next. Ignored when it has ended: its end has come, or is being sent."""
+        if self.sent.get(call.number) is not call:
+            return
+        step = Step(number=call.number, kind=ADVANCE_TO_STEP[advance])
+        if count:
+            step.count = count
+        if context:
+            step.context = context
+        if isinstance(payload, Parcel):
+            self._departing.add(call.number)
+            self._depart(payload, step)
+        else:
+            step.payload = payload
+            self._steps.append(step)
+
+    def cancel(self, call: Outgoing) -> bool:
+        """Cancel a call. True: it was unsent, and is removed. False: the worker will be told, and will answer."""
+        if call in self._ready:
+            del self._ready[call]
+            if call.lending is not None:
+                self.loans.returned((call.lending.number,))
+            elif call.transfer:
+                self._abandoned.append(call.transfer)
+        elif call in self._bulky:
+            del self._bulky[call]
+            if not self.loans.stop(call) and self._transfers.stop(call) is not None:
+                self._abandoned.append(call.transfer)
+        else:
+            if self.sent.get(call.number) is call:
+                if call.number in self._departing:
+                    self._late.append(call.number)  # it is meant for a step that is still being sent
+                else:
+                    self._cancels.append(self._behind(call.number))
+            return False
+        self._left(call)
+        return True
+
+    def _left(self, call: Outgoing) -> None:
+        """Subtract a call that is not in the outbox any more."""
+        if isinstance(call.arguments, Parcel):
+            self.outbox -= FRAME
+            self.apart -= len(call.arguments)
+        else:
+            self.outbox -= FRAME + len(call.arguments)
+
+    def _behind(self, number: int) -> tuple[int, int]:
+        """Pair a cancel with the steps of its call that must be sent before it."""
+        places = [place for place, step in enumerate(self._steps, 1) if step.number == number]
+        return number, self._steps_sent + places[-1] if places else 0
+
+    def abandon(self, call: Outgoing) -> None:
+        """Stop waiting for a call: its answer will be dropped when it comes."""
+        if self.sent.get(call.number) is call:
+            self.left[call.number] = self.sent.pop(call.number)
+
+    def take_ended(self) -> list[Outgoing]:
+        """Return the abandoned calls that have ended since the last time."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    def _ends(self, number: int) -> None:
+        """Note the end of a call that nobody waits for."""
+        call = self.left.pop(number, None)
+        if call is not None:
+            self.ended.append(call)
+
+    def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
+        """Tell the worker which workers its routines may call: the pool, and the uid and address of each."""
+        self._peers = pool, peers
+
+    # -- the stream ---------------------------------------------------------------------------------------------------
+
+    def hello(self, probe: Probe | None = None) -> ToWorker:
+        """Make the first message of the stream."""
+        return ToWorker(
+            hello=Hello(
+                oldest=OLDEST,
+                newest=NEWEST,
+                epoch=self.epoch,
+                client=self._client,
+                version=self._version,
+                max_payload=self._max_payload,
+                probe=probe,
+            )
+        )
+
+    def welcomed(self, message: ToClient) -> str | None:
+        """Read the answer to `hello`. None: the session is open; else the reason why it is not."""
+        if message.HasField("refused"):
+            self.state = "over"
+            return message.refused.reason or "the worker gave no reason"
+        if not message.HasField("welcome") or not OLDEST <= message.welcome.protocol <= NEWEST:
+            self.state = "over"
+            return (
+                f"the worker speaks protocol {message.welcome.protocol or 'unknown'} and this client "
+                f"{OLDEST} to {NEWEST}"
+            )
+        self.uid = message.welcome.uid
+        self.may_lend(message.welcome.shares)
+        self.probe = message.welcome.probe if message.welcome.HasField("probe") else None
+        self.state = "stopping" if message.stopping else "open"
+        self.room.hear(message)
+        for call in self._bulky:
+            assert isinstance(call.arguments, Parcel), "_bulky holds no others"
+            self._depart(call.arguments, call)
+        return None
+
+    def can_read(self) -> None:
+        """Tell the worker that memory which it lends can be read here."""
+        self._can_read = True
+
+    def take(self) -> ToWorker | None:
+        """Return the next message, to be given to the transport now: its calls count as sent. None: nothing to send."""
+        if self.state in ("opening", "over"):
+            return None
+        ready = self._ready
+        if not (ready or self._steps or self._urgent):
+            return None
+        message, size = ToWorker(), 0
+        transfers = self._transfers
+        if self._can_read:
+            message.shares = True
+            self._can_read = False
+        if self.owes:
+            self._settle(message)
+        if self._peers is not None:
+            message.peers.pool, peers = self._peers
+            for uid, address in peers:
+                message.peers.workers.add(uid=uid, address=address)
+            message.peers.SetInParent()
+            self._peers = None
+        if self.room.unsaid:
+            self.room.write(message)
+        if self._abandoned:
+            for transfer in self._abandoned:
+                message.chunks.add(transfer=transfer, abandoned=True)
+            self._abandoned.clear()
+        if self._steps:
+            count = 0
+            while count < len(self._steps) and size < MESSAGE:
+                message.steps.append(self._steps[count])
+                size += len(self._steps[count].payload) + len(self._steps[count].context) + FRAME
+                count += 1
+            del self._steps[:count]
+            self._steps_sent += count
+        if self._cancels:
+            message.cancels.extend(number for number, behind in self._cancels if behind <= self._steps_sent)
+            self._cancels = [(number, behind) for number, behind in self._cancels if behind > self._steps_sent]
+        while ready and size < MESSAGE:
+            call = next(iter(ready))
+            del ready[call]
+            size += self._write(message, call)
+        if transfers.leaving:
+            last = transfers.next(message)
+            if last is not None:
+                self._follows(last)
+        if self._definitions.kept > KEPT:
+            self._definitions.forget(message, KEPT)
+        return message
+
+    def receive(self, message: ToClient) -> list[Answer]:
+        """Read a message; returns the answers to calls that somebody waits for."""
+        if self.state in ("opening", "over"):
+            return []
+        self._hear(message)
+        if message.HasField("pulse"):
+            self.pulse = message.pulse
+        if message.stopping:
+            self.state = "stopping"
+        self.room.hear(message)
+        # Before anything is taken out: a message that breaks the session must leave every call to `broken`.
+        items = [self._payload(one, one.payload) for one in message.yields]
+        payloads = [self._payload(one, one.payload) for one in message.results]
+        sent = self.sent
+        for number in message.started:
+            if number in sent:
+                sent[number].started = True
+        answers = []
+        for item, payload in zip(message.yields, items, strict=True):
+            call = sent.get(item.number)
+            if call is not None and call.form.generator:
+                answers.append(Answer(call, "yielded", payload, item.swallowed, item.steps, item.context))
+            else:
+                self._drop(payload)
+        for result, payload in zip(message.results, payloads, strict=True):
+            call = sent.pop(result.number, None)
+            if call is not None:
+                kind = KIND_OF_RESULT.get(result.kind, "lost")
+                answers.append(Answer(call, kind, payload, result.swallowed, result.steps, result.context))
+            else:
+                self._drop(payload)
+                self._ends(result.number)
+        for refusal in message.refusals:
+            call = sent.pop(refusal.number, None)
+            if call is not None:
+                answers.append(Answer(call, KIND_OF_REFUSAL.get(refusal.why, "not_started"), refusal.reason.encode()))
+            else:
+                self._ends(refusal.number)
+        return answers
+
+    def broken(self) -> list[Answer]:
+        """End the session because its stream is gone: every open call gets its answer now, and none will come later."""
+        self.state = "over"
+        unsent = [Answer(call, "unsent") for call in (*self._ready, *self._bulky)]
+        lost = [Answer(call, "lost") for call in self.sent.values()]
+        self._ready, self._bulky, self.sent = {}, {}, {}
+        self.ended += self.left.values()
+        self.left = {}
+        self._steps, self._departing, self._late = [], set(), []
+        self._end()
+        self.outbox = self.apart = 0
+        return [*unsent, *lost]
+
+    def _write(self, message: ToWorker, call: Outgoing) -> int:
+        function, defined = self._definitions.number(message, call.form)
+        self._last_number = call.number = number = self._last_number + 1
+        self.sent[number] = call
+        arguments = call.arguments
+        size = FRAME
+        if isinstance(arguments, bytes):
+            frame = message.calls.add(number=number, task=call.task, function=function, arguments=arguments)
+            size += len(arguments)
+        else:
+            frame = message.calls.add(number=number, task=call.task, function=function)
+            self.apart -= len(arguments)
+            if call.lending is not None:
+                name_loan(frame, call.lending)
+                call.lending = None
+            else:
+                frame.transfer = call.transfer
+        if call.timeout:
+            frame.timeout = call.timeout
+        if call.caller:
+            frame.caller = call.caller
+        if call.tell_start:
+            frame.tell_start = True
+        if call.prefetch:
+            frame.prefetch = call.prefetch
+        if call.tenant:
+            frame.tenant = call.tenant
+        if call.limit:
+            frame.dispatch_timeout = call.limit
+        if call.reservation:
+            frame.reservation = call.reservation
+        if call.context:
+            frame.context = call.context
+            defined += len(call.context)
+        self.outbox -= size
+        call.arguments = b""
+        return defined + size
