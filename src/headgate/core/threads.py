@@ -123,6 +123,28 @@ class Interrupts:
         return int(getattr(self._runner, "_interrupt_count", 0))
 
 
+async def outlast_cancellation(
+    future: asyncio.Future[Any], on_cancel: Callable[[], object] | None = None
+) -> asyncio.CancelledError | None:
+    """Wait until a future is done, also when the waiting task is cancelled; returns the last cancellation, if any.
+
+    For work that cannot be interrupted, such as a function in a thread: who cancels it must not be told that it has
+    ended while it still runs. `on_cancel` is called at each cancellation; if it raises, the wait ends with that.
+    """
+    cancellation: asyncio.CancelledError | None = None
+    try:
+        while not future.done():
+            try:
+                await asyncio.wait((future,))
+            except asyncio.CancelledError as error:
+                cancellation = error
+                if on_cancel is not None:
+                    on_cancel()
+        return cancellation
+    finally:
+        del cancellation, future, on_cancel  # its traceback holds this frame
+
+
 async def on_loop(
     there: asyncio.AbstractEventLoop, fn: Callable[[], Coroutine[Any, Any, Any]], context: Context | None = None
 ) -> Any:
@@ -145,11 +167,7 @@ async def on_loop(
             pass
 
     there.call_soon_threadsafe(lambda: tasks.append(there.create_task(run(), context=context)))
-    while not done.done():
-        try:
-            await asyncio.wait((done,))
-        except asyncio.CancelledError:
-            there.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+    await outlast_cancellation(done, lambda: there.call_soon_threadsafe(lambda: [task.cancel() for task in tasks]))
     result, error = done.result()
     if error is not None:
         try:

@@ -263,7 +263,7 @@ def test_w92_one_that_begins_is_a_neighbour_of_those_who_wait() -> None:
         room.hear()
     assert granted == [1], "the second is to be alone"
     begins: Any = Guest(1)
-    begins.session, begins.begun = "session", SimpleNamespace(reservation=1, caller="")
+    begins.stream, begins.begun = "session", SimpleNamespace(reservation=1, caller="")
     assert room.admits(begins)
     assert granted == [1], "it begins now"
     running[1] = begins

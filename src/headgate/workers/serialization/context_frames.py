@@ -14,7 +14,7 @@ from headgate.workers.serialization.pickling import dump_whole
 
 if TYPE_CHECKING:
     from headgate.workers.protocol.messages import Answer, Outgoing
-    from headgate.workers.server.task_loop import Running
+    from headgate.workers.server.running_call import RunningCall
 
 
 def nothing() -> bool:
@@ -73,7 +73,7 @@ def tell(tag: str, failures: Sequence[str], error: BaseException | None = None) 
 # -- at the worker ----------------------------------------------------------------------------------------------------
 
 
-def arrived(running: Running, data: bytes) -> None:
+def arrived(running: RunningCall, data: bytes) -> None:
     """Set in this Context what came with a call, or with a step of it."""
     if running.exchange is None:
         running.exchange = Exchange("worker")
@@ -82,14 +82,14 @@ def arrived(running: Running, data: bytes) -> None:
         warn(failures, running.begun.function.tag)
 
 
-def changed(running: Running) -> bytes:
+def changed(running: RunningCall) -> bytes:
     """What goes back with a result or an item. Never fails: an outcome is worth more."""
     exchange = running.exchange
     if exchange is None:
         if nothing():
             return b""
         exchange = running.exchange = Exchange("worker")
-    tag, limit = running.begun.function.tag, running.session.session.max_payload
+    tag, limit = running.begun.function.tag, running.stream.max_payload
     try:
         data = exchange.send(dump_whole, lenient=True, tag=tag, most=limit)
     except BaseException as error:
@@ -98,7 +98,7 @@ def changed(running: Running) -> bytes:
     return data
 
 
-def ended(running: Running) -> bytes:
+def ended(running: RunningCall) -> bytes:
     """The same for the last time: nothing will run in this Context any more."""
     data = changed(running)
     chain = present()

@@ -20,7 +20,7 @@ for them any longer: they may never end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from headgate.workers.protocol.wire.wire_pb2 import Reserve, ToClient, ToWorker
@@ -53,12 +53,13 @@ class Guest(Protocol):
 class Ask:
     """Somebody asks for room for a call."""
 
-    __slots__ = ("caller", "max_calls", "number", "overdue", "session")
+    __slots__ = ("caller", "max_calls", "number", "overdue", "stream")
 
-    def __init__(self, session: Any, number: int, caller: str, max_calls: int, overdue: bool = False) -> None:
-        self.session: Any = session
+    def __init__(self, stream: Any, number: int, caller: str, max_calls: int, overdue: bool = False) -> None:
+        self.stream: Any = stream
+        """The stream of the client that asks; only compared here."""
         self.number: int = number
-        """Which one, of those of this session."""
+        """The number of the reservation in this stream."""
         self.caller: str = caller
         self.max_calls: int = max_calls
         """How many calls may run while it does, itself included."""
@@ -111,10 +112,10 @@ class Admission:
                 stuck = True
         return made
 
-    def begins(self, session: Any, number: int, guest: Guest) -> bool:
+    def begins(self, stream: Any, number: int, guest: Guest) -> bool:
         """The call is here that room was granted for. False: it was not."""
         for ask in self.granted:
-            if ask.session is session and ask.number == number:
+            if ask.stream is stream and ask.number == number:
                 del self.granted[ask]
                 self.limited[guest] = ask.max_calls
                 return True
@@ -129,15 +130,15 @@ class Admission:
         """A call has begun, and is among the running ones."""
         self._known = None
 
-    def withdraw(self, session: Any, number: int) -> None:
+    def withdraw(self, stream: Any, number: int) -> None:
         """Nobody needs this room any more. (If its call runs, that goes on.)"""
-        self._keep(lambda ask: ask.session is not session or ask.number != number)
+        self._keep(lambda ask: ask.stream is not stream or ask.number != number)
 
-    def leave(self, session: Any) -> None:
+    def leave(self, stream: Any) -> None:
         """All of this session go."""
-        self._keep(lambda ask: ask.session is not session)
+        self._keep(lambda ask: ask.stream is not stream)
 
-    def _keep(self, wanted: Any) -> None:
+    def _keep(self, wanted: Callable[[Ask], bool]) -> None:
         self.waiting = [ask for ask in self.waiting if wanted(ask)]
         self.granted = {ask: None for ask in self.granted if wanted(ask)}
 

@@ -9,10 +9,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headgate.workers.protocol.wire.wire_pb2 import Reserve
 from headgate.workers.server.admission import Admission, Ask, Guest
+
+if TYPE_CHECKING:
+    from headgate.workers.server.client_stream import ClientStream
+    from headgate.workers.server.running_call import RunningCall
 
 REFUSED = b"a call that is to have few neighbours runs there, or waits for room"
 
@@ -42,18 +46,18 @@ class Room:
 
     # -- on the server's thread ----------------------------------------------------------------------------------------
 
-    def ask(self, session: Any, asked: Iterable[Reserve], released: Iterable[int]) -> None:
+    def ask(self, stream: ClientStream, asked: Iterable[Reserve], released: Iterable[int]) -> None:
         """Room is asked for, or not needed any more."""
         for one in asked:
-            ask = Ask(session, one.number, one.caller, max(1, one.max_calls), one.overdue)
+            ask = Ask(stream, one.number, one.caller, max(1, one.max_calls), one.overdue)
             self._heard.append(partial(self._admission.ask, ask))
         for number in released:
-            self._heard.append(partial(self._admission.withdraw, session, number))
+            self._heard.append(partial(self._admission.withdraw, stream, number))
         self._wake()
 
-    def leave(self, session: Any) -> None:
+    def leave(self, stream: ClientStream) -> None:
         """Whoever asked for room there is gone."""
-        self._heard.append(partial(self._admission.leave, session))
+        self._heard.append(partial(self._admission.leave, stream))
         self._wake()
 
     # -- on the task loop ----------------------------------------------------------------------------------------------
@@ -65,11 +69,11 @@ class Room:
                 self._heard.popleft()()
             self.look()
 
-    def admits(self, guest: Any) -> bool:
+    def admits(self, guest: RunningCall) -> bool:
         """May this call begin? It must do so now."""
         begun, admission = guest.begun, self._admission
         if begun.reservation:
-            may = admission.begins(guest.session, begun.reservation, guest)
+            may = admission.begins(guest.stream, begun.reservation, guest)
         else:
             may = admission.admits(begun.caller)
         if not may:

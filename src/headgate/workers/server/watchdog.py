@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headgate.core.clock import clock
 from headgate.workers.protocol.messages import HELD, PULSE
 from headgate.workers.server.orphans import Orphans
-from headgate.workers.server.task_loop import Running
+from headgate.workers.server.running_call import RunningCall
 
 if TYPE_CHECKING:
     from headgate.workers.server.service import Service
@@ -79,7 +79,7 @@ class Watch:
             return
         self._named = held
         what = "something a routine started"
-        if isinstance(held, Running):
+        if isinstance(held, RunningCall):
             what = f"{held.begun.function.tag} (task {held.id})"
         _log.warning(
             "%s holds the loop of worker %s for %.1f s; it answers, and takes no new calls until the loop is free. "

@@ -1,0 +1,91 @@
+"""One call on a worker, and its state while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from headgate.context.travel import Exchange
+from headgate.workers.model import Task
+from headgate.workers.protocol.messages import Begun
+from headgate.workers.serialization.dynamic_classes import Scope
+from headgate.workers.server.generators import Orders
+
+if TYPE_CHECKING:
+    from headgate.workers.server.client_stream import ClientStream
+    from headgate.workers.server.nested_pool import NestedPool
+    from headgate.workers.server.task_loop import TaskLoop
+
+
+class RunningCall:
+    """A call on a worker, from when it was received until its outcome was sent."""
+
+    # What most calls never change is kept by the class: thousands of them are made in a second.
+    task: asyncio.Task[None] | None = None
+    cancels: int = 0
+    has_thread_place: bool = False
+    """Does it hold one of the thread places?"""
+    forsaken: bool = False
+    """Does it hold a thread place although nobody waits for it any more?"""
+    due: float | None = None
+    """When its timeout is over; None: it has none, or has not begun, or is a generator between two steps."""
+    admitted: bool = False
+    """Has it passed the backpressure hook?"""
+    stopped: bool = False
+    """Was it cancelled because the worker stops?"""
+    gone: bool = False
+    """Has everybody stopped waiting for it?"""
+    executes: bool = False
+    """Does it count as executing?"""
+    paused: float | None = None
+    """Of a generator between two steps: since when."""
+    waits: int = 0
+    """Number of routines it has called and waits for."""
+    orders: Orders | None = None
+    """Of a generator: the steps that its consumer asked for."""
+    exchange: Exchange | None = None
+    """Which values of its Context its caller knows; None: none were exchanged."""
+
+    def __init__(self, tasks: TaskLoop, stream: ClientStream, client: str, begun: Begun) -> None:
+        self.tasks: TaskLoop = tasks
+        self.stream: ClientStream = stream
+        self.client: str = client
+        self.begun: Begun = begun
+        self.scope: Scope = {}
+        """Its own copies of the classes that were sent by value."""
+
+    @property
+    def id(self) -> str:
+        """The id of the task."""
+        return f"{self.client}/{self.begun.task}"
+
+    @property
+    def caller(self) -> str:
+        """The id of the task that called it."""
+        return self.begun.caller
+
+    @property
+    def rests(self) -> bool:
+        """Is it a generator between two steps?"""
+        return self.paused is not None
+
+    @property
+    def pool(self) -> NestedPool:
+        """The pool that runs the routines which it calls itself."""
+        return self.stream.nested
+
+    def begins_to_wait(self) -> None:
+        """Note that it waits for a routine it called: meanwhile it does not count as executing."""
+        self.waits += 1
+        self.tasks.count(self)
+
+    def waits_no_more(self) -> None:
+        """Note that a routine it called has ended."""
+        self.waits -= 1
+        self.tasks.count(self)
+
+    def describe(self) -> Task:
+        """Describe it for `current_task` and for hooks."""
+        begun = self.begun
+        tenant = begun.tenant or None
+        return Task(self.id, begun.caller or None, begun.function.tag, begun.timeout or None, tenant)
