@@ -20,11 +20,11 @@ from headgate.testing import run
 from tests.frozen import jobs
 from tests.frozen.inside import (
     Borrowed,
+    BulkPayload,
     ClientSession,
     Exchange,
     FunctionForm,
     Outgoing,
-    Parcel,
     Probe,
     ToClient,
     ToWorker,
@@ -156,7 +156,7 @@ def _shorter(value: Any) -> Any:
 
 def meant(value: Any) -> Any:
     """What an end heard."""
-    if isinstance(value, Parcel):
+    if isinstance(value, BulkPayload):
         parts = [
             [len(part), not part.readonly, hashlib.blake2b(part, digest_size=8).hexdigest()]
             for part in value.segments()
@@ -295,26 +295,26 @@ def cancellation(talk: Conversation) -> None:
 @script
 def transfers(talk: Conversation) -> None:
     talk.open()
-    large = Parcel(b"a pickle", [bytes(600_000), bytearray(300_000)], lifted=1)
+    large = BulkPayload(b"a pickle", [bytes(600_000), bytearray(300_000)], lifted=1)
     talk.call(1, arguments=large)
     talk.call(2)
-    given_up = talk.call(3, arguments=Parcel(bytes(700_000)))
+    given_up = talk.call(3, arguments=BulkPayload(bytes(700_000)))
     for _ in range(3):
         talk.to_worker(talk.client.take())
     talk.client.cancel(given_up)
     talk.to_worker()
-    talk.worker.answer(2, "returned", Parcel(bytes(300_000), [b""]))
+    talk.worker.answer(2, "returned", BulkPayload(bytes(300_000), [b""]))
     talk.worker.answer(1, "returned", pickle.dumps("small", 5))
     talk.to_client()
     stream = talk.call(4, GENERATOR)
     talk.to_worker()
-    talk.worker.yielded(3, Parcel(bytes(270_000)))
+    talk.worker.yielded(3, BulkPayload(bytes(270_000)))
     talk.worker.yielded(3, pickle.dumps("behind it", 5))
     talk.to_client()
-    talk.client.step(stream, "send", Parcel(bytes(270_000)))
+    talk.client.step(stream, "send", BulkPayload(bytes(270_000)))
     talk.client.cancel(stream)
     talk.to_worker()
-    talk.call(5, arguments=Parcel(bytes(5_000_000)))  # more than the window
+    talk.call(5, arguments=BulkPayload(bytes(5_000_000)))  # more than the window
     talk.to_worker()
     talk.to_client()
     talk.to_worker()
@@ -324,9 +324,9 @@ def transfers(talk: Conversation) -> None:
 def loans(talk: Conversation) -> None:
     talk.open(probe=Probe(pid=12, descriptor=5, token=b"t"), shares=True)
     talk.client.can_read()
-    talk.call(1, arguments=Parcel(b"a pickle", [bytes(300_000), bytearray(300_000)], lifted=1))
-    talk.call(2, arguments=Parcel(bytes(300_000)))
-    talk.call(3, arguments=Parcel(bytes(300_000)))
+    talk.call(1, arguments=BulkPayload(b"a pickle", [bytes(300_000), bytearray(300_000)], lifted=1))
+    talk.call(2, arguments=BulkPayload(bytes(300_000)))
+    talk.call(3, arguments=BulkPayload(bytes(300_000)))
     for descriptor in (21, 22):
         lending = talk.client.loans.begin()
         assert lending is not None
@@ -340,9 +340,9 @@ def loans(talk: Conversation) -> None:
     talk.worker.cannot_read(begun[1])
     talk.to_client()
     for lent in talk.client.loans.take_recalled():
-        talk.client.resend(lent, Parcel(bytes(300_000)))
+        talk.client.resend(lent, BulkPayload(bytes(300_000)))
     talk.to_worker()
-    talk.worker.answer(1, "returned", Parcel(bytes(400_000)))
+    talk.worker.answer(1, "returned", BulkPayload(bytes(400_000)))
     lending = talk.worker.loans.begin()
     assert lending is not None
     talk.worker.lend(lending, 31)

@@ -12,7 +12,7 @@ from headgate.core.events import Event
 from headgate.tasks.model import View
 from headgate.workers import events as worker_events
 from headgate.workers.model import FunctionForm, RoutineOptions
-from headgate.workers.protocol.bulk import Borrowed, Parcel
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import NEWEST, OLDEST, Outgoing
 from headgate.workers.protocol.wire.wire_pb2 import Probe, ToClient, ToWorker
@@ -39,12 +39,12 @@ __all__ = [
     "NEWEST",
     "OLDEST",
     "Borrowed",
+    "BulkPayload",
     "ClientSession",
     "Event",
     "Exchange",
     "FunctionForm",
     "Outgoing",
-    "Parcel",
     "Probe",
     "RoutineOptions",
     "ToClient",

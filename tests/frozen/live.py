@@ -14,7 +14,7 @@ import headgate
 from tests.context.wiretap import Tap
 from tests.frozen import jobs
 from tests.frozen.frames import Conversation, packed, released, told
-from tests.frozen.inside import CONVERSE, FunctionForm, Parcel, ToClient, dump_arguments, load_exception, loads
+from tests.frozen.inside import CONVERSE, BulkPayload, FunctionForm, ToClient, dump_arguments, load_exception, loads
 from tests.frozen.support import plain
 from tests.workers.support import until
 
@@ -176,7 +176,7 @@ def messages_of_a_client() -> list[str]:
     talk.call(4, forms["undecorated"], packed("plain function"), context=b"")
     stream = talk.call(5, forms["echo"], packed("first"))
     long = dump_arguments("length", (bytes(600_000),), {})
-    assert isinstance(long, Parcel)
+    assert isinstance(long, BulkPayload)
     talk.call(6, forms["length"], long)
     talk.to_worker()
     talk.client.step(stream, "send", _pickled("second"))

@@ -23,8 +23,8 @@ import headgate
 from headgate import Resource, resources, stores, tasks, testing, workers
 from tests.frozen import jobs
 from tests.frozen.inside import (
+    BulkPayload,
     Event,
-    Parcel,
     RoutineOptions,
     Traveller,
     as_routine,
@@ -340,7 +340,7 @@ def large_payload() -> dict[str, Any]:
     parcel = dumps(
         {"bytes": bytes(300_000), "array": bytearray(300_000), "buffer": pickle.PickleBuffer(bytes(300_000))}
     )
-    assert isinstance(parcel, Parcel)
+    assert isinstance(parcel, BulkPayload)
     parts = [[type(buffer).__name__, len(buffer)] for buffer in parcel.buffers]
     return {"pickle": parcel.pickle.hex(), "buffers": parts, "lifted": parcel.lifted}
 
@@ -348,7 +348,7 @@ def large_payload() -> dict[str, Any]:
 def large_meaning(payload: dict[str, Any]) -> Any:
     """What such a payload means where it arrives."""
     buffers = [(bytes if kind == "bytes" else bytearray)(length) for kind, length in payload["buffers"]]
-    return plain(loads(Parcel(bytes.fromhex(payload["pickle"]), buffers, payload["lifted"])))
+    return plain(loads(BulkPayload(bytes.fromhex(payload["pickle"]), buffers, payload["lifted"])))
 
 
 def _bytes(payload: Any) -> bytes:

@@ -1,8 +1,7 @@
-"""The listener that writes to the log what an operator must know: keys that rest or died, workers that are lost or
-blocked, failures nobody saw.
+"""Writes to the log what an operator must know: resources that cool down or are disabled, workers that are lost or
+blocked, failures that nobody has seen.
 
-Installed when headgate is imported. It costs nothing until such a thing happens, and imports the stdlib's logging only
-then.
+Installed when headgate is imported. It costs nothing until such an event, and imports the stdlib's logging only then.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def install() -> Callable[[], None]:
-    """Start to log; returns what stops it."""
+    """Begin to log; returns a function that stops it."""
     stops = (
         subscribe(_log_health, "resources.health"),
         subscribe(_log_pool, "tasks.pools"),

@@ -1,7 +1,7 @@
-"""Places that remember pools: the port, and the stores that come with headgate.
+"""Stores keep what happened to the tasks of a pool: the port, and the stores that come with headgate.
 
-`MemoryStore` remembers as long as it lives, `JsonLinesStore` on the disk. `read_journal` looks into a journal that
-somebody else writes.
+`MemoryStore` keeps it in memory, `JsonLinesStore` in files. `read_journal` reads a journal that another process writes.
+Imports `core`, `resources` and the values of `tasks`. Begin with `port`.
 """
 
 from headgate.stores.codec import Codec, Opaque, canonical, decode, encode

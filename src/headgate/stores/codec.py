@@ -39,7 +39,7 @@ _SMALL: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """What is left of a value that could not be kept."""
+    """Stands for a value that could not be stored."""
 
     type_name: str
     """Its class, as module.qualname."""
@@ -121,7 +121,7 @@ def _within(text: str) -> str:
 
 
 def name_of(kind: type) -> str:
-    """module.qualname."""
+    """Return the name of a type as module.qualname."""
     try:
         return f"{kind.__module__}.{kind.__qualname__}"
     except Exception:  # a metaclass can make anything of these names
@@ -132,7 +132,7 @@ def name_of(kind: type) -> str:
 
 
 class _Bounded:
-    """A file that is full early: a gigabyte must not be pickled to find that it is too much."""
+    """A file with a limit: a gigabyte must not be pickled only to find that it is too much."""
 
     def __init__(self) -> None:
         self.data = bytearray()

@@ -1,4 +1,4 @@
-"""A store that remembers as long as it lives: for tests, and for pools whose restarts happen inside one process."""
+"""A store in memory: for tests, and for pools that are restarted inside one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemoryStore:
 
     @property
     def shared(self) -> bool:
-        """No: a journal has one writer."""
+        """False: a journal has one writer."""
         return False
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class MemoryStore:
 
 
 class MemoryJournal:
-    """See `port.Journal`. Made by `MemoryStore.open`."""
+    """The journal of one pool in memory (see `port.Journal`), made by `MemoryStore.open`."""
 
     def __init__(self, lines: list[bytes], header: bytes, about: Mapping[str, Any], keep: int) -> None:
         now = clock.wall()
@@ -67,7 +67,7 @@ class MemoryJournal:
         return self._tasks
 
     def append(self, entry: Entry, done: Done | None = None) -> None:
-        """Remember this after all that was appended before."""
+        """Append an entry after all that were appended before."""
         loop = asyncio.get_running_loop() if done is not None else None
         error = StoreWriteFailed("this journal is closed", remedy="Open the store again.") if self.is_closed else None
         if error is None:
@@ -78,11 +78,11 @@ class MemoryJournal:
             loop.call_soon(done, error)
 
     async def flush(self) -> None:
-        """Return when everything appended so far has been told."""
+        """Return when every entry appended so far was acknowledged."""
         await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock of the journal."""
         self.is_closed = True
 
     def _compact(self) -> None:

@@ -1,4 +1,4 @@
-"""The Store port: what a task pool needs of a place that remembers.
+"""The Store port: what a task pool needs in order to remember its tasks across restarts.
 
 A store holds one journal for each pool. A pool opens its own when it is made (which locks it: one writer), reads what
 was there, and from then on appends what happens to its tasks. An entry is acknowledged when it is durable, not before;
@@ -19,7 +19,7 @@ Done: TypeAlias = Callable[[StoreWriteFailed | None], None]
 
 
 class ErrorText(TypedDict):
-    """What is left of an exception on disk."""
+    """An exception as it is stored."""
 
     type: str
     """Its class, as module:qualname."""
@@ -28,7 +28,7 @@ class ErrorText(TypedDict):
 
 
 class Entry(TypedDict):
-    """One thing that happened. `kind` and `at` are always there, `task` in all but "beat"."""
+    """One change of one task. `kind` and `at` are always there, `task` in all but "beat"."""
 
     kind: Literal["submit", "start", "requeue", "end", "beat"]
     at: float
@@ -53,7 +53,7 @@ class Entry(TypedDict):
 
 
 class StoredTask(TypedDict):
-    """All entries of one task, folded into one."""
+    """The state of one task, made from all its entries."""
 
     task: int
     about: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Journal(Protocol):
 
     @property
     def tasks(self) -> Sequence[StoredTask]:
-        """What was there when it was opened, by number.
+        """The tasks that were there when the journal was opened, by number.
 
         A journal that has an attribute `is_read`, and that is False, is read when this is asked for, in the thread that
         asks: a pool asks in a thread of its own. What `open` may raise, this may raise then.
@@ -92,11 +92,11 @@ class Journal(Protocol):
         """Return when everything appended so far is durable or has failed."""
 
     def close(self) -> None:
-        """Write what is left, and let go of the lock. Twice is fine. May block for one write."""
+        """Write what is left and release the lock. May be called twice. May block for one write."""
 
 
 class Store(Protocol):
-    """A place that remembers pools."""
+    """Keeps one journal for each pool."""
 
     @property
     def shared(self) -> bool:

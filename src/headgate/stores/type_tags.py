@@ -28,14 +28,14 @@ sorted_dumps: Final[Callable[[Any], str]] = json.JSONEncoder(separators=(",", ":
 
 
 class Unfit(Exception):
-    """JSON cannot hold this value."""
+    """Raised for a value that cannot be stored as JSON."""
 
 
 # -- encoding ---------------------------------------------------------------------------------------------------------
 
 
 class Encoder:
-    """One value on its way. Left as it is when it fails: the next value gets a new one."""
+    """Encodes one value. Not used again after a failure: the next value gets a new one."""
 
     __slots__ = ("_depth", "_left", "sorts")
 
@@ -55,13 +55,13 @@ class Encoder:
         return encoder(self, value)
 
     def spend(self, size: int) -> None:
-        """The text grows by so much at least."""
+        """Count bytes that the text will have at least; Unfit: it is too long."""
         self._left -= size
         if self._left < 0:
             raise Unfit
 
     def members(self, values: Iterable[object]) -> list[Encoded]:
-        """One level deeper."""
+        """Encode the members of a container, one level deeper."""
         if self._depth >= DEEPEST:
             raise Unfit
         self._depth += 1

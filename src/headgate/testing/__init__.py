@@ -1,4 +1,4 @@
-"""Tools for tests, shipped because users test too. No pytest is needed, and none is imported.
+"""Tools for tests, shipped because users test too. May import every package; no package imports it, nor it pytest.
 
     from headgate.testing import capture_events, virtual
 

@@ -1,4 +1,4 @@
-"""What happened, as a list: a listener of the one event stream that only remembers."""
+"""Collects the events that are emitted in a block, for tests."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Captured(list[Event]):
 
     @property
     def names(self) -> list[str]:
-        """Their names: the story in short."""
+        """The names of the events, in order."""
         return [event.name for event in self]
 
     @property
     def last(self) -> Event:
-        """The newest one. An AssertionError when nothing has happened."""
+        """Return the newest event; AssertionError: there is none."""
         if not self:
             raise AssertionError("no event was captured")
         return self[-1]
 
     def of(self, kind: type[E]) -> list[E]:
-        """Those of one type, or of its subclasses."""
+        """Return the events of one type, or of its subclasses."""
         return [event for event in self if isinstance(event, kind)]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a block leaves behind: tasks, threads, open files, child processes.
+"""Finds what a block leaves behind: tasks, threads, open files, child processes.
 
 Each kind is a snapshot, taken before and after as a dict from identity to words; what is new is a leak if it does not
 go away within `grace` seconds. Those are real seconds, read from the real clock and not from headgate's: a thread ends

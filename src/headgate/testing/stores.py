@@ -1,4 +1,4 @@
-"""Does a store keep its contract? For stores of your own."""
+"""Checks whether a store keeps the contract of `headgate.stores.Store`, for stores of your own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FIELDS: Final = frozenset(StoredTask.__annotations__)
 
 
 def check_store(make: Callable[[], Store]) -> None:
-    """Use it as a pool does; AssertionError at the first thing that breaks the contract.
+    """Use a store as a pool does; AssertionError at the first thing that breaks the contract.
 
     Each `make()` returns the store over the same place: what one has written, the next must find. Call it outside of an
     event loop. The journals it makes have names of their own, and are left where they are.

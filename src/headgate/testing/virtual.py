@@ -72,7 +72,7 @@ _FURNITURE: weakref.WeakSet[threading.Thread] = weakref.WeakSet(threading.enumer
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose timers jump. `headgate.testing.run` is the usual way to one.
+    """An event loop whose time jumps to the next timer. `headgate.testing.run` is the usual way to one.
 
     `start` is its first time, `limit` how many virtual seconds may pass, `patience` how many real seconds it waits for
     threads and sockets before it calls them a hang.
@@ -111,7 +111,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
@@ -345,7 +345,7 @@ class _Selector(selectors.DefaultSelector):
         return self._idle()
 
     def wait(self, seconds: float) -> Ready:
-        """Wait really."""
+        """Wait in real time."""
         return super().select(seconds)
 
 

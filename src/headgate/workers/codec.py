@@ -1,4 +1,4 @@
-"""How an exception is taken apart for a pickle, and put together again, whatever its constructor takes.
+"""How an exception is pickled and rebuilt, whatever its constructor takes.
 
 The names `_State`, `_made`, `_by_itself` and `_restore` stand inside pickles that clients and workers of different
 releases exchange. So they, and this module, never move: `tests/frozen` asks.
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 
 def reduced(error: BaseException) -> Any:
-    """How to rebuild it, whatever its constructor takes."""
+    """Return how pickle has to rebuild an exception, whatever its constructor takes."""
     kind = type(error)
     reduced = cast(Any, error.__reduce_ex__(5))
     chain = (error.__cause__, error.__context__, error.__suppress_context__)
@@ -33,7 +33,7 @@ def reduced(error: BaseException) -> Any:
 
 
 def _defines(kind: type[BaseException], names: tuple[str, ...]) -> bool:
-    """Does its class, or one between it and the builtin one, say so itself?"""
+    """Tell whether a class, or one between it and its builtin base, defines one of these names."""
     builtin = _builtin_base(kind).__mro__
     return any(name in vars(base) for base in kind.__mro__ if base not in builtin for name in names)
 
@@ -46,7 +46,7 @@ class _State:
 
 
 def _builtin_base(kind: type[BaseException]) -> type[BaseException]:
-    """The builtin class whose layout it has."""
+    """Return the builtin exception class that an exception class descends from."""
     base: type = kind
     while getattr(builtins, base.__name__, None) is not base and base.__base__ is not None:
         base = base.__base__

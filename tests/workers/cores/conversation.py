@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol import bulk, client_session, worker_session
-from headgate.workers.protocol.bulk import Borrowed, Lending, Parcel
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending
 from headgate.workers.protocol.call_ends import KIND_OF_RESULT, REFUSAL_OF_KIND
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import Advance, Answer, Begun, Heard, Outgoing
@@ -28,7 +28,7 @@ from headgate.workers.protocol.worker_session import WorkerSession
 
 Manner = Literal["fine", "stopping", "refusing"]
 Peers = tuple[str, list[tuple[str, str]]]
-Packed = bytes | Parcel
+Packed = bytes | BulkPayload
 Plain = bytes | tuple[int, tuple[tuple[bytes, bool], ...]]
 Shape = int | tuple[Any, ...]
 """A length; or the length of a pickle and then, for each buffer, its length and whether it can be written to. Every
@@ -73,29 +73,29 @@ def packed(seed: object, shape: Shape) -> Packed:
     """A payload of this shape, as a codec makes them: what fits into a frame is bytes."""
     if isinstance(shape, int):
         data = noise(seed, shape)
-        return data if shape <= bulk.INLINE else Parcel(data)
+        return data if shape <= bulk.INLINE else BulkPayload(data)
     buffers: list[Any] = []
     for nth, (size, writable) in enumerate(shape[1:]):
         data = noise((seed, nth), size)
         buffers.append(bytearray(data) if writable else memoryview(data))
-    return Parcel(noise(seed, shape[0]), buffers, len(buffers) // 2)
+    return BulkPayload(noise(seed, shape[0]), buffers, len(buffers) // 2)
 
 
 def plain(payload: Any) -> Plain:
     """What a payload holds: bytes; or how much is lifted, and its parts, and which of them can be written to."""
     if isinstance(payload, bytes):
         return payload
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, BulkPayload)
     return payload.lifted, tuple((bytes(part), not part.readonly) for part in payload.segments())
 
 
-def pieces(payload: Parcel) -> list[bytes]:
+def pieces(payload: BulkPayload) -> list[bytes]:
     """Its chunks: no part shares one with another."""
     step = bulk.INLINE
     return [bytes(part[at : at + step]) for part in payload.segments() for at in range(0, len(part), step)]
 
 
-def laid_out(payload: Parcel) -> Layout:
+def laid_out(payload: BulkPayload) -> Layout:
     pickle, *buffers = payload.segments()
     layout = Layout(pickle=len(pickle), lifted=payload.lifted)
     for part in buffers:
@@ -125,7 +125,7 @@ def retained(end: ClientSession | WorkerSession) -> list[Any]:
         if id(one) in seen or isinstance(one, (type, types.ModuleType, types.FunctionType)):
             continue
         seen.add(id(one))
-        if isinstance(one, (Parcel, Lending, Outgoing, Begun, Borrowed, memoryview, Step, Result, Yield)):
+        if isinstance(one, (BulkPayload, Lending, Outgoing, Begun, Borrowed, memoryview, Step, Result, Yield)):
             found.append(one)
         todo += gc.get_referents(one)
     return found
@@ -869,7 +869,9 @@ class World:
         frame = Frame(number, kind, payload, swallowed and kind in ENDS, steps, self._context(context))
         if kind in REFUSALS:
             reason = noise((number, kind), shape if isinstance(shape, int) else shape[0]).hex().encode()
-            frame.payload = payload = Parcel(reason) if isinstance(payload, Parcel) else reason[: len(payload)]
+            frame.payload = payload = (
+                BulkPayload(reason) if isinstance(payload, BulkPayload) else reason[: len(payload)]
+            )
         work = pair.open.pop(number, None)
         said = pair.worker.answer(
             number,
@@ -884,7 +886,7 @@ class World:
             return
         if kind in REFUSALS:
             work.refused += 1
-            pair.refused[number] = (kind, payload.pickle if isinstance(payload, Parcel) else payload)
+            pair.refused[number] = (kind, payload.pickle if isinstance(payload, BulkPayload) else payload)
             pair.refusals.append(number)
         else:
             pair.made[number].append(frame)
@@ -960,7 +962,7 @@ class World:
         assert (lending is not None) is may
         if lending is not None:
             end.writing.append(Written(lending, end.waiting.pop(0)))
-            assert lending.parcel is end.writing[-1].key.payload, "first come, first served"
+            assert lending.bulk is end.writing[-1].key.payload, "first come, first served"
         return may
 
     def written(self, pair: Pair, side: SideName, nth: int, fails: bool = False) -> None:
@@ -975,7 +977,7 @@ class World:
                 end.bulk.append(Long(one.key))
             return
         self._descriptor += 1
-        self.memory[self._descriptor] = b"".join(one.lending.parcel.segments())
+        self.memory[self._descriptor] = b"".join(one.lending.bulk.segments())
         end.session.lend(one.lending, self._descriptor)
         if one.key is None:
             end.released.append(self._descriptor)
@@ -1058,8 +1060,8 @@ class World:
         out.check()
         unsent = out.works()
         waiting = sum(client_session.FRAME + len(work.payload) for work in unsent if isinstance(work.payload, bytes))
-        waiting += sum(client_session.FRAME for work in unsent if isinstance(work.payload, Parcel))
-        apart = sum(len(work.payload) for work in unsent if isinstance(work.payload, Parcel))
+        waiting += sum(client_session.FRAME for work in unsent if isinstance(work.payload, BulkPayload))
+        apart = sum(len(work.payload) for work in unsent if isinstance(work.payload, BulkPayload))
         assert (client.outbox, client.apart) == (waiting, apart)
         assert client.full(False) is (waiting >= client_session.OUTBOX)
         assert client.full(True) is (apart >= client_session.OUTBOX)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from headgate.errors import RpcError
 from headgate.workers.protocol import bulk
 from headgate.workers.protocol.bulk import (
+    BulkPayload,
     ConversationBroken,
     Lending,
     Loans,
-    Parcel,
     Transfers,
     segments_of,
 )
@@ -35,9 +35,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     limit({"INLINE": INLINE, "WINDOW": WINDOW, "GRANT": GRANT, "LOANS": LOANS}, monkeypatch.setattr)
 
 
-def parcel(shape: Shape, seed: object = 0) -> Parcel:
+def parcel(shape: Shape, seed: object = 0) -> BulkPayload:
     made = packed(seed, shape)
-    return made if isinstance(made, Parcel) else Parcel(made)
+    return made if isinstance(made, BulkPayload) else BulkPayload(made)
 
 
 def carried(message: ToWorker) -> ToWorker:
@@ -60,7 +60,7 @@ def move(sender: Transfers[Any], receiver: Transfers[Any]) -> Any:
 
 
 def test_w05_a_parcel_is_a_pickle_and_its_buffers() -> None:
-    one = Parcel(b"abc", [memoryview(b"de"), bytearray(b"f"), b"", memoryview(bytearray(b"gh"))], 2)
+    one = BulkPayload(b"abc", [memoryview(b"de"), bytearray(b"f"), b"", memoryview(bytearray(b"gh"))], 2)
     assert (len(one), one.size, one.lifted) == (8, 8, 2)
     assert plain(one) == (2, ((b"abc", False), (b"de", False), (b"f", True), (b"", False), (b"gh", True)))
     layout = Layout()
@@ -71,7 +71,7 @@ def test_w05_a_parcel_is_a_pickle_and_its_buffers() -> None:
 
 
 def test_w05_a_parcel_may_have_no_buffers() -> None:
-    one = Parcel(b"abc")
+    one = BulkPayload(b"abc")
     assert (len(one), one.lifted, plain(one)) == (3, 0, (0, ((b"abc", False),)))
     layout = Layout()
     one.describe(layout)
@@ -102,7 +102,7 @@ def test_w05_a_parcel_arrives_as_it_was(shape: Shape) -> None:
         assert sender, "it can go on"
         frame = move(sender, receiver)
     assert frame == "frame", "the last one"
-    got = receiver.parcel(number)
+    got = receiver.received(number)
     assert plain(got) == plain(sent)
     assert type(got.pickle) is bytes
     writable = [part.readonly for part in sent.segments()[1:]]
@@ -110,7 +110,7 @@ def test_w05_a_parcel_arrives_as_it_was(shape: Shape) -> None:
     assert len(got) == len(sent)
     assert not receiver.grants
     with pytest.raises(ConversationBroken):
-        receiver.parcel(number)  # once
+        receiver.received(number)  # once
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -201,7 +201,7 @@ def test_w05_no_room_is_told_of_what_is_here_or_was_given_up() -> None:
     assert receiver.grants == {1: GRANT, 2: GRANT}
     receiver.receive(ToWorker(chunks=[Chunk(transfer=1, abandoned=True), Chunk(transfer=2, data=b"y")]))
     assert receiver.grants == {2: GRANT}
-    assert plain(receiver.parcel(2)) == (0, ((data + b"y", False),))
+    assert plain(receiver.received(2)) == (0, ((data + b"y", False),))
     assert receiver.grants == {}
 
 
@@ -295,7 +295,7 @@ def test_w40a_a_frame_that_names_what_has_not_come_breaks_the_conversation(chunk
     receiver.receive(ToWorker(chunks=[BEGUN, *chunks]))
     for transfer in (1, 2, 0):
         with pytest.raises(ConversationBroken, match=f"transfer {transfer}, of which not all has come"):
-            receiver.parcel(transfer)
+            receiver.received(transfer)
 
 
 def test_w40a_empty_chunks_and_second_layouts_change_nothing() -> None:
@@ -303,7 +303,7 @@ def test_w40a_empty_chunks_and_second_layouts_change_nothing() -> None:
     again = Chunk(transfer=1, data=b"de", layout=Layout(pickle=99))
     receiver.receive(ToWorker(chunks=[BEGUN, Chunk(transfer=1), again, Chunk(transfer=1, data=b"fg")]))
     receiver.receive(ToWorker(chunks=[Chunk(transfer=9, abandoned=True)]))
-    assert plain(receiver.parcel(1)) == (0, ((b"abcde", False), (b"fg", False)))
+    assert plain(receiver.received(1)) == (0, ((b"abcde", False), (b"fg", False)))
 
 
 def test_w05_the_limits_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_w05_the_limits_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert bulk.INLINE <= bulk.GRANT <= bulk.WINDOW == 4 << 20
     sender, receiver = Transfers[str](), Transfers[str]()
-    sent = Parcel(noise(0, bulk.INLINE + 1), [memoryview(noise(1, 2 * bulk.WINDOW + 1))])
+    sent = BulkPayload(noise(0, bulk.INLINE + 1), [memoryview(noise(1, 2 * bulk.WINDOW + 1))])
     sender.begin(sent, "frame")
     ahead = 0
     while len(sender):
@@ -323,7 +323,7 @@ def test_w05_the_limits_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         receiver.grant(answer)
         ahead -= sum(credit.bytes for credit in answer.credits)
         sender.receive(answer)
-    assert plain(receiver.parcel(1)) == plain(sent)
+    assert plain(receiver.received(1)) == plain(sent)
 
 
 sizes = st.integers(0, 3 * INLINE)
@@ -383,7 +383,7 @@ def test_w05_any_parcels_arrive_in_any_order_of_messages(
                 there.append(ToWorker(chunks=[Chunk(transfer=numbers[nth], abandoned=True)]).SerializeToString())
     assert sorted([*frames, *gone]) == sorted(numbers), "none is stuck, none ends twice"
     for nth in frames:
-        assert plain(receiver.parcel(numbers[nth])) == plain(parcel(shapes[nth], nth))
+        assert plain(receiver.received(numbers[nth])) == plain(parcel(shapes[nth], nth))
     assert receiver._arriving == {}
     assert not sender._parked
 
@@ -394,7 +394,7 @@ def test_w05_any_parcels_arrive_in_any_order_of_messages(
 def asked(*names: str) -> Loans[str]:
     loans = Loans[str]()
     for name in names:
-        loans.ask(Parcel(name.encode()), name)
+        loans.ask(BulkPayload(name.encode()), name)
     return loans
 
 
@@ -409,7 +409,7 @@ def test_w05_what_is_to_be_lent_is_written_in_order_and_only_so_much() -> None:
     assert len(loans) == 3
     one, two = begun(loans), begun(loans)
     assert [lending.frame for lending in (one, two)] == ["a", "b"]
-    assert (one.parcel.pickle, one.number, one.descriptor) == (b"a", 0, -1)
+    assert (one.bulk.pickle, one.number, one.descriptor) == (b"a", 0, -1)
     assert loans.begin() is None, f"no more than {LOANS}"
     assert len(loans) == 3, "two are written, one waits"
     assert loans.written(two, 7) == "b", "the frame that may go now"
@@ -475,7 +475,7 @@ def test_w05_a_frame_is_known_by_itself() -> None:
     loans = Loans[list[int]]()
     frames: list[list[int]] = [[1], [1], [1]]
     for frame in frames:
-        loans.ask(Parcel(b"x"), frame)
+        loans.ask(BulkPayload(b"x"), frame)
     one = loans.begin()
     assert one is not None
     assert not loans.stop([1])
@@ -512,7 +512,7 @@ def test_w05_every_descriptor_is_released_once(seed: int) -> None:
     for nth in range(1, 400):
         what = chance.choice(["ask", "begin", "written", "written", "failed", "stop", "return", "close", "end"])
         if what == "ask" and not over:
-            loans.ask(Parcel(b"x"), nth)
+            loans.ask(BulkPayload(b"x"), nth)
             waiting.append(nth)
         elif what == "begin":
             lending = loans.begin()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import RemoteError
-from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import Advance, Stepped
 from headgate.workers.serialization.pickling import dump_thrown, dumps
 from headgate.workers.server import generators
@@ -175,9 +175,9 @@ def test_w05_after_a_step_it_goes_ahead_as_at_first(step: Stepped) -> None:
 def test_w05_what_is_sent_arrives(value: Any) -> None:
     orders = Orders(0, {})
     step = sends(value)
-    if isinstance(step.payload, Parcel):
+    if isinstance(step.payload, BulkPayload):
         buffers = [bytes(part) if part.readonly else bytearray(part) for part in step.payload.segments()[1:]]
-        step = step._replace(payload=Parcel(step.payload.pickle, buffers, step.payload.lifted))
+        step = step._replace(payload=BulkPayload(step.payload.pickle, buffers, step.payload.lifted))
     orders.put(step)
     assert orders.next() == ("send", value)
 

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import HeadgateError, InvalidType, PoolExhausted, RemoteError, WorkerLost
-from headgate.workers.protocol.bulk import INLINE, Parcel
+from headgate.workers.protocol.bulk import INLINE, BulkPayload
 from headgate.workers.serialization import dynamic_classes
 from headgate.workers.serialization.pickling import (
     describe,
@@ -48,14 +48,14 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-def carried(data: bytes | Parcel) -> bytes | Parcel:
+def carried(data: bytes | BulkPayload) -> bytes | BulkPayload:
     """As it arrives: a buffer as bytes, or as a bytearray where it was writable."""
     if isinstance(data, bytes):
         assert len(data) <= INLINE, "what is longer travels apart"
         return data
     assert isinstance(data.pickle, bytes)
     buffers = [bytes(part) if part.readonly else bytearray(part) for part in data.segments()[1:]]
-    return Parcel(data.pickle, buffers, data.lifted)
+    return BulkPayload(data.pickle, buffers, data.lifted)
 
 
 def trip(error: BaseException) -> BaseException:
@@ -115,7 +115,7 @@ def test_w05_what_is_long_travels_apart(make: Callable[[], Any], apart: int | No
     if apart is None:
         assert isinstance(data, bytes)
         return
-    assert isinstance(data, Parcel)
+    assert isinstance(data, BulkPayload)
     assert len(data.buffers) == apart
     assert len(data) == len(data.pickle) + sum(len(buffer) for buffer in data.buffers)
     copy = loads(carried(data))
@@ -134,7 +134,7 @@ def test_w05_what_is_long_travels_apart(make: Callable[[], Any], apart: int | No
 def test_w05_an_atom_whose_pickle_is_too_long_for_a_frame_travels_apart(value: Any) -> None:
     """A pickle is longer than what it holds, and text may be four times as long as it counts."""
     for data in (dumps(value), dump_arguments("tag", (value,), {}), dump_sent("tag", value)):
-        assert isinstance(data, Parcel) or len(data) <= INLINE
+        assert isinstance(data, BulkPayload) or len(data) <= INLINE
     assert loads(carried(dumps(value))) == value
 
 
@@ -176,10 +176,10 @@ def test_w05_a_container_that_holds_itself_travels_with_long_bytes() -> None:
 
 def test_w05_long_exceptions_travel_apart() -> None:
     error = ValueError("x" * MEG)
-    assert isinstance(dump_exception(error, "worker w1, pid 5"), Parcel)
+    assert isinstance(dump_exception(error, "worker w1, pid 5"), BulkPayload)
     assert trip(error).args == error.args
     thrown = dump_thrown(error)
-    assert isinstance(thrown, Parcel)
+    assert isinstance(thrown, BulkPayload)
     assert loads(carried(thrown)).args == error.args
 
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from headgate.errors import RpcError
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol import bulk, client_session, worker_session
-from headgate.workers.protocol.bulk import Borrowed, ConversationBroken, Parcel
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ConversationBroken
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import Answer, Heard, Outgoing, Stepped
 from headgate.workers.protocol.wire.wire_pb2 import (
@@ -167,7 +167,7 @@ def test_w40a_an_unsent_call_stands_in_the_outbox() -> None:
 def test_w40a_calls_may_be_submitted_before_the_stream_is_open() -> None:
     client = ClientSession(1, "client", "1.0")
     one, two = call(), call(2 * client_session.INLINE)
-    assert isinstance(two.arguments, Parcel)
+    assert isinstance(two.arguments, BulkPayload)
     client.submit(one)
     client.submit(two)
     assert client.take() is None, "nothing is sent before the welcome"
@@ -237,7 +237,7 @@ def test_w40a_every_kind_of_answer_arrives(kind: Any, size: int) -> None:
     client.submit(other)
     told(client, worker)
     data = noise(kind, size).hex()[:size].encode()
-    payload = data if size <= INLINE else Parcel(data)
+    payload = data if size <= INLINE else BulkPayload(data)
     assert worker.answer(one.number, kind, payload)
     (answer,) = heard(client, worker)
     reason = kind in REFUSALS  # which is text, and travels whole
@@ -574,7 +574,7 @@ class Shells:
         while (lending := side.loans.begin()) is not None:
             self._last += 1
             descriptors.append(self._last)
-            self.memory[self._last] = b"".join(lending.parcel.segments())
+            self.memory[self._last] = b"".join(lending.bulk.segments())
             side.lend(lending, self._last)
         return descriptors
 
@@ -750,7 +750,7 @@ def test_w05_steps_of_a_call_that_is_not_there_say_nothing() -> None:
     elsewhere.number = one.number
     for other in (unsent, elsewhere):
         client.step(other, "next", count=1)
-        client.step(other, "send", Parcel(b"long"))
+        client.step(other, "send", BulkPayload(b"long"))
     assert client.take() is None
     worker.answer(one.number, "returned")
     client.step(one, "next", count=1)  # crosses the end
@@ -887,7 +887,7 @@ def test_w05_a_payload_arrives_equal_whichever_way_it_travels(shape: Shape, rout
     assert [got.arguments for got in shells.heard.begun] == [plain(packed(1, shape))]
     assert [step.payload for step in shells.heard.steps] == [plain(packed("sent", shape))]
     assert [answer.payload for answer in shells.answers] == [plain(packed(seed, shape)) for seed in ("item", "result")]
-    assert bool(shells.closed) is (ROUTES[route] and isinstance(packed(0, shape), Parcel))
+    assert bool(shells.closed) is (ROUTES[route] and isinstance(packed(0, shape), BulkPayload))
 
 
 @pytest.mark.usefixtures("small")
@@ -1121,7 +1121,7 @@ def staged(stage: str) -> tuple[ClientSession, WorkerSession, Outgoing, Shells, 
     if stage.startswith("is written") or stage == "lies in memory":
         lending = client.loans.begin()
         assert lending is not None
-        shells.memory[55] = b"".join(lending.parcel.segments())
+        shells.memory[55] = b"".join(lending.bulk.segments())
         if stage == "lies in memory":
             client.lend(lending, 55)
         elif stage == "is written":

@@ -1,4 +1,4 @@
-"""The disk, as a journal uses it: every operation in one small class.
+"""The operations on files that a journal needs, in one small class.
 
 Nothing here knows what a journal is. A test gives a store another `Files`, whose disk is full, forgets what was not
 synced, or fails when it is asked to sync.
@@ -28,7 +28,7 @@ _generation = 0
 
 
 def generation() -> int:
-    """Another number in a forked child than in its parent: what was opened before is not ours there."""
+    """Return a number that differs in a forked child: files that were opened before are closed there."""
     return _generation
 
 
@@ -104,7 +104,7 @@ class Files:
         return os.fstat(file).st_size
 
     def lines(self, file: int) -> Iterator[bytes]:
-        """From the beginning, each with its newline."""
+        """Yield all lines of a file, each with its newline."""
         with open(file, "rb", closefd=False) as reader:  # no new descriptor, which a child would inherit
             reader.seek(0)
             yield from reader
@@ -128,7 +128,7 @@ class Files:
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
-        """Also when it is not there."""
+        """Remove a file, if it is there."""
         path.unlink(missing_ok=True)
 
     def sync_folder(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the lines of a journal say, and what becomes of them when they are read.
+"""The meaning of the lines of a journal, and how reading them gives the state of each task.
 
 A journal is a file of JSON objects, one to a line. The first line names the format and the pool, every run of the pool
 adds one of kind "open", and after it come the entries of `port.Entry` as they happened:
@@ -40,7 +40,7 @@ UNFINISHED: Final = frozenset({"queued", "running"})
 
 
 class Header(NamedTuple):
-    """The first line."""
+    """The first line of a journal."""
 
     format: int
     pool_id: str
@@ -61,7 +61,7 @@ class Bad(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """What the lines of a journal say."""
+    """The contents of a journal after reading all its lines."""
 
     header: Header | None = None
     """None: this is no journal, or one that was never written whole."""
@@ -75,7 +75,7 @@ class History:
     newest_at: float = float("-inf")
     """When the last thing happened."""
     beat_at: float = float("-inf")
-    """When the writer last said that it lives."""
+    """When the writer last reported that it is alive."""
     lines: int = 0
     size: int = 0
     """Bytes up to the end of the last good line."""
@@ -185,7 +185,7 @@ def take(history: History, content: dict[str, Any]) -> None:
 
 
 def submitted(number: int, at: float, about: Mapping[str, Any], *, running: bool = False) -> StoredTask:
-    """A task of which this is known."""
+    """Make a task with these fields."""
     return {
         "task": number,
         "about": dict(about),

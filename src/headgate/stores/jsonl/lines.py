@@ -47,7 +47,7 @@ def file_name(pool_id: str) -> str:
 
 
 def header_line(pool_id: str, about: Mapping[str, Any], codec: Codec) -> bytes:
-    """The first line."""
+    """Make the first line of a journal."""
     return _line(
         {"headgate": "journal", "format": FORMAT, "pool_id": pool_id, "codec": codec, "about": _described(about)}
     )
@@ -120,12 +120,12 @@ def window_of(about: Mapping[str, Any]) -> Any:
 
 
 def beat_line(at: float) -> bytes:
-    """A sign of life."""
+    """Make the line that says that the writer is alive."""
     return _line({"kind": "beat", "at": at})
 
 
 def stale_line(number: int, at: float) -> bytes:
-    """The end of a task that a former run left unfinished."""
+    """Make the line that ends a task which a former run left unfinished."""
     return _line({"kind": "end", "at": at, "task": number, "status": "stale"})
 
 

@@ -1,4 +1,4 @@
-"""Reading a journal that somebody else writes."""
+"""Read a journal that another process writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.stores.port import StoredTask
 _log = logging.getLogger("headgate.stores")
 
 _TRIES = 100
-"""How often a compaction may replace the file under a reader's eyes before it gives up looking for a newer one."""
+"""How often a compaction may replace the file while it is read, before the reader takes what it has."""
 
 
 _STALE_AFTER = 30.0
@@ -25,11 +25,11 @@ _STALE_AFTER = 30.0
 def read_journal(
     path: str | os.PathLike[str], *, pool_id: str | None = None, stale_after: float | None = None
 ) -> list[StoredTask]:
-    """The tasks in a journal, by number. Changes nothing, and works while a pool writes it.
+    """Return the tasks in a journal, ordered by number. Changes nothing, and works while a pool writes it.
 
-    `path` is the file, or the folder of the store with the `pool_id`. Nobody writes the journal any more: all that is
-    unfinished reads "stale". Otherwise so does what ran or waited without a sign of life for `stale_after` seconds, by
-    default those of the pool that writes it.
+    `path` is the file, or the folder of the store together with `pool_id`. If nobody writes the journal any more, every
+    unfinished task is "stale". Otherwise a task is stale when its writer has not reported for `stale_after` seconds (by
+    default the value of the pool that writes it).
     """
     if stale_after is not None and not stale_after > 0:
         raise InvalidArgument(f"stale_after must be > 0 seconds, got {stale_after!r}")
@@ -58,7 +58,7 @@ def _file_of(path: str | os.PathLike[str], pool_id: str | None) -> Path:
 
 
 def _read(path: Path) -> tuple[History, bool]:
-    """What the file says, and whether somebody writes it."""
+    """Read the file; returns its contents, and whether another process writes it."""
     for tries_left in reversed(range(_TRIES)):
         with open(path, "rb") as file:
             owned = _is_locked(file.fileno())

@@ -35,7 +35,7 @@ _said: Final = lru_cache(256)(json.loads)
 
 
 class _Found:
-    """The lines of one task, and how it stands."""
+    """The lines of one task, and its status."""
 
     __slots__ = ("at", "lines", "status", "window")
 
@@ -49,7 +49,7 @@ class _Found:
 
 
 class Scan:
-    """What `scan` found."""
+    """The tasks of a journal by their lines, as `scan` found them."""
 
     def __init__(self) -> None:
         self.history: History = History(unwritten=True)
@@ -72,7 +72,7 @@ class Scan:
         return StoredTasks([tasks[number].lines for number in numbers], codec)
 
     def take(self, raw: bytes, intact: bool | None) -> bool:
-        """One line. Could it be read?"""
+        """Read one line; returns whether it could be read."""
         found = _BEGINNING.match(raw) if intact else None
         if found is None:
             return self._take_whole(raw)

@@ -68,7 +68,7 @@ class JsonLinesStore:
 
     @property
     def shared(self) -> bool:
-        """No: a journal has one writer."""
+        """False: a journal has one writer."""
         return False
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class JsonLinesStore:
     def _read(
         self, file: LockedFile, lines: Iterable[bytes], pool_id: str, keep: int, header: bytes, opened: bytes
     ) -> tuple[Sequence[StoredTask], int]:
-        """Steps 2 to 5."""
+        """Do steps 2 to 5 of the order above: read the file, and check and repair what is there."""
         found = scan(lines)
         history = found.history
         check(history, file.path, pool_id)
@@ -198,7 +198,7 @@ def _date(at: float) -> str:
 
 
 def _report(history: History, file: LockedFile) -> None:
-    """Say what was broken in a file that was found."""
+    """Log what was broken in the file."""
     if history.unwritten:
         if file.size:
             _log.warning("%s: line 1 is torn, %d bytes are cut off: it begins anew", file.path, file.size)

@@ -50,12 +50,12 @@ _OPEN_AGAIN = "Open the store again."
 _LINES_OF_A_TASK = 3
 _MANY_LINES = 1000
 _MANY_BYTES = 64_000_000
-"""Of so much a file may consist before it is worth compacting, whatever it needs."""
+"""Bytes below which a file is never compacted."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Entries that are written together."""
+    """Entries that are written and synced together."""
 
     lines: list[bytes] = field(default_factory=list)
     dones: dict[asyncio.AbstractEventLoop, list[Done]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Group:
 
 
 class JsonLinesJournal:
-    """See `port.Journal`. Made by `JsonLinesStore.open`."""
+    """The open journal of one pool in a file (see `port.Journal`), made by `JsonLinesStore.open`."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class JsonLinesJournal:
         self._put(line, done)
 
     def _warn_of(self, kind: type) -> None:
-        """Say once for each type that its values do not survive a restart."""
+        """Warn once for each type whose values do not survive a restart."""
         if kind not in self._opaque:
             self._opaque.add(kind)
             _log.warning(
@@ -164,7 +164,7 @@ class JsonLinesJournal:
         await told
 
     def close(self) -> None:
-        """Write what is left, and let go of the lock."""
+        """Write what is left and release the lock."""
         if self._generation != generation():
             return  # a forked child: file, lock and thread are the parent's
         with self._lock:
@@ -249,7 +249,7 @@ class JsonLinesJournal:
                 self._compact()
 
     def _commit(self, group: Group) -> None:
-        """Write a group, and tell everybody in it."""
+        """Write a group, and acknowledge its entries."""
         error: Exception | None = None
         lines = self._unwritten_ends + group.lines
         if lines:
@@ -284,13 +284,13 @@ class JsonLinesJournal:
             self._count_from(self._lines, self._file.size)
 
     def _count_from(self, lines: int, size: int) -> None:
-        """So much is needed: when is it time to compact?"""
+        """Set at how many lines and bytes to compact, given how many are needed now."""
         self._most_lines = 4 * lines + _MANY_LINES
         self._most_bytes = 4 * size + _MANY_BYTES
 
 
 def write_failed(path: object, cause: Exception) -> StoreWriteFailed:
-    """`path` could not be written, because of this."""
+    """Make the error for a journal that could not be written."""
     text, number = (cause.strerror, cause.errno) if isinstance(cause, OSError) else (None, None)
     is_full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     remedy = None if is_full else "Mend the cause named above, or use another path."

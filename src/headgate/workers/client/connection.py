@@ -33,7 +33,7 @@ from headgate.workers.client.isolation import RESERVED
 from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerState
 from headgate.workers.processes.exit_status import LAST_WORD, Ending
 from headgate.workers.protocol import shared_memory
-from headgate.workers.protocol.bulk import Borrowed, ConversationBroken, Parcel, Unreadable
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ConversationBroken, Unreadable
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
 from headgate.workers.protocol.transport import EOF, dial, grpc
@@ -115,7 +115,9 @@ class Connection:
         self._timed: dict[Outgoing, None] = {}  # calls with a timeout
         self._ending = ""  # why it is being ended
         self._fetching: dict[Outgoing, deque[Answer]] = {}  # what came after an answer that is still being read
-        self._resent: dict[int, Callable[[Parcel | None, BaseException | None], None]] = {}  # loans that are to come so
+        self._resent: dict[
+            int, Callable[[BulkPayload | None, BaseException | None], None]
+        ] = {}  # loans that are to come so
         self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
 
     @property
@@ -163,7 +165,7 @@ class Connection:
         return True
 
     def step(
-        self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0, context: bytes = b""
+        self, call: Outgoing, advance: Advance, payload: bytes | BulkPayload = b"", count: int = 0, context: bytes = b""
     ) -> None:
         """Have a generator go on. Its waiter gets the Answer."""
         if call.timeout:
@@ -383,7 +385,7 @@ class Connection:
         probe = self.session.probe
         pid = probe.pid if probe is not None else 0
 
-        def done(parcel: Parcel | None, error: BaseException | None) -> None:
+        def done(parcel: BulkPayload | None, error: BaseException | None) -> None:
             if isinstance(error, shared_memory.Unopened) and not self.session.over:
                 self.session.cannot_read(borrowed)
                 self._resent[borrowed.number] = finish
@@ -393,7 +395,7 @@ class Connection:
             self._rouse()
             finish(parcel, error)
 
-        def finish(parcel: Parcel | None, error: BaseException | None) -> None:
+        def finish(parcel: BulkPayload | None, error: BaseException | None) -> None:
             if isinstance(error, (FileNotFoundError, ProcessLookupError)):
                 _answer(Answer(answer.call, "lost"))  # its process is gone
             else:

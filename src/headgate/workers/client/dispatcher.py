@@ -42,7 +42,7 @@ from headgate.workers.client.remote_stream import Stream
 from headgate.workers.events import TASKS
 from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import Ending
-from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import CONFIRMATION, UNREAD, Answer, Outgoing, Request
 from headgate.workers.routines import CALLER
 from headgate.workers.serialization import context_frames
@@ -285,7 +285,7 @@ class Dispatcher:
         arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
         if 0 < self.max_payload < len(arguments):
             refuse_long(routine, arguments, self.max_payload)
-        bulky = isinstance(arguments, Parcel)
+        bulky = isinstance(arguments, BulkPayload)
         form = routine.traveller.form(routine.decorated)
         context = b""
         if exchange is not None or not context_frames.nothing():

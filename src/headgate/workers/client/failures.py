@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headgate.workers.client.connection import Connection
-    from headgate.workers.protocol.bulk import Parcel
+    from headgate.workers.protocol.bulk import BulkPayload
     from headgate.workers.protocol.messages import Answer, Outgoing
     from headgate.workers.routines import Routine
     from headgate.workers.serialization.dynamic_classes import Scope
@@ -233,7 +233,7 @@ def listed(reasons: dict[str, str]) -> str:
     return "; ".join(f"{uid}: {redact(reason)}" for uid, reason in reasons.items())
 
 
-def refuse_long(routine: Routine, payload: bytes | Parcel, most: int) -> None:
+def refuse_long(routine: Routine, payload: bytes | BulkPayload, most: int) -> None:
     """InvalidArgument: it takes more bytes than `most`, if that is not 0."""
     if 0 < most < len(payload):
         raise InvalidArgument(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.context.travel import Exchange
 from headgate.errors import InvalidArgument, PoolClosed, WorkerLost
 from headgate.workers.client.failures import raise_answer, refuse_long, unreadable
-from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import Advance, Answer, Outgoing, Request
 from headgate.workers.routines import END
 from headgate.workers.serialization import context_frames
@@ -123,7 +123,7 @@ class Stream:
                     f"{self._routine.tag} runs ahead (prefetch={self._prefetch}): what is sent would come too late",
                     remedy="Leave `prefetch` out of a generator that takes values.",
                 )
-            payload: bytes | Parcel = b""
+            payload: bytes | BulkPayload = b""
             if self._prefetch and isinstance(value, GeneratorExit):
                 what = "close"  # which also ends a step that its consumer did not ask for
             else:

@@ -16,7 +16,7 @@ from headgate.core.cancellation import primed
 from headgate.workers.client.dispatcher import TASK_NUMBERS, Dispatcher
 from headgate.workers.client.failures import tell_dispatched
 from headgate.workers.events import TASKS
-from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import Answer, Outgoing, Request
 from headgate.workers.serialization import context_frames
 from headgate.workers.serialization.pickling import dump_arguments
@@ -158,7 +158,7 @@ def begin(
     if options.retries or options.timeout is not None or request.max_calls:
         return None
     arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
-    bulky = isinstance(arguments, Parcel)
+    bulky = isinstance(arguments, BulkPayload)
     if bulky or 0 < proxy.max_payload < len(arguments):
         return None
     form = routine.traveller.form(routine.decorated)

@@ -1,12 +1,12 @@
-"""Payloads too long for a frame, and the two ways they travel. Pure.
+"""Bulk payloads, which are too long for a frame, and the two ways they are sent. Pure.
 
-A *parcel* is a pickle and the buffers that the pickle speaks of without holding them: bytes and arrays are not copied
-into it. As a **transfer** it goes in chunks, one with each message, taking turns with other transfers, at most `WINDOW`
-bytes ahead of what the receiver has taken. As a **loan** it is written into memory that the receiver, a process of the
-same machine, reads and returns; at most `LOANS` of them are open in a conversation, the others wait.
+A bulk payload is a pickle and the buffers that the pickle refers to without holding them: bytes and arrays are not
+copied into it. As a **transfer** it is sent in chunks, one with each message, taking turns with other transfers, at
+most `WINDOW` bytes ahead of what the receiver has taken. As a **loan** it is written into memory that the receiver, a
+process on the same machine, reads and returns; at most `LOANS` of them are open in a session, the others wait.
 
-The frame that needs a parcel follows its last chunk, or names the loan: so nothing of it is sent before. A loan that
-the receiver cannot open (it is short of descriptors, say) is recalled: what it holds goes as a transfer after all.
+The frame that needs a bulk payload follows the last chunk, or names the loan: so the frame is never sent before its
+payload. A loan that the receiver cannot open (for example for lack of descriptors) is recalled, and sent as a transfer.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:  # decorating a function must not import protobuf
     from headgate.workers.protocol.wire.wire_pb2 import Layout, ToClient, ToWorker
 
 INLINE = 256 * 1024
-"""What fits into a frame; also the length of a chunk, and of the shortest buffer that stays out of the pickle."""
+"""Bytes that fit into a frame; also the length of a chunk, and of the shortest buffer that is kept out of a pickle."""
 WINDOW = 4 * 1024 * 1024
 GRANT = 1024 * 1024
-"""The receiver says that it has room each time it took so much."""
+"""Bytes after which the receiver gives the sender new credit."""
 LOANS = 16
 
 FrameT = TypeVar("FrameT")
 
 
 class ConversationBroken(RpcError):
-    """The other side said what it may not say."""
+    """The other side sent a message that breaks the protocol."""
 
 
-class Parcel:
-    """A pickle and its buffers."""
+class BulkPayload:
+    """A pickle, and the buffers that it refers to without holding them."""
 
     __slots__ = ("buffers", "lifted", "pickle", "size")
 
@@ -52,16 +52,16 @@ class Parcel:
         return self.size
 
     def segments(self) -> list[memoryview]:
-        """Its parts, in order."""
+        """Return the pickle and the buffers, in the order in which they are sent."""
         return [memoryview(self.pickle), *(memoryview(buffer) for buffer in self.buffers)]
 
     def layout(self) -> list[tuple[int, bool]]:
-        """Lengths of its parts, and whether each is writable."""
+        """Return the length of each part, and whether it is writable."""
         buffers = ((len(buffer), not memoryview(buffer).readonly) for buffer in self.buffers)
         return [(len(self.pickle), False), *buffers]
 
     def describe(self, layout: Layout) -> None:
-        """Write down what it consists of."""
+        """Write the lengths of its parts into a message."""
         layout.pickle = len(self.pickle)
         if self.lifted:
             layout.lifted = self.lifted
@@ -70,37 +70,37 @@ class Parcel:
 
 
 class Borrowed(NamedTuple):
-    """A parcel in memory of the other side, still to be read."""
+    """A bulk in memory of the other side, which this side has to read."""
 
     number: int
     descriptor: int
     segments: list[tuple[int, bool]]
     """Lengths, and whether each is to be writable."""
     lifted: int = 0
-    """See `Parcel`."""
+    """See `BulkPayload`."""
 
 
 class Unreadable(NamedTuple):
-    """What was lent and could not be read."""
+    """Stands for a payload in lent memory that could not be read."""
 
     reason: str
 
 
-Payload = bytes | Parcel | Borrowed | Unreadable
+Payload = bytes | BulkPayload | Borrowed | Unreadable
 
 
 def segments_of(layout: Layout) -> list[tuple[int, bool]]:
-    """Lengths of the parts, and whether each is to be writable."""
+    """Return the length of each part, and whether it must be writable."""
     return [(layout.pickle, False), *((buffer.length, buffer.writable) for buffer in layout.buffers)]
 
 
 class _Leaving(Generic[FrameT]):
-    __slots__ = ("credit", "frame", "number", "parcel", "rest")
+    __slots__ = ("bulk", "credit", "frame", "number", "rest")
 
-    def __init__(self, number: int, parcel: Parcel, frame: FrameT) -> None:
+    def __init__(self, number: int, bulk: BulkPayload, frame: FrameT) -> None:
         self.number: int = number
-        self.parcel: Parcel | None = parcel  # until it was described
-        self.rest: deque[memoryview] = deque(segment for segment in parcel.segments() if len(segment))
+        self.bulk: BulkPayload | None = bulk  # until it was described
+        self.rest: deque[memoryview] = deque(segment for segment in bulk.segments() if len(segment))
         self.frame: FrameT = frame
         self.credit: int = WINDOW
 
@@ -111,15 +111,15 @@ class _Arriving:
     def __init__(self, segments: list[tuple[int, bool]], lifted: int = 0) -> None:
         self.lifted: int = lifted
         self._todo = deque(segments)
-        self.done: list[Any] = []
+        self.done: list[bytes | bytearray] = []
         self.taken: int = 0
         """Bytes that the sender has not been told of."""
-        self._sink: Any = None
+        self._sink: bytearray | io.BytesIO | None = None
         self._left = 0
         self._open()
 
     def _open(self) -> None:
-        """The next part that has a length. BytesIO gives away what it holds without a copy."""
+        """Begin the next part that is not empty. (BytesIO gives away what it holds without a copy.)"""
         while self._todo:
             self._left, writable = self._todo[0]
             self._sink = bytearray() if writable else io.BytesIO()
@@ -129,6 +129,7 @@ class _Arriving:
 
     def _close(self) -> None:
         sink, self._sink = self._sink, None
+        assert sink is not None, "`_open` came before"
         self._todo.popleft()
         self.done.append(sink if isinstance(sink, bytearray) else sink.getvalue())
 
@@ -151,7 +152,7 @@ class _Arriving:
 
 
 class Transfers(Generic[FrameT]):
-    """What travels in chunks: the ones going out, taking turns, and the ones coming in."""
+    """The transfers of one session: those being sent, which take turns, and those being received."""
 
     __slots__ = ("_arriving", "_last", "_parked", "grants", "leaving")
 
@@ -161,26 +162,26 @@ class Transfers(Generic[FrameT]):
         self._arriving: dict[int, _Arriving] = {}
         self._last = 0
         self.grants: dict[int, int] = {}
-        """Credit to be told: transfers of the other side, and bytes."""
+        """Credit to give: bytes, by transfer of the other side."""
 
     def __len__(self) -> int:
-        """How many can go on now."""
+        """Number of transfers that can send a chunk now."""
         return len(self.leaving)
 
-    def begin(self, parcel: Parcel, frame: FrameT) -> int:
-        """Send it in chunks; `frame` is what follows them."""
+    def begin(self, bulk: BulkPayload, frame: FrameT) -> int:
+        """Begin to send a payload in chunks; `frame` follows the last one."""
         self._last += 1
-        self.leaving.append(_Leaving(self._last, parcel, frame))
+        self.leaving.append(_Leaving(self._last, bulk, frame))
         return self._last
 
     def next(self, message: ToWorker | ToClient) -> FrameT | None:
-        """Put one chunk into `message`; returns the frame that may follow, if that was the last of its parcel."""
+        """Put one chunk into `message`; returns the frame that may follow, if that was the last of its bulk payload."""
         one = self.leaving.popleft()
         segment = one.rest.popleft()
         chunk = message.chunks.add(transfer=one.number, data=bytes(segment[:INLINE]))
-        if one.parcel is not None:
-            one.parcel.describe(chunk.layout)
-            one.parcel = None
+        if one.bulk is not None:
+            one.bulk.describe(chunk.layout)
+            one.bulk = None
         if len(segment) > INLINE:
             one.rest.appendleft(segment[INLINE:])
         one.credit -= len(chunk.data)
@@ -193,7 +194,7 @@ class Transfers(Generic[FrameT]):
         return None
 
     def stop(self, frame: FrameT) -> int | None:
-        """Send no more of what this frame needs. Its number, if there was such a transfer."""
+        """Stop the transfer that this frame waits for; returns its number, or None if there is none."""
         for one in (*self.leaving, *self._parked.values()):
             if one.frame is frame:
                 self._parked.pop(one.number, None)
@@ -203,7 +204,7 @@ class Transfers(Generic[FrameT]):
         return None
 
     def receive(self, message: ToWorker | ToClient) -> None:
-        """Keep the chunks of `message`, and use the credit in it."""
+        """Take the chunks and the credit out of a message."""
         for chunk in message.chunks:
             if chunk.abandoned:
                 self._arriving.pop(chunk.transfer, None)
@@ -230,28 +231,28 @@ class Transfers(Generic[FrameT]):
                         one.credit += credit.bytes
 
     def grant(self, message: ToWorker | ToClient) -> None:
-        """Tell the other side that there is room."""
+        """Write the credit to give into a message."""
         for transfer, amount in self.grants.items():
             message.credits.add(transfer=transfer, bytes=amount)
         self.grants.clear()
 
-    def parcel(self, transfer: int) -> Parcel:
-        """All of what came by this transfer."""
+    def received(self, transfer: int) -> BulkPayload:
+        """Return and forget the whole payload of a transfer."""
         arrived = self._arriving.pop(transfer, None)
         self.grants.pop(transfer, None)
         if arrived is None or not arrived.complete:
             raise ConversationBroken(f"a frame names the transfer {transfer}, of which not all has come")
         pickle, *buffers = arrived.done
-        return Parcel(pickle, buffers, arrived.lifted)
+        return BulkPayload(bytes(pickle), buffers, arrived.lifted)
 
 
 class Lending(Generic[FrameT]):
-    """A parcel that is to be lent, or is."""
+    """A bulk that will be lent, or is lent."""
 
-    __slots__ = ("descriptor", "frame", "number", "parcel")
+    __slots__ = ("bulk", "descriptor", "frame", "number")
 
-    def __init__(self, parcel: Parcel, frame: FrameT) -> None:
-        self.parcel: Parcel = parcel
+    def __init__(self, bulk: BulkPayload, frame: FrameT) -> None:
+        self.bulk: BulkPayload = bulk
         self.frame: FrameT | None = frame
         """None: nobody needs it any more."""
         self.number: int = 0
@@ -259,18 +260,18 @@ class Lending(Generic[FrameT]):
 
 
 class Lent(NamedTuple):
-    """A parcel in memory of this side, that the other side is to read."""
+    """A bulk in memory of this side, which the other side has to read."""
 
     number: int
     descriptor: int
     segments: list[tuple[int, bool]]
     """Lengths, and whether each is writable."""
     lifted: int
-    """See `Parcel`."""
+    """See `BulkPayload`."""
 
 
 class Loans(Generic[FrameT]):
-    """What is lent to the other side. To make memory and to write into it is the shell's business."""
+    """The loans of one session. It decides; `shared_memory` makes the memory and writes into it."""
 
     __slots__ = ("_last", "_lent", "recalled", "released", "waiting", "writing")
 
@@ -280,19 +281,19 @@ class Loans(Generic[FrameT]):
         self._lent: dict[int, Lent] = {}
         self._last = 0
         self.released: list[int] = []
-        """Descriptors that the shell is to close."""
+        """Descriptors to close; see `take_released`."""
         self.recalled: list[Lent] = []
-        """What the other side could not read, for the shell to read and to close."""
+        """Loans that the other side could not read; see `take_recalled`."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.writing)
 
-    def ask(self, parcel: Parcel, frame: FrameT) -> None:
-        """Have it lent; `frame` is what will name it."""
-        self.waiting.append(Lending(parcel, frame))
+    def ask(self, bulk: BulkPayload, frame: FrameT) -> None:
+        """Queue a payload to be lent; `frame` will name it."""
+        self.waiting.append(Lending(bulk, frame))
 
     def begin(self) -> Lending[FrameT] | None:
-        """The next one to be written, if there may be one more."""
+        """Return the next payload to write into memory; None: there is none, or too many loans are open."""
         if not self.waiting or len(self.writing) + len(self._lent) >= LOANS:
             return None
         lending = self.waiting.popleft()
@@ -300,7 +301,7 @@ class Loans(Generic[FrameT]):
         return lending
 
     def written(self, lending: Lending[FrameT], descriptor: int) -> FrameT | None:
-        """It is in memory: the frame that may go now. None: nobody needs it any more."""
+        """Note that a payload is in memory; returns the frame to send now. None: nobody needs it any more."""
         known = lending in self.writing
         if known:
             self.writing.remove(lending)
@@ -310,18 +311,18 @@ class Loans(Generic[FrameT]):
             return None
         self._last += 1
         lending.number, lending.descriptor = self._last, descriptor
-        self._lent[self._last] = Lent(self._last, descriptor, lending.parcel.layout(), lending.parcel.lifted)
+        self._lent[self._last] = Lent(self._last, descriptor, lending.bulk.layout(), lending.bulk.lifted)
         return frame
 
     def failed(self, lending: Lending[FrameT]) -> FrameT | None:
-        """It could not be written: the frame that has to travel otherwise."""
+        """Note that a payload could not be written; returns the frame that needs it sent in chunks."""
         if lending not in self.writing:
             return None
         self.writing.remove(lending)
         return lending.frame
 
     def stop(self, frame: FrameT) -> bool:
-        """This frame needs nothing any more."""
+        """Drop the payload that was queued for this frame. False: there is none."""
         for lending in self.waiting:
             if lending.frame is frame:
                 self.waiting.remove(lending)
@@ -333,18 +334,18 @@ class Loans(Generic[FrameT]):
         return False
 
     def returned(self, numbers: Iterable[int]) -> None:
-        """The other side has read these."""
+        """Release the loans that the other side has read."""
         for number in numbers:
             lent = self._lent.pop(number, None)
             if lent is not None:
                 self.released.append(lent.descriptor)
 
     def recall(self, numbers: Iterable[int]) -> None:
-        """The other side cannot read these."""
+        """Take back the loans that the other side cannot read."""
         self.recalled += [lent for number in numbers if (lent := self._lent.pop(number, None)) is not None]
 
     def end(self) -> None:
-        """There is nobody to lend to."""
+        """Release everything, because the session is over."""
         self.waiting.clear()
         self.writing.clear()
         self.released += [lent.descriptor for lent in (*self._lent.values(), *self.recalled)]
@@ -352,11 +353,11 @@ class Loans(Generic[FrameT]):
         self.recalled.clear()
 
     def take_recalled(self) -> list[Lent]:
-        """What is to be read and closed, each once."""
+        """Return the loans to read back and to close, each once."""
         recalled, self.recalled = self.recalled, []
         return recalled
 
     def take_released(self) -> Iterator[int]:
-        """Descriptors to close, each once."""
+        """Return the descriptors to close, each once."""
         released, self.released = self.released, []
         return iter(released)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from headgate.workers.protocol.bulk import INLINE, Lending, Parcel
+from headgate.workers.protocol.bulk import INLINE, BulkPayload, Lending
 from headgate.workers.protocol.call_ends import KIND_OF_REFUSAL, KIND_OF_RESULT
 from headgate.workers.protocol.messages import (
     ADVANCE_TO_STEP,
@@ -117,7 +117,7 @@ class ClientSession(Side):
         """Put a call into the outbox."""
         assert self.state in ("open", "opening"), "no call is submitted to a session that is over"
         arguments = call.arguments
-        if isinstance(arguments, Parcel):
+        if isinstance(arguments, BulkPayload):
             self.outbox += FRAME
             self.apart += len(arguments)
             self._bulky[call] = None
@@ -145,7 +145,7 @@ class ClientSession(Side):
                 self._late = [number for number in self._late if number != frame.number]
 
     def step(
-        self, call: Outgoing, advance: Advance, payload: bytes | Parcel = b"", count: int = 0, context: bytes = b""
+        self, call: Outgoing, advance: Advance, payload: bytes | BulkPayload = b"", count: int = 0, context: bytes = b""
     ) -> None:
         """Tell a generator what to do next. Ignored when it has ended: its end has come, or is being sent."""
         if self.sent.get(call.number) is not call:
@@ -155,7 +155,7 @@ class ClientSession(Side):
             step.count = count
         if context:
             step.context = context
-        if isinstance(payload, Parcel):
+        if isinstance(payload, BulkPayload):
             self._departing.add(call.number)
             self._depart(payload, step)
         else:
@@ -186,7 +186,7 @@ class ClientSession(Side):
 
     def _left(self, call: Outgoing) -> None:
         """Subtract a call that is not in the outbox any more."""
-        if isinstance(call.arguments, Parcel):
+        if isinstance(call.arguments, BulkPayload):
             self.outbox -= FRAME
             self.apart -= len(call.arguments)
         else:
@@ -250,7 +250,7 @@ class ClientSession(Side):
         self.state = "stopping" if message.stopping else "open"
         self.room.hear(message)
         for call in self._bulky:
-            assert isinstance(call.arguments, Parcel), "_bulky holds no others"
+            assert isinstance(call.arguments, BulkPayload), "_bulky holds no others"
             self._depart(call.arguments, call)
         return None
 

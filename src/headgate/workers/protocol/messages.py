@@ -1,28 +1,33 @@
-"""What both ends of a conversation share: its nouns, its limits, and payloads that travel apart. Pure."""
+"""What both ends of a session share: calls and answers, limits, and the handling of bulk payloads. Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from headgate.workers.model import FunctionForm
-from headgate.workers.protocol.bulk import Borrowed, Lending, Lent, Loans, Parcel, Payload, Transfers, segments_of
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending, Lent, Loans, Payload, Transfers, segments_of
 from headgate.workers.protocol.wire.wire_pb2 import Call, Resent, Result, Step, ToClient, ToWorker, Yield
 
+if TYPE_CHECKING:
+    from headgate.context.travel import Exchange
+    from headgate.workers.serialization.functions import Arrived
+
 OLDEST, NEWEST = 1, 1
-"""The protocols this release speaks."""
+"""The protocols that this release speaks."""
 
 MESSAGE = 512 * 1024
 OUTBOX = 8 * 1024 * 1024
-"""With so much waiting to be sent, a client should ask another worker."""
+"""With so many bytes waiting to be sent, a client should use another worker."""
 KEPT = 64 * 1024 * 1024
 CROWD = 256
-"""So many small calls fill a message well enough."""
+"""With so many small calls a message is sent without waiting for more."""
 CONFIRMATION = 5.0
 """Seconds a cancelled caller waits for the worker to confirm that the routine has ended."""
 UNREAD = b"its arguments are in memory that cannot be read"
-"""Why a call was refused that is to be sent again, in chunks."""
+"""Reason of a refusal: the client must send the call again, with its arguments in chunks."""
 PULSE = 0.5
-"""Seconds between two signs of life of a worker that has calls."""
+"""Seconds between two reports of a worker that has calls."""
 HELD = 1.0
 """Seconds without a turn after which a task loop counts as held."""
 
@@ -57,7 +62,7 @@ FRAME = 24
 
 
 class Request(Protocol):
-    """What a call is a part of: a task of a pool, which wants to be told, and knows what must not be."""
+    """The task of a pool that a call belongs to."""
 
     max_calls: int
     """How many calls may run on its worker while it does, itself included; 0: any number. Set when it is run again
@@ -65,7 +70,7 @@ class Request(Protocol):
 
     @property
     def request_id(self) -> str:
-        """Its id, on every event."""
+        """The id of the task, which all its events carry."""
         ...
 
     @property
@@ -79,7 +84,7 @@ class Request(Protocol):
         ...
 
     def placed(self, uid: str) -> None:
-        """A worker was given the call."""
+        """Note which worker has the call."""
 
 
 class Outgoing:
@@ -114,7 +119,7 @@ class Outgoing:
         self,
         task: int,
         form: FunctionForm,
-        arguments: bytes | Parcel,
+        arguments: bytes | BulkPayload,
         timeout: float = 0.0,
         caller: str = "",
         tell_start: bool = False,
@@ -122,67 +127,67 @@ class Outgoing:
         prefetch: int = 0,
         context: bytes = b"",
         tenant: str = "",
-        request: Any = None,
+        request: Request | None = None,
     ) -> None:
         self.task: int = task
         """The number of the task in this process."""
         self.number: int = 0
         """Its number in the session; 0 while it is unsent."""
         self.form: FunctionForm = form
-        self.arguments: bytes | Parcel = arguments
+        self.arguments: bytes | BulkPayload = arguments
         self.transfer: int = 0
-        """The transfer by which they travel, if they travel apart;"""
+        """The transfer that sends the arguments, if they are bulk; 0: none."""
         self.lending: Lending[Any] | None = None
-        """or the memory in which they are lent."""
+        """The memory in which the arguments are lent, if they are."""
         self.timeout: float = timeout
         self.caller: str = caller
         self.tell_start: bool = tell_start
         self.started: bool = False
         """Did the worker say so? Only calls with `tell_start` are told."""
         self.waiter: Any = waiter
-        """Whom the shell has to tell; opaque here."""
+        """Who waits for the answer; not used in a session."""
         self.prefetch: int = prefetch
         self.context: bytes = context
-        """What is set in the caller's Context; opaque here, as in all that follows."""
+        """The caller's Context, encoded; not read in a session."""
         self.tenant: str = tenant
-        self.request: Any = request
-        """What it is a part of, if it was not called by itself (see `Request`)."""
+        self.request: Request | None = request
+        """The task that it belongs to, if it was not called directly."""
         self.reservation: int = 0
-        """The room that was granted for it; 0: it needs none."""
-        self.exchange: Any = None
-        """Of a generator: what its worker knows of that; the shell's."""
+        """The reservation that was granted for it; 0: it needs none."""
+        self.exchange: Exchange | None = None
+        """Of a generator: which values of the Context its worker knows; not used in a session."""
         self.backlog: Any = None
-        """Of a generator: answers that nobody has taken yet; the shell's, opaque here."""
+        """Of a generator: answers that nobody has taken yet; not used in a session."""
         self.limit: float = 0.0
         """Seconds in which calls that it makes itself must have begun; 0: no limit."""
         self.handed: float | None = None
-        """Of one with a timeout: when the worker was given it, or told to take the next step; the shell's."""
+        """Of one with a timeout: when the worker was given it, or told to take the next step."""
         self.due: float | None = None
-        """Of one with a timeout: when that is over, as the worker last said; None: it has not begun. The shell's."""
-        self.ended: Any = None
-        """Whom to tell, when it was abandoned, that the worker has ended it; the shell's."""
+        """Of one with a timeout: when that is over, as the worker last said; None: it has not begun."""
+        self.ended: Callable[[], None] | None = None
+        """Called when the worker has ended this abandoned call; not used in a session."""
 
 
 class Answer(NamedTuple):
-    """The one outcome of a call in a session."""
+    """One answer to a call: its outcome, or an item of a generator."""
 
     call: Outgoing
     kind: Kind
     payload: Payload = b""
     """A pickle if it returned or raised; a reason, as text, if it was refused."""
     swallowed: bool = False
-    """It was cancelled and ended otherwise all the same."""
+    """It was cancelled, and ended in another way."""
     steps: int = 0
     """Of a generator: how many steps other than "next" it had taken."""
     context: bytes = b""
 
 
 class Begun(NamedTuple):
-    """A call for the worker to run."""
+    """A call that a worker received and has to run."""
 
     number: int
     task: int
-    function: Any
+    function: Arrived
     arguments: Payload
     timeout: float
     caller: str
@@ -205,7 +210,7 @@ class Stepped(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What came to a worker."""
+    """The contents of a message to a worker."""
 
     begun: list[Begun]
     cancels: list[int]
@@ -213,37 +218,37 @@ class Heard(NamedTuple):
 
 
 class Side:
-    """What both ends have: payloads that travel apart."""
+    """The part of a session that both ends have: sending and receiving bulk payloads."""
 
     def __init__(self) -> None:
         self.shares: bool = False
-        """May it lend memory to the other side?"""
+        """Can the other side read memory that is lent to it?"""
         self.over: bool = False
-        """Is there nobody any more to tell anything?"""
+        """Has the session ended?"""
         self.loans: Loans[Any] = Loans()
         self._transfers: Transfers[Any] = Transfers()
         self._returns: list[int] = []
         self._unread: list[int] = []  # loans of the other side that it is to send in chunks
         self._resending: list[Resent] = []  # what it could not read of ours, and has in chunks
-        self.resent: list[tuple[int, Parcel | None]] = []
-        """Loans of the other side that came in chunks, until the shell has taken them; None: they could not be sent."""
+        self.resent: list[tuple[int, BulkPayload | None]] = []
+        """Loans of the other side that came in chunks, until `take_resent` takes them; None: they could not be sent."""
 
     def may_lend(self, may: bool) -> None:
-        """The other side can, or cannot, read memory of this one."""
+        """Note whether the other side can read memory of this one."""
         self.shares = may
 
-    def _depart(self, parcel: Parcel, frame: Any) -> None:
-        """Send it apart; `_landed(frame)` follows."""
+    def _depart(self, bulk: BulkPayload, frame: Any) -> None:
+        """Send a bulk payload; `_landed(frame)` follows when the frame may be sent."""
         if self.shares:
-            self.loans.ask(parcel, frame)
+            self.loans.ask(bulk, frame)
         else:
-            frame.transfer = self._transfers.begin(parcel, frame)
+            frame.transfer = self._transfers.begin(bulk, frame)
 
     def _landed(self, frame: Any) -> None:
         raise NotImplementedError
 
     def lend(self, lending: Lending[Any], descriptor: int) -> None:
-        """It was written into this memory."""
+        """Lend a payload that was written into this memory."""
         frame = self.loans.written(lending, descriptor)
         if frame is not None:
             self._name(frame, lending)
@@ -253,56 +258,56 @@ class Side:
         name_loan(frame, lending)
 
     def not_lent(self, lending: Lending[Any]) -> None:
-        """There is no memory for it: it goes in chunks."""
+        """Send a payload in chunks, because there is no memory for it."""
         frame = self.loans.failed(lending)
         if frame is not None:
-            frame.transfer = self._transfers.begin(lending.parcel, frame)
+            frame.transfer = self._transfers.begin(lending.bulk, frame)
 
     def has_read(self, borrowed: Borrowed) -> None:
-        """What the other side lent was read."""
+        """Return memory of the other side that was read."""
         if not self.over:
             self._returns.append(borrowed.number)
 
     def cannot_read(self, borrowed: Borrowed) -> None:
-        """What the other side lent cannot be read: it is to send it. It comes as one of `resent`."""
+        """Ask the other side to send in chunks what it lent. It comes as one of `resent`."""
         if not self.over:
             self._unread.append(borrowed.number)
 
-    def resend(self, lent: Lent, parcel: Parcel | None) -> None:
-        """The other side could not read this. None: neither can we."""
+    def resend(self, lent: Lent, bulk: BulkPayload | None) -> None:
+        """Send in chunks a loan that the other side could not read. None: it cannot be read here either."""
         if self.over:
             return
         frame = Resent(loan=lent.number)
-        if parcel is None:
+        if bulk is None:
             self._resending.append(frame)
         else:
-            frame.transfer = self._transfers.begin(parcel, frame)
+            frame.transfer = self._transfers.begin(bulk, frame)
 
-    def take_resent(self) -> list[tuple[int, Parcel | None]]:
-        """Loans that came in chunks, each once."""
+    def take_resent(self) -> list[tuple[int, BulkPayload | None]]:
+        """Return the loans that came in chunks, each once."""
         resent, self.resent = self.resent, []
         return resent
 
     def _follows(self, frame: Any) -> None:
-        """The last chunk was taken of what this frame needs."""
+        """Send the frame whose last chunk was taken."""
         if isinstance(frame, Resent):
             self._resending.append(frame)
         else:
             self._landed(frame)
 
     def _payload(self, frame: Any, inline: bytes) -> Payload:
-        """What a frame that came speaks of."""
+        """Return the payload of a received frame, however it was sent."""
         if inline:
             return inline
         if frame.transfer:
-            return self._transfers.parcel(frame.transfer)
+            return self._transfers.received(frame.transfer)
         if frame.HasField("loan"):
             layout = frame.loan.layout
             return Borrowed(frame.loan.number, frame.loan.descriptor, segments_of(layout), layout.lifted)
         return inline
 
     def _drop(self, payload: Payload) -> None:
-        """Nobody needs it."""
+        """Return a payload that nobody needs."""
         if isinstance(payload, Borrowed):
             self.has_read(payload)
 
@@ -314,12 +319,12 @@ class Side:
         if message.unread:
             self.loans.recall(message.unread)
         for resent in message.resent:
-            parcel = self._transfers.parcel(resent.transfer) if resent.transfer else None
-            self.resent.append((resent.loan, parcel))
+            bulk = self._transfers.received(resent.transfer) if resent.transfer else None
+            self.resent.append((resent.loan, bulk))
 
     @property
     def stirs(self) -> bool:
-        """Did what came set something going, or free something?"""
+        """Is there something to send, to write or to close after a message was read?"""
         transfers, loans = self._transfers, self.loans
         return bool(
             self.owes or transfers.leaving or loans.waiting or loans.writing or loans.released or loans.recalled
@@ -327,11 +332,11 @@ class Side:
 
     @property
     def owes(self) -> bool:
-        """Is there something to tell the other side about what it sent?"""
+        """Is there something to tell the other side about the payloads that it sent?"""
         return bool(self._returns or self._transfers.grants or self._unread or self._resending)
 
     def _settle(self, message: ToWorker | ToClient) -> None:
-        """Tell what was read and what could not be, and that there is room."""
+        """Write into a message what was read, what could not be read, and new credit."""
         if self._unread:
             message.unread.extend(self._unread)
             self._unread.clear()
@@ -357,4 +362,4 @@ class Side:
 def name_loan(frame: Call | Step | Result | Yield, lending: Lending[Any]) -> None:
     """Write into a frame in which memory its payload is."""
     frame.loan.number, frame.loan.descriptor = lending.number, lending.descriptor
-    lending.parcel.describe(frame.loan.layout)
+    lending.bulk.describe(frame.loan.layout)

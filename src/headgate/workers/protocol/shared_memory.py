@@ -1,7 +1,7 @@
-"""Memory that one process lends to another of the same machine: files without a name, read through ``/proc`` (Linux).
+"""Memory that one process lends to another on the same machine: files without a name, read through ``/proc`` (Linux).
 
-Nothing is left behind, whoever is killed: such a file is gone with the last descriptor that holds it. It is written and
-read in threads when it is long, because neither an event loop nor a routine beside it should wait for that.
+Nothing is left behind when a process is killed: such a file ends with the last descriptor that holds it. Long ones are
+written and read in threads, so that no event loop waits for the copy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headgate.workers.protocol.bulk import Borrowed, Lending, Lent, Parcel
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending, Lent
 from headgate.workers.protocol.messages import Side
 from headgate.workers.protocol.wire.wire_pb2 import Probe
 
 AT_ONCE = 1024 * 1024
-"""So much is copied without a thread: it takes less than to start one."""
+"""Bytes that are copied without a thread: that takes less time than to start one."""
 SWITCH = "HEADGATE_SHARED_MEMORY"
-"""An environment variable: 0 switches it off."""
+"""Environment variable that switches shared memory off with the value 0."""
 PIECEWISE = 8 * 1024 * 1024
 """From this length on, what was read is given back while the rest is: else it would be there three times."""
 _IOV = 1 << 30  # what one system call is asked to move
@@ -30,12 +30,12 @@ _PIECE = 1 << 20
 
 
 def available() -> bool:
-    """Can this process lend memory?"""
+    """Tell whether this process can lend memory."""
     return hasattr(os, "memfd_create") and os.environ.get(SWITCH, "") != "0"
 
 
 class Offer:
-    """A probe of this process, for others to try."""
+    """Memory with a token, by which another process finds out whether it can read memory of this one."""
 
     def __init__(self) -> None:
         self.probe: Probe | None = None
@@ -51,14 +51,14 @@ class Offer:
                 self.probe = Probe(pid=os.getpid(), descriptor=self._descriptor, token=token)
 
     def close(self) -> None:
-        """It was tried, or nobody will."""
+        """Close the memory: the other process has tried it, or will not."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def can_read(probe: Probe | None) -> bool:
-    """Is whoever made this probe a process whose memory we can read?"""
+    """Tell whether memory of the process that made this probe can be read here."""
     if probe is None or not probe.token or not available():
         return False
     try:
@@ -72,7 +72,7 @@ def can_read(probe: Probe | None) -> bool:
 
 
 def _open(pid: int, number: int, length: int, how: int = os.O_RDONLY) -> int:
-    """A descriptor of what that process calls so, if it is a file of this length: anything else could be waited for."""
+    """Open a descriptor of another process, if it is a file of this length: reading anything else could block."""
     descriptor = os.open(f"/proc/{pid}/fd/{number}", how | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_size != length:
@@ -81,11 +81,11 @@ def _open(pid: int, number: int, length: int, how: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def write(parcel: Parcel) -> int:
-    """Put it into memory; the descriptor. OSError: there is none."""
+def write(bulk: BulkPayload) -> int:
+    """Write a payload into new memory and return the descriptor. OSError: there is no memory."""
     descriptor = os.memfd_create("headgate-loan")
     try:
-        for segment in parcel.segments():
+        for segment in bulk.segments():
             while len(segment):
                 segment = segment[os.write(descriptor, segment[:_IOV]) :]
     except BaseException:
@@ -98,8 +98,8 @@ class Unopened(OSError):
     """Memory of another process cannot be read from here now, and nothing of it was."""
 
 
-def read(pid: int, borrowed: Borrowed) -> Parcel:
-    """Move it out of the memory of that process. `Unopened`: it may be sent; another OSError: the process is gone."""
+def read(pid: int, borrowed: Borrowed) -> BulkPayload:
+    """Move a payload out of another process's memory. `Unopened`: have it sent; other OSErrors: the process is gone."""
     size = sum(length for length, _ in borrowed.segments)
     try:
         descriptor = _open(pid, borrowed.descriptor, size, os.O_RDWR)
@@ -117,14 +117,14 @@ def read(pid: int, borrowed: Borrowed) -> Parcel:
             removal.close()
     finally:
         os.close(descriptor)
-    return Parcel(bytes(pickle), buffers, borrowed.lifted)
+    return BulkPayload(bytes(pickle), buffers, borrowed.lifted)
 
 
-def read_back(lent: Lent) -> Parcel:
-    """What this process has lent, to be sent otherwise."""
+def read_back(lent: Lent) -> BulkPayload:
+    """Read what this process has lent, to send it in chunks."""
     os.lseek(lent.descriptor, 0, os.SEEK_SET)
     pickle, *buffers = [_read(lent.descriptor, length, writable, None) for length, writable in lent.segments]
-    return Parcel(bytes(pickle), buffers, lent.lifted)
+    return BulkPayload(bytes(pickle), buffers, lent.lifted)
 
 
 def _read(descriptor: int, length: int, writable: bool, removal: _Removal | None) -> bytes | bytearray:
@@ -148,7 +148,7 @@ def _read(descriptor: int, length: int, writable: bool, removal: _Removal | None
 
 
 class _Removal:
-    """Gives back what was read, page by page: it is nowhere twice for longer than a piece takes."""
+    """Frees the pages that were read, while the rest is read: so little memory is held twice."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._pages = mmap.mmap(descriptor, size)
@@ -178,7 +178,7 @@ def aside(size: int, fn: Callable[[], Any], done: Callable[[Any, BaseException |
 
     try:
         threading.Thread(target=run, name="headgate copy", daemon=True).start()
-    except (RuntimeError, MemoryError):  # there can be no more of them
+    except (RuntimeError, MemoryError):  # no thread can be started
         _call(fn, done)
 
 
@@ -200,7 +200,7 @@ def _on(loop: asyncio.AbstractEventLoop, done: Callable[[Any, BaseException | No
 
 
 def lend(side: Side, flush: Callable[[], None]) -> None:
-    """Write what this end of a conversation wants to lend, and let go of what came back or cannot be read there."""
+    """Write the payloads that a session wants to lend, and close what was returned or cannot be read there."""
     for descriptor in side.loans.take_released():
         os.close(descriptor)
     for lent in side.loans.take_recalled():
@@ -210,11 +210,11 @@ def lend(side: Side, flush: Callable[[], None]) -> None:
 
 
 def _send_instead(side: Side, lent: Lent, flush: Callable[[], None]) -> None:
-    def done(parcel: Parcel | None, error: BaseException | None) -> None:
-        side.resend(lent, parcel)
+    def done(bulk: BulkPayload | None, error: BaseException | None) -> None:
+        side.resend(lent, bulk)
         flush()
 
-    def read() -> Parcel:
+    def read() -> BulkPayload:
         try:
             return read_back(lent)
         finally:
@@ -233,4 +233,4 @@ def _lend(side: Side, lending: Lending[Any], flush: Callable[[], None]) -> None:
             os.close(released)
         flush()
 
-    aside(len(lending.parcel), lambda: write(lending.parcel), done)
+    aside(len(lending.bulk), lambda: write(lending.bulk), done)

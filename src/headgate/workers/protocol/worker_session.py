@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
-from headgate.workers.protocol.bulk import ConversationBroken, Parcel
+from headgate.workers.protocol.bulk import BulkPayload, ConversationBroken
 from headgate.workers.protocol.call_ends import REFUSAL_OF_KIND, RESULT_OF_KIND
 from headgate.workers.protocol.messages import (
     FRAME,
@@ -65,7 +65,7 @@ class WorkerSession(Side):
         self._size = 0  # about how many bytes it has
         self._outbox: deque[Result | Yield] = deque()
         self._behind: dict[
-            int, deque[tuple[Result | Yield, bytes | Parcel]]
+            int, deque[tuple[Result | Yield, bytes | BulkPayload]]
         ] = {}  # by call: frames behind one whose payload is being sent
         self._highest = 0
 
@@ -158,7 +158,13 @@ class WorkerSession(Side):
             self._message().started.append(number)
 
     def yielded(
-        self, number: int, payload: bytes | Parcel, *, swallowed: bool = False, steps: int = 0, context: bytes = b""
+        self,
+        number: int,
+        payload: bytes | BulkPayload,
+        *,
+        swallowed: bool = False,
+        steps: int = 0,
+        context: bytes = b"",
     ) -> bool:
         """Send an item of a generator. False: nobody waits for it."""
         if self.state != "open" or number not in self.open:
@@ -181,7 +187,7 @@ class WorkerSession(Side):
         self,
         number: int,
         kind: Kind,
-        payload: bytes | Parcel = b"",
+        payload: bytes | BulkPayload = b"",
         *,
         swallowed: bool = False,
         steps: int = 0,
@@ -191,7 +197,7 @@ class WorkerSession(Side):
         if self.state != "open" or self.open.pop(number, None) is None:
             return False
         if kind in REFUSAL_OF_KIND:
-            reason = bytes(payload.pickle if isinstance(payload, Parcel) else payload)
+            reason = bytes(payload.pickle if isinstance(payload, BulkPayload) else payload)
             self._message().refusals.add(
                 number=number, why=REFUSAL_OF_KIND[kind], reason=reason.decode(errors="replace")
             )
@@ -210,19 +216,19 @@ class WorkerSession(Side):
                 result.context = context
         return True
 
-    def _goes_at_once(self, payload: bytes | Parcel, context: bytes) -> bool:
+    def _goes_at_once(self, payload: bytes | BulkPayload, context: bytes) -> bool:
         """May a frame with this payload be written into the next message at once? Only if nothing must go before it."""
         if self._behind or self._outbox or self._size >= MESSAGE or payload.__class__ is not bytes:
             return False
         self._size += len(payload) + len(context) + FRAME
         return True
 
-    def _post(self, frame: Result | Yield, payload: bytes | Parcel) -> None:
+    def _post(self, frame: Result | Yield, payload: bytes | BulkPayload) -> None:
         """Send a frame, after the frames of the same call that wait."""
         frames = self._behind.get(frame.number)
         if frames is not None:
             frames.append((frame, payload))
-        elif isinstance(payload, Parcel):
+        elif isinstance(payload, BulkPayload):
             self._behind[frame.number] = deque()
             self._depart(payload, frame)
         else:

@@ -1,9 +1,9 @@
-"""What is set in a caller's Context, on its way with a call: both ends of it, with the codec of this room."""
+"""Context variables that are sent with calls and results, at the caller and at the worker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headgate.context.chains import CHAIN, NONE, VALUES, present
 from headgate.context.travel import Exchange, outgoing, received, refused, warn, warn_and_go_on
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def nothing() -> bool:
-    """Is nothing set in this Context, and was nothing ever asked of it? As a rule."""
+    """Tell whether nothing is set in this Context and nothing was ever asked of it, as is usual."""
     return VALUES.get() is NONE and CHAIN.get() is None
 
 
@@ -26,8 +26,10 @@ def nothing() -> bool:
 
 
 def sent(tag: str, most: int, exchange: Exchange | None = None, *, lenient: bool = False) -> bytes:
-    """What goes with a call, or with a step of one that has an exchange. Errors name what cannot. To be asked when all
-    else of the call is pickled: a token in it makes an id for this Context necessary, and this tells the id."""
+    """Encode the Context for a call, or for a step of one that has an exchange; errors name what cannot be pickled.
+
+    To be called after all else of the call is pickled: a token in it gives this Context an id, which is sent here.
+    """
     data = outgoing(dump_whole) if exchange is None else exchange.send(dump_whole, lenient=lenient)
     if 0 < most < len(data) and not lenient:
         raise InvalidArgument(
@@ -37,8 +39,8 @@ def sent(tag: str, most: int, exchange: Exchange | None = None, *, lenient: bool
     return data
 
 
-def came_back(call: Outgoing, answer: Answer, running: Any, *, skipped: bool = False) -> list[str]:
-    """Take over what came with an answer; what of it could not be read, for `tell`. `skipped`: nobody takes it."""
+def came_back(call: Outgoing, answer: Answer, running: RunningCall | None, *, skipped: bool = False) -> list[str]:
+    """Set what came with an answer; returns what could not be read, for `tell`. `skipped`: nobody takes the answer."""
     if not answer.context:
         return []
     scope = None if running is None else running.scope
@@ -49,15 +51,17 @@ def came_back(call: Outgoing, answer: Answer, running: Any, *, skipped: bool = F
     return failures
 
 
-def came_back_late(call: Outgoing, answers: Sequence[Answer], running: Any) -> None:
-    """The same for one that was cancelled: what cannot be read is not worth more than that."""
+def came_back_late(call: Outgoing, answers: Sequence[Answer], running: RunningCall | None) -> None:
+    """Set what came with the answers of a cancelled call; warn of what cannot be read."""
     for answer in answers:
         warn_and_go_on(came_back(call, answer, running), call.form.tag)
 
 
 def tell(tag: str, failures: Sequence[str], error: BaseException | None = None) -> None:
-    """Warn of it; an exception that came with it says so too, before its remote traceback. With a filter that makes
-    this an error, it is raised from that exception."""
+    """Warn of context variables that could not be read, and note it on the exception that came with them.
+
+    Where a filter makes the warning an error, it is raised from that exception.
+    """
     if error is not None:
         notes: list[str] = list(getattr(error, "__notes__", ()))
         try:
@@ -74,7 +78,7 @@ def tell(tag: str, failures: Sequence[str], error: BaseException | None = None) 
 
 
 def arrived(running: RunningCall, data: bytes) -> None:
-    """Set in this Context what came with a call, or with a step of it."""
+    """Set in this Context what came with a call or with a step."""
     if running.exchange is None:
         running.exchange = Exchange("worker")
     failures = running.exchange.receive(data, lambda value: loads(value, running.scope))
@@ -83,7 +87,7 @@ def arrived(running: RunningCall, data: bytes) -> None:
 
 
 def changed(running: RunningCall) -> bytes:
-    """What goes back with a result or an item. Never fails: an outcome is worth more."""
+    """Encode the changes of this Context for a result or an item. Never fails: the outcome must be sent."""
     exchange = running.exchange
     if exchange is None:
         if nothing():
@@ -99,7 +103,7 @@ def changed(running: RunningCall) -> bytes:
 
 
 def ended(running: RunningCall) -> bytes:
-    """The same for the last time: nothing will run in this Context any more."""
+    """Encode the last changes of this Context: nothing will run in it any more."""
     data = changed(running)
     chain = present()
     if chain is not None:

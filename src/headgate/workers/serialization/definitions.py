@@ -1,4 +1,4 @@
-"""Functions as a client defines them in a session: once each, and known by a number from then on. Pure."""
+"""The functions that a client has defined in a session, each once, and the numbers that name them. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.workers.protocol.wire.wire_pb2 import ToWorker
 
 
 class Definitions:
-    """What the worker of a session knows."""
+    """The functions that the worker of a session knows, by number."""
 
     __slots__ = ("_last", "_numbers", "kept")
 
@@ -20,7 +20,7 @@ class Definitions:
         self._last = 0
 
     def number(self, message: ToWorker, form: FunctionForm) -> tuple[int, int]:
-        """By what number calls name it; and how many bytes its definition adds to this message."""
+        """Return the number of a function, defining it if it is new, and how many bytes that adds to the message."""
         function = self._numbers.get(form)
         if function is not None:
             if form.value:

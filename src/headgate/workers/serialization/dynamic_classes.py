@@ -1,4 +1,4 @@
-"""Classes that travel by value, and where they land.
+"""Classes that are sent by value, and how they are loaded.
 
 cloudpickle gives a class of ``__main__`` an id when it first sends it. Whoever loads it looks for a class of that id
 and, if there is one, writes what was sent over it. That is right for nobody here:
@@ -18,10 +18,10 @@ import io
 import pickle
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from headgate.workers.protocol.bulk import Borrowed, Parcel, Payload, Unreadable
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Payload, Unreadable
 
 _SIGN = b"_make_skeleton"
 _arrived: weakref.WeakSet[type] = weakref.WeakSet()
@@ -31,7 +31,7 @@ Scope = dict[str, type]
 
 
 def loads(data: Payload, scope: Scope | None = None) -> Any:
-    """Unpickle, with classes by value in their place."""
+    """Unpickle a payload; classes that were sent by value are loaded into `scope`, or into the process."""
     if isinstance(data, bytes) and _SIGN not in data:
         return pickle.loads(data)
     buffers: Sequence[Any] = ()
@@ -39,7 +39,7 @@ def loads(data: Payload, scope: Scope | None = None) -> Any:
     assert not isinstance(data, Borrowed), "it was read"
     if isinstance(data, Unreadable):
         raise OSError(data.reason)
-    if isinstance(data, Parcel):
+    if isinstance(data, BulkPayload):
         buffers, lifted, data = data.buffers, data.lifted, data.pickle
     if _SIGN not in data and not lifted:
         return pickle.loads(data, buffers=buffers)
@@ -52,8 +52,8 @@ class _Unpickler(pickle.Unpickler):
         self._lifted = buffers[:lifted]
         self._scope = scope
 
-    def persistent_load(self, number: Any) -> Any:
-        """Bytes that came beside the pickle."""
+    def persistent_load(self, number: int) -> Any:
+        """Return bytes that were sent beside the pickle."""
         return self._lifted[number]
 
     def find_class(self, module: str, name: str) -> Any:
@@ -66,7 +66,15 @@ class _Unpickler(pickle.Unpickler):
                 return self._set_state
         return super().find_class(module, name)
 
-    def _make_class(self, kind: Any, name: str, bases: Any, namespace: Any, tracker: str | None, extra: Any) -> type:
+    def _make_class(
+        self,
+        kind: type,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        tracker: str | None,
+        extra: object,
+    ) -> type:
         from cloudpickle import cloudpickle
 
         if self._scope is None or tracker is None:
@@ -80,7 +88,14 @@ class _Unpickler(pickle.Unpickler):
         return made
 
     def _make_enum(
-        self, bases: Any, name: str, qualname: str, members: Any, module: str, tracker: str | None, extra: Any
+        self,
+        bases: tuple[type, ...],
+        name: str,
+        qualname: str,
+        members: dict[str, Any],
+        module: str,
+        tracker: str | None,
+        extra: object,
     ) -> type:
         from cloudpickle import cloudpickle
 
@@ -95,8 +110,8 @@ class _Unpickler(pickle.Unpickler):
             self._enter(made, tracker)
         return made
 
-    def _known(self, tracker: str | None, make: Any) -> type:
-        """The class of this id, or a new one."""
+    def _known(self, tracker: str | None, make: Callable[[], type]) -> type:
+        """Return the class of this id, or make it."""
         from cloudpickle import cloudpickle
 
         known = tracker is not None and tracker in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
@@ -106,7 +121,7 @@ class _Unpickler(pickle.Unpickler):
         return made
 
     def _enter(self, made: type, tracker: str) -> None:
-        """It is of this scope, and keeps its id for the way home."""
+        """Put a class into the scope, and remember its id for when it is sent back."""
         from cloudpickle import cloudpickle
 
         assert self._scope is not None, "asked for"
@@ -115,7 +130,7 @@ class _Unpickler(pickle.Unpickler):
         with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
             cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = tracker
 
-    def _set_state(self, made: type, state: Any) -> type:
+    def _set_state(self, made: type, state: object) -> type:
         from cloudpickle import cloudpickle
 
         if made in _arrived:

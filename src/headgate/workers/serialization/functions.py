@@ -1,4 +1,4 @@
-"""How a function gets to a worker, and what it becomes there.
+"""How a function is sent to a worker, and how the worker loads it.
 
 **By reference** when it can be imported: module and qualified name, with a digest of its compiled code, so that a
 worker whose file differs can say so.
@@ -31,6 +31,7 @@ from headgate.workers.serialization.dynamic_classes import Scope, loads
 
 if TYPE_CHECKING:
     from headgate.workers.protocol.wire.wire_pb2 import Definition
+    from headgate.workers.routines import Routine
 
 ROUTINE = "__headgate_routine__"
 """The attribute by which a decorated function is known."""
@@ -45,14 +46,14 @@ _MAINS = ("__main__", "__mp_main__")
 _log = logging.getLogger("headgate.workers")
 
 
-def routine_of(fn: Any) -> Any:
-    """The routine that this function is; None: it is none, or only wraps one (`functools.wraps` copies attributes)."""
+def routine_of(fn: object) -> Routine | None:
+    """Return the routine of a decorated function; None: it is none, or only wraps one (`functools.wraps`)."""
     routine = getattr(fn, ROUTINE, None) if isinstance(fn, FunctionType) else None
     return routine if routine is not None and routine.decorated is fn else None
 
 
-def tag_of(fn: Any) -> str:
-    """``module.qualname:line``."""
+def tag_of(fn: object) -> str:
+    """Name a function for people: ``module.qualname:line``."""
     code = getattr(fn, "__code__", None)
     line = f":{code.co_firstlineno}" if code is not None else ""
     return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}{line}"
@@ -62,7 +63,7 @@ def tag_of(fn: Any) -> str:
 
 
 class Traveller:
-    """A function that is sent to workers: remembers how it was sent last."""
+    """A function that is sent to workers, and the form in which it was sent last."""
 
     __slots__ = ("_form", "_seen", "_slow", "_warned", "fn", "generator", "tag", "thread")
 
@@ -77,7 +78,7 @@ class Traveller:
         self._slow = 0  # dumps that took long: some do because the machine is busy
 
     def form(self, decorated: Any) -> FunctionForm:
-        """How it travels now."""
+        """Return the form in which the function has to be sent now."""
         form = self._form
         if form is not None:
             seen = self._seen
@@ -139,12 +140,12 @@ class Traveller:
 
 
 def _plain(text: str) -> str:
-    """Text that the wire carries: names of files may be no text at all."""
+    """Make text that UTF-8 can hold: names of files may contain anything."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def importable(decorated: Any) -> bool:
-    """Would a worker that imports its module find this very function under its name?"""
+    """Tell whether a worker that imports the module finds this function under its name."""
     module = getattr(decorated, "__module__", None)
     if module is None or module in _MAINS or _registered(module):
         return False
@@ -158,7 +159,7 @@ def importable(decorated: Any) -> bool:
 
 
 def _reach(module: Any, qualname: str) -> Any:
-    """What has this name in a module, as the code of a class would find it (`__private` too)."""
+    """Look up a qualified name in a module, also of ``__private`` members of a class."""
     found = module
     for name in qualname.split("."):
         if isinstance(found, type) and name.startswith("__") and not name.endswith("__"):
@@ -168,7 +169,7 @@ def _reach(module: Any, qualname: str) -> Any:
 
 
 def inside(found: Any) -> Iterator[Any]:
-    """It, and what it wraps: methods, properties, decorators above the routine."""
+    """Yield an object and what it wraps: methods, properties, decorators above the routine."""
     for _ in range(32):
         yield found
         for name in ("__func__", "fget", "func", "__wrapped__"):
@@ -181,7 +182,7 @@ def inside(found: Any) -> Iterator[Any]:
 
 
 def take_mains_by_value() -> None:
-    """The main program of a child of multiprocessing has another name, and cloudpickle takes it for a module."""
+    """Have cloudpickle send ``__mp_main__`` by value: a child of multiprocessing has its main program there."""
     main = sys.modules.get("__mp_main__")
     if main is not None:
         import cloudpickle
@@ -190,18 +191,17 @@ def take_mains_by_value() -> None:
 
 
 def modules_by_value() -> Collection[str]:
-    """The modules that cloudpickle was told to send by value."""
+    """Return the names of the modules that cloudpickle was told to send by value."""
     cloudpickle = sys.modules.get("cloudpickle")
     return cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
 
 
 def _registered(module: str) -> bool:
-    """Does it travel by value?"""
     return any(module == name or module.startswith(f"{name}.") for name in modules_by_value())
 
 
 def _look(holder: Any, name: Any) -> Any:
-    """What a name means now: a global, a cell, or something of a function."""
+    """Return the current value of a name: of a global, a cell, or an attribute of a function."""
     if isinstance(holder, dict):
         return dict.get(holder, name, _ABSENT)
     if name == "cell":
@@ -218,13 +218,13 @@ _ABSENT = object()
 _UNSETTLED = [None]  # something a call could change
 
 
-def _attributes(function: Any) -> set[str]:
-    """What somebody has hung on a function."""
+def _attributes(function: FunctionType) -> set[str]:
+    """Return the names of attributes that somebody has set on a function."""
     return {name for name in function.__dict__ if name not in (ROUTINE, "__wrapped__")}
 
 
 def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
-    """All that a function can see, as (where, name, what); None when a call could change some of it."""
+    """Return all that a function can see, as (holder, name, value); None when a call could change some of it."""
     seen: list[tuple[Any, Any, Any]] = []
     todo, done, writes, carries = [fn], set[int](), False, False
     while todo:
@@ -268,7 +268,7 @@ def _seen_by(function: FunctionType, code: _Reading) -> Iterator[tuple[Any, Any,
 
 
 def _further(value: Any) -> list[Any] | None:
-    """Functions whose sight counts too; None: a call could change it."""
+    """Return the functions inside a value, which have to be looked at too; None: a call could change the value."""
     kind = type(value)
     if value is _ABSENT or kind in _ATOMS:
         return []
@@ -293,7 +293,7 @@ def _further(value: Any) -> list[Any] | None:
 
 
 class _Reading:
-    """What the code of a function names, nested code included."""
+    """The names that the code of a function uses, with the code nested in it."""
 
     __slots__ = ("_free", "globals", "unsettles", "writes_attributes")
 
@@ -335,13 +335,13 @@ def _by_name(value: Any) -> bool:
 
 
 def code_digest(code: CodeType) -> bytes:
-    """A digest of what a function does, whatever its file is called."""
+    """Return a digest of compiled code that does not depend on the name of its file."""
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest, code)
     return digest.digest()
 
 
-def _feed(digest: Any, code: CodeType) -> None:
+def _feed(digest: hashlib.blake2b, code: CodeType) -> None:
     shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars)
     digest.update(repr((*names, *shape, code.co_code)).encode())
@@ -358,7 +358,7 @@ def _feed(digest: Any, code: CodeType) -> None:
 
 
 class Arrived:
-    """A function that a client defined. It is loaded when it is first called: importing a module runs user code."""
+    """A function that a client defined, on the worker. Loaded at its first call: importing a module runs user code."""
 
     __slots__ = ("_definition", "_loaded", "generator", "tag", "thread")
 
@@ -370,7 +370,7 @@ class Arrived:
         self.generator: bool = definition.generator
 
     def load(self, scope: Scope | None = None) -> Any:
-        """The function itself, with the classes of this scope; RemoteError says why there is none."""
+        """Return the function itself, with the classes of this scope; RemoteError says why it cannot be loaded."""
         if self._loaded is not None:
             return self._loaded
         definition = self._definition
@@ -392,7 +392,7 @@ class Arrived:
 
 
 def missing_module(tag: str, error: ModuleNotFoundError) -> RemoteError:
-    """A function or its arguments need a module that the worker has not got."""
+    """Make the error for a module that a function needs and the worker does not have."""
     return RemoteError(
         f"{tag} needs the module {error.name or error!s}, which the worker cannot import",
         remedy="Install it where the worker runs, or add its folder to sys.path before the pool is made.",

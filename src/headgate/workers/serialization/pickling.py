@@ -17,7 +17,7 @@ import inspect
 import io
 import pickle
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
 from types import TracebackType
 from typing import Any, cast
@@ -28,7 +28,7 @@ from headgate.errors import InvalidType, RemoteError
 from headgate.resources.model import Resource
 from headgate.resources.signals import SIGNALS, CooldownResource
 from headgate.workers.codec import reduced, restore
-from headgate.workers.protocol.bulk import INLINE, Parcel, Payload
+from headgate.workers.protocol.bulk import INLINE, BulkPayload, Payload
 from headgate.workers.serialization.dynamic_classes import Scope, loads
 from headgate.workers.serialization.functions import modules_by_value, take_mains_by_value
 
@@ -38,15 +38,15 @@ _NOTE = "Remote traceback ("
 _FEW = 64  # long bytes are looked for in containers of so many members
 
 
-def dumps(value: object) -> bytes | Parcel:
-    """Any object that cloudpickle carries, as bytes; or, if it is long, as a parcel."""
+def dumps(value: object) -> bytes | BulkPayload:
+    """Pickle any object that cloudpickle can pickle: as bytes or, if it is long, as a bulk payload."""
     if type(value) not in _ATOMS or (isinstance(value, bytes) and len(value) >= INLINE):
         return _dumped_apart(value)
     data = pickle.dumps(value, 5)
-    return data if len(data) <= INLINE else Parcel(data)
+    return data if len(data) <= INLINE else BulkPayload(data)
 
 
-def _dumped_apart(value: object) -> bytes | Parcel:
+def _dumped_apart(value: object) -> bytes | BulkPayload:
     lifted = _Lifted(value)
     buffers: list[Any] = []
 
@@ -67,16 +67,16 @@ def _dumped_apart(value: object) -> bytes | Parcel:
         except Exception:
             data = b""  # cloudpickle may do it, or says why not
         if data and b"_main__" not in data:
-            return parcelled(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+            return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
         buffers.clear()
     take_mains_by_value()
     data = lifted.pickled(_cloudpickle().Pickler, value, keep)
-    return parcelled(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+    return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
 
 
-def parcelled(data: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> bytes | Parcel:
-    """As it is if it fits into a frame."""
-    return Parcel(data, buffers, lifted) if buffers or len(data) > INLINE else data
+def as_payload(data: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> bytes | BulkPayload:
+    """Return a pickle as it is if it fits into a frame, else as a bulk payload."""
+    return BulkPayload(data, buffers, lifted) if buffers or len(data) > INLINE else data
 
 
 class _Lifted:
@@ -98,8 +98,8 @@ class _Lifted:
             for member in value.values() if kind is dict else value:
                 self._look(member, depth - 1)
 
-    def pickled(self, pickler: Any, value: object, keep: Any) -> bytes:
-        """It, without them."""
+    def pickled(self, pickler: Any, value: object, keep: Callable[[pickle.PickleBuffer], bool]) -> bytes:
+        """Pickle the object, with a number in the place of each of these bytes."""
         if self._numbers:
             numbers = self._numbers
 
@@ -115,14 +115,14 @@ class _Lifted:
 
 
 def _cloudpickle() -> Any:
-    """Imported where it is needed: many programs never do."""
+    """Import cloudpickle where it is needed: many programs never do."""
     import cloudpickle
 
     return cloudpickle
 
 
 def dump_whole(value: object) -> bytes:
-    """The same in one piece, however long it is."""
+    """Pickle an object as one piece of bytes, however long it is."""
     with bare:
         data = b""
         if not modules_by_value():
@@ -136,8 +136,8 @@ def dump_whole(value: object) -> bytes:
     return data
 
 
-def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes | Parcel:
-    """The arguments of a call; InvalidType names the one that cannot travel."""
+def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes | BulkPayload:
+    """Pickle the arguments of a call; InvalidType names the one that cannot be pickled."""
     if not kwargs:
         for value in args:
             kind = type(value)
@@ -166,7 +166,7 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
 
 
 def _names(fn: Any) -> Iterator[str]:
-    """What the positional arguments of a function are called: by name, then by number."""
+    """Yield how the positional arguments of a function are named in errors: by name, then by number."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
@@ -175,14 +175,14 @@ def _names(fn: Any) -> Iterator[str]:
     return chain(named, map(str, count(len(named) + 1)))
 
 
-def load_arguments(data: bytes | Parcel, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `dump_arguments` was given."""
+def load_arguments(data: bytes | BulkPayload, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Unpickle what `dump_arguments` wrote."""
     args, kwargs = loads(data, scope)
     return args, kwargs
 
 
 def _said(error: BaseException) -> str:
-    """Its type and its text, as far as it has one."""
+    """Return the type and the text of an exception, even if its ``__str__`` fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException:  # it runs code of users
@@ -194,7 +194,7 @@ def _said(error: BaseException) -> str:
 
 @functools.cache
 def _pickler() -> Any:
-    """cloudpickle's, that takes exceptions apart as we do."""
+    """Return the class of a cloudpickle Pickler that writes exceptions as `codec` says."""
 
     class Pickler(_cloudpickle().Pickler):  # type: ignore[misc] # it has no types
         def reducer_override(self, obj: Any) -> Any:
@@ -205,14 +205,14 @@ def _pickler() -> Any:
     return Pickler
 
 
-def dump_exception(error: BaseException, where: str) -> bytes | Parcel:
-    """An exception with its chain; the remote traceback is its last note. Never fails."""
+def dump_exception(error: BaseException, where: str) -> bytes | BulkPayload:
+    """Pickle an exception with its chain; the remote traceback is its last note. Never fails."""
     note = f"{_NOTE}{where}):\n{describe(error)}"
-    return parcelled(pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5))
+    return as_payload(pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5))
 
 
 def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
-    """What `dump_exception` was given, or a RemoteError that tells of it."""
+    """Unpickle what `dump_exception` wrote; if that fails, return a RemoteError that describes it."""
     try:
         dumped, note, name, said = loads(data)
     except BaseException as cause:
@@ -237,8 +237,8 @@ def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
     return cast(BaseException, error)
 
 
-def dump_sent(tag: str, value: object) -> bytes | Parcel:
-    """A value on its way into a generator; InvalidType if it cannot travel."""
+def dump_sent(tag: str, value: object) -> bytes | BulkPayload:
+    """Pickle a value that is sent into a generator; InvalidType: it cannot be pickled."""
     try:
         return dumps(value)
     except Exception as error:
@@ -248,15 +248,15 @@ def dump_sent(tag: str, value: object) -> bytes | Parcel:
         ) from error
 
 
-def dump_thrown(error: BaseException) -> bytes | Parcel:
-    """An exception on its way into a generator; InvalidType if it cannot travel."""
+def dump_thrown(error: BaseException) -> bytes | BulkPayload:
+    """Pickle an exception that is thrown into a generator; InvalidType: it cannot be pickled."""
     data = _dumped(error)
     if not data:
         raise InvalidType(
             f"{_qualname(type(error))} cannot be thrown into a generator on a worker: it cannot be pickled",
             remedy="Throw an exception whose attributes can be copied to another process.",
         ) from error
-    return parcelled(data)
+    return as_payload(data)
 
 
 def _dumped(error: BaseException) -> bytes:
@@ -273,7 +273,7 @@ def _dumped(error: BaseException) -> bytes:
 
 
 def _bare_signal(error: BaseException) -> BaseException:
-    """A signal as its own class would have made it: that a key is dead must arrive, whatever else it holds."""
+    """Make a plain copy of a signal: that a resource is dead must reach the caller, whatever else the signal holds."""
     reason = str(getattr(error, "reason", None) or error)
     if isinstance(error, CooldownResource):
         made: BaseException = CooldownResource(error.cooldown_seconds, reason)
@@ -292,7 +292,7 @@ def _pickled(value: object) -> bytes:
 
 
 def _stripped(error: BaseException) -> BaseException:
-    """A copy in whose chain a RemoteError stands for each exception that cannot travel."""
+    """Copy an exception, with a RemoteError in its chain for each exception that cannot be pickled."""
     make, args, state, *_ = reduced(error)
     copy: BaseException = make(*args)
     attributes, (cause, context, suppress) = state
@@ -312,7 +312,7 @@ def _travels(value: object) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Its traceback as text, from the first frame that is not ours."""
+    """Return the traceback of an exception as text, from the first frame outside headgate."""
     try:
         return "".join(traceback.format_exception(type(error), error, _theirs(error.__traceback__))).rstrip()
     except BaseException as cause:  # a broken __str__

@@ -2,9 +2,9 @@
 
 A call that was on a worker when it died may be what killed it, or may have died with what did. So it is run again with
 fewer neighbours, and on its last permitted attempt alone: then a call that crashes takes nobody along. It is not
-enough that its client sends nothing else to that worker, because others do. So the client *asks* the worker for room
-before it sends such a call, and the worker *grants* that when enough of its calls have ended. Nothing of the call is
-there before: a worker that dies while somebody waits for room costs that one no attempt.
+enough that its client sends nothing else to that worker, because others do. So the client *asks* the worker for a
+reservation before it sends such a call, and the worker *grants* it when enough of its calls have ended. Nothing of the
+call is there before: a worker that dies while a client waits for a reservation costs the call no attempt.
 
 While somebody waits, and while such a call runs, the worker is *closed*: it refuses other calls, which go elsewhere or
 wait until it is open. One rule keeps this from deadlock: a call that is made by a call which runs on this worker is
@@ -31,7 +31,7 @@ class Guest(Protocol):
 
     @property
     def id(self) -> str:
-        """The id of its task."""
+        """The id of the task that it is."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Guest(Protocol):
 
 
 class Ask:
-    """Somebody asks for room for a call."""
+    """A client asks for a reservation for a call."""
 
     __slots__ = ("caller", "max_calls", "number", "overdue", "stream")
 
@@ -74,7 +74,7 @@ class Admission:
         self.waiting: list[Ask] = []
         """In the order in which they came."""
         self.granted: dict[Ask, None] = {}
-        """Their calls have not come yet: room is kept for them."""
+        """Granted reservations whose calls have not come yet."""
         self.limited: dict[Guest, int] = {}
         """Running calls with a limit, and that."""
         self._running = running
@@ -91,15 +91,15 @@ class Admission:
         return bool(self.waiting) or not self._bears_another([])
 
     def admits(self, caller: str) -> bool:
-        """May a call without a limit begin that is made by this caller?"""
+        """Tell whether a call without a limit, made by this caller, may begin."""
         return not self.closed or caller in self._guests()
 
     def ask(self, ask: Ask) -> None:
-        """Wait for room; `grant` tells when there is."""
+        """Add a reservation to the waiting ones; `grant` returns it when its call may begin."""
         self.waiting.append(ask)
 
     def grant(self) -> list[Ask]:
-        """Those who wait and for whom there is room now: it is theirs until they begin or withdraw."""
+        """Grant the reservations that can be granted now: each is kept until its call begins or it is withdrawn."""
         made: list[Ask] = []
         stuck = False
         for ask in list(self.waiting):
@@ -113,7 +113,7 @@ class Admission:
         return made
 
     def begins(self, stream: Any, number: int, guest: Guest) -> bool:
-        """The call is here that room was granted for. False: it was not."""
+        """Begin the call of a granted reservation. False: it was not granted."""
         for ask in self.granted:
             if ask.stream is stream and ask.number == number:
                 del self.granted[ask]
@@ -131,11 +131,11 @@ class Admission:
         self._known = None
 
     def withdraw(self, stream: Any, number: int) -> None:
-        """Nobody needs this room any more. (If its call runs, that goes on.)"""
+        """Give up a reservation. If its call runs, it continues."""
         self._keep(lambda ask: ask.stream is not stream or ask.number != number)
 
     def leave(self, stream: Any) -> None:
-        """All of this session go."""
+        """Forget all that this client asked for."""
         self._keep(lambda ask: ask.stream is not stream)
 
     def _keep(self, wanted: Callable[[Ask], bool]) -> None:
@@ -159,7 +159,7 @@ class Admission:
         return found
 
     def _neighbours(self, family: list[Guest], nested: bool) -> int:
-        """Running calls that are none of these, and room that was granted; `nested`: without calls that wait."""
+        """Count running calls that are none of these, and granted reservations; `nested`: without calls that wait."""
         running = (guest for guest in self._running.values() if not guest.rests and not (nested and guest.waits))
         return sum(guest not in family for guest in running) + len(self.granted)
 
@@ -183,7 +183,7 @@ class Admission:
 
 
 class Reservations:
-    """What a client has to say and was told about room, in one session."""
+    """The reservations of one session, as the client knows them."""
 
     def __init__(self) -> None:
         self.granted: list[int] = []
@@ -197,25 +197,25 @@ class Reservations:
         self._last = 0
 
     def ask(self, max_calls: int, caller: str, overdue: bool) -> int:
-        """Ask for room for a call; the number of the reservation."""
+        """Ask for a reservation for a call; returns its number."""
         self._last += 1
         self._asks.append(Reserve(number=self._last, max_calls=max_calls, caller=caller, overdue=overdue))
         self.unsaid = True
         return self._last
 
     def release(self, number: int) -> None:
-        """Nobody needs this room any more."""
+        """Give up a reservation."""
         self._released.append(number)
         self.unsaid = True
 
     def write(self, message: ToWorker) -> None:
-        """Say it with this message."""
+        """Write what there is to say into a message."""
         message.reserves.extend(self._asks)
         message.released.extend(self._released)
         self._asks, self._released, self.unsaid = [], [], False
 
     def hear(self, message: ToClient) -> None:
-        """What the worker says about room."""
+        """Read what a message of the worker says about reservations."""
         if message.granted:
             self.granted.extend(message.granted)
         if message.HasField("reserved"):

@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headgate._version import __version__
 from headgate.workers.protocol import shared_memory
-from headgate.workers.protocol.bulk import Borrowed, Parcel
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.messages import Begun, Heard, Stepped
+from headgate.workers.protocol.transport import grpc
 from headgate.workers.protocol.wire.wire_pb2 import ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
 from headgate.workers.serialization.functions import Arrived
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class ClientStream:
     """The gRPC stream of one client: its session, and the reading and writing of messages and lent memory."""
 
-    def __init__(self, uid: str, context: Any, nested: NestedPool) -> None:
+    def __init__(self, uid: str, context: grpc.aio.ServicerContext, nested: NestedPool) -> None:
         self.nested: NestedPool = nested
         self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
         self.asked: bool = False
@@ -32,7 +33,9 @@ class ClientStream:
         """Calls whose arguments are being read from lent memory."""
         # By call: steps behind one that is being read.
         self._steps_behind: dict[int, deque[tuple[Stepped, Callable[[Stepped], None]]]] = {}
-        self._resent: dict[int, Callable[[Parcel | None], None]] = {}  # by loan: who waits for it to come in chunks
+        self._resent: dict[
+            int, Callable[[BulkPayload | None], None]
+        ] = {}  # by loan: who waits for it to come in chunks
         self._context = context
         self._work = asyncio.Event()
         self._all_sent = asyncio.Event()
@@ -53,16 +56,16 @@ class ClientStream:
             self._offer.close()
             self._offer = None
         heard = self.session.receive(message)
-        for number, parcel in self.session.take_resent():
+        for number, bulk in self.session.take_resent():
             done = self._resent.pop(number, None)
             if done is not None:
-                done(parcel)
+                done(bulk)
         return heard
 
-    def read(self, borrowed: Borrowed, done: Callable[[Parcel | None], None], *, resend: bool = False) -> None:
+    def read(self, borrowed: Borrowed, done: Callable[[BulkPayload | None], None], *, resend: bool = False) -> None:
         """Read memory that the client lends; `resend`: if it cannot be read, have the client send it in chunks."""
 
-        def returned(parcel: Parcel | None, error: BaseException | None) -> None:
+        def returned(bulk: BulkPayload | None, error: BaseException | None) -> None:
             if resend and isinstance(error, shared_memory.Unopened) and not self.session.over:
                 self.session.cannot_read(borrowed)
                 self._resent[borrowed.number] = done
@@ -70,7 +73,7 @@ class ClientStream:
                 return
             self.session.has_read(borrowed)
             self.flush()
-            done(parcel)
+            done(bulk)
 
         size = sum(length for length, _ in borrowed.segments)
         shared_memory.aside(size, lambda: shared_memory.read(self._pid, borrowed), returned)
@@ -90,8 +93,8 @@ class ClientStream:
             return
         self._steps_behind[step.number] = deque()
 
-        def done(parcel: Parcel | None) -> None:
-            go_on(step._replace(payload=parcel) if parcel is not None else step._replace(advance="close", payload=b""))
+        def done(bulk: BulkPayload | None) -> None:
+            go_on(step._replace(payload=bulk) if bulk is not None else step._replace(advance="close", payload=b""))
             behind = self._steps_behind.pop(step.number)
             while behind:
                 self.in_order(*behind.popleft())

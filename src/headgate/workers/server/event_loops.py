@@ -14,12 +14,12 @@ _log = logging.getLogger("headgate.workers")
 
 
 def kind_of(loop: asyncio.AbstractEventLoop) -> str:
-    """Its name, for a worker that is to use the same."""
+    """Return the kind of an event loop, for workers that have to use the same."""
     return "uvloop" if type(loop).__module__.partition(".")[0] == "uvloop" else ""
 
 
 def new_loop(kind: str) -> asyncio.AbstractEventLoop:
-    """A new one of that kind."""
+    """Make an event loop of this kind."""
     if kind == "uvloop":
         import uvloop
 

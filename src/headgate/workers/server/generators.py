@@ -1,4 +1,4 @@
-"""A generator on a worker: advanced as its consumer asks, and at rest in between.
+"""A generator on a worker: advanced when its consumer asks, and paused in between.
 
 One task drives it from its first step to its end, so what its body keeps in its task and context it finds again. The
 consumer's steps come as orders: go on, with a value, with an exception, or end. With `prefetch` it goes on by itself,
@@ -24,7 +24,7 @@ Order = tuple[Advance, Any]
 
 
 class Orders:
-    """What its consumer asked for, and has not got."""
+    """The steps that the consumer of a generator asked for, and that were not taken yet."""
 
     __slots__ = ("_ahead", "_asked", "_bytes", "_credit", "_scope", "_sizes", "_wake", "contexts", "steps")
 
@@ -42,7 +42,7 @@ class Orders:
         """How many other than "next" were taken."""
 
     def put(self, step: Stepped) -> None:
-        """Its consumer asks for this."""
+        """Add a step that the consumer asks for."""
         if step.context:
             self.contexts.append(step.context)
         if step.advance == "next":
@@ -56,13 +56,13 @@ class Orders:
             wake.set_result(None)
 
     def made(self, size: int) -> None:
-        """There is an item of this size."""
+        """Note that an item of this size was made."""
         if self._ahead:
             self._sizes.append(size)
             self._bytes += size
 
     def next(self) -> Order | None:
-        """What to do now; None: nothing."""
+        """Return what the generator has to do now; None: nothing."""
         if self._asked:
             step = self._asked.popleft()
             self.steps += 1
@@ -75,7 +75,7 @@ class Orders:
         return None
 
     async def wait(self) -> None:
-        """Until there may be something to do."""
+        """Wait until there may be something to do."""
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
 
@@ -93,7 +93,7 @@ class Orders:
 
 
 async def advance(generator: AsyncGenerator[Any, Any], order: Order) -> Any:
-    """One step. StopAsyncIteration: it has ended."""
+    """Advance a generator by one step. StopAsyncIteration: it has ended."""
     what, value = order
     if what == "throw":
         return await generator.athrow(value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
 from headgate.errors import RemoteError
-from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import Kind
 from headgate.workers.serialization.pickling import dump_exception, dumps
 from headgate.workers.server.running_call import RunningCall
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TURN = 0.005
 """Seconds that a turn of the task loop should take, and that an outcome may wait for others to share a message with."""
 
-Outcome = tuple["ClientStream", int, Kind | None, bytes | Parcel, bool, int, bytes]
+Outcome = tuple["ClientStream", int, Kind | None, bytes | BulkPayload, bool, int, bytes]
 """What the server's loop is told of a call: the stream of its client; its number; how it ended (None: it has begun, and
 its caller wants to know); the payload; whether it was cancelled and ended otherwise; of a generator, how many steps
 other than "next" it had taken; and what has changed in its Context."""
@@ -72,7 +72,7 @@ class Outcomes:
             self._server.call_soon_threadsafe(self._deliver, outcomes)
 
 
-def dump_result(running: RunningCall, result: object) -> bytes | Parcel:
+def dump_result(running: RunningCall, result: object) -> bytes | BulkPayload:
     """Pickle what a routine returned or yielded; RemoteError says why it cannot be sent."""
     try:
         payload = dumps(result)
@@ -98,7 +98,7 @@ def _what(running: RunningCall) -> str:
     return f"what {running.begun.function.tag} {'returned' if running.orders is None else 'yielded'}"
 
 
-def dump_raised(running: RunningCall, error: BaseException, where: str) -> bytes | Parcel:
+def dump_raised(running: RunningCall, error: BaseException, where: str) -> bytes | BulkPayload:
     """Pickle what a routine raised; if it is too long, an error that says so."""
     payload = dump_exception(error, where)
     limit = running.stream.max_payload

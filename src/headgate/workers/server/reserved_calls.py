@@ -1,4 +1,4 @@
-"""Room on a worker for calls that are to have few neighbours: carries out what `admission` decides.
+"""Reservations on a worker for calls that must run with few others: carries out what `admission` decides.
 
 That is decided on the task loop, where calls begin and end, and told on the server's loop.
 """
@@ -41,13 +41,13 @@ class Room:
 
     @property
     def active(self) -> bool:
-        """May a call have to be refused?"""
+        """Must calls be checked before they begin?"""
         return self._admission.active
 
     # -- on the server's thread ----------------------------------------------------------------------------------------
 
     def ask(self, stream: ClientStream, asked: Iterable[Reserve], released: Iterable[int]) -> None:
-        """Room is asked for, or not needed any more."""
+        """Note reservations that a client asks for, or does not need any more."""
         for one in asked:
             ask = Ask(stream, one.number, one.caller, max(1, one.max_calls), one.overdue)
             self._heard.append(partial(self._admission.ask, ask))
@@ -56,21 +56,21 @@ class Room:
         self._wake()
 
     def leave(self, stream: ClientStream) -> None:
-        """Whoever asked for room there is gone."""
+        """Drop the reservations of a client that has gone."""
         self._heard.append(partial(self._admission.leave, stream))
         self._wake()
 
     # -- on the task loop ----------------------------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """Take note of what was asked for."""
+        """Process what clients asked for."""
         if self._heard:
             while self._heard:
                 self._heard.popleft()()
             self.look()
 
     def admits(self, guest: RunningCall) -> bool:
-        """May this call begin? It must do so now."""
+        """Decide whether this call may begin. If so, it must begin now."""
         begun, admission = guest.begun, self._admission
         if begun.reservation:
             may = admission.begins(guest.stream, begun.reservation, guest)
@@ -81,17 +81,17 @@ class Room:
         return may  # if so, `began` looks: until then it is not among the running ones, and would be nobody's neighbour
 
     def began(self) -> None:
-        """It runs."""
+        """Note that the admitted call runs."""
         self._admission.began()
         self.look()
 
     def ended(self, guest: Guest) -> None:
-        """A call does not run any more."""
+        """Note that a call has ended."""
         self._admission.ended(guest)
         self.look()
 
     def look(self) -> None:
-        """Grant the room that there is, and tell when others are refused and when they are not any more."""
+        """Grant what can be granted, and tell the server when other calls begin or cease to be refused."""
         granted = self._admission.grant()
         closed = self._admission.closed
         if granted or closed != self._closed:

@@ -56,7 +56,7 @@ class RunningCall:
 
     @property
     def id(self) -> str:
-        """The id of the task."""
+        """The id of the task, for people and events."""
         return f"{self.client}/{self.begun.task}"
 
     @property

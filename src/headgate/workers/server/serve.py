@@ -1,4 +1,4 @@
-"""Serve: the gRPC server of a worker on the main thread's loop, until it is stopped or told to by a signal."""
+"""Run the gRPC server of a worker on the main thread's loop, until it is stopped by a request or a signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("headgate.workers")
 
 
 async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-    """Bind, tell, serve, stop."""
+    """Run a worker's server until it is stopped; `ready` or `failed` is called when it has started or cannot."""
     uid, address = config["uid"], config["address"]
     try:
         where, hook = f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook"))
@@ -69,7 +69,7 @@ def _listen_to_signals(service: Service, drain: float) -> None:
 
 
 class _Held(threading.local):
-    mask: Any = None
+    mask: set[signal.Signals | int] | None = None
 
 
 _held = _Held()

@@ -14,7 +14,7 @@ from typing import Any
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureContext, Limits
-from headgate.workers.protocol.bulk import Borrowed, Parcel
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.messages import HELD, UNREAD, Begun, Stepped
 from headgate.workers.protocol.transport import EOF, grpc
 from headgate.workers.protocol.wire import CONVERSE, STOP
@@ -72,7 +72,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
 
     # -- gRPC ---------------------------------------------------------------------------------------------------------
 
-    def service(self, handler_call_details: Any) -> Any:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Return the handler of a gRPC method; None: it is unknown."""
         method = handler_call_details.method
         if method == CONVERSE:
@@ -85,7 +85,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             return grpc.unary_stream_rpc_method_handler(self._watch_health)
         return None
 
-    async def _converse(self, _: Any, context: Any) -> None:
+    async def _converse(self, _: object, context: grpc.aio.ServicerContext) -> None:
         stream = ClientStream(self.uid, context, NestedPool("", self))
         session = stream.session
         writer: asyncio.Task[None] | None = None
@@ -179,11 +179,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         stream.fetching[call.number] = call
         self._idle.clear()
 
-        def done(parcel: Parcel | None) -> None:
+        def done(bulk: BulkPayload | None) -> None:
             if stream.fetching.pop(call.number, None) is None:
                 return  # it was cancelled
-            if parcel is not None and stream.session.state == "open":
-                self._run(stream, [call._replace(arguments=parcel)], [])
+            if bulk is not None and stream.session.state == "open":
+                self._run(stream, [call._replace(arguments=bulk)], [])
             else:
                 stream.session.answer(call.number, "not_started", UNREAD)
                 stream.flush()
@@ -308,12 +308,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
 
     # -- health -------------------------------------------------------------------------------------------------------
 
-    async def _check(self, request: bytes, context: Any) -> bytes:
+    async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         if not _known_service(request):
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return _NOT_SERVING if self.stopping else _SERVING
 
-    async def _watch_health(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def _watch_health(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         if not _known_service(request):
             yield b"\x08\x03"  # SERVICE_UNKNOWN
             return
@@ -325,7 +325,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
-    async def _stop(self, request: bytes, context: Any) -> bytes:
+    async def _stop(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         await self.stop(StopRequest.FromString(request).timeout)
         return bytes(StopReply().SerializeToString())
 

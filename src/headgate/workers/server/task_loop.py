@@ -18,7 +18,7 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.core.threads import current_frames, outlast_cancellation
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.model import BackpressureContext
-from headgate.workers.protocol.bulk import Parcel
+from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import Begun, Kind, Stepped
 from headgate.workers.routines import CALLER, limit_dispatch
 from headgate.workers.serialization import context_frames
@@ -333,7 +333,7 @@ class TaskLoop:
             if begun.tell_start:  # not with others: it may hold the loop from its first line on
                 self._outcomes.give_back([(running.stream, begun.number, None, b"", False, 0, b"")])
             fn = begun.function.load(running.scope)
-            assert isinstance(begun.arguments, (bytes, Parcel)), "they were read"
+            assert isinstance(begun.arguments, (bytes, BulkPayload)), "they were read"
             try:
                 args, kwargs = load_arguments(begun.arguments, running.scope)
             except ModuleNotFoundError as error:
@@ -364,7 +364,7 @@ class TaskLoop:
 
     # -- generators ---------------------------------------------------------------------------------------------------
 
-    async def _pull(self, running: RunningCall, orders: Orders, generator: Any) -> None:
+    async def _pull(self, running: RunningCall, orders: Orders, generator: AsyncGenerator[Any, Any]) -> None:
         """Run a generator from its first step to its end."""
         order: Order | None = ("next", None)
         since = clock.now()
@@ -393,7 +393,7 @@ class TaskLoop:
             with suppress(Exception):  # what it raises now is not why it ends
                 await generator.aclose()
 
-    def _yielded(self, running: RunningCall, payload: bytes | Parcel) -> None:
+    def _yielded(self, running: RunningCall, payload: bytes | BulkPayload) -> None:
         swallowed = running.cancels > 0
         running.cancels = 0
         while running.task is not None and running.task.cancelling():
@@ -428,7 +428,7 @@ class TaskLoop:
             self.count(running)
         return order
 
-    async def _within(self, begun: Begun, call: Any) -> Any:
+    async def _within(self, begun: Begun, call: Awaitable[Any]) -> Any:
         limit = asyncio.timeout(begun.timeout)
         due = clock.now() + begun.timeout
         try:
@@ -447,7 +447,9 @@ class TaskLoop:
             )
         return result
 
-    async def _call(self, running: RunningCall, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _call(
+        self, running: RunningCall, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if not running.begun.function.thread:
             return await fn(*args, **kwargs)
         if self._threads is None:
@@ -526,7 +528,7 @@ class TaskLoop:
             with suppress(RuntimeError):  # the server is gone
                 self._server.call_soon_threadsafe(self._on_threads, free)
 
-    def _end(self, running: RunningCall, kind: Kind, payload: bytes | Parcel, context: bytes = b"") -> None:
+    def _end(self, running: RunningCall, kind: Kind, payload: bytes | BulkPayload, context: bytes = b"") -> None:
         self.running.pop((running.stream, running.begun.number), None)
         self._unbegun.pop(running, None)
         running.task = None  # its Context holds this, and it holds its Context

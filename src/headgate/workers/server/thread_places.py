@@ -2,7 +2,7 @@
 
 A thread cannot be interrupted: a plain function that timed out or was cancelled goes on, and keeps its place. When such
 calls hold every place, no other call that needs a thread can begin, and none is kept waiting for one: it is refused, so
-that another worker can run it. Behind calls that somebody waits for it stands in line.
+that another worker can run it. Behind calls that somebody waits for, it waits.
 
 Used on one event loop, without a lock.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headgate.context.travel import Elsewhere
@@ -20,15 +20,15 @@ from headgate.core.threads import call_in_thread
 
 
 class Places:
-    """So many places. `changed` is called when there begin, or cease, to be any that a call can wait for."""
+    """A number of places for calls in threads. `changed` is called when calls can, or cannot, wait for one."""
 
-    __slots__ = ("_changed", "_free", "_held", "_line", "total")
+    __slots__ = ("_changed", "_free", "_held", "_waiting", "total")
 
     def __init__(self, total: int, changed: Callable[[bool], None]) -> None:
         self.total: int = total
         self._free = total
         self._held = 0  # by calls that nobody waits for
-        self._line: deque[asyncio.Future[bool]] = deque()
+        self._waiting: deque[asyncio.Future[bool]] = deque()
         self._changed = changed
 
     @property
@@ -40,37 +40,37 @@ class Places:
         """Wait for a place. False: all are held by calls that nobody waits for."""
         if self.are_held:
             return False
-        if self._free and not self._line:
+        if self._free and not self._waiting:
             self._free -= 1
             return True
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._waiting.append(turn)
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.result():
                 self.give_back()  # it was its turn, and it goes away
-            elif turn in self._line:
-                self._line.remove(turn)
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
             raise
 
     def forsake(self) -> None:
-        """Nobody waits any more for a call that has a place."""
+        """Note that nobody waits any more for a call that has a place."""
         self._held += 1
         if self.are_held:
-            line, self._line = self._line, deque()
-            for turn in line:
+            waiting, self._waiting = self._waiting, deque()
+            for turn in waiting:
                 if not turn.done():
                     turn.set_result(False)
             self._changed(False)
 
     def give_back(self, *, forsaken: bool = False) -> None:
-        """A call needs its place no longer; `forsaken`: nobody waited for it."""
+        """Give back the place of a call; `forsaken`: nobody waited for that call."""
         were_held = self.are_held
         self._held -= forsaken
         self._free += 1
-        while self._line and self._free:
-            turn = self._line.popleft()
+        while self._waiting and self._free:
+            turn = self._waiting.popleft()
             if not turn.done():
                 self._free -= 1
                 turn.set_result(True)
@@ -81,8 +81,8 @@ class Places:
 class Aside:
     """A call in a thread: a plain function, or an async one on a loop of its own."""
 
-    def __init__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.fn: Any = fn
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.fn: Callable[..., Any] = fn
         self.args: tuple[Any, ...] = args
         self.kwargs: dict[str, Any] = kwargs
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -101,14 +101,14 @@ class Aside:
             finally:
                 elsewhere.bring_back()
 
-    async def _follow(self, coroutine: Any) -> Any:
+    async def _follow(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         self._task = asyncio.current_task()
         if self._cancelled and self._task is not None:
             self._task.cancel()
         return await coroutine
 
     def cancel(self) -> None:
-        """From the task loop: cancel it if it can be."""
+        """Cancel the call, if it can be cancelled; to be called on the task loop."""
         self._cancelled = True
         if self.loop is not None and self._task is not None:
             try:

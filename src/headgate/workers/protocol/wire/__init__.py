@@ -1,4 +1,4 @@
-"""The wire: `wire.proto` says what travels, `wire_pb2` is made from it (`make wire`)."""
+"""The messages of the protocol: `wire.proto` defines them, `wire_pb2` is generated from it (`make wire`)."""
 
 CONVERSE = "/headgate.wire.v1.Worker/Converse"
 STOP = "/headgate.wire.v1.Worker/Stop"
