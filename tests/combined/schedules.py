@@ -155,7 +155,7 @@ class World(schedules.World):
         )
         self.inner: ResourcePool[int] = ResourcePool({"inner": 1})
         self.pool = TaskPool(max_concurrent=dice.choice((2, 4, 8, 16)), resources=self.keys)
-        self.pool._make_task = LineTask
+        self.pool._executor.launcher.here.make_task = LineTask
         self.events = [asyncio.Event() for _ in range(3)]
         for event in self.events:
             loop.call_later(dice.choice(GRID) * 2, event.set)
@@ -203,7 +203,7 @@ class World(schedules.World):
         finally:
             attempt.ended = True
             attempt.standing = frozenset(task.standing)
-            attempt.was_cancelled = job.handle is not None and job.handle in self.pool._asked
+            attempt.was_cancelled = job.handle is not None and self.pool._executor.asked(job.handle) is not None
             self.note(f"job {self.jobs.index(job)} ends: {attempt.outcome!r:.60} {task.standing} asked {attempt.asked}")
 
     # -- who cancels --
@@ -360,7 +360,7 @@ class World(schedules.World):
         stats = self.keys.stats()
         if stats.in_flight or stats.waiting:
             self.wrong(f"{stats.in_flight} uses of keys are left, {stats.waiting} wait")
-        if self.pool._asked:
+        if self.pool._executor._asked:
             self.wrong("tasks that have ended are still to be cancelled")
         await asyncio.sleep(100)
         for resource_id, key in self.keys.snapshot().items():

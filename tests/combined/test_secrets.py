@@ -212,7 +212,7 @@ def test_r07_streams_that_fail_and_are_left(make: Callable[[], Any], said: Said)
                 try:
                     async for item in stream:
                         said.note(item, stream)
-                        said.look(pool, keys, *pool._unfinished())
+                        said.look(pool, keys, *pool._executor.scheduler.unfinished())
                 except Exception as error:
                     said.note(error)
             stream = pool.stream(items, {})

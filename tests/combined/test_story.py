@@ -504,7 +504,7 @@ async def test_line_the_story_of_a_stream() -> None:
     async with TaskPool(resources=keys("key-a", "key-b", strategy="primary_backup")) as pool:
         stream = pool.stream(items)
         assert await anext(stream) == "key-b"
-        [task] = pool._unfinished()  # a stream has no handle that a caller sees
+        [task] = pool._executor.scheduler.unfinished()  # a stream has no handle that a caller sees
         assert "rate limited" in task.story()
         assert [item async for item in stream] == ["key-b"]
         check(task.story(), task, "submitted", "key-a", "rate limited", "key-b", "completed")

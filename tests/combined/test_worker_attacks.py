@@ -231,9 +231,9 @@ def test_t81_the_copy_of_a_resource_is_one_for_each_call(shared: Apart) -> None:
 def test_r64_a_partial_of_a_plain_routine_is_not_interrupted_either(shared: Apart) -> None:
     async def main() -> None:
         async with Pool(resources=keys(), workers=shared.pool, max_concurrent=3) as pool:
-            line: Any = pool._line
-            assert not line._can_stop(functools.partial(plain, seconds=1))
-            assert line._can_stop(functools.partial(limited))
+            allocator: Any = pool._executor.allocator
+            assert not allocator.can_stop(functools.partial(plain, seconds=1))
+            assert allocator.can_stop(functools.partial(limited))
 
     shared(main)
 

@@ -233,7 +233,7 @@ def test_t60_a_stale_key_runs_afresh_and_awaiting_the_old_task_says_stale() -> N
 
     async def second() -> None:
         async with durable() as pool:
-            (stale,) = pool._ledger.finished
+            (stale,) = pool._executor.states.finished
             with pytest.raises(TaskStale, match="same idempotency key"):
                 await stale  # type: ignore[misc]
             fresh = await pool.submit(double, 4, idempotency_key="k")

@@ -120,8 +120,8 @@ async def test_t50_results_that_were_read_and_dropped_are_gone(
     options = dict(options)
     async with pool() as tasks:
         # One that queues all the time, and one that runs: what is forgotten when a pool is idle is not the point.
-        running = await tasks.submit(asyncio.sleep, 10_000) if tasks._supply is None else None
-        if tasks._supply is None:
+        running = await tasks.submit(asyncio.sleep, 10_000) if tasks._executor.allocator is None else None
+        if tasks._executor.allocator is None:
             options.pop("tags", options.pop("exclude", None))
         for _ in range(20):
             for fn in (make, slowly, fails):

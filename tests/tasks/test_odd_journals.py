@@ -297,8 +297,8 @@ def test_t61_readers_use_the_stale_after_of_the_pool() -> None:
     async def main() -> list[str]:
         async with durable(stale_after=0.3) as pool:
             handle = await pool.submit(asyncio.sleep, 0.01)
-            assert pool._beat is not None
-            pool._beat.cancel()  # a pool that has stopped giving signs of life
+            assert pool._submitter._beat is not None
+            pool._submitter._beat.cancel()  # a pool that has stopped giving signs of life
             await handle
             await pool.submit(asyncio.sleep, 1)
             await asyncio.sleep(0.5)

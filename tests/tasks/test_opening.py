@@ -211,7 +211,7 @@ def test_t60_a_machine_without_threads_reads_it_where_it_is(large: None, monkeyp
     async def main() -> None:
         await write(2)
         with monkeypatch.context() as patched:
-            patched.setattr("headgate.tasks.pool.Thread.start", refuse)
+            patched.setattr("headgate.tasks.runtime.durable.Thread.start", refuse)
             pool = durable()
         async with pool:
             assert await (await pool.submit(double, 1, idempotency_key="key-1")) == 2

@@ -37,6 +37,7 @@ class Allocator:
         ready: Callable[[list[Requirement], Resource[Any] | None], None],
         less: Callable[[], None],
         full: Callable[[], bool],
+        loop: Callable[[], asyncio.AbstractEventLoop | None],
     ) -> None:
         """`ready` is called for wants for which it stands in line no more: with a resource that came free, which others
         may use as well, or because nothing can come, or there was no slot for it (`full`). `less` is called when there
@@ -46,7 +47,7 @@ class Allocator:
         self._ready = ready
         self._less = less
         self.full: Callable[[], bool] = full
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_of_pool = loop
         self._hopeful: set[Requirement] = set()  # something can come for these: so it was, and nothing has gone since
         self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
@@ -55,16 +56,11 @@ class Allocator:
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
-    def on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """This is where it is to be told."""
-        self._loop = loop
+    def take(self, want: Requirement, call: Call | None, affinity: Any, *, wait: bool) -> Use | None:
+        """A use of a resource that `want` means, or None.
 
-    def take(
-        self, want: Requirement, call: Call | None, affinity: Any, loop: asyncio.AbstractEventLoop | None
-    ) -> Use | None:
-        """One of those that `want` means, or None; with a `loop`, then stand in line for one: `ready` is called there.
-
-        `call` knows what was tried before. Raises PoolExhausted when none can ever come.
+        With `wait`, if there is none, wait for one: `ready` is called on the loop of the pool. `call` knows what was
+        tried before. Raises PoolExhausted when none can ever come.
         """
         granted = self._granted
         if granted is not None and want.fits(granted.member.resource):
@@ -83,6 +79,7 @@ class Allocator:
                 lock.release()
         end_abandoned()
         effects = error = place = None
+        loop = self._loop_of_pool()
         with lock:
             now = clock.now()
             if rotation.cooling and rotation.due(now):
@@ -90,14 +87,14 @@ class Allocator:
             flight = None
             for avoid in call.choices() if call is not None else _NOBODY:
                 flight = flight or rotation.acquire(now, want, avoid, affinity)
-            if flight is None and loop is not None and want not in self._places:
+            if flight is None and wait and loop is not None and want not in self._places:
                 if rotation.can_become_free(want):
                     place = self._places[want] = _Place(self, want, loop)
                     rotation.wait_queue.join(place.ticket)
                 else:
                     error = self._hopeless(want, now, call)
-        if effects and self._loop is not None:  # soon: who hears of it may call the pool, which is deciding right now
-            self._loop.call_soon(engine.carry_out, effects)
+        if effects and loop is not None:  # soon: who hears of it may call the pool, which is deciding right now
+            loop.call_soon(engine.carry_out, effects)
         if place is not None:
             engine.watch()
         if error is not None:
@@ -144,13 +141,23 @@ class Allocator:
     def changed(self) -> None:
         """A resource is gone, or was disabled. From any thread."""
         self._hopeful = set()
-        if self._loop is not None:
+        loop = self._loop_of_pool()
+        if loop is not None:
             try:
-                self._loop.call_soon_threadsafe(self._less)
+                loop.call_soon_threadsafe(self._less)
             except RuntimeError:
                 pass  # its loop is closed: nobody waits there
 
     # -- a use ends ----------------------------------------------------------------------------------------------------
+
+    @property
+    def classifies(self) -> bool:
+        """Has the pool a classifier, which looks at results?"""
+        return self.engine.classify is not None
+
+    def acquired(self, flight: Use) -> None:
+        """Report that a use has begun."""
+        self.engine.reporter.acquired(flight)
 
     def succeeded(self, flight: Use, attempts: int) -> None:
         """It worked."""

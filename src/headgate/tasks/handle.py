@@ -61,7 +61,7 @@ class TaskHandle(TaskRecord, Generic[R]):
         A queued task ends at once, a running one with its body. A plain function in a thread cannot be interrupted: it
         keeps its slot until it returns, and its result is dropped.
         """
-        return bool(self.owner._cancel(self))
+        return bool(self.owner.cancel(self))
 
     def on_end(self, callback: Callable[[TaskHandle[R]], object]) -> None:
         """Call this back, at once and on the loop, when it reaches its terminal state; now if it has."""
@@ -73,61 +73,21 @@ class TaskHandle(TaskRecord, Generic[R]):
 
     def snapshot(self) -> TaskSnapshot:
         """How it stands: status, result or error, timestamps."""
-        failed = self._seen() if self.status == "failed" else None
+        failed = _seen(self) if self.status == "failed" else None
         return task_snapshot(self, self.owner, self.outcome if self.status == "completed" else None, failed)
 
     def story(self) -> Story:
         """What happened to it so far, a line each with times and reasons: ``print(handle.story())``."""
-        supply = self.owner._supply
-        return story_of(self, supply, clock.wall())
+        return story_of(self, clock.wall())
 
     def __await__(self) -> Generator[Any, Any, R]:
         if self.status in UNFINISHED:
             yield from wait_for_one(self)
         try:
-            return self._result()
+            result: R = result_of(self)
+            return result
         finally:
             del self  # what is raised holds this frame, and the task holds that: only the collector would find it
-
-    def _result(self) -> R:
-        status, outcome = self.status, self.outcome
-        if status == "completed":
-            if outcome.__class__ is Opaque:
-                raise TaskFailed(
-                    f"{self.label} completed in a former run with a {outcome.type_name}, which could not be kept",
-                    remedy="Return what JSON knows, below 1 MB; or use JsonLinesStore(codec='pickle') for other kinds.",
-                )
-            return outcome  # type: ignore[no-any-return]
-        if status == "failed":
-            if self.owner._ends_early and isinstance(outcome.error, HeadgateError):  # no worker any more, or the like
-                need_not_be_retrieved(outcome.error)
-            try:
-                raise self._seen().with_traceback(outcome.traceback)
-            finally:
-                del self, outcome  # see `__await__`
-        if status == "rejected":
-            raise TaskRejected(f"{self.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
-        if status == "expired":
-            if self.started is None:
-                why = f" ({outcome})" if isinstance(outcome, str) else ""
-                raise TaskExpired(f"{self.label} did not start in time: its ttl or deadline came first{why}")
-            raise TaskExpired(f"{self.label} met its deadline while it was queued again, after attempt {self.attempt}")
-        if status == "stale":
-            raise TaskStale(f"{self.label} was not finished when the process that owned it ended")
-        raise self._cancelled()
-
-    def _cancelled(self) -> TaskCancelled:
-        """Made here, not where it is raised: a frame of its traceback that names it would be a cycle."""
-        error = TaskCancelled(f"{self.label} was cancelled")
-        if self.owner._ends_early:
-            need_not_be_retrieved(error)
-        return error
-
-    def _seen(self) -> BaseException:
-        """Its exception; somebody knows of it now."""
-        self.owner._unseen.pop(self.number, None)
-        error: BaseException = self.outcome.error
-        return error
 
     def __getitem__(self, name: str) -> Any:
         """`_type`, `id`, `pool`, `pool_id`, `submitted_at`, `status` and `key`, also as keys."""
@@ -149,6 +109,50 @@ class TaskHandle(TaskRecord, Generic[R]):
             f"{self!r} cannot be pickled or copied: it belongs to this process",
             remedy="Await it here and send its result.",
         )
+
+
+def result_of(task: TaskRecord) -> Any:
+    """The result of a task that has ended; raises what it ended with otherwise."""
+    status, outcome = task.status, task.outcome
+    if status == "completed":
+        if outcome.__class__ is Opaque:
+            raise TaskFailed(
+                f"{task.label} completed in a former run with a {outcome.type_name}, which could not be kept",
+                remedy="Return what JSON knows, below 1 MB; or use JsonLinesStore(codec='pickle') for other kinds.",
+            )
+        return outcome
+    if status == "failed":
+        if task.owner.ends_early and isinstance(outcome.error, HeadgateError):  # no worker any more, or the like
+            need_not_be_retrieved(outcome.error)
+        try:
+            raise _seen(task).with_traceback(outcome.traceback)
+        finally:
+            del task, outcome  # see `TaskHandle.__await__`
+    if status == "rejected":
+        raise TaskRejected(f"{task.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
+    if status == "expired":
+        if task.started is None:
+            why = f" ({outcome.reason})" if outcome is not None else ""
+            raise TaskExpired(f"{task.label} did not start in time: its ttl or deadline came first{why}")
+        raise TaskExpired(f"{task.label} met its deadline while it was queued again, after attempt {task.attempt}")
+    if status == "stale":
+        raise TaskStale(f"{task.label} was not finished when the process that owned it ended")
+    raise _cancelled(task)
+
+
+def _cancelled(task: TaskRecord) -> TaskCancelled:
+    """Made here, not where it is raised: a frame of its traceback that names it would be a cycle."""
+    error = TaskCancelled(f"{task.label} was cancelled")
+    if task.owner.ends_early:
+        need_not_be_retrieved(error)
+    return error
+
+
+def _seen(task: TaskRecord) -> BaseException:
+    """The exception of a failed task, of which somebody knows from now on."""
+    task.owner.unseen.pop(task.number, None)
+    error: BaseException = task.outcome.error
+    return error
 
 
 _KEYS = ("_type", "id", "pool", "pool_id", "submitted_at", "status", "key")

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.feeding import Bell, Feeder, check_items
 from headgate.errors import InvalidArgument
-from headgate.tasks.options import check_names, refuse_callables
+from headgate.tasks.handle import TaskHandle, result_of
+from headgate.tasks.options import refuse_callables
 from headgate.tasks.progress import Progress, progress_of
 from headgate.tasks.runtime.functions import check_function
 from headgate.tasks.runtime.nested_waits import lend_while, wait_for
 
 if TYPE_CHECKING:
-    from headgate.tasks.handle import TaskHandle
     from headgate.tasks.pool import TaskPool
+    from headgate.tasks.runtime.executor import Executor
+    from headgate.tasks.runtime.submit import Submitter
 
 
 def run_map(
     pool: TaskPool,
+    executor: Executor,
+    submitter: Submitter,
     fn: Callable[[Any], Any],
     items: Any,
     *,
@@ -37,8 +41,7 @@ def run_map(
     """Check what can be checked now, and return the results-to-be."""
     check_function(fn)
     check_items(items, window)
-    own = pool._supply.options if pool._supply is not None else ()
-    check_names(options, pool._strategy, "map()", ("ordered", "window", "return_exceptions", "progress", *own), fn)
+    submitter.check_names(options, "map()", ("ordered", "window", "return_exceptions", "progress"), fn)
     refuse_callables(options)
     if "idempotency_key" in options:
         raise InvalidArgument(
@@ -48,16 +51,23 @@ def run_map(
     bound = window or max(16, 2 * pool.max_concurrent)
     shown = progress_of(progress, pool.name, len(items) if isinstance(items, Sized) else None)
     work = _Unordered if not ordered else _Ordered
-    return work(pool, fn, bound, options, shown).results(items, return_exceptions)
+    return work(pool, executor, fn, bound, options, shown).results(items, return_exceptions)
 
 
 class _Ordered:
     """Results in the order of their items."""
 
     def __init__(
-        self, pool: TaskPool, fn: Callable[[Any], Any], window: int, options: dict[str, Any], progress: Progress
+        self,
+        pool: TaskPool,
+        executor: Executor,
+        fn: Callable[[Any], Any],
+        window: int,
+        options: dict[str, Any],
+        progress: Progress,
     ) -> None:
         self._pool = pool
+        self._executor = executor
         self._fn = fn
         self._window = window
         self._options = options
@@ -75,7 +85,7 @@ class _Ordered:
                 while (handle := await self._next()) is not None:
                     self._progress.advance(failed=handle.status != "completed")
                     try:
-                        result = handle._result()
+                        result = result_of(handle)
                     except Exception as error:
                         if not return_exceptions:
                             raise
@@ -85,7 +95,7 @@ class _Ordered:
             if self._feeder.failure is not None:
                 raise self._feeder.failure
         finally:
-            self._pool._tell_interrupted(None)
+            self._executor.tell_interrupted(None)
             feeder.cancel()
             for handle in list(self._outstanding()):
                 handle.cancel()

@@ -61,9 +61,16 @@ PLAIN: Final = Terms()
 class Mark(NamedTuple):
     """One thing that happened to a task, for its story."""
 
+    kind: Literal["began", "ended", "waits"]
+    """An attempt began, an attempt ended that was not the last, or the task began to wait for something."""
     wall: float
     """Unix seconds."""
-    what: str
+    text: str
+    """With what the attempt runs, why it ended, or what the task waits for."""
+    attempt: int = 0
+    """The number of the attempt."""
+    again: bool = False
+    """Was the task queued again after it?"""
 
 
 class TaskRecord:
@@ -91,6 +98,7 @@ class TaskRecord:
         "partition",
         "permit",
         "priority",
+        "ran_with",
         "since",
         "slot",
         "started",
@@ -139,7 +147,9 @@ class TaskRecord:
         self.ended: Moment | None = None
         self.outcome: Any = None
         self.permit: Any = None
-        """What its runner gave it for this attempt."""
+        """What its allocator reserved for this attempt; None: nothing, or the attempt is over."""
+        self.ran_with: RanWith | None = None
+        """With what its last attempt ran, when it has ended."""
         self.trail: list[Mark] | None = None
         """What happened on its way, for its story; None: nothing worth telling besides the fields."""
         self.before: TaskRecord | None = None
@@ -165,6 +175,19 @@ class Dropped(NamedTuple):
 
     reason: str
     policy: str
+
+
+class Expired(NamedTuple):
+    """The outcome of a task that expired while it waited for something besides a slot."""
+
+    reason: str
+
+
+class RanWith(NamedTuple):
+    """What remains of a permit when its task has ended."""
+
+    resource_id: str | None
+    worker: str | None
 
 
 class Told(NamedTuple):

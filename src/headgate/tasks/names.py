@@ -10,9 +10,11 @@ from headgate.errors import DuplicatePool, InvalidType
 
 if TYPE_CHECKING:
     from headgate.tasks.pool import TaskPool
+    from headgate.tasks.runtime.executor import Executor
 
 _lock = threading.Lock()
 _pools: dict[str, TaskPool] = {}
+_executors: dict[str, Executor] = {}  # of those that are made completely
 
 
 def register(pool: TaskPool) -> None:
@@ -26,14 +28,20 @@ def register(pool: TaskPool) -> None:
             while f"tasks-{number}" in _pools:
                 number += 1
             pool.name = f"tasks-{number}"
-        known = _pools.get(pool.name)
-        if known is not None:
-            if not known._abandoned():
+        known = _executors.get(pool.name)
+        if pool.name in _pools:
+            if known is None or not known.is_abandoned():
                 raise DuplicatePool(f"a live pool has the name {pool.name!r}")
-            del _pools[pool.name]
+            del _pools[pool.name], _executors[pool.name]
         _pools[pool.name] = pool
     if known is not None:
-        known._let_go()
+        known.let_go()
+
+
+def register_executor(executor: Executor) -> None:
+    """Name the executor of a registered pool: it knows whether its loop is gone, and what is left to do."""
+    with _lock:
+        _executors[executor.name] = executor
 
 
 def unregister(pool: TaskPool) -> None:
@@ -41,6 +49,7 @@ def unregister(pool: TaskPool) -> None:
     with _lock:
         if _pools.get(pool.name) is pool:
             del _pools[pool.name]
+            _executors.pop(pool.name, None)
 
 
 def pool_get(name_or_id: str) -> TaskPool | None:
@@ -60,13 +69,15 @@ def pool_list() -> list[TaskPool]:
 
 def _tell_unclosed() -> None:
     """At the end of the program: work that nobody will do any more."""
-    for pool in pool_list():
-        lost = pool._left_over()
+    with _lock:
+        executors = list(_executors.values())
+    for executor in executors:
+        lost = executor.left_over()
         if lost:
             import logging
 
             logging.getLogger("headgate.tasks").warning(
-                "%s was never closed, and %s: use `async with`, or `await pool.close()`", pool.name, lost
+                "%s was never closed, and %s: use `async with`, or `await pool.close()`", executor.name, lost
             )
 
 

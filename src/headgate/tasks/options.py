@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from headgate.core.checks import is_finite
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.model import PLAIN, Terms
 from headgate.tasks.runtime.functions import name_of, takes
-from headgate.tasks.runtime.ports import Supply
+from headgate.tasks.runtime.ports import Allocator
 from headgate.tasks.scheduling.idempotency import checked_window
 from headgate.tasks.strategies import KEY, OPTIONS, Strategy
 
@@ -26,12 +27,12 @@ def parse(
     args: tuple[Any, ...],
     strategy: Strategy,
     now: float,
-    supply: Supply | None = None,
+    allocator: Allocator | None = None,
     fn: Any = None,
 ) -> Asked:
     """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be."""
     fair = strategy.key
-    own = supply.options if supply is not None else ()
+    own = allocator.options if allocator is not None else ()
     check_names(options, strategy, own=own, fn=fn)
     refuse_callables(options)
     checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in options.items() if name in _CHECKS}
@@ -43,13 +44,19 @@ def parse(
     terms = _terms(checked, now)
     if terms.cost is None and (cost := strategy.cost_of(args)) is not None and cost != 1.0:
         terms = replace(terms, cost=cost)
-    if supply is not None and own and not options.keys().isdisjoint(own):
-        need, wish = supply.asks({name: options[name] for name in own if name in options})
+    if allocator is not None and own and not options.keys().isdisjoint(own):
+        need, wish = allocator.asks({name: options[name] for name in own if name in options})
         if terms is PLAIN and wish is None and need is not None:
-            terms = supply.terms(need)
+            terms = _terms_of(need)
         elif need is not None or wish is not None:
             terms = replace(terms, need=need, wish=wish)
     return checked.get("priority") or 0, key, partition, terms
+
+
+@lru_cache(1024)
+def _terms_of(need: Hashable) -> Terms:
+    """The terms of tasks that ask for nothing but this: they share one object, as those do that ask for nothing."""
+    return Terms(need=need)
 
 
 def _terms(checked: dict[str, Any], now: float) -> Terms:

@@ -1,7 +1,6 @@
-"""`TaskPool`: who goes next? What callers see.
+"""`TaskPool`, as callers see it: the constructor, submitting, snapshots, and the end.
 
-The way in is in `entrance`, what decides in `desk` (pure), what runs in `shell`; here are the constructor, looking, and
-the end.
+A pool owns an `Executor`, which owns the scheduler and runs tasks, and a `Submitter`, which takes tasks in.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from collections.abc import (
     Iterable,
     Mapping,
 )
-from concurrent.futures import Future
 from datetime import timedelta
-from threading import Thread
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
@@ -36,25 +33,26 @@ from headgate.core.checks import (
     respell,
     seconds_of,
 )
-from headgate.core.clock import clock
-from headgate.errors import InvalidArgument, InvalidType, PoolClosed, WaitCycle
+from headgate.errors import InvalidArgument, InvalidType, WaitCycle
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.port import Store
 from headgate.tasks.admission import Policy, policy_of
 from headgate.tasks.fairness import PoolStats
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.mapping import run_map
-from headgate.tasks.model import Moment, PoolSnapshot, Scope, TaskRecord
-from headgate.tasks.names import register, unregister
-from headgate.tasks.runtime.durable import Records, described, restore
+from headgate.tasks.model import PoolSnapshot, Scope, TaskRecord
+from headgate.tasks.names import register, register_executor, unregister
+from headgate.tasks.runtime.durable import Loading, Records, described
+from headgate.tasks.runtime.executor import Executor
+from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import enclosing, wait_for
-from headgate.tasks.runtime.ports import Runner, Supply
+from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
+from headgate.tasks.runtime.runner import runner_ports
 from headgate.tasks.runtime.snapshots import pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, checked_limits
-from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import Arrival
 from headgate.tasks.scopes import checked_scope, identity, pipeline_of
 from headgate.tasks.strategies import Strategy, strategy_of
@@ -65,7 +63,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class TaskPool(Submitter):
+class TaskPool:
     """Runs at most `max_concurrent` tasks at a time; the rest queue, in the order of a strategy.
 
     Made without an event loop, bound to the loop of its first submit. Its name is known in this process until it is
@@ -89,7 +87,7 @@ class TaskPool(Submitter):
         keep: int = 10_000,
         max_concurrent_per_key: int | Mapping[Any, int] | None = None,
         audit: str | os.PathLike[str] | None = None,
-        runner: Runner | None = None,
+        runner: Runner | Ports | None = None,
     ) -> None:
         self.scope: Scope = checked_scope(scope)
         check_store(store)
@@ -100,6 +98,12 @@ class TaskPool(Submitter):
         key_limits = checked_limits(max_concurrent_per_key)
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
+        ports = _ports_of(runner)
+        if ports.allocator is not None and strategy.key in ports.allocator.options:
+            raise InvalidArgument(
+                f"key cannot be {strategy.key!r}: with resources= that is an option of submit() of another meaning",
+                remedy='Use "key", or a name of yours such as "tenant_id".',
+            )
         self.id: str
         self.id = identity(self.scope, scope_id, self.name)
         self._config: dict[str, Any] = {
@@ -114,10 +118,6 @@ class TaskPool(Submitter):
             "max_concurrent_per_key": max_concurrent_per_key,
         }
         self._closing: asyncio.Future[None] | None = None
-        self._loading: Future[None] | None = None
-        self._cancels_all = False
-        self._told_interrupted = False
-        self._loop = None
         register(self)
         opened: list[Callable[[], None]] = []
         try:
@@ -126,18 +126,16 @@ class TaskPool(Submitter):
             records = self._open_records(store, kept)
             if records is not None:
                 opened.append(records.abandon)
-            desk = Scheduler(strategy, policy, limit, key_limits)
-            ledger = TaskStates(kept, self._revived)
-            super().__init__(strategy, desk, ledger, reporter, records, self._supply_of(runner), seconds)
-            self._begin_to_load()
+            scheduler = Scheduler(strategy, policy, limit, key_limits)
+            self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)
+            register_executor(self._executor)
+            self._submitter = Submitter(self._executor, strategy, seconds)
+            self._loading = Loading(self._executor).begin()
         except BaseException:
             for close in opened:
                 close()
             unregister(self)
             raise
-
-    def _supply_of(self, runner: Runner | None) -> Supply | None:
-        return None if runner is None else Supply(runner)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
@@ -154,10 +152,10 @@ class TaskPool(Submitter):
         """
         if self._loading is not None:
             await self._loaded()
-        entered = self._enter(fn, args, options, wait=True)
+        entered = self._submitter.enter(fn, args, options, wait=True)
         if not isinstance(entered, Arrival):
             return entered  # type: ignore[return-value] # `cast` would be called
-        return await self._accepted(entered, options.get("wait_timeout"))
+        return await self._submitter.accepted(entered, options.get("wait_timeout"))
 
     @overload
     def submit_nowait(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
@@ -165,12 +163,12 @@ class TaskPool(Submitter):
     def submit_nowait(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
     def submit_nowait(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]:  # type: ignore[misc] # it takes all
         """The same without waiting: QueueFull where `submit` would wait for a place."""
-        if self._records is not None:
+        if self._executor.records is not None:
             raise InvalidArgument(
                 f"submit_nowait() cannot be used with the durable pool {self.name!r}: it would wait for the disk",
                 remedy="Use `await pool.submit(...)`.",
             )
-        return self._enter(fn, args, options, wait=False)  # type: ignore[return-value]
+        return self._submitter.enter(fn, args, options, wait=False)  # type: ignore[return-value]
 
     @overload
     def map(
@@ -219,6 +217,8 @@ class TaskPool(Submitter):
         """
         return run_map(
             self,
+            self._executor,
+            self._submitter,
             fn,
             items,
             ordered=ordered,
@@ -234,7 +234,7 @@ class TaskPool(Submitter):
         It holds its slot until its last item, or until its consumer leaves. Keywords are options of `submit`. A failure
         is raised at the consumer; `retries` count until the first item, and not after it.
         """
-        return run_stream(self, fn, args, options)
+        return run_stream(self, self._submitter, fn, args, options)
 
     # -- records -------------------------------------------------------------------------------------------------------
 
@@ -244,103 +244,63 @@ class TaskPool(Submitter):
         chosen = JsonLinesStore() if store is None else store
         return Records(chosen.open(self.id, described(self._config), keep))
 
-    def _begin_to_load(self) -> None:
-        """Learn what the journal says: now, or in a thread if it is large and an event loop runs here."""
-        if self._records is None:
-            return
-        if self._records.is_read or asyncio._get_running_loop() is None:
-            self._load(self._records)
-            return
-        loading: Future[None] = Future()
-        loading.set_running_or_notify_cancel()  # who waits for it may be cancelled, and it is not
-        thread = Thread(target=self._load_in_thread, args=(self._records, loading), name=f"headgate open {self.name}")
-        self._loading = loading
-        try:
-            thread.start()
-        except RuntimeError:  # the machine has no more threads: then it is done here
-            self._loading = None
-            self._load(self._records)
-
-    def _load_in_thread(self, records: Records, loading: Future[None]) -> None:
-        """Until this is done nobody else looks at the ledger: submits and snapshots wait."""
-        try:
-            self._load(records)
-        except BaseException as error:
-            loading.set_exception(error)
-        else:
-            loading.set_result(None)
-
     async def _loaded(self) -> None:
         """Return when it is known what the journal says. If it cannot be read, the pool is closed."""
         if self._loading is None:
             return
         try:
-            await asyncio.wrap_future(self._loading)
+            await self._loading.done()
         except Exception:
             self._let_go()
             raise
         self._loading = None
-
-    def _load(self, records: Records) -> None:
-        highest, now = 0, Moment(clock.now(), clock.wall())
-        for former, status, window, finished_at in records.found():
-            highest = max(highest, former.number)
-            if not former.key or not self._ledger.load_key(former, status, window, finished_at, now):
-                self._ledger.load(self._revived(former.place), status, now)
-        self._ledger.start_from(highest + 1)
-
-    def _revived(self, place: int) -> TaskHandle[Any]:
-        """The record of a task of a former run."""
-        assert self._records is not None, "they are the only ones who know of it"
-        stored, terms, status = self._records.revived(place)
-        about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
-        key, partition = about.get("key"), about.get("partition")
-        task: TaskHandle[Any] = TaskHandle(
-            self, stored["task"], None, (), None, moment, None, about.get("priority", 0), key, partition, terms
-        )
-        restore(task, stored)
-        task.status = status
-        return task
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def snapshot(self, tasks: int = 1000) -> PoolSnapshot:
         """How the pool stands, with its newest `tasks`. Waits until the journal of a durable pool is read."""
         if self._loading is not None:
-            self._loading.result()
-        return pool_snapshot(self, tasks)
+            self._loading.wait()
+        return pool_snapshot(self._executor, self.scope, self._config, tasks)
 
     def stats(self) -> PoolStats:
         """Queue ages by key, and Jain's index of fairness, of the last few thousand tasks."""
-        return pool_stats(self)
+        return pool_stats(self._executor)
 
     def resize(self, max_concurrent: int) -> None:
         """So many tasks at a time from now on. What runs goes on."""
         limit = checked_whole("max_concurrent", max_concurrent, 1)
-        if self._loop is not None:
-            self._require_loop("resize()")
-        self._desk.resize(limit)
-        self._pump()
+        executor = self._executor
+        if executor.loop is not None:
+            executor.require_loop("resize()")
+        executor.scheduler.resize(limit)
+        executor.pump()
 
     def limit_keys(self, max_concurrent_per_key: int | Mapping[Any, int] | None) -> None:
         """Cap the active tasks of every key, or of some, from now on; None for no cap. What runs goes on."""
         limits: int | Mapping[Hashable, int] | None = checked_limits(max_concurrent_per_key)
-        if self._loop is not None:
-            self._require_loop("limit_keys()")
-        self._desk.limit_keys(limits)
-        self._pump()
+        executor = self._executor
+        if executor.loop is not None:
+            executor.require_loop("limit_keys()")
+        executor.scheduler.limit_keys(limits)
+        executor.pump()
+
+    def size(self) -> int:
+        """How many tasks are unfinished: active, waiting and queued."""
+        return self._executor.scheduler.size
 
     @property
     def max_concurrent(self) -> int:
         """How many tasks may be active."""
-        return self._desk.slots.limit
+        return self._executor.scheduler.slots.limit
 
     def __repr__(self) -> str:
-        slots, counts = self._desk.slots, self._ledger.counts
-        state = "" if self._state == "open" else f" {self._state}"
+        scheduler, counts = self._executor.scheduler, self._executor.states.counts
+        slots = scheduler.slots
+        state = "" if self._executor.state == "open" else f" {self._executor.state}"
         waiting = f", {slots.waiting} waiting" if slots.waiting else ""
         return (
-            f"<TaskPool {self.name!r}{state} {slots.active} of {slots.limit} active{waiting}, {self._desk.depth} queued"
+            f"<TaskPool {self.name!r}{state} {slots.active} of {slots.limit} active{waiting}, {scheduler.depth} queued"
             f" | {counts['completed']} completed, {counts['failed']} failed>"
         )
 
@@ -350,29 +310,28 @@ class TaskPool(Submitter):
         """Return when nothing is queued, running or at the door."""
         if self._loading is not None:
             await self._loaded()
-        if self._loop is None:
+        if self._executor.loop is None:
             return
-        self._require_loop("drain()")
+        self._executor.require_loop("drain()")
         waiter = enclosing()
         if waiter is not None:
             await self._drain_inside(waiter)
             return
-        while not self._is_idle():
-            future = asyncio.get_running_loop().create_future()
-            self._idle.append(future)
-            await future
+        while not self._submitter.is_idle():
+            await self._submitter.until_idle()
 
     async def _drain_inside(self, waiter: TaskRecord) -> None:
         """A task waits for a whole pool: it lends its slot, as it would for single tasks."""
         self._refuse_own(waiter)
-        while not self._is_idle():
-            await wait_for([*self._unfinished(), *self._desk.coming])
+        scheduler = self._executor.scheduler
+        while not self._submitter.is_idle():
+            await wait_for([*scheduler.unfinished(), *scheduler.coming])
             await asyncio.sleep(0)
 
     def _refuse_own(self, waiter: TaskRecord | None) -> None:
         """WaitCycle, if a task of ours, or one below it, would wait for all of us."""
         for task in (waiter, *ancestors(waiter)) if waiter is not None else ():
-            if task.owner is self:
+            if task.owner is self._executor:
                 raise WaitCycle(
                     f"{waiter.label if waiter else ''} would wait for the pool {self.name!r} to drain, and so for "
                     f"{task.label}"
@@ -380,87 +339,40 @@ class TaskPool(Submitter):
 
     async def close(self, cancel: bool = False) -> None:
         """Take no more work, wait for what there is (or cancel it), and free the name."""
-        if self._state == "closed":
+        executor = self._executor
+        if executor.state == "closed":
             return
-        if self._abandoned():
+        if executor.is_abandoned():
             self._let_go()
             return
-        if self._loop is not None:
-            self._require_loop("close()")
+        if executor.loop is not None:
+            executor.require_loop("close()")
         if self._loading is not None:
             await self._loaded()
         self._refuse_own(enclosing())
-        self._state = "closing"
-        while (arrival := self._door.first()) is not None:
-            self._door.leave(arrival.task)
-            self._ledger.withdraw(arrival.task)
-            self._welcome(arrival, PoolClosed(f"the pool {self.name!r} was closed before there was room for the task"))
+        self._submitter.begin_to_close()
         if cancel:
-            self._cancels_all = True
-            for task in [*self._unfinished(), *self._desk.coming]:
-                self._cancel(task)
+            executor.cancels_all = True
+            for task in [*executor.scheduler.unfinished(), *executor.scheduler.coming]:
+                executor.cancel(task)
         await self.drain()
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._finish())
         await asyncio.shield(self._closing)
 
     async def _finish(self) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._report.unseen(self._unseen, self._forgotten)
-        self._unseen.clear()
-        if self._records is not None:
-            await self._records.close()
+        self._submitter.stop_beating()
+        await self._executor.finish()
         self._let_go()
 
     def _let_go(self) -> None:
-        """Of the name, and of everything that is not Python's."""
-        self._state = "closed"
+        """Free the name, and everything that is not Python's."""
         unregister(self)
-        self._report.close()
-        if self._records is not None:
-            self._records.abandon()
-        if self._threads is not None:
-            self._threads.shutdown(wait=not self._in_threads)  # idle ones end at once
-
-    def _left_over(self) -> str:
-        """What was lost if the program ends here; "" if nothing was."""
-        slots, queued = self._desk.slots, self._desk.depth + self._given_up
-        running = slots.active + slots.waiting + self._cut_off
-        return f"{running} running and {queued} queued tasks were lost" if running + queued else ""
-
-    @property
-    def _ends_early(self) -> bool:
-        """Is all that it has being cancelled, by `close` or by Ctrl-C?"""
-        return self._cancels_all or (self._interrupts is not None and self._interrupts.count > 0)
-
-    def _tell_interrupted(self, error: BaseException | None) -> None:
-        """One line, if the block is left because of Ctrl-C and there is something left to do."""
-        pressed = 0 if self._interrupts is None else self._interrupts.count
-        slots, queued = self._desk.slots, self._desk.depth
-        running = slots.active + slots.waiting
-        if self._told_interrupted or not (pressed or isinstance(error, KeyboardInterrupt)) or not running + queued:
-            return
-        import logging
-
-        self._told_interrupted = True
-        waits = f"; {self._in_threads} in threads, which end by themselves or with another Ctrl-C"
-        logging.getLogger("headgate.tasks").warning(
-            "%s was interrupted: %d running and %d queued tasks are cancelled%s",
-            self.name,
-            running,
-            queued,
-            waits if self._in_threads else "",
-        )
-
-    def _abandoned(self) -> bool:
-        return self._loop is not None and self._loop.is_closed()
+        self._executor.let_go()
 
     async def __aenter__(self) -> Self:
-        if self._state != "open":
-            self._refuse(None)
+        if self._executor.state != "open":
+            self._submitter.refuse(None)
         if self._loading is not None:
             await self._loaded()
         return self
@@ -470,10 +382,10 @@ class TaskPool(Submitter):
     ) -> None:
         try:
             if error is not None:
-                self._tell_interrupted(error)
+                self._executor.tell_interrupted(error)
             await self.close(cancel=error is not None)
         except asyncio.CancelledError:  # while it drained: as a TaskGroup does, end what is left and wait for that
-            self._tell_interrupted(None)
+            self._executor.tell_interrupted(None)
             await self.close(cancel=True)
             raise
 
@@ -490,6 +402,13 @@ class TaskPool(Submitter):
             f"the pool {self.name!r} cannot be pickled or copied: its budget belongs to this process",
             remedy="Make a pool where the work runs, or send results and submit here.",
         )
+
+
+def _ports_of(runner: Runner | Ports | None) -> Ports:
+    """Where tasks run: here, with a runner of somebody's own, or with the ports that `headgate.combined` makes."""
+    if runner is None:
+        return Ports(LocalLauncher())
+    return runner if isinstance(runner, Ports) else runner_ports(runner)
 
 
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:

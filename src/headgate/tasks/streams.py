@@ -17,13 +17,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.tasks.options import check_names, refuse_callables
+from headgate.tasks.handle import TaskHandle, result_of
+from headgate.tasks.options import refuse_callables
 from headgate.tasks.runtime.nested_waits import enclosing, lend_meanwhile, lend_while, wait_for
 
 if TYPE_CHECKING:
-    from headgate.tasks.handle import TaskHandle
     from headgate.tasks.model import TaskRecord
     from headgate.tasks.pool import TaskPool
+    from headgate.tasks.runtime.submit import Submitter
 
 _END: Any = object()
 _NOTHING: Any = object()
@@ -128,11 +129,12 @@ async def _until(future: asyncio.Future[Any]) -> None:
     await future
 
 
-def run_stream(pool: TaskPool, fn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> AsyncGenerator[Any, None]:
+def run_stream(
+    pool: TaskPool, submitter: Submitter, fn: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> AsyncGenerator[Any, None]:
     """Check what can be checked now, and return the items-to-be."""
     check_generator(fn)
-    own = pool._supply.options if pool._supply is not None else ()
-    check_names(options, pool._strategy, "stream()", own, fn)
+    submitter.check_names(options, "stream()", (), fn)
     refuse_callables(options)
     if "idempotency_key" in options:
         raise InvalidArgument(
@@ -154,12 +156,12 @@ async def _items(
     except GeneratorExit:
         await body.leave(handle)
         if handle.status == "failed":
-            handle._result()  # its clean-up raised, and who closes it hears of that
+            result_of(handle)  # its clean-up raised, and who closes it hears of that
         raise
     finally:
         await body.leave(handle)
     try:
-        handle._result()
+        result_of(handle)
     finally:
         del handle  # see `TaskHandle.__await__`
 

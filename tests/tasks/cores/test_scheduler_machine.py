@@ -1,8 +1,8 @@
 """Several desks whose tasks submit, wait for each other, fail, end and are cancelled, in any order.
 
 Tasks have no bodies here and there is no loop: `World` does what bodies would do, one step at a time. The waits are the
-real ones (`waiting._Nested`), stepped by hand, so that every order of events can happen. After each step `check` counts
-everything anew, and at the end of a walk everything that can end is ended: if something is left, it was a deadlock.
+real ones (`nested_waits._Nested`), stepped by hand, so that every order of events can happen. After each step `check`
+counts everything anew, and at the end of a walk everything that can end is ended: what is left was a deadlock.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from headgate.errors import WaitCycle
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import Moment, TaskRecord, Terms
 from headgate.tasks.runtime.executor import Executor
+from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import _Nested
+from headgate.tasks.runtime.ports import Ports
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, chain_of
-from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.tasks.cores.model import START, record
 
@@ -137,15 +138,14 @@ class Pool(Executor):
     def __init__(self, world: World, name: str, strategy: Any, limit: int) -> None:
         desk = CheckedDesk(strategy, UNBOUNDED, limit)
         desk.world = world
-        super().__init__(desk, TaskStates(0), SimpleNamespace(audit=None, wanted=False), None, None)  # type: ignore[arg-type]
-        self.name = name
-        self._loop = SimpleNamespace(create_future=Signal)  # type: ignore[assignment]
+        super().__init__(name, name, desk, SimpleNamespace(audit=None), Ports(LocalLauncher()))  # type: ignore[arg-type]
+        self.loop = SimpleNamespace(create_future=Signal)  # type: ignore[assignment]
         self.desk = desk
         self.limits: Any = None
 
-    def _start(self, task: TaskRecord, moment: Moment) -> None:
+    def start(self, task: TaskRecord, moment: Moment) -> None:
         assert task.status == "queued"
-        self._ledger.move(task, "running")
+        self.states.move(task, "running")
         task.attempt += 1
 
     def cap(self, key: Hashable) -> int | None:
@@ -234,7 +234,7 @@ class World:
         if pool.desk.startable(task):
             assert not any(not self.blocked(one) for one in pool.desk.slots.returning)
             pool.desk.seat(task)
-            pool._start(task, START)
+            pool.start(task, START)
         elif chance.random() < 0.1:
             pool.desk.set_aside(task)
         else:
@@ -245,7 +245,7 @@ class World:
         self.joined[task] = self.steps = self.steps + 1
         task.owner.desk.enqueue(task)
         if task.owner.desk.slots.active < task.owner.desk.slots.limit:
-            task.owner._pump()
+            task.owner.pump()
 
     def submit_inside(self) -> None:
         if (parent := self.pick(self.running())) is not None:
@@ -306,18 +306,18 @@ class World:
 
     def finish(self) -> None:
         if (task := self.pick(self.idlers())) is not None:
-            task.owner._end(task, "completed", None)
+            task.owner.end(task, "completed", None)
 
     def abandon(self) -> None:
         """Its body ends, and something it started goes on waiting."""
         if (part := self.pick(self.parts)) is not None and not part.task.finished:
-            part.task.owner._end(part.task, "completed", None)
+            part.task.owner.end(part.task, "completed", None)
 
     def fail(self) -> None:
         """And try again."""
         if (task := self.pick(self.idlers())) is not None:
             self.joined[task] = self.steps = self.steps + 1
-            assert task.owner._retry(task, OSError())
+            assert task.owner._retry(task, OSError(), task.attempt)
 
     def cancel(self) -> None:
         task = self.pick(self.unfinished())
@@ -325,22 +325,22 @@ class World:
             return
         if task.status == "queued":
             task.owner._discard(task, "cancelled")
-            task.owner._pump()
+            task.owner.pump()
             return
         for part in self.parts_of(task):
             self._cut(part)
-        task.owner._end(task, "cancelled", None)
+        task.owner.end(task, "cancelled", None)
 
     def resize(self) -> None:
         pool = self.chance.choice(self.pools)
         pool.desk.resize(self.chance.randint(1, 4))
-        pool._pump()
+        pool.pump()
 
     def limit_keys(self) -> None:
         pool = self.chance.choice(self.pools)
         pool.limits = self.chance.choice((None, 1, 2, {"a": 1}, {"a": 2, "b": 1}))
         pool.desk.limit_keys(pool.limits)
-        pool._pump()
+        pool.pump()
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class World:
                 self.step(self.chance.choice(ready))
             elif idlers := self.idlers():
                 task = self.chance.choice(idlers)
-                task.owner._end(task, "completed", None)
+                task.owner.end(task, "completed", None)
             else:
                 break
             self.check()
@@ -495,7 +495,7 @@ def test_t42_a_lent_slot_serves_the_family_before_the_queue() -> None:
     begun(world, parent, *children)
     for child in children:
         assert child.status == "running"
-        pool._end(child, "completed", None)
+        pool.end(child, "completed", None)
         world.check()
     assert all(stranger.status == "queued" for stranger in strangers), "the lender returns before newcomers"
     world.resume()
@@ -513,7 +513,7 @@ def test_t42_a_wait_that_was_cut_short_and_begins_again_needs_no_slot() -> None:
     world._cut(part)
     assert parent in pool.desk.slots.returning
     begun(world, parent, second)
-    pool._end(first, "completed", None)
+    pool.end(first, "completed", None)
     world.check()
     assert second.status == "running"
     world.settle()
@@ -545,9 +545,9 @@ def test_t42_an_ancestor_that_was_roused_and_failed_meanwhile_only_queues() -> N
     assert parent.slot is None, "it lends, since it may wait for its child in a way that cannot be seen"
     assert grandchild.status == "running"
     world.joined[parent] = 99
-    assert home._retry(parent, OSError())
+    assert home._retry(parent, OSError(), parent.attempt)
     world.check()
-    home._end(grandchild, "completed", None)
+    home.end(grandchild, "completed", None)
     world.check()
     world.settle()
 
@@ -561,13 +561,13 @@ def test_t42_families_forget_whoever_left_the_queue() -> None:
     child = world.submit(parent, away, None)
     other = world.submit(pool=home, key=None)
     world.joined[parent] = 99
-    assert home._retry(parent, OSError())
+    assert home._retry(parent, OSError(), parent.attempt)
     home.desk.unseat(parent)
     parent.status = "queued"
-    away._end(grandparent, "completed", None)
+    away.end(grandparent, "completed", None)
     assert list(ancestors(child)) == [parent]
     assert list(ancestors(parent)) == []
-    home._pump()
+    home.pump()
     world.check()
     assert other.status == "queued"
     world.settle()
@@ -583,9 +583,9 @@ def test_t42_a_part_that_outlives_its_attempt_takes_no_slot() -> None:
     assert awaited.status == "running"
     world.parts.remove(part)
     world.joined[task] = 99
-    assert pool._retry(task, OSError())
+    assert pool._retry(task, OSError(), task.attempt)
     assert task.status == "queued"
-    pool._end(awaited, "completed", None)
+    pool.end(awaited, "completed", None)
     while not part.step():
         pass
     slots = pool.desk.slots
@@ -600,7 +600,7 @@ def test_t42_a_circle_over_a_task_that_has_ended_is_none() -> None:
     begun(world, between, ended)
     begun(world, ended, waiter)
     assert chain_of(waiter, between) == [waiter, between, ended, waiter]
-    world.pools[0]._end(ended, "completed", None)
+    world.pools[0].end(ended, "completed", None)
     begun(world, waiter, between)
     world.settle()
 
@@ -627,15 +627,15 @@ def test_t42_a_part_that_stands_for_a_slot_goes_on_when_its_task_is_done(how: st
     part = begun(world, task, awaited)
     borrower = world.submit(pool=home, key=None)
     assert borrower.status == "running"
-    away._end(awaited, "completed", None)
+    away.end(awaited, "completed", None)
     assert not part.step(), "it stands for a slot"
     world.parts.remove(part)
     if how == "ends":
-        home._end(task, "completed", None)
+        home.end(task, "completed", None)
     else:
         world.joined[task] = 99
-        assert home._retry(task, OSError())
-    home._end(borrower, "completed", None)
+        assert home._retry(task, OSError(), task.attempt)
+    home.end(borrower, "completed", None)
     assert part.ready
     assert part.step()
 
@@ -651,6 +651,6 @@ def test_t42_an_ancestor_that_stands_for_a_slot_gets_none_while_a_descendant_wai
     assert parent in home.desk.slots.returning
     late = world.submit(second, home, None)
     begun(world, second, late)
-    home._end(early, "completed", None)
+    home.end(early, "completed", None)
     assert late.status == "running", "the parent may wait for its child in a way that cannot be seen"
     world.settle()

@@ -19,7 +19,7 @@ TERMINAL = ("completed", "failed", "cancelled", "rejected", "expired", "stale")
 STATES = UNFINISHED + TERMINAL
 WINDOWS = ("while_active", "until_success", "forever", 5.0, 0.5)
 LEGAL = {
-    *product(("queued",), ("running", "rejected", "cancelled", "expired", "stale")),
+    *product(("queued",), ("running", "failed", "rejected", "cancelled", "expired", "stale")),
     *product(("running",), ("queued", "completed", "failed", "cancelled", "stale")),
 }
 

@@ -6,22 +6,31 @@ and submitting it once more, with the same idempotency key, runs it afresh. A co
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import pickle
 import pickletools
 import traceback
+from asyncio import _get_running_loop
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
+from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import TaskFailed
 from headgate.stores.codec import canonical
 from headgate.stores.jsonl.scanner import Brief, StoredTasks
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
+from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms, Told
 from headgate.tasks.scheduling.idempotency import Window, checked_window, difference, work_of
 from headgate.tasks.scheduling.states import Former
+
+if TYPE_CHECKING:
+    from headgate.tasks.runtime.executor import Executor
 
 
 class Records:
@@ -132,16 +141,81 @@ class Records:
             former = Former(_key(brief.about) or "", brief.task, place)
             yield former, _status(brief.status), _window(brief.about.get("window")), brief.finished_at
 
-    def revived(self, place: int) -> tuple[StoredTask, Terms, TaskStatus]:
-        """The task of a former run that was found in this place."""
+    def revived(self, place: int, owner: Executor) -> TaskHandle[Any]:
+        """The record of the task of a former run that was found in this place."""
         stored = self._tasks[place]
-        about = stored["about"]
+        about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
         key, labels = _key(about), about.get("labels")
         if key is not None:
             self._works[key] = str(about.get("fn", "")), str(about.get("digest", ""))
         labels = labels if isinstance(labels, Mapping) and labels else None
         terms = Terms(idempotency_key=key, window=_window(about.get("window")), labels=labels)
-        return stored, terms, _status(stored["status"])
+        task: TaskHandle[Any] = TaskHandle(
+            owner,
+            stored["task"],
+            None,
+            (),
+            None,
+            moment,
+            None,
+            about.get("priority", 0),
+            about.get("key"),
+            about.get("partition"),
+            terms,
+        )
+        restore(task, stored)
+        task.status = _status(stored["status"])
+        return task
+
+
+class Loading:
+    """Reads the journal of a pool: now, or in a thread if it is large and an event loop runs here."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._future: Future[None] = Future()
+
+    def begin(self) -> Loading | None:
+        """Begin to read. Returns None if there is nothing to wait for."""
+        records = self._executor.records
+        if records is None:
+            return None
+        if records.is_read or _get_running_loop() is None:
+            self._load(records)
+            return None
+        self._future.set_running_or_notify_cancel()  # who waits for it may be cancelled, and it is not
+        thread = Thread(target=self._in_thread, args=(records,), name=f"headgate open {self._executor.name}")
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no more threads: then it is done here
+            self._load(records)
+            return None
+        return self
+
+    async def done(self) -> None:
+        """Return when the journal is read; raise if it cannot be."""
+        await asyncio.wrap_future(self._future)
+
+    def wait(self) -> None:
+        """Block until the journal is read; raise if it cannot be."""
+        self._future.result()
+
+    def _in_thread(self, records: Records) -> None:
+        """Until this is done nobody else looks at the states: submits and snapshots wait."""
+        try:
+            self._load(records)
+        except BaseException as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(None)
+
+    def _load(self, records: Records) -> None:
+        highest, now, states = 0, Moment(clock.now(), clock.wall()), self._executor.states
+        for former, status, window, finished_at in records.found():
+            highest = max(highest, former.number)
+            if not former.key or not states.load_key(former, status, window, finished_at, now):
+                states.load(self._executor.revive(former.place), status, now)
+        states.start_from(highest + 1)
 
 
 def _brief(stored: StoredTask) -> Brief:

@@ -8,6 +8,7 @@ that started them.
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop
 from collections.abc import Awaitable, Generator, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -30,7 +31,7 @@ CURRENT: ContextVar[TaskRecord | None] = ContextVar("headgate_task", default=Non
 def enclosing() -> TaskRecord | None:
     """The unfinished task whose code is running on this loop, or None."""
     task = CURRENT.get()
-    if task is None or task.finished or task.owner._loop is not asyncio._get_running_loop():
+    if task is None or task.finished or task.owner.loop is not _get_running_loop():
         return None
     return task
 
@@ -66,8 +67,8 @@ wait_agent = pool_wait
 
 def wait_for_one(task: TaskRecord) -> Generator[Any, Any, None]:
     """``yield from`` this until it has ended. `wait_for`, without its coroutines where nobody has a slot to lend."""
-    loop = asyncio._get_running_loop()
-    if CURRENT.get() is not None or loop is not task.owner._loop or loop is None:
+    loop = _get_running_loop()
+    if CURRENT.get() is not None or loop is not task.owner.loop or loop is None:
         yield from wait_for((task,)).__await__()
         return
     future = loop.create_future()
@@ -85,7 +86,7 @@ def need_not_be_retrieved(error: BaseException) -> None:
     Whoever cancels all tasks of a pool at once knows of it. Otherwise a thousand handles in `asyncio.as_completed`
     would be a thousand tracebacks, "Task exception was never retrieved", when the program is stopped by Ctrl-C.
     """
-    task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    task = asyncio.current_task() if _get_running_loop() is not None else None
     if task is not None:
         task.add_done_callback(partial(_retrieve, error))
 
@@ -102,7 +103,7 @@ async def wait_for(tasks: Sequence[TaskRecord]) -> None:
         return
     loop = asyncio.get_running_loop()
     for task in unfinished:
-        if task.owner._loop is not loop:
+        if task.owner.loop is not loop:
             raise InvalidArgument(
                 f"{task!r} belongs to a pool on another event loop",
                 remedy="Await it on the loop on which it was submitted.",
@@ -122,19 +123,19 @@ async def lend_while(tasks: list[TaskRecord], until: Awaitable[None]) -> None:
 async def lend_meanwhile(until: Awaitable[None]) -> None:
     """Await `until`, for which others may need the slot of this task: it lends it, and goes on with one again."""
     task = enclosing()
-    waits = None if task is None else task.owner._lend_for_another(task)
+    waits = None if task is None else task.owner.lend_for_another(task)
     if task is None or waits is None:
         await until
         return
     pool = task.owner
-    pool._pump()
+    pool.pump()
     try:
         await until
     finally:
         waits.roused -= 1
-        if not waits.roused and task.waits is waits and pool._desk.needs_slot(task):
-            pool._reclaim(task)
-    await pool._returned(task)
+        if not waits.roused and task.waits is waits and pool.scheduler.needs_slot(task):
+            pool.reclaim(task)
+    await pool.slot_returned(task)
 
 
 async def _all_ended(tasks: list[TaskRecord], loop: asyncio.AbstractEventLoop) -> None:
@@ -233,7 +234,7 @@ class _Nested:
             self._end()
             raise
         self._end()
-        await pool._returned(self._waiter)
+        await pool.slot_returned(self._waiter)
 
     def _begin(self) -> None:
         waiter, pool = self._waiter, self._waiter.owner
@@ -243,11 +244,11 @@ class _Nested:
             one.waits.below += 1
             self._above.append(one.waits)
         for task in self._awaited:
-            pool._begin_wait(waiter, task)
+            pool.begin_wait(waiter, task)
             self._waits = waiter.waits
             self._begun.append(task)
             self._rouse(task)
-        pool._pump()
+        pool.pump()
 
     def _rouse(self, task: TaskRecord) -> None:
         """Where the awaited task queues, and each slot there is held by a task whose descendants wait, they lend them.
@@ -256,27 +257,27 @@ class _Nested:
         that pool runs above its cap for as long as this wait lasts. Ancestors that lend already do so longer.
         """
         owner = task.owner
-        if task.status != "queued" or not owner._desk.slots.exhausted:
+        if task.status != "queued" or not owner.scheduler.slots.exhausted:
             return
         lenders = [one for one in ancestors(self._waiter) if one.owner is owner and one.slot is None]
-        holders = list(owner._desk.slots.holders())
+        holders = list(owner.scheduler.slots.holders())
         if all(one.waits is not None and one.waits.below for one in holders):
             lenders += holders
-        lent = [(one, owner._lend_for_another(one)) for one in lenders]
+        lent = [(one, owner.lend_for_another(one)) for one in lenders]
         self._roused += [(one, waits) for one, waits in lent if waits is not None]
-        owner._pump()
+        owner.pump()
 
     def _end(self) -> None:
         """The wait is over, or cut short: the waiter wants its slot back, if it waits for nobody else."""
         waiter, pool = self._waiter, self._waiter.owner
         if waiter.waits is self._waits:  # else its attempt has ended, and its waits with it
             for task in self._begun:
-                pool._desk.end_wait(waiter, task)
+                pool.scheduler.end_wait(waiter, task)
         for waits in self._above:
             waits.below -= 1
         for one, waits in self._roused:
             waits.roused -= 1
-            if not waits.roused and one.waits is waits and one.owner._desk.needs_slot(one):
-                one.owner._reclaim(one)
-        if waiter.waits is self._waits and pool._desk.needs_slot(waiter):
-            pool._reclaim(waiter)
+            if not waits.roused and one.waits is waits and one.owner.scheduler.needs_slot(one):
+                one.owner.reclaim(one)
+        if waiter.waits is self._waits and pool.scheduler.needs_slot(waiter):
+            pool.reclaim(waiter)

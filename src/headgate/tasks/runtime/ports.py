@@ -1,25 +1,21 @@
-"""The runner port: how a pool runs a task once its turn has come.
+"""The ports of an executor: what a task needs besides a slot, where it runs, and why it waits.
 
-A pool asks its runner to `reserve` what the task needs besides a slot (a key, a place on a worker). None means not now:
-the task keeps its turn, and the pool asks again when the runner calls back. Without a runner a task needs nothing and
-runs right here, which is what `headgate.tasks.TaskPool` does by itself.
-
-A `Supply` is how the pool speaks with its runner. For a runner of somebody's own it is what this file says; for keys
-and workers `headgate.combined.pool` has one that knows more: what different tasks need, when nothing can ever serve
-one, how to stand in line, and why an attempt was no failure of its task.
+An `Allocator` reserves what a task needs (a resource); a `Launcher` starts the task with that; whoever ran it reports
+the end to a `Completion`, which is the executor; an `Explainer` says in words what tasks wait for. A pool without
+ports needs nothing but slots and runs its tasks right here (`local_launcher`). The public `Runner` is an allocator and
+a launcher in one, for a way of running tasks that somebody writes; `runner` adapts it. The ports of resources and
+workers are in `headgate.combined`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from headgate.core.cancellation import primed
-from headgate.tasks.model import TaskRecord, Terms, told_of
-from headgate.tasks.runtime.nested_waits import CURRENT
+from headgate.tasks.model import TaskRecord
 
 if TYPE_CHECKING:
-    from headgate.tasks.runtime.executor import Executor
+    import asyncio
 
 
 class Runner(Protocol):
@@ -38,160 +34,168 @@ class Runner(Protocol):
         """Run it to its result, and give the permit back."""
 
 
-class Again(Exception):
-    """What a supply raises from `run`: the attempt is over, the task is not, and it is to be queued again."""
+class Completion(Protocol):
+    """Is told by a launcher how an attempt of a task ended. The executor is one."""
 
-    def __init__(self, reason: str, *, spent: bool, resource_id: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason: str = reason
-        self.spent: bool = spent
-        """Does it count as an attempt?"""
-        self.resource_id: str | None = resource_id
+    loop: asyncio.AbstractEventLoop | None
+    """The event loop of the pool."""
+
+    def succeeded(self, task: TaskRecord, result: Any) -> None:
+        """End the task: its function returned this."""
+
+    def failed(self, task: TaskRecord, error: BaseException, failures: int | None = None) -> bool:
+        """End the task or try it again: its function raised this.
+
+        `failures` says how many of its attempts were failures of its own, if not all were. Returns False when the
+        asyncio Task that ran it must raise the exception as well.
+        """
+        ...
+
+    def requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None) -> bool:
+        """Queue the task again: the attempt is over, and it was no failure of the task. Returns as `failed` does.
+
+        `spent` says whether it counts as one of the task's attempts.
+        """
+        ...
+
+    def attempt_ended(self, task: TaskRecord, reason: str) -> None:
+        """Note in the story of the task why its last attempt ended."""
+
+    def asked(self, task: TaskRecord) -> str | None:
+        """Why the running task was told to stop, "cancel" or "timeout"; None if it was not."""
+        ...
+
+    def interrupts(self) -> int:
+        """How often Ctrl-C was pressed."""
+        ...
 
 
-def told(error: BaseException) -> str:
-    """An exception in one line, as it may be shown to people."""
-    return told_of(error, None, 0).line
+class Changes(Protocol):
+    """Is told by an allocator that what it has to give has changed. The executor is one."""
+
+    loop: asyncio.AbstractEventLoop | None
+    """The event loop of the pool; None before its first submit."""
+
+    def unserved(self) -> Collection[Hashable]:
+        """The requirements that were refused and of which tasks wait."""
+        ...
+
+    def has_free_slot(self) -> bool:
+        """Could a task start if it got what it needs?"""
+        ...
+
+    def offer(self, requirements: Collection[Hashable]) -> None:
+        """Start one task, the next of all that have one of these requirements."""
+
+    def reopen(self, *requirements: Hashable) -> None:
+        """Start tasks that have one of these requirements, or any requirement if none is given."""
+
+    def reopen_soon(self) -> None:
+        """Do `reopen` for all requirements, on the loop of the pool. May be called from any thread."""
+
+    def fail_impossible(self) -> None:
+        """Fail the queued tasks that nothing can serve any more."""
 
 
-_MOST_TERMS = 1024
+class Allocator(Protocol):
+    """Gives each task what it needs besides a slot."""
 
-
-class Supply:
-    """A runner, as its pool deals with it."""
-
-    options: tuple[str, ...] = ()
-    """Keywords of `submit` that it understands."""
-
-    def __init__(self, runner: Runner | None) -> None:
-        self._runner: Any = runner
-        self._terms: dict[Hashable, Terms] = {}
-
-    def attach(self, pool: Executor) -> None:
-        """This is the pool that it serves."""
-        self._runner.on_ready(pool._on_ready)
-
-    def bound(self, loop: Any) -> None:
-        """The event loop of the pool."""
-
-    def terms(self, need: Hashable) -> Terms:
-        """The terms of tasks that ask for nothing but this: they share one object, as those do that ask for nothing."""
-        terms = self._terms.get(need)
-        if terms is None:
-            if len(self._terms) >= _MOST_TERMS:
-                self._terms.clear()
-            terms = self._terms[need] = Terms(need=need)
-        return terms
+    options: tuple[str, ...]
+    """Keywords of `submit` that say what a task needs."""
 
     def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
-        """What these keywords of its own ask for: a need, and a wish."""
-        return None, None
+        """The requirement that these keywords name, and what else they ask for. None is any and nothing."""
+        ...
 
-    @property
-    def doubtful(self) -> bool:
-        """Might there be nothing for anybody?"""
-        return False
+    def on_change(self, changes: Changes) -> None:
+        """Tell this object, from now on, what changes."""
 
-    def hopeless(self, task: TaskRecord) -> Exception | None:
-        """Why nothing can ever serve this task; None: something can."""
-        return None
+    def impossible(self, task: TaskRecord) -> Exception | None:
+        """Why nothing can ever serve this task; None if something can."""
+        ...
 
-    def reserve(self, task: TaskRecord, *, stand: bool) -> Any:
-        """A permit to run this task now, or None. With `stand`: then tell the pool when its need might be served."""
-        return self._runner.reserve(task)
+    def reserve(self, task: TaskRecord, *, wait: bool) -> Any:
+        """A permit to run this task now, or None: the one it has, if that is still valid, or another.
 
-    def leave(self, need: Hashable) -> bool:
-        """The pool has no slot for it. Does nobody tell the pool about this need any more?"""
-        return False
-
-    def confirmed(self, task: TaskRecord) -> bool:
-        """It was given its permit before it was accepted, and starts now. May it still do so with that?"""
-        return True
-
-    def started(self, task: TaskRecord) -> None:
-        """It runs now."""
+        With `wait` the allocator tells the pool when the task's requirement might be served.
+        """
 
     def release(self, permit: Any) -> None:
-        """The task of this permit will not be run."""
-        self._runner.release(permit)
+        """Take back a permit with which nothing was run."""
 
-    def begin(self, pool: Executor, task: TaskRecord) -> Any:
-        """Start it without a Task of asyncio; returns what has `cancel` as a Task has. None: it needs one."""
-        return None
+    def leave(self, requirement: Hashable) -> bool:
+        """Nothing of this requirement is needed any more. Returns True if nobody waits for it from now on."""
+        ...
 
-    async def drive(self, pool: Executor, task: TaskRecord) -> None:
-        """Run it to its end, from within its own Task, and give the permit back."""
-        try:
-            await primed()
-            CURRENT.set(task)
-            permit, task.permit = task.permit, None
-            result = await self._runner.run(task, permit)
-        except BaseException as error:
-            if not pool._ended_badly(task, error):
-                raise
-        else:
-            pool._end(task, "completed", result)
-        finally:
-            del task  # see `PoolShell._drive`
 
-    def failures(self, task: TaskRecord) -> int:
-        """How many of its attempts were failures of its own."""
-        return task.attempt
+class Cancellable(Protocol):
+    """A started attempt, as a Task of asyncio is one."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Ask the attempt to stop."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts tasks that have their slot and their permit."""
+
+    @property
+    def in_threads(self) -> int:
+        """How many tasks run in threads of this process."""
+        ...
+
+    def start(self, task: TaskRecord, permit: Any, completion: Completion) -> Cancellable:
+        """Run the task; `completion` is told how it ended."""
+        ...
+
+    def announce(self, task: TaskRecord) -> None:
+        """Emit what is to be told of a start, after the pool's own event. Listeners may do anything to the task."""
 
     def forget(self, task: TaskRecord) -> None:
-        """It has ended, and not with a result."""
+        """Drop what is known of a task that has ended without a result."""
+
+    def close(self) -> None:
+        """Let go of threads and the like."""
+
+
+class Explainer(Protocol):
+    """Says in words what tasks wait for and what they ran with."""
+
+    def why_waiting(self, task: TaskRecord) -> str:
+        """Why nothing serves this task now; "" if that is not known."""
+        ...
+
+    def waiting_for(self, requirements: Collection[Hashable]) -> dict[str, Any]:
+        """What tasks of these requirements wait for, and for how many seconds."""
+        ...
+
+    def describe(self, ran_with: Any) -> str:
+        """With which resource and on which worker an attempt ran, for its story: of a permit, or what remains of it."""
+        ...
 
     def held(self, task: TaskRecord, waiting: Collection[TaskRecord]) -> list[str]:
         """The names of all that could serve a queued task, if none of it can come free before one of `waiting` ends."""
-        return []
-
-    def why_not(self, task: TaskRecord) -> str:
-        """Why nothing serves it now; "" when that is not known."""
-        return ""
-
-    def waiting_for(self, needs: Collection[Hashable]) -> dict[str, Any]:
-        """What tasks of these needs wait for, and for how long."""
-        return {"cause": "runner", "seconds": None}
-
-    def describe(self, permit: Any) -> str:
-        """With what and where a task of this permit ran, for its story."""
-        return ""
+        ...
 
 
-class Taskless:
-    """A task that runs on a worker and that nobody awaits: its answer ends it."""
+class Listener(Protocol):
+    """Is told by an executor what matters to those who wait for a place in the queue."""
 
-    __slots__ = ("_line", "_permit", "_pool", "_task")
+    def settled(self) -> None:
+        """Every free slot was given to a task: admit submitters for whom there is a place now."""
 
-    def __init__(self, line: Any, pool: Executor, task: TaskRecord, permit: Any) -> None:
-        self._line = line
-        self._pool = pool
-        self._task: TaskRecord | None = task
-        self._permit = permit
+    def idle(self) -> None:
+        """Nothing is queued or running."""
 
-    def returned(self, result: Any) -> None:
-        """What the function returned there."""
-        task, permit = self._let_go()
-        try:
-            self._line._succeed(task, permit, result)
-        except Exception as error:
-            self._pool._ended_badly(task, error)
-        else:
-            self._pool._end(task, "completed", result)
+    def expired(self, task: TaskRecord) -> bool:
+        """The time of a task is over. Returns False if its submitter does not wait for a place any more."""
+        ...
 
-    def raised(self, error: BaseException) -> bool:
-        """What it raised there, or on the way. Must whoever ran it raise it too?"""
-        task, permit = self._let_go()
-        return not self._pool._ended_badly(task, self._line._outcome(task, permit, error))
 
-    def unplaced(self) -> None:
-        """No worker has run it: it waits for one in a Task."""
-        task, _ = self._let_go()
-        self._pool._make(task)
+class Ports(NamedTuple):
+    """What an executor works with besides slots."""
 
-    def _let_go(self) -> tuple[TaskRecord, Any]:
-        """Its task and its permit, for the last time: the permit refers to this, in a circle with the result."""
-        task, permit = self._task, self._permit
-        assert task is not None, "it ends once"
-        self._task = self._permit = None
-        return task, permit
+    launcher: Launcher
+    allocator: Allocator | None = None
+    """None: a task needs nothing but a slot."""
+    explainer: Explainer | None = None

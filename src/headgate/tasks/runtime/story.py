@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from headgate.core.redaction import redact
 from headgate.tasks.model import Mark, TaskRecord
-from headgate.tasks.runtime.ports import Supply
 
 
 class Story(str):
@@ -22,29 +21,39 @@ class Story(str):
         return str(self)
 
 
-def story_of(task: TaskRecord, supply: Supply | None, now: float) -> Story:
-    """The history of a task, whose pool has this supply; `now` in Unix seconds."""
-    began = task.moment.wall
-    marks = [Mark(began, f"submitted{_options(task)}"), *(task.trail or ())]
-    if task.started is not None and not _waits_again(task):
-        where = supply.describe(task.permit) if supply is not None and task.permit is not None else ""
-        marks.append(Mark(task.started.wall, f"attempt {task.attempt} begins{where}"))
-    if task.status == "queued" and task.terms.need in task.owner._desk.shut and supply is not None:
-        marks.append(Mark(now, f"waits: {supply.why_not(task)}"))
+def story_of(task: TaskRecord, now: float) -> Story:
+    """The history of a task; `now` in Unix seconds."""
+    began, explainer = task.moment.wall, task.owner.explainer
+    lines = [(began, f"submitted{_options(task)}"), *((mark.wall, _told(mark)) for mark in task.trail or ())]
+    if task.started is not None and not _start_is_told(task):
+        with_what = task.permit or task.ran_with
+        where = explainer.describe(with_what) if explainer is not None and with_what is not None else ""
+        lines.append((task.started.wall, _told(Mark("began", task.started.wall, where, task.attempt))))
+    if task.status == "queued" and task.terms.need in task.owner.scheduler.shut and explainer is not None:
+        lines.append((now, _told(Mark("waits", now, explainer.why_waiting(task)))))
     if task.ended is not None:
-        marks.append(Mark(task.ended.wall, _end(task)))
-    lines = [f"{_time(mark.wall)}  {max(0.0, mark.wall - began):+9.3f} s  {mark.what}" for mark in marks]
-    return Story(redact("\n".join([_title(task, now), *(f"  {line}" for line in lines)])))
+        lines.append((task.ended.wall, _end(task)))
+    shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
+    return Story(redact("\n".join([_title(task, now), *shown])))
 
 
-def _waits_again(task: TaskRecord) -> bool:
-    """Is its last start told in its trail already?"""
-    ends = [mark.what for mark in task.trail or () if " ends: " in mark.what]
-    if task.status == "queued" or not ends or task.started is None:
+def _told(mark: Mark) -> str:
+    if mark.kind == "waits":
+        return f"waits: {mark.text}"
+    if mark.kind == "began":
+        return f"attempt {mark.attempt} begins{mark.text}"
+    return f"attempt {mark.attempt} ends: {mark.text}{'; queued again' if mark.again else ''}"
+
+
+def _start_is_told(task: TaskRecord) -> bool:
+    """Is the last start of the task among its marks already?"""
+    last = next((mark for mark in reversed(task.trail or ()) if mark.kind == "ended"), None)
+    if task.status == "queued" or last is None or task.started is None:
         return task.status == "queued"
-    if not ends[-1].endswith("queued again"):
+    if not last.again:
         return True  # its attempts are spent
-    return task.finished and task.permit is None and task.started.now <= task.since.now and task.status != "completed"
+    has_run_since = task.permit or task.ran_with or task.status == "completed"
+    return task.finished and not has_run_since and task.started.now <= task.since.now
 
 
 def _title(task: TaskRecord, now: float) -> str:

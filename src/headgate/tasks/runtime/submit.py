@@ -1,85 +1,86 @@
-"""The way into a pool: from a submit to a slot or a place in the queue.
+"""From a submit to a slot or a place in the queue.
 
 In order: is it a function, what do its options ask, is it the same work as a task we have (idempotency), can it start,
 can it queue, and if neither, what does the policy say? All of that happens in one go, without an await. What may follow
-is waiting: at the door for a place, or, in a durable pool, for the disk. Both are an `Arrival`.
+is waiting: for a place in the queue, or, in a durable pool, for the disk. Both are an `Arrival`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
 from inspect import CO_COROUTINE
 from typing import Any
 
 from headgate.core.clock import clock
-from headgate.core.threads import Interrupts
-from headgate.errors import IdempotencyConflict, InvalidArgument, PoolClosed, QueueFull, StoreWriteFailed, SubmitTimeout
+from headgate.errors import IdempotencyConflict, PoolClosed, QueueFull, StoreWriteFailed, SubmitTimeout
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
-from headgate.tasks.options import NOTHING, parse
+from headgate.tasks.options import NOTHING, check_names, parse
 from headgate.tasks.runtime.durable import Records, digest_of
 from headgate.tasks.runtime.executor import TICK, Executor
 from headgate.tasks.runtime.functions import check_function
 from headgate.tasks.runtime.nested_waits import CURRENT, enclosing
-from headgate.tasks.runtime.ports import Supply
+from headgate.tasks.runtime.ports import Allocator
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.scheduling.idempotency import difference, equal, work_of
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.states import TaskStates
-from headgate.tasks.scheduling.submit_queue import Arrival
+from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
 from headgate.tasks.strategies import KEY, Strategy
 
 
-class Submitter(Executor):
-    """A shell that takes tasks in."""
+class Submitter:
+    """Takes tasks in for one executor."""
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        desk: Scheduler,
-        ledger: TaskStates,
-        reporter: Reporter,
-        records: Records | None,
-        supply: Supply | None,
-        stale_after: float,
-    ) -> None:
-        super().__init__(desk, ledger, reporter, records, supply)
+    def __init__(self, executor: Executor, strategy: Strategy, stale_after: float) -> None:
+        self._executor = executor
+        self._scheduler: Scheduler = executor.scheduler
+        self._states: TaskStates = executor.states
+        self._reporter: Reporter = executor.reporter
+        self._records: Records | None = executor.records
+        self._allocator: Allocator | None = executor.allocator
+        self._queue: SubmitQueue = executor.submit_queue
         self._strategy = strategy
         self._plain = strategy.plain
         self._fair = strategy.key
         self._stale_after = stale_after
-        self._state = "open"
-        self._drops = desk.policy.answer in ("drop_oldest", "drop_fair")
+        self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair")
         self._writing: dict[TaskRecord, Arrival] = {}
         self._waking: dict[TaskRecord, Arrival] = {}  # whose submitters wait, or have not woken yet
         self._idle: list[asyncio.Future[None]] = []
         self._beat: asyncio.TimerHandle | None = None
+        executor.attach(self)
 
-    def _enter(
+    def check_names(self, options: Iterable[str], what: str, others: tuple[str, ...], fn: object) -> None:
+        """Refuse keywords that are neither options of `submit`, nor of the allocator, nor among `others`."""
+        own = () if self._allocator is None else self._allocator.options
+        check_names(options, self._strategy, what, (*others, *own), fn)
+
+    def enter(
         self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], *, wait: bool
     ) -> TaskRecord | Arrival:
-        """Check, decide, start or queue: all in one go."""
-        loop = _get_running_loop()
-        if loop is not self._loop or loop is None:
-            self._bind()
+        """Check, decide, start or queue: all in one go. What can be inlined is, for benchmarks/tasks.py."""
+        executor, loop = self._executor, _get_running_loop()
+        if loop is not executor.loop or loop is None:
+            executor.bind()
         code = getattr(fn, "__code__", None)
         if code is None or not code.co_flags & CO_COROUTINE:
             check_function(fn)
-        now, moment = clock.now(), self._last
+        now, moment = clock.now(), executor.last
         if not 0.0 <= now - moment.now < TICK:
-            moment = self._moment()
+            moment = executor.moment()
         parent = CURRENT.get()
         if parent is not None:
             parent = enclosing()
             while parent is not None and parent.parent is not None and parent.parent.finished:
                 parent.parent = parent.parent.parent  # else a task that submits its successor drags all before it along
-        if self._state != "open":
-            self._refuse(parent)
+        if executor.state != "open":
+            self.refuse(parent)
         priority, key, partition, terms = NOTHING
         simple = self._plain and len(options) == 1  # what most submits say, without the calls of `parse`
         if simple and (value := options.get(self._fair, "")).__class__ is str and value.strip():
@@ -87,44 +88,49 @@ class Submitter(Executor):
         elif simple and (value := options.get("priority", "")).__class__ is int:
             priority = value
         elif options or not self._plain:
-            priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._supply, fn)
+            priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._allocator, fn)
             if terms.need is not None:
-                self._desk.check_need(terms.need)
+                self._scheduler.check_need(terms.need)
+        number = next(self._states.numbers)
         task: TaskHandle[Any] = TaskHandle(
-            self, next(self._ledger.numbers), fn, args, copy_context(), moment, parent, priority, key, partition, terms
+            executor, number, fn, args, copy_context(), moment, parent, priority, key, partition, terms
         )
         if terms is not PLAIN:
             if terms.idempotency_key is not None:
                 known = self._known(task, terms.idempotency_key, wait)
                 if known is not None:
                     return known
-        elif self._records is None and not self._door.line and (self._supply is None or not self._supply.doubtful):
-            desk = self._desk
-            if desk.policy.max_depth is None and desk.slots.exhausted:  # _place, where it is simple: it queues
-                desk.enqueue(task)
-                if AUDIT.listeners or self._report.audit:
-                    self._report.submitted(task, desk.depth)
+        elif self._records is None and not self._queue.line:
+            scheduler = self._scheduler
+            if (
+                scheduler.policy.max_depth is None
+                and scheduler.slots.exhausted
+                and (self._allocator is None or self._allocator.impossible(task) is None)
+            ):  # `_place`, where it is simple: it queues
+                scheduler.enqueue(task)
+                if AUDIT.listeners or self._reporter.audit:
+                    self._reporter.submitted(task, scheduler.depth)
                 return task
         return self._place(task, wait)
 
     def _place(self, task: TaskRecord, wait: bool) -> TaskRecord | Arrival:
-        desk, supply = self._desk, self._supply
-        if supply is not None and self._records is None and not self._door.line and self._can_start(task):
+        scheduler, allocator = self._scheduler, self._allocator
+        if allocator is not None and self._records is None and not self._queue.line and self._can_start(task):
             if task.terms is not PLAIN:
-                self._ledger.claim(task)
-            desk.seat(task)  # `_admit` and `_accept`, where it is simple: it starts
-            if AUDIT.listeners or self._report.audit:
-                self._report.submitted(task, desk.depth)
-            self._launch(task, task.moment)
+                self._states.claim(task)
+            scheduler.seat(task)  # `_admit` and `_accept`, where it is simple: it starts
+            if AUDIT.listeners or self._reporter.audit:
+                self._reporter.submitted(task, scheduler.depth)
+            self._executor.launch(task, task.moment)
             return task
-        if supply is not None and supply.hopeless(task) is not None:
+        if allocator is not None and allocator.impossible(task) is not None:
             return self._admit(Arrival(task), seated=False)  # to fail: see `_accept`
-        if not self._door.line or task.parent is not None:
+        if not self._queue.line or task.parent is not None:
             if self._can_start(task):
                 return self._admit(Arrival(task), seated=True)
-            if not desk.full() or (task.parent is not None and self._policy.answer == "block"):
+            if not scheduler.full() or (task.parent is not None and self._scheduler.policy.answer == "block"):
                 return self._admit(Arrival(task), seated=False)
-        answer = desk.answer(task, "" if supply is None else supply.why_not(task))
+        answer = scheduler.answer(task, self._why_waiting(task))
         if answer == "block":
             return self._park(task, wait)
         if answer == "drop_newest":
@@ -133,77 +139,79 @@ class Submitter(Executor):
 
     def _turn_away(self, task: TaskRecord) -> TaskRecord | Arrival:
         """The newcomer is the one to be dropped."""
-        self._ledger.claim(task)
+        self._states.claim(task)
         entered: TaskRecord | Arrival = task
         if self._records is not None:
             entered = self._writing[task] = Arrival(task)
             self._records.submitted(task, seated=False, done=partial(self._on_written, entered, False))
-        self._drop(task, None)
+        self._executor.drop(task, None)
         return entered
 
     def _admit(self, arrival: Arrival, *, seated: bool) -> TaskRecord | Arrival:
         """It has a slot or a place. A durable pool writes it down first."""
         task = arrival.task
-        self._ledger.claim(task)
+        self._states.claim(task)
         if seated:
-            self._desk.seat(task)
+            self._scheduler.seat(task)
         if self._records is None:
             self._accept(task, seated=seated)
             return task
         self._writing[task] = arrival
         if not seated:
-            self._desk.set_aside(task, accepted=False)
+            self._scheduler.set_aside(task, accepted=False)
         try:
             self._records.submitted(task, seated=seated, done=partial(self._on_written, arrival, seated))
         except BaseException:  # a store that breaks its promise: nothing was acknowledged
-            self._on_written(arrival, seated, StoreWriteFailed(f"the store of {self.name!r} raised in append()"))
+            self._on_written(
+                arrival, seated, StoreWriteFailed(f"the store of {self._executor.name!r} raised in append()")
+            )
             raise
         return arrival
 
     def _accept(self, task: TaskRecord, *, seated: bool) -> None:
         """It is one of ours from now on."""
         if seated:
-            if AUDIT.listeners or self._report.audit:
-                self._report.submitted(task, self._desk.depth)
-            self._launch(task, task.moment if self._records is None else self._moment())
+            if AUDIT.listeners or self._reporter.audit:
+                self._reporter.submitted(task, self._scheduler.depth)
+            self._executor.launch(task, task.moment if self._records is None else self._executor.moment())
             return
         terms = task.terms
         if terms is PLAIN:
-            self._desk.enqueue(task)
+            self._scheduler.enqueue(task)
         else:
             if terms.due is not None and terms.due > clock.now():
-                self._desk.set_aside(task)
-                self._plan(terms.due, "due", task)
+                self._scheduler.set_aside(task)
+                self._executor.plan(terms.due, "due", task)
             else:
-                self._desk.enqueue(task)
+                self._scheduler.enqueue(task)
             if terms.expires_at is not None:
-                self._plan(terms.expires_at, "expire", task)
-        if AUDIT.listeners or self._report.audit:
-            self._report.submitted(task, self._desk.depth)
-        if self._supply is not None and (error := self._supply.hopeless(task)) is not None:
-            self._fail_queued(task, error)
-            self._tell_idle()
+                self._executor.plan(terms.expires_at, "expire", task)
+        if AUDIT.listeners or self._reporter.audit:
+            self._reporter.submitted(task, self._scheduler.depth)
+        if self._allocator is not None and (error := self._allocator.impossible(task)) is not None:
+            self._executor.fail_queued(task, error)
+            self._executor.tell_idle()
             return
         if self._drops:
-            self._make_room(task)
-        if not self._desk.slots.exhausted:
-            self._pump()
+            self._drop_victims(task)
+        if not self._scheduler.slots.exhausted:
+            self._executor.pump()
 
-    def _make_room(self, newcomer: TaskRecord) -> None:
+    def _drop_victims(self, newcomer: TaskRecord) -> None:
         """Drop whom the policy names, if the newcomer made the queue too long."""
-        desk, bound = self._desk, self._policy.max_depth
+        scheduler, bound = self._scheduler, self._scheduler.policy.max_depth
         assert bound is not None, "a policy that drops has one"
-        while desk.depth > bound:
-            victim = desk.victim(newcomer)
-            desk.discard(victim)
-            self._drop(victim, newcomer)
+        while scheduler.depth > bound:
+            victim = scheduler.victim(newcomer)
+            scheduler.discard(victim)
+            self._executor.drop(victim, newcomer)
 
     # -- the same work twice -------------------------------------------------------------------------------------------
 
     def _known(self, task: TaskRecord, key: str, wait: bool) -> TaskRecord | Arrival | None:
         """The task or the arrival that has this idempotency key already."""
-        holder = self._ledger.holder(key, task.moment.now)
-        arrival = self._door.with_key(key) if holder is None else self._writing.get(holder)
+        holder = self._states.holder(key, task.moment.now)
+        arrival = self._queue.with_key(key) if holder is None else self._writing.get(holder)
         known = holder if arrival is None else arrival.task
         if known is None:
             return None
@@ -211,7 +219,7 @@ class Submitter(Executor):
             raise IdempotencyConflict(
                 f"the idempotency_key {key!r} is held by {known!r}, which is other work: {differs}"
             )
-        if arrival is not None and task.parent is not None and self._door.leave(arrival.task) is not None:
+        if arrival is not None and task.parent is not None and self._queue.leave(arrival.task) is not None:
             entered = self._admit(arrival, seated=False)  # nested work does not wait at the door, nor for who does
             if self._records is None:
                 self._welcome(arrival)
@@ -238,19 +246,19 @@ class Submitter(Executor):
 
     def _park(self, task: TaskRecord, wait: bool) -> Arrival:
         if not wait:
+            depth, bound = self._scheduler.depth, self._scheduler.policy.max_depth
             raise QueueFull(
-                f"{self._desk.depth} tasks are queued, all that max_depth={self._policy.max_depth} allows, and "
-                "submit_nowait() never waits"
+                f"{depth} tasks are queued, all that max_depth={bound} allows, and submit_nowait() never waits"
             )
         arrival = Arrival(task)
-        self._door.join(arrival)
+        self._queue.join(arrival)
         if task.terms.expires_at is not None:
-            self._plan(task.terms.expires_at, "expire", task)
+            self._executor.plan(task.terms.expires_at, "expire", task)
         return arrival
 
-    async def _accepted(self, arrival: Arrival, wait_timeout: float | None) -> TaskHandle[Any]:
+    async def accepted(self, arrival: Arrival, wait_timeout: float | None) -> TaskHandle[Any]:
         """Wait until the task is accepted: for a place, for the disk, or for both."""
-        loop = self._loop
+        loop = self._executor.loop
         assert loop is not None, "submit binds it"
         future: asyncio.Future[None] = loop.create_future()
         arrival.claimants.append(future)
@@ -274,7 +282,9 @@ class Submitter(Executor):
     def _time_out(self, arrival: Arrival, future: asyncio.Future[None], seconds: float) -> None:
         if future.done() or arrival.task in self._writing:
             return
-        future.set_exception(SubmitTimeout(f"no place in the queue of {self.name!r} came free in {seconds:g} s"))
+        future.set_exception(
+            SubmitTimeout(f"no place in the queue of {self._executor.name!r} came free in {seconds:g} s")
+        )
         self._give_up(arrival, future)  # now: what comes free in this very turn is not for it any more
 
     def _give_up(self, arrival: Arrival, future: asyncio.Future[None]) -> None:
@@ -284,24 +294,24 @@ class Submitter(Executor):
         if arrival.claimants:
             return
         task = arrival.task
-        if self._door.leave(task) is not None:
-            self._ledger.withdraw(task)
-            self._pump()  # whoever stood behind it may fit in where it did not
+        if self._queue.leave(task) is not None:
+            self._states.withdraw(task)
+            self._executor.pump()  # whoever stood behind it may fit in where it did not
         elif not task.finished:
-            self._cancel(task)  # it was accepted in this very moment, and nobody will ever hold its handle
-        self._tell_idle()
+            self._executor.cancel(task)  # it was accepted in this very moment, and nobody will ever hold its handle
+        self._executor.tell_idle()
 
-    def _after_pump(self) -> None:
+    def settled(self) -> None:
         """Let in whom there is room for, in order."""
-        while (arrival := self._door.first()) is not None:
+        while (arrival := self._queue.first()) is not None:
             seated = self._can_start(arrival.task)
-            if not seated and self._desk.full():
+            if not seated and self._scheduler.full():
                 break
-            self._door.leave(arrival.task)
+            self._queue.leave(arrival.task)
             self._admit(arrival, seated=seated)
             if self._records is None:
                 self._welcome(arrival)
-        self._tell_idle()
+        self._executor.tell_idle()
 
     def _welcome(self, arrival: Arrival, error: Exception | None = None) -> None:
         arrival.settled, arrival.error = True, error
@@ -313,28 +323,33 @@ class Submitter(Executor):
             else:
                 future.set_exception(error)
 
-    def _expire(self, task: TaskRecord, now: float) -> None:
-        arrival = self._door.leave(task)
+    def expired(self, task: TaskRecord) -> bool:
+        """End a task that expired before there was a place for it. Returns False if it does not wait for one."""
+        arrival = self._queue.leave(task)
         if arrival is None:
-            super()._expire(task, now)
-            return
-        self._ledger.claim(task)
-        moment = self._moment()
+            return False
+        self._states.claim(task)
+        moment = self._executor.moment()
         if self._records is not None:
             self._writing[task] = arrival
             self._records.submitted(task, seated=False, done=partial(self._on_written, arrival, False))
-            self._record(task, "expired", moment)
-        self._conclude(task, "expired", moment)
+            self._executor.record(task, "expired", moment)
+        self._executor.conclude(task, "expired", moment)
         if self._records is None:
             self._welcome(arrival)
+        return True
+
+    def _why_waiting(self, task: TaskRecord) -> str:
+        explainer = self._executor.explainer
+        return "" if explainer is None else explainer.why_waiting(task)
 
     def _can_start(self, task: TaskRecord) -> bool:
         """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""
-        if task.terms.due is not None or not self._desk.startable(task):
+        if task.terms.due is not None or not self._scheduler.startable(task):
             return False
-        if self._supply is None:
+        if self._allocator is None:
             return True
-        task.permit = self._supply.reserve(task, stand=False)
+        task.permit = self._allocator.reserve(task, wait=False)
         return task.permit is not None
 
     # -- durable submits -----------------------------------------------------------------------------------------------
@@ -351,87 +366,62 @@ class Submitter(Executor):
             return
         if task.status == "queued":
             if seated:
-                self._unseat(task)
+                self._executor.unseat(task)
             else:
-                self._desk.discard(task)
-            self._ledger.withdraw(task)
+                self._scheduler.discard(task)
+            self._states.withdraw(task)
         self._welcome(arrival, error)  # if it is cancelled, dropped or expired meanwhile, its journal says so too
-        self._pump()
+        self._executor.pump()
 
     def _start_beating(self) -> None:
         """While there is something to do, say so in the journal, for those who read it and do not own it."""
-        if self._beat is None and self._loop is not None:
-            self._beat = self._loop.call_later(self._stale_after / 3, self._on_beat)
+        if self._beat is None and self._executor.loop is not None:
+            self._beat = self._executor.loop.call_later(self._stale_after / 3, self._on_beat)
 
     def _on_beat(self) -> None:
         self._beat = None
-        if self._records is not None and self.size():
+        if self._records is not None and self._scheduler.size:
             self._records.beat(clock.wall())
             self._start_beating()
 
-    # -- idle ----------------------------------------------------------------------------------------------------------
+    def stop_beating(self) -> None:
+        """Write no more signs of life to the journal."""
+        if self._beat is not None:
+            self._beat.cancel()
 
-    def size(self) -> int:
-        """How many tasks are unfinished: active, waiting and queued."""
-        slots = self._desk.slots
-        return slots.active + slots.waiting + self._desk.depth
+    # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _unfinished(self) -> Iterator[TaskRecord]:
-        """Everyone who holds a slot, runs without one, or is queued."""
-        slots = self._desk.slots
-        yield from slots.holders()
-        yield from slots.without
-        yield from self._desk.queued()
+    def is_idle(self) -> bool:
+        """Is nothing queued, running, waiting for a place, or being written?"""
+        return not self._scheduler.size and not self._queue.line and not self._writing
 
-    def _is_idle(self) -> bool:
-        return not self.size() and not self._door.line and not self._writing
-
-    def _tell_idle(self) -> None:
-        """If nothing is queued or running any more, forget what is past, and wake who waits for that."""
-        slots = self._desk.slots
-        if slots.active or slots.without or self._desk.depth:
-            return
-        self._desk.queue.idle()
-        self._agenda.clear()
-        if self._desk.shut:
-            self._leave_lines()
-        if self._idle and self._is_idle():
+    def idle(self) -> None:
+        """Wake those who wait until everything is done, if it is."""
+        if self._idle and self.is_idle():
             waiting, self._idle = self._idle, []
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
 
-    # -- the loop ------------------------------------------------------------------------------------------------------
+    async def until_idle(self) -> None:
+        """Return when the pool is idle, or was a moment ago."""
+        future = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        await future
 
-    def _bind(self) -> None:
-        loop = _get_running_loop()
-        if loop is None:
-            raise InvalidArgument(
-                f"the pool {self.name!r} was used without a running event loop in this thread",
-                remedy="Submit from a coroutine, or with `asyncio.run_coroutine_threadsafe(pool.submit(...), loop)`.",
-            )
-        if self._loop is not None:
-            raise self._elsewhere("submit()")
-        self._loop = loop
-        self._interrupts = Interrupts(loop)
-        if self._supply is not None:
-            self._supply.bound(loop)
+    def begin_to_close(self) -> None:
+        """Refuse new work, and those who wait for a place."""
+        self._executor.state = "closing"
+        while (arrival := self._queue.first()) is not None:
+            self._queue.leave(arrival.task)
+            self._states.withdraw(arrival.task)
+            name = self._executor.name
+            self._welcome(arrival, PoolClosed(f"the pool {name!r} was closed before there was room for the task"))
 
-    def _require_loop(self, what: str) -> None:
-        if _get_running_loop() is not self._loop:
-            raise self._elsewhere(what)
-
-    def _elsewhere(self, what: str) -> InvalidArgument:
-        return InvalidArgument(
-            f"{what} was called on another event loop or thread than the one the pool {self.name!r} is bound to",
-            remedy="Make a pool for each event loop (each asyncio.run has its own). From a thread: "
-            "`asyncio.run_coroutine_threadsafe(pool.submit(...), loop)`, `loop.call_soon_threadsafe(handle.cancel)`.",
-        )
-
-    def _refuse(self, parent: TaskRecord | None) -> None:
-        """PoolClosed, unless a task of ours that is being waited for needs this to come to its end."""
-        while parent is not None and self._state == "closing":
-            if parent.owner is self:
+    def refuse(self, parent: TaskRecord | None) -> None:
+        """Raise PoolClosed, unless a task of ours that is being waited for needs this to come to its end."""
+        while parent is not None and self._executor.state == "closing":
+            if parent.owner is self._executor:
                 return
             parent = parent.parent
-        raise PoolClosed(f"the pool {self.name!r} is {self._state}")
+        raise PoolClosed(f"the pool {self._executor.name!r} is {self._executor.state}")

@@ -34,7 +34,6 @@ class Scheduler:
         "_families",
         "_limits",
         "_need",
-        "_strategy",
         "_tracked",
         "_various",
         "_victims",
@@ -43,12 +42,13 @@ class Scheduler:
         "queue",
         "shut",
         "slots",
+        "strategy",
     )
 
     def __init__(
         self, strategy: Strategy, policy: Policy, limit: int, key_limits: int | Mapping[Hashable, int] | None = None
     ) -> None:
-        self._strategy = strategy
+        self.strategy: Strategy = strategy
         self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
         self.coming: set[TaskRecord] = set()
         """Not accepted yet, and not counted: they will take the place of others, who have theirs until then."""
@@ -82,6 +82,17 @@ class Scheduler:
     def depth(self) -> int:
         """How many tasks are queued."""
         return len(self.queue) + len(self._aside)
+
+    @property
+    def size(self) -> int:
+        """How many tasks are unfinished: active, waiting and queued."""
+        return self.slots.active + self.slots.waiting + self.depth
+
+    def unfinished(self) -> Iterator[TaskRecord]:
+        """Every task that holds a slot, runs without one, or is queued."""
+        yield from self.slots.holders()
+        yield from self.slots.without
+        yield from self.queued()
 
     def startable(self, task: TaskRecord) -> bool:
         """Could this newcomer start at once? (Whatever queues while a slot is free cannot use it.)"""
@@ -320,16 +331,16 @@ class Scheduler:
         self.shut |= shut
         parkable = limits is not None
         if self._classed:
-            self.queue = self._strategy.classed_queue(self.shut, parkable=parkable)
+            self.queue = self.strategy.classed_queue(self.shut, parkable=parkable)
         else:
-            self.queue = self._strategy.queue(parkable=parkable)
+            self.queue = self.strategy.queue(parkable=parkable)
         if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
             self.queue.inherit(*accounts)
         self._limits = None if limits is None else KeyLimits(limits, self.queue)
         if self._limits is not None:
             for task in self.slots.holders():
                 self._limits.took(task.partition)
-        for task in reversed(queued) if self._strategy.kind == "lifo" else queued:
+        for task in reversed(queued) if self.strategy.kind == "lifo" else queued:
             self.queue.push(task)
 
     def _occupy(self, task: TaskRecord, slot: Slot) -> None:

@@ -21,7 +21,7 @@ from headgate.tasks.model import PLAIN, TERMINAL, Moment, Remains, TaskRecord, T
 from headgate.tasks.scheduling.idempotency import Window, holds_key
 
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
-    "queued": frozenset({"running", "rejected", "cancelled", "expired", "stale"}),
+    "queued": frozenset({"running", "failed", "rejected", "cancelled", "expired", "stale"}),
     "running": frozenset({"queued", "completed", "failed", "cancelled", "stale"}),
     "completed": frozenset(),
     "failed": frozenset(),
@@ -30,7 +30,8 @@ TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
     "expired": frozenset(),
     "stale": frozenset(),
 }
-"""running -> queued: a retry ended an attempt. queued, running -> stale: the process that owned it ended first."""
+"""running -> queued: a retry ended an attempt. queued -> failed: nothing can ever serve it. queued, running -> stale:
+the process that owned it ended first."""
 
 
 class IllegalMove(AssertionError):

@@ -1,0 +1,135 @@
+"""`TaskAllocator`: gives each task a resource of a ResourcePool, in the moment in which it gets its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from inspect import CO_COROUTINE
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from headgate.combined.permit import Permit
+from headgate.core.checks import checked_affinity, checked_attempts, checked_names
+from headgate.resources.allocator import Allocator
+from headgate.resources.attempts import Call
+from headgate.resources.members import ANY, CANCEL_REQUESTED, Requirement
+from headgate.resources.model import Resource
+from headgate.resources.pool import ResourcePool
+from headgate.tasks.model import PLAIN, TaskRecord
+from headgate.tasks.runtime.functions import is_async
+from headgate.tasks.runtime.ports import Changes
+from headgate.tasks.streams import StreamBody
+
+if TYPE_CHECKING:
+    from headgate.workers.client.any_function import Placing
+
+
+class TaskAllocator:
+    """Reserves resources for tasks. Without a ResourcePool a task needs none, and its permit has none."""
+
+    def __init__(self, resources: ResourcePool[Any] | None, placing: Placing | None) -> None:
+        self.options: tuple[str, ...] = ()
+        self.resources: Allocator | None = None
+        self.calls: dict[TaskRecord, Call] = {}
+        """What was tried before, of tasks that have had a verdict."""
+        self.ending: bool = False
+        """Does a task give back its resource now, and its slot next?"""
+        self._placing = placing
+        self._changes: Changes | None = None
+        if resources is not None:
+            self.options = ("tags", "exclude", "affinity", "max_attempts")
+            self.resources = Allocator(resources, self._came_free, self._lost_one, self._is_full, self._loop)
+
+    def on_change(self, changes: Changes) -> None:
+        """Tell this executor what changes."""
+        self._changes = changes
+
+    def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
+        """A requirement, if it is not just any resource, and an affinity or a number of attempts."""
+        tags, exclude = options.get("tags") or (), options.get("exclude") or ()
+        tags, exclude = checked_names("tags", tags), checked_names("exclude", exclude)
+        attempts, affinity = options.get("max_attempts"), checked_affinity(options.get("affinity"))
+        if attempts is not None:
+            checked_attempts(attempts)
+        wish = None if attempts is None and affinity is None else (affinity, attempts)
+        return Requirement(tags, exclude) if tags or exclude else None, wish
+
+    def impossible(self, task: TaskRecord) -> Exception | None:
+        """Why there is no resource that the task could ever have; None if there is one."""
+        resources = self.resources
+        if resources is None:
+            return None
+        return resources.hopeless(requirement_of(task), self.calls.get(task) if self.calls else None)
+
+    def reserve(self, task: TaskRecord, *, wait: bool) -> Permit | None:
+        """A permit with a resource that is free now: the one that the task has, if it is still in order."""
+        held: Permit | None = task.permit
+        if held is not None:
+            if not held.interrupted and (held.use is None or held.resource.status == "healthy"):
+                return held
+            task.permit = None
+            self.release(held)
+        resources = self.resources
+        if resources is None:
+            return Permit(task, None, None)
+        terms, want, affinity = task.terms, ANY, None
+        if terms is not PLAIN:
+            want, affinity = requirement_of(task), None if terms.wish is None else terms.wish[0]
+        use = resources.take(want, self.calls.get(task) if self.calls else None, affinity, wait=wait)
+        if use is None:
+            return None
+        permit = Permit(task, use, use.member.resource)
+        if isinstance(task.fn, StreamBody):
+            task.fn.when_open = permit.opened
+        code = getattr(task.fn, "__code__", None)
+        if (code is not None and code.co_flags & CO_COROUTINE and self._placing is None) or self.can_stop(task.fn):
+            if use.handle is CANCEL_REQUESTED:
+                permit.interrupted = True
+            use.handle = permit
+        else:
+            use.request_id = permit.request_id  # a thread cannot be interrupted: it has no handle
+        return permit
+
+    def can_stop(self, fn: Any) -> bool:
+        """Can the function be interrupted, here or on a worker?"""
+        if self._placing is not None and fn.__class__ is FunctionType:
+            return self._placing.can_stop(fn)
+        return is_async(fn) and (self._placing is None or self._placing.can_stop(fn))
+
+    def release(self, permit: Permit) -> None:
+        """Take back a resource that was not used."""
+        use, permit.use, permit.task = permit.use, None, None
+        if use is not None and self.resources is not None:
+            self.resources.returned(use)
+
+    def leave(self, requirement: Hashable) -> bool:
+        """Let others have what comes free."""
+        if self.resources is not None:
+            self.resources.leave(as_requirement(requirement))
+        return True
+
+    def _loop(self) -> Any:
+        return None if self._changes is None else self._changes.loop
+
+    def _came_free(self, wants: list[Requirement], resource: Resource[Any] | None) -> None:
+        changes = self._changes
+        assert changes is not None, "somebody waits"
+        if resource is not None:  # for whoever is next of all who can use it, not only of those who wanted it first
+            changes.offer([need for need in changes.unserved() if as_requirement(need).fits(resource)])
+        changes.reopen(*[None if want == ANY else want for want in wants])
+
+    def _lost_one(self) -> None:
+        if self._changes is not None:
+            self._changes.fail_impossible()
+
+    def _is_full(self) -> bool:
+        return not self.ending and self._changes is not None and not self._changes.has_free_slot()
+
+
+def requirement_of(task: TaskRecord) -> Requirement:
+    """Which resources a task can use."""
+    return as_requirement(task.terms.need)
+
+
+def as_requirement(need: Any) -> Requirement:
+    """Which resources are meant by the requirement of a task; None is any."""
+    return ANY if need is None else need

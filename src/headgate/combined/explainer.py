@@ -1,0 +1,85 @@
+"""`TaskExplainer`: says what tasks with resources wait for, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from typing import Any
+
+from headgate.combined.allocator import TaskAllocator, as_requirement, requirement_of
+from headgate.combined.permit import Permit
+from headgate.resources.members import Use
+from headgate.tasks.model import RanWith, TaskRecord
+
+
+class TaskExplainer:
+    """Explains why tasks wait for resources and workers."""
+
+    def __init__(self, allocator: TaskAllocator) -> None:
+        self._resources = allocator.resources
+
+    def why_waiting(self, task: TaskRecord) -> str:
+        """The state of the resources that could serve the task."""
+        if self._resources is None:
+            return ""
+        want = requirement_of(task)
+        seconds = self._resources.back_in(want)
+        soon = "" if seconds is None else f", the first for {seconds:.1f} s more"
+        return f"no resource of {self._resources.pool.name} is free: {self._resources.describe(want)}{soon}"
+
+    def waiting_for(self, requirements: Collection[Hashable]) -> dict[str, Any]:
+        """The first cooldown to end, or just any resource."""
+        if self._resources is None:
+            return {"cause": "workers", "seconds": None}
+        times = [self._resources.back_in(as_requirement(need)) for need in requirements]
+        if not times or None in times:
+            return {"cause": "resources", "seconds": None}
+        return {"cause": "cooldown", "seconds": min(time for time in times if time is not None)}
+
+    def describe(self, ran_with: Permit | RanWith) -> str:
+        """With which resource, and on which worker."""
+        with_what = "" if ran_with.resource_id is None else f" with {ran_with.resource_id}"
+        return with_what + ("" if ran_with.worker is None else f" on worker {ran_with.worker}")
+
+    def held(self, task: TaskRecord, waiting: Collection[TaskRecord]) -> list[str]:
+        """All resources that could serve the task, if each is in full use by tasks that wait, and for nothing else.
+
+        `waiting` wait for it. Others count too if all they wait for is held up in the same way.
+        """
+        if self._resources is None:
+            return []
+        users = {use.handle.task for *_, uses in self._usable(task) for use in uses if _waits(use)}
+        others = users - set(waiting)
+        while True:
+            stuck = {*waiting, *others}
+            held = self.held_by(task, stuck)
+            free = {one for one in others if not all(_is_held_up(on, stuck) for on in one.waits.on)}
+            if not held or not free:
+                return held
+            others -= free
+
+    def held_by(self, task: TaskRecord, stuck: Collection[TaskRecord]) -> list[str]:
+        """All resources that could serve the task, if each is in full use by these tasks alone; else nothing."""
+        held_uses = {one.permit.use for one in stuck if isinstance(one.permit, Permit)}
+        full = []
+        for resource_id, limit, shut, uses in self._usable(task):
+            held = sum(use in held_uses for use in uses)
+            if not (limit is not None and held >= limit) and not (shut and held == len(uses)):
+                return []
+            full.append(resource_id)
+        return full
+
+    def _usable(self, task: TaskRecord) -> list[tuple[str, int | None, bool, list[Use]]]:
+        return [] if self._resources is None else self._resources.matching(requirement_of(task))
+
+
+def _is_held_up(task: TaskRecord, stuck: Collection[TaskRecord]) -> bool:
+    """Does the task wait itself, or for what those have who do?"""
+    explainer = task.owner.explainer
+    queues = task.status == "queued" and isinstance(explainer, TaskExplainer)
+    return task in stuck or (queues and bool(explainer.held_by(task, stuck)))
+
+
+def _waits(use: Use) -> bool:
+    """Is it the use of a task that waits for others, and does nothing else?"""
+    task = use.handle.task if isinstance(use.handle, Permit) else None
+    return task is not None and task.slot is None and task.waits is not None and bool(task.waits.on)

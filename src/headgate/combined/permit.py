@@ -1,0 +1,89 @@
+"""`Permit`: what one attempt of a task runs with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate.resources.members import Use
+from headgate.tasks.model import RanWith, TaskRecord
+from headgate.tasks.streams import has_opened
+
+_STOP = "headgate: an older use of its resource failed"
+
+
+class Permit:
+    """What one attempt of a task runs with. Also the handle by which an older use of its resource stops it."""
+
+    # No slots: one is made for each attempt, and what most never have is not set.
+    worker: str | None = None
+    max_calls: int = 0  # see `headgate.workers.protocol.messages.Request`
+    here: bool = False
+    """Did the attempt run here although there are workers?"""
+    interrupted: bool = False
+    """Was the attempt told to stop, because an older use of its resource failed?"""
+    running: Any = None
+    """What stops it, and knows whether a CancelledError came from that: a `Steered` or a `Direct`; None: not yet."""
+
+    def __init__(self, task: TaskRecord, use: Use | None, resource: Any) -> None:
+        self.task: TaskRecord | None = task
+        self.use: Use | None = use
+        """The use of its resource; None when it has ended, or there is none."""
+        self.resource: Any = resource
+
+    @property
+    def resource_id(self) -> str | None:
+        """The id of the resource; None without one."""
+        return None if self.resource is None else str(self.resource.resource_id)
+
+    @property
+    def request_id(self) -> str:
+        """The id of its task."""
+        task = self.task
+        return "" if task is None else f"{task.owner.id}/{task.number}"
+
+    @property
+    def tenant(self) -> str:
+        """The fairness key of its task."""
+        partition = None if self.task is None else self.task.partition
+        return partition if isinstance(partition, str) else "" if partition is None else str(partition)
+
+    @property
+    def holds(self) -> bool:
+        """Is a resource in use until the call has ended?"""
+        return self.use is not None
+
+    def placed(self, uid: str) -> None:
+        """A worker was given the call."""
+        self.worker = uid
+
+    def interrupt(self, why: str) -> None:
+        """Stop the attempt soon. May be called from any thread."""
+        task = self.task
+        loop = None if task is None else task.owner.loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._stop)
+            except RuntimeError:
+                pass  # its loop is closed: nothing runs there any more
+
+    def opened(self) -> None:
+        """The first item of a stream is out: from here on the attempt is not interrupted for others."""
+        if self.use is not None:
+            self.use.request_id = self.request_id
+            self.use.handle = None
+        if self.running is not None:
+            self.running.spare()
+
+    def remains(self) -> RanWith:
+        """What is kept of the permit when its task has ended."""
+        return RanWith(self.resource_id, self.worker)
+
+    def _stop(self) -> None:
+        task = self.task
+        if task is None or self.use is None or task.permit is not self or has_opened(task.fn):
+            return
+        if task.owner.asked(task) is not None:
+            return  # it is being cancelled: do not disturb its clean-up
+        self.interrupted = True
+        if self.running is not None:
+            self.running.stop(_STOP)

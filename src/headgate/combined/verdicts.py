@@ -1,0 +1,224 @@
+"""`Verdicts`: tells a ResourcePool what the end of an attempt says about its resource; ends or requeues the task."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headgate.combined.allocator import TaskAllocator, requirement_of
+from headgate.combined.permit import Permit
+from headgate.core.clock import clock
+from headgate.core.redaction import redact
+from headgate.errors import (
+    DispatchTimeout,
+    NoActivePool,
+    NoWorkersAvailable,
+    PoolClosed,
+    RemoteError,
+    RoutineTimeout,
+    RpcError,
+    WorkerLost,
+)
+from headgate.resources import events
+from headgate.resources.allocator import Allocator
+from headgate.resources.members import Use
+from headgate.resources.signals import Signal
+from headgate.tasks.model import TaskRecord
+from headgate.tasks.runtime.functions import explain
+from headgate.tasks.runtime.ports import Completion
+from headgate.tasks.streams import StreamBody, has_opened
+
+if TYPE_CHECKING:
+    from headgate.workers.client.any_function import Placing
+
+_SAYS_NOTHING = (
+    WorkerLost,
+    NoWorkersAvailable,
+    NoActivePool,
+    PoolClosed,
+    DispatchTimeout,
+    RoutineTimeout,
+    RemoteError,
+    RpcError,
+)
+"""Failures on the way to a worker and back, and ends of patience: they say nothing about the resource."""
+
+
+class Interrupted(asyncio.CancelledError):
+    """An attempt was told to stop before its function was called."""
+
+
+class _Again(NamedTuple):
+    """The attempt is over, the task is not: it is to be queued again."""
+
+    reason: str
+    spent: bool
+    resource_id: str | None
+
+
+class Verdicts:
+    """Learns from how attempts end."""
+
+    def __init__(self, allocator: TaskAllocator, placing: Placing | None) -> None:
+        self._allocator = allocator
+        self._resources = allocator.resources
+        self._placing = placing
+
+    def succeeded(self, task: TaskRecord, permit: Permit, result: Any, completion: Completion) -> None:
+        """End a task whose function returned this, or queue it again if the pool's classifier finds a signal in it."""
+        try:
+            again = self._learn_success(task, permit, result, completion)
+        except BaseException as error:
+            if not self.failed(task, permit, error, completion):
+                raise
+            return
+        if again is None:
+            completion.succeeded(task, result)
+        else:
+            self._end(task, again, completion)
+
+    def failed(self, task: TaskRecord, permit: Permit, error: BaseException, completion: Completion) -> bool:
+        """End a task whose function raised this, or queue it again. Returns as `Completion.failed` does."""
+        return self._end(task, self._outcome(task, permit, error, completion), completion)
+
+    def started(self, task: TaskRecord) -> None:
+        """Tell with what a task runs."""
+        permit: Permit | None = task.permit
+        if self._resources and events.USAGE.listeners and permit is not None and permit.use is not None:
+            permit.use.request_id = permit.request_id
+            self._resources.acquired(permit.use)
+
+    def forget(self, task: TaskRecord) -> None:
+        """Drop what is known of a task that has ended without a result, and tell the ResourcePool."""
+        permit: Permit | None = task.permit
+        error = task.outcome.error if task.status == "failed" else None
+        if permit is not None:
+            task.ran_with, task.permit = permit.remains(), None
+            permit.task = permit.resource = None
+        if self._allocator.calls:
+            self._allocator.calls.pop(task, None)
+        if task.started is not None and self._resources is not None:
+            self._resources.finished(f"{task.owner.id}/{task.number}", error, task.attempt)
+
+    def _end(self, task: TaskRecord, outcome: BaseException | _Again, completion: Completion) -> bool:
+        if isinstance(outcome, _Again):
+            return completion.requeue(task, outcome.reason, spent=outcome.spent, resource_id=outcome.resource_id)
+        return completion.failed(task, outcome, self._failures(task))
+
+    def _failures(self, task: TaskRecord) -> int:
+        """Attempts that were not verdicts; a task whose verdicts are spent has no other, whatever its `retries`."""
+        calls = self._allocator.calls
+        call = calls.get(task) if calls else None
+        if call is None:
+            return task.attempt
+        verdicts = len(call.attempts)
+        return task.attempt - verdicts if verdicts < call.plan.max_attempts else sys.maxsize
+
+    def _learn_success(
+        self, task: TaskRecord, permit: Permit, result: Any, completion: Completion
+    ) -> BaseException | _Again | None:
+        """The function returned: what the task is to end with instead, if the classifier finds a signal; else None."""
+        resources, use = self._resources, permit.use
+        if resources is not None and use is not None:
+            judges = resources.classifies and not isinstance(task.fn, StreamBody)
+            if judges and (signal := resources.judged(use, result)) is not None:
+                permit.use = None
+                return self._after(resources, task, use, signal, signal, completion)
+            permit.use = None
+            if events.USAGE.listeners or events.RUN.listeners:
+                use.request_id = permit.request_id
+            self._allocator.ending = True
+            try:
+                resources.succeeded(use, task.attempt)
+            finally:
+                self._allocator.ending = False
+            if self._allocator.calls:
+                self._allocator.calls.pop(task, None)
+        task.ran_with, task.permit = permit.remains(), None
+        permit.task = None  # the last answer of a worker is held until its next, and with it the permit
+        return None
+
+    def _outcome(
+        self, task: TaskRecord, permit: Permit, error: BaseException, completion: Completion
+    ) -> BaseException | _Again:
+        """The function raised: what the task is to end with."""
+        if isinstance(error, WorkerLost) and self._placing is not None and error.worker == permit.worker:
+            left = task.terms.retries + 1 - self._failures(task)
+            self._placing.losses.note(permit.request_id, left, error.neighbours)
+        resources, use = self._resources, permit.use
+        if resources is None or use is None:
+            return error
+        self._allocator.ending = True
+        try:
+            return self._learn(resources, task, permit, use, error, completion)
+        except Exception as broken:  # a signal with a text for a number, or the like: the task ends all the same
+            return broken
+        finally:
+            self._allocator.ending = False
+            permit.running = None  # it holds the Task, which may hold the exception, whose traceback holds the permit
+            resources.dropped(use)  # if nothing else has ended it
+
+    def _learn(
+        self,
+        resources: Allocator,
+        task: TaskRecord,
+        permit: Permit,
+        use: Use,
+        error: BaseException,
+        completion: Completion,
+    ) -> BaseException | _Again:
+        """Tell the ResourcePool of an attempt that raised, and return what the task is to end with."""
+        use.request_id = permit.request_id
+        permit.use = None
+        if isinstance(error, asyncio.CancelledError):
+            # Not by what it says: whatever it passed on its way may have raised another in its place.
+            running = permit.running
+            ours = isinstance(error, Interrupted) or (running is not None and running.is_ours(error))
+            stopping = completion.asked(task) is not None
+            if not ours or not permit.interrupted or stopping or has_opened(task.fn):
+                resources.dropped(use)
+                return error
+            resources.stopped(use)
+            reason = f"{permit.resource_id}: cancelled by a sibling, an older use of it failed"
+            return _Again(reason, False, permit.resource_id)
+        unplaced = self._placing is not None and permit.worker is None and not permit.here
+        if isinstance(error, _SAYS_NOTHING) or unplaced:
+            resources.dropped(use)
+            return error
+        signal = resources.failed(use, error)
+        if isinstance(error, TypeError):
+            explain(error, task.fn, (use.member.resource, *task.args))
+        return error if signal is None else self._after(resources, task, use, signal, error, completion)
+
+    def _after(
+        self,
+        resources: Allocator,
+        task: TaskRecord,
+        use: Use,
+        signal: Signal,
+        error: BaseException,
+        completion: Completion,
+    ) -> BaseException | _Again:
+        """What follows a verdict: another attempt, or the end if all are spent."""
+        if has_opened(task.fn):
+            return error
+        calls = self._allocator.calls
+        call = calls.get(task)
+        if call is None:
+            most = None if task.terms.wish is None else task.terms.wish[1]
+            call = calls[task] = resources.call(requirement_of(task), most)
+        resource_id = use.member.resource.resource_id
+        reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
+        if call.failed(use, signal, clock.now()):
+            completion.attempt_ended(task, reason)
+            return resources.exhausted(call)
+        return _Again(reason, True, resource_id)
+
+
+def _text(signal: Signal) -> str:
+    """What a signal says; its class may be anybody's."""
+    try:
+        return str(signal.reason or signal)
+    except Exception:
+        return "it cannot be shown"

@@ -1,0 +1,32 @@
+"""Notes in a task what happened on its way, for its story. A task that had no trouble has none, and costs nothing."""
+
+from __future__ import annotations
+
+from headgate.tasks.model import Mark, TaskRecord
+
+_LONG = 400  # characters that are told of one thing
+_MARKS = 200  # things that are remembered of one task
+
+
+def mark_attempt(task: TaskRecord, where: str, reason: str, wall: float, *, again: bool) -> None:
+    """Note that the last attempt has ended for this reason; `again` if the task is queued again."""
+    started = task.started.wall if task.started is not None else wall
+    _mark(task, Mark("began", started, where, task.attempt))
+    _mark(task, Mark("ended", wall, _short(reason), task.attempt, again))
+
+
+def mark_waiting(task: TaskRecord, why: str, wall: float) -> None:
+    """Note what the task waits for, if that is known and not the last thing that was noted."""
+    if why and not (task.trail and task.trail[-1].kind == "waits"):
+        _mark(task, Mark("waits", wall, _short(why)))
+
+
+def _mark(task: TaskRecord, mark: Mark) -> None:
+    if task.trail is None:
+        task.trail = []
+    if len(task.trail) < _MARKS:
+        task.trail.append(mark)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:_LONG]
