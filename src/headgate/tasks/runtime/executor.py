@@ -26,7 +26,7 @@ from headgate.tasks.runtime.durable import Records
 from headgate.tasks.runtime.marks import mark_attempt, mark_waiting
 from headgate.tasks.runtime.messages import log_interrupted, on_another_loop, overdue_error, without_loop
 from headgate.tasks.runtime.nested_waits import wake
-from headgate.tasks.runtime.ports import Allocator, Listener, Ports
+from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listener, Ports
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import Waits, stuck, waiting_for
@@ -60,7 +60,9 @@ class Executor:
         self.states: TaskStates = TaskStates(keep, self.revive)
         self.reporter: Reporter = reporter
         self.records: Records | None = records
-        self.launcher, self.allocator, self.explainer = ports
+        self.launcher: Launcher = ports.launcher
+        self.allocator: Allocator | None = ports.allocator
+        self.explainer: Explainer | None = ports.explainer
         self.submit_queue: SubmitQueue = SubmitQueue()
         self.timers: Timers = Timers()
         self.ages: deque[tuple[Hashable, float]] = deque(maxlen=_AGES)
@@ -690,8 +692,6 @@ class Executor:
         if self.records is not None:
             self.records.abandon()
         self.launcher.close()
-
-    # -- former runs ---------------------------------------------------------------------------------------------------
 
     def revive(self, place: int) -> TaskHandle[Any]:
         """Make the record of a task of a former run."""

@@ -27,7 +27,7 @@ class LocalLauncher:
     """Runs each task in an asyncio Task, and plain functions in threads of its own."""
 
     def __init__(self) -> None:
-        self.make_task: Callable[..., asyncio.Task[None]] = asyncio.Task
+        self.make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
         """Makes the asyncio Tasks; tests put a class of their own here."""
         self.in_threads: int = 0
         """How many tasks run in threads."""

@@ -57,14 +57,14 @@ class Direct:
         self._owner = owner
         self._ending: asyncio.Task[None] | None = None
 
-    def cancel(self, message: Any = None) -> bool:
+    def cancel(self, msg: Any = None) -> bool:
         """Tell the worker, and wait for the end there: that takes a Task."""
         if self._ending is None:
-            body = self._cancelled(message)
+            body = self._cancelled(msg)
             body.send(None)
             self._ending = self._proxy.loop.create_task(body, context=self._context.copy())
         else:
-            self._ending.cancel(message)
+            self._ending.cancel(msg)
         return True
 
     def stop(self, why: object) -> None:

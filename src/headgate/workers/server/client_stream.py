@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headgate._version import __version__
 from headgate.workers.protocol import shared_memory
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ClientStream:
     """The gRPC stream of one client: its session, and the reading and writing of messages and lent memory."""
 
-    def __init__(self, uid: str, context: grpc.aio.ServicerContext, nested: NestedPool) -> None:
+    def __init__(self, uid: str, context: grpc.aio.ServicerContext[Any, Any], nested: NestedPool) -> None:
         self.nested: NestedPool = nested
         self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
         self.asked: bool = False

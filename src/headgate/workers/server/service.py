@@ -72,7 +72,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
 
     # -- gRPC ---------------------------------------------------------------------------------------------------------
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of a gRPC method; None: it is unknown."""
         method = handler_call_details.method
         if method == CONVERSE:
@@ -85,7 +85,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             return grpc.unary_stream_rpc_method_handler(self._watch_health)
         return None
 
-    async def _converse(self, _: object, context: grpc.aio.ServicerContext) -> None:
+    async def _converse(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         stream = ClientStream(self.uid, context, NestedPool("", self))
         session = stream.session
         writer: asyncio.Task[None] | None = None
@@ -308,12 +308,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
 
     # -- health -------------------------------------------------------------------------------------------------------
 
-    async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _check(self, request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         if not _known_service(request):
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return _NOT_SERVING if self.stopping else _SERVING
 
-    async def _watch_health(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def _watch_health(self, request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
         if not _known_service(request):
             yield b"\x08\x03"  # SERVICE_UNKNOWN
             return
@@ -325,7 +325,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
-    async def _stop(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _stop(self, request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         await self.stop(StopRequest.FromString(request).timeout)
         return bytes(StopReply().SerializeToString())
 
