@@ -69,7 +69,7 @@ def test_w34_timeouts_hold_whatever_the_worker_does(log: str) -> None:
             await until(lambda: len(lines(log)) == THREADS)
             [busy] = [view.uid for view in pool.workers() if view.in_flight]
             routine = limits.short.__headgate_routine__  # type: ignore[attr-defined]
-            in_line = asyncio.create_task(pool._proxy().call(routine, (), {}, None, "", to=busy))
+            in_line = asyncio.create_task(pool.__dispatcher__().call(routine, (), {}, None, "", to=busy))
             calls = {
                 "loop": limits.holds_the_loop(),
                 "child": limits.holds_the_loop_in_a_child(),

@@ -255,13 +255,13 @@ class Rerun:
 
 def again(pool: WorkerPool, fn: Any, *args: Any, limit: float | None = None, max_calls: int = 1) -> asyncio.Task[Any]:
     """Call a routine as one is called that was on a worker when it died."""
-    call = pool._proxy().call(routine_for(fn, "it"), args, {}, limit, "", request=Rerun(max_calls))
+    call = pool.__dispatcher__().call(routine_for(fn, "it"), args, {}, limit, "", request=Rerun(max_calls))
     return asyncio.ensure_future(call)
 
 
 async def reserved(pool: WorkerPool, is_reserved: bool = True) -> None:
-    proxy = pool._proxy()
-    await until(lambda: {one.reserved for one in proxy._roster} == {is_reserved})
+    proxy = pool.__dispatcher__()
+    await until(lambda: {one.reserved for one in proxy.roster} == {is_reserved})
 
 
 async def noted(log: str, *wanted: str) -> None:
@@ -288,7 +288,7 @@ def test_w92_while_one_runs_alone_others_wait_until_it_has_ended(
     """Those of this loop, of another, and a broadcast; for longer than quorum_timeout."""
 
     async def main() -> None:
-        monkeypatch.setattr(single.pool._proxy(), "_quorum_timeout", 0.1)
+        monkeypatch.setattr(single.pool.__dispatcher__(), "_quorum_timeout", 0.1)
         alone = again(single.pool, lost_jobs.held, log, "alone")
         await noted(log, "alone begins")
         others = [asyncio.create_task(lost_jobs.noted(log, "other")) for _ in range(5)]

@@ -134,7 +134,7 @@ class WorkerPool:
         self._forks = True  # workers are forks of a template
         self._loop: asyncio.AbstractEventLoop | None = None
         self._token: Token[Any] | None = None
-        self._outer: Any = None  # the pool that was active around this one
+        self._outer: WorkerPool | None = None  # the pool that was active around this one
         self._resizing = asyncio.Lock()
         self._contexts: list[Any] = []
         self._farewell: asyncio.Task[None] | None = None  # of a keeper that was killed
@@ -163,7 +163,7 @@ class WorkerPool:
             await self._until_ready()
             self._state = "open"
             if not self._lazy:
-                await self._proxy().connect(sum(member.view == "ready" for member in self._members.values()))
+                await self.__dispatcher__().connect(sum(member.view == "ready" for member in self._members.values()))
         except BaseException:
             self._state = "closed"
             await self._finish(hurry=True)
@@ -244,7 +244,16 @@ class WorkerPool:
 
     # -- for routines -------------------------------------------------------------------------------------------------
 
-    def _proxy(self) -> Any:
+    def __open_pool__(self) -> WorkerPool:
+        """Return this pool; if it is closed, the nearest open pool around it, or else itself. `routines` asks."""
+        if self._state != "closed":
+            return self
+        outer: WorkerPool | None = self._outer
+        while outer is not None and outer._state == "closed":
+            outer = outer._outer
+        return self if outer is None else outer
+
+    def __dispatcher__(self) -> Any:
         """The proxy of the running loop."""
         loop = asyncio.get_running_loop()
         proxy = self._proxies.get(loop)
@@ -296,7 +305,6 @@ class WorkerPool:
         found = []
         for member in self._members.values():
             worker = member.worker
-            metadata = WorkerMetadata(worker.uid, worker._address, worker.pid, _version(), worker.tags)
             state, load = member.view, 0
             if state == "ready" and is_dead(worker.pid):  # and its keeper has not said so yet
                 state = "lost"
@@ -307,7 +315,7 @@ class WorkerPool:
                         state = view.state if state == "ready" else state
             if member.replaced:
                 state = "lost"
-            found.append(WorkerView(metadata, "stopping" if member.stopping else state, load))
+            found.append(WorkerView(worker.described(), "stopping" if member.stopping else state, load))
         return found
 
     async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -321,7 +329,7 @@ class WorkerPool:
         if (bound := getattr(routine, "__self__", None)) is not None:
             args = (bound, *args)
         self._require_open()
-        proxy, running, limit = self._proxy(), CALLER.get(), dispatch_limit()
+        proxy, running, limit = self.__dispatcher__(), CALLER.get(), dispatch_limit()
         await proxy.until_known([uid for uid, member in self._members.items() if member.view == "ready"])
         caller = "" if running is None else running.id
         uids = [view.uid for view in self.workers() if view.state not in ("starting", "stopping", "lost")]
@@ -366,7 +374,7 @@ class WorkerPool:
         if member.worker.pid and member.view == "ready":
             self._discovery.announce("worker-dropped", member.worker.described())
             timeout = -1.0 if self._shutdown_timeout is None else self._shutdown_timeout
-            await stop_remotely(member.worker._address, timeout)
+            await stop_remotely(member.worker.described().address, timeout)
             deadline = clock.now() + _LAST
         while uid in self._leaving and clock.now() < deadline:
             await self._change(0.1)
@@ -688,9 +696,3 @@ async def _close_on(loop: asyncio.AbstractEventLoop, proxy: Any) -> None:
     elif loop.is_running():
         closing = asyncio.run_coroutine_threadsafe(proxy.close("it was closed"), loop)
         await asyncio.wait([asyncio.wrap_future(closing)], timeout=_LAST)
-
-
-def _version() -> str:
-    from headgate._version import __version__
-
-    return __version__

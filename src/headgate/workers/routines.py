@@ -155,13 +155,13 @@ class _Here:
 def _proxy_for(routine: Routine) -> tuple[Any, str]:
     """What reaches the workers here, and the id of the task that calls."""
     pool, running = ACTIVE.get(), CALLER.get()
-    if pool is not None and pool._state == "closed":
-        pool = _outer_of(pool)
     if pool is None:
         if running is None:
             raise _no_pool(routine)
         pool = running.pool
-    return pool._proxy(), "" if running is None else running.id
+    else:
+        pool = pool.__open_pool__()
+    return pool.__dispatcher__(), "" if running is None else running.id
 
 
 def _no_pool(routine: Routine) -> NoActivePool:
@@ -185,14 +185,6 @@ def _no_pool(routine: Routine) -> NoActivePool:
         "themselves. If it is called `workers`:\n\n"
         f"    import headgate\n\n    async with headgate.TaskPool(workers=workers) as pool:\n        {through}\n",
     )
-
-
-def _outer_of(closed: Any) -> Any:
-    """The pool around one that was left before another that was entered later; or itself, to say that it is closed."""
-    pool = closed
-    while pool is not None and pool._state == "closed":
-        pool = pool._outer
-    return closed if pool is None else pool
 
 
 async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

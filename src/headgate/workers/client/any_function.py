@@ -74,7 +74,7 @@ class Placing:
     ) -> Direct | None:
         if not do_dispatch() or dispatch_limit() is not None:
             return None
-        return begin(self._workers._proxy(), routine, args, {}, request, context, owner)
+        return begin(self._workers.__dispatcher__(), routine, args, {}, request, context, owner)
 
     def call(self, fn: Any, args: tuple[Any, ...], request: Request) -> Awaitable[Any]:
         """What to await for what it returns there; or `HERE`."""
@@ -84,7 +84,7 @@ class Placing:
             here: Awaitable[Any] = HERE
             return here
         self.losses.limit(request)
-        proxy, caller = self._workers._proxy(), request.request_id
+        proxy, caller = self._workers.__dispatcher__(), request.request_id
         there: Awaitable[Any] = proxy.call(routine, given, kwargs, dispatch_limit(), caller, request=request)
         return there
 
@@ -96,7 +96,7 @@ class Placing:
             here: AsyncGenerator[Any, Any] = HERE
             return here
         self.losses.limit(request)
-        proxy, limit, caller = self._workers._proxy(), dispatch_limit(), request.request_id
+        proxy, limit, caller = self._workers.__dispatcher__(), dispatch_limit(), request.request_id
         return generator_over(lambda args, kwargs: proxy.stream(routine, args, kwargs, limit, caller, request=request))(
             *given, **kwargs
         )

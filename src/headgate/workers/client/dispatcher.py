@@ -80,8 +80,8 @@ class Dispatcher:
         self.seen: Any = None
         """What its roster was last made of, for owners that compare."""
         strategy = strategy_of(balancer)
-        self._custom: LoadBalancerLike | None = None if strategy is not None else balancer
-        self._roster = Roster(strategy if strategy is not None else Cycle())
+        self.custom: LoadBalancerLike | None = None if strategy is not None else balancer
+        self.roster = Roster(strategy if strategy is not None else Cycle())
         self._quorum = quorum
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
@@ -124,7 +124,7 @@ class Dispatcher:
 
     def admit(self, metadata: WorkerMetadata) -> None:
         """It may be used."""
-        known = self._roster.get(metadata.uid)
+        known = self.roster.get(metadata.uid)
         if known is not None:
             return
         self._evicted.pop(metadata.uid, None)
@@ -133,13 +133,13 @@ class Dispatcher:
         )
         connection.awaits_ending = self._awaits_endings
         self._known[metadata.uid] = connection
-        self._roster.admit(metadata.uid, connection)
+        self.roster.admit(metadata.uid, connection)
         self._introduce()
         self.openings.wake()
 
     def drop(self, uid: str) -> None:
         """It may not any more."""
-        connection = self._roster.get(uid)
+        connection = self.roster.get(uid)
         if connection is not None:
             self._remove(connection)
             self._end(connection)
@@ -154,7 +154,7 @@ class Dispatcher:
     def set_members(self, members: list[WorkerMetadata]) -> None:
         """These and no others may be used."""
         uids = {metadata.uid for metadata in members}
-        for connection in list(self._roster):
+        for connection in list(self.roster):
             if connection.metadata.uid not in uids:
                 self.drop(connection.metadata.uid)
         for metadata in members:
@@ -162,35 +162,35 @@ class Dispatcher:
 
     async def connect(self, workers: int) -> None:
         """Connect to so many workers now, not at the first call."""
-        while len(self._roster) < workers and self._failure is None:
+        while len(self.roster) < workers and self._failure is None:
             waiter = self.loop.create_future()
             self.openings.waiters.append(waiter)
             await waiter
-        for connection in self._roster:
+        for connection in self.roster:
             connection.open()
-        while any(connection.session.state == "opening" for connection in self._roster):  # noqa: ASYNC110 - a moment
+        while any(connection.session.state == "opening" for connection in self.roster):  # noqa: ASYNC110 - a moment
             await asyncio.sleep(0.001)
 
     def views(self) -> list[WorkerView]:
         """The workers as they are."""
-        return [self.view(connection) for connection in self._roster]
+        return [self.view(connection) for connection in self.roster]
 
     def view(self, connection: Connection) -> WorkerView:
         """One of them."""
         state = connection.state
-        if state == "ready" and self._roster.cooling(connection.metadata.uid, clock.now()):
+        if state == "ready" and self.roster.cooling(connection.metadata.uid, clock.now()):
             state = "cooling"
         return WorkerView(connection.metadata, state, connection.in_flight)
 
     def _introduce(self) -> None:
-        peers = [(connection.metadata.uid, connection.metadata.address) for connection in self._roster]
-        for connection in self._roster:
+        peers = [(connection.metadata.uid, connection.metadata.address) for connection in self.roster]
+        for connection in self.roster:
             connection.introduce(self._pool, peers)
 
     def _remove(self, connection: Connection) -> None:
         uid = connection.metadata.uid
-        if self._roster.get(uid) is connection:
-            self._roster.drop(uid)
+        if self.roster.get(uid) is connection:
+            self.roster.drop(uid)
             self._introduce()
         self.openings.forget(connection)
 
@@ -211,12 +211,12 @@ class Dispatcher:
         """A connection tells how it is."""
         self.openings.happened(connection, happening, reason)
         if happening == "closed":
-            known = self._roster.get(connection.metadata.uid) is connection
+            known = self.roster.get(connection.metadata.uid) is connection
             self._remove(connection)
             if known and not self._closed:  # somebody cancelled all tasks of this loop: the worker is there still
                 self.admit(connection.metadata)
         elif happening in ("lost", "refused", "stopped"):
-            known = self._roster.get(connection.metadata.uid) is connection
+            known = self.roster.get(connection.metadata.uid) is connection
             self._remove(connection)
             if known and not self._closed:
                 self._evicted[connection.metadata.uid] = reason
@@ -244,15 +244,15 @@ class Dispatcher:
         """Run it on a worker, or on the one whose uid is `to`; returns or raises what it does there. On a worker
         `running` is the call that makes it."""
         running = running or CALLER.get()
-        return self.place(routine, args, kwargs, limit, caller, running, self._finished, to=to, request=request)
+        return self.place(routine, args, kwargs, limit, caller, running, self.finished, to=to, request=request)
 
-    def _finished(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, running: Any) -> Any:
+    def finished(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, running: Any) -> Any:
         """It ran: return or raise what it did."""
         connection: Connection = flight.member.resource.value
         scope = None if running is None else running.scope
-        self._roster.served(flight)
+        self.roster.served(flight)
         failures = context_frames.came_back(call, answer, running) if answer.context else ()
-        if self._custom is not None:
+        if self.custom is not None:
             self._report(connection, "accepted")
         if answer.kind != "returned":
             raise_answer(routine, call, connection, answer, scope, failures)
@@ -311,7 +311,7 @@ class Dispatcher:
                 elif to:
                     flight = self._only(to, routine, tried)
                 else:
-                    flight = self._choose(routine, number, tried, bulky, may_stay)
+                    flight = self.choose(routine, number, tried, bulky, may_stay)
                 if flight is None:
                     if patience is None and timeout and self.openings.crowded and routine.traveller.thread:
                         patience = clock.now() + timeout + CONFIRMATION
@@ -410,7 +410,7 @@ class Dispatcher:
     def served(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> None:
         """Its worker has seen a generator to its end."""
         connection: Connection = flight.member.resource.value
-        self._roster.served(flight)
+        self.roster.served(flight)
         self._report(connection, "accepted")
         if answer.kind == "returned":
             tell_ended(routine, call, connection, "returned")
@@ -418,7 +418,7 @@ class Dispatcher:
     def raise_gone(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> NoReturn:
         """The worker of a generator is gone, or the pool is."""
         connection: Connection = flight.member.resource.value
-        self._roster.ended(flight)
+        self.roster.ended(flight)
         self.check_time(routine, call, connection, answer)
         raise_lost(routine, call, connection, answer, self._closed)
 
@@ -430,19 +430,19 @@ class Dispatcher:
         outcome = "timeout" if isinstance(error, TimeoutError) else outcome
         left = connection.has_left(call)
         if not left:
-            self._roster.ended(flight)
+            self.roster.ended(flight)
         tell_ended(routine, call, connection, outcome, described(error))
         if left:
-            call.request, call.ended = None, lambda: self._roster.ended(flight)
+            call.request, call.ended = None, lambda: self.roster.ended(flight)
 
     def is_usable(self, routine: Routine) -> bool:
         """Are enough workers there? Raises if the pool is closed."""
         if self._closed:
             raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
-        self._reached_quorum = self._reached_quorum or len(self._roster) >= self._quorum
+        self._reached_quorum = self._reached_quorum or len(self.roster) >= self._quorum
         return self._reached_quorum
 
-    def _choose(
+    def choose(
         self, routine: Routine, number: int, tried: dict[str, str], bulky: bool, may_stay: bool = True
     ) -> Use | None:
         """The next worker that takes calls and has not refused this one. `may_stay`: on the one on which we are, even
@@ -452,48 +452,48 @@ class Dispatcher:
         avoid: Any = tried
         if self.openings.limited:
             here = self.here if may_stay else ""
-            avoid = self.openings.avoided(self._roster, tried, routine.traveller.thread, here)
-        if self._custom is not None:
-            return self._custom_choice(self._custom, routine, number, avoid, bulky)
-        flight = self._roster.next(clock.now(), avoid)
+            avoid = self.openings.avoided(self.roster, tried, routine.traveller.thread, here)
+        if self.custom is not None:
+            return self.custom_choice(self.custom, routine, number, avoid, bulky)
+        flight = self.roster.next(clock.now(), avoid)
         while flight is not None and not flight.member.resource.value.can_take(bulky):
-            self._roster.ended(flight)
+            self.roster.ended(flight)
             avoid = {*avoid, flight.member.resource.resource_id}
-            flight = self._roster.next(clock.now(), avoid)
+            flight = self.roster.next(clock.now(), avoid)
         return flight
 
     def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Use | None:
         """This one, or none."""
         self.is_usable(routine)
-        connection = self._roster.get(uid)
+        connection = self.roster.get(uid)
         if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
             why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
             raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
         shut = connection.reserved or (connection.crowded and routine.traveller.thread)
-        return None if shut else self._roster.take(uid, clock.now())
+        return None if shut else self.roster.take(uid, clock.now())
 
     async def until_known(self, uids: list[str]) -> None:
         """Wait until discovery has told of these, for a moment at most."""
         deadline = clock.now() + 1.0
-        while not all(uid in self._roster for uid in uids) and clock.now() < deadline:  # noqa: ASYNC110
+        while not all(uid in self.roster for uid in uids) and clock.now() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
     def _report(self, connection: Connection, report: Report) -> None:
-        if self._custom is None:
+        if self.custom is None:
             return
         try:
-            self._custom.report(self.view(connection), report)
+            self.custom.report(self.view(connection), report)
         except Exception:  # the call has its outcome, and must not lose it
-            log_exception("headgate.workers", "report() of the balancer %r failed", self._custom)
+            log_exception("headgate.workers", "report() of the balancer %r failed", self.custom)
 
-    def _custom_choice(
+    def custom_choice(
         self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any, bulky: bool
     ) -> Use | None:
         task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
         for view in checked_order(balancer, task, self.views()):
-            connection = self._roster.get(view.uid)
+            connection = self.roster.get(view.uid)
             if view.uid not in avoid and connection is not None and connection.can_take(bulky):
-                return self._roster.take(view.uid, clock.now())
+                return self.roster.take(view.uid, clock.now())
         return None
 
     async def until_there_is_one(
@@ -507,7 +507,7 @@ class Dispatcher:
         """Nobody can take it now: wait for somebody new, or give up; at `patience`, because its timeout is over."""
         if self._failure is not None:
             raise fresh(self._failure)
-        admitted = [one for one in self._roster if one.session.state not in ("stopping", "over")]
+        admitted = [one for one in self.roster if one.session.state not in ("stopping", "over")]
         if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
             raise NoWorkersAvailable(f"no worker took {routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
@@ -544,10 +544,10 @@ class Dispatcher:
 
     def _standing(self, tried: dict[str, str]) -> str:
         reasons = {**self._evicted}
-        for connection in self._roster:
+        for connection in self.roster:
             uid = connection.metadata.uid
             reasons[uid] = tried.get(uid, connection.obstacle or self.view(connection).state)
-        return (listed(reasons) or "none is there") + ("" if len(self._roster) else self.why_none())
+        return (listed(reasons) or "none is there") + ("" if len(self.roster) else self.why_none())
 
     def check_time(self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer) -> None:
         """RoutineTimeout if its timeout is over, and its worker has not said how it ended."""
@@ -610,9 +610,9 @@ class Dispatcher:
         assert isinstance(answer.payload, bytes), "a reason is text"
         reason = answer.payload.decode(errors="replace") or connection.reason
         if answer.kind == "unavailable":
-            self._roster.failed(flight, clock.now())
+            self.roster.failed(flight, clock.now())
         else:
-            self._roster.ended(flight)
+            self.roster.ended(flight)
         if answer.kind in ("unavailable", "exhausted"):
             status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
             tried[uid] = f"{status}: {reason}"
@@ -638,14 +638,14 @@ class Dispatcher:
     def refuse(self, why: str) -> None:
         """No new calls from now on."""
         self._closed = why
-        for connection in self._roster:
+        for connection in self.roster:
             connection.give_no_room()
         self.openings.wake()
 
     def abandon(self) -> None:
         """Its loop is closed, so nothing can be awaited: break every conversation."""
         self._closed = self._closed or "its event loop is closed"
-        for connection in [*self._roster, *self._gone]:
+        for connection in [*self.roster, *self._gone]:
             connection.abandon()
 
     async def close(self, why: str) -> None:
@@ -655,7 +655,7 @@ class Dispatcher:
         if listener is not None:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
-        connections = [*self._roster, *self._gone]
+        connections = [*self.roster, *self._gone]
         for connection in list(self._known.values()):
             connection.let_go()
         for connection in connections:
@@ -663,8 +663,8 @@ class Dispatcher:
                 connection.cancel(call)
         await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
         for connection in connections:
-            if connection.metadata.uid in self._roster:
-                self._roster.drop(connection.metadata.uid)
+            if connection.metadata.uid in self.roster:
+                self.roster.drop(connection.metadata.uid)
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
         self.openings.wake()

@@ -67,7 +67,7 @@ class Isolation:
             self.reservation = await connection.reserve(self.max_calls, caller, overdue, patience)
             if self.reservation:
                 uid = connection.metadata.uid
-                flight = proxy._roster.take(uid, clock.now()) if proxy._roster.get(uid) is connection else None
+                flight = proxy.roster.take(uid, clock.now()) if proxy.roster.get(uid) is connection else None
                 if flight is not None:
                     return flight
                 connection.release(self.reservation)  # it has just left
@@ -86,14 +86,14 @@ class Isolation:
         if not proxy.is_usable(routine):
             return None
         avoid = {*tried, *self._full, *proxy.openings.unable(routine.traveller.thread)}
-        if proxy._custom is not None:
-            flight = proxy._custom_choice(proxy._custom, routine, number, avoid, bulky)
+        if proxy.custom is not None:
+            flight = proxy.custom_choice(proxy.custom, routine, number, avoid, bulky)
             if flight is None:
                 return None
-            proxy._roster.ended(flight)
+            proxy.roster.ended(flight)
             chosen: Connection = flight.member.resource.value
             return chosen
-        there = (one for one in proxy._roster if one.metadata.uid not in avoid and one.can_take(bulky))
+        there = (one for one in proxy.roster if one.metadata.uid not in avoid and one.can_take(bulky))
 
         def rank(one: Connection) -> tuple[int, int]:
             return 1 if one.metadata.uid == proxy.here else 2 * one.reserved, one.load

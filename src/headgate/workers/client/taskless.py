@@ -103,7 +103,7 @@ class Direct:
         if answer.kind in ("returned", "raised", "cancelled"):
             context = self._context.copy() if answer.context else self._context
             try:
-                result = context.run(proxy._finished, routine, flight, call, answer, None)
+                result = context.run(proxy.finished, routine, flight, call, answer, None)
             except BaseException as error:
                 if self._owner.raised(error) and isinstance(error, (KeyboardInterrupt, SystemExit)):
                     # Ctrl-C in this very moment, for what a routine raises there is none of these. As its Task would:
@@ -164,7 +164,7 @@ def begin(
     form = routine.traveller.form(routine.decorated)
     set_here = b"" if context_frames.nothing() else context_frames.sent(routine.tag, proxy.max_payload)
     number = next(TASK_NUMBERS)
-    flight = proxy._choose(routine, number, {}, bulky)
+    flight = proxy.choose(routine, number, {}, bulky)
     if flight is None:
         return None
     call = Outgoing(number, form, arguments, 0.0, request.request_id, False, None, 0, set_here, request.tenant, request)

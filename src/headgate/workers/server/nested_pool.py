@@ -43,7 +43,7 @@ class NestedPool:
         self._made: Dispatcher | None = None
         self._introduced: list[tuple[str, str]] | None = None  # the peers that the dispatcher knows
 
-    def _proxy(self) -> NestedPool | Dispatcher:
+    def __dispatcher__(self) -> NestedPool | Dispatcher:
         """What runs calls for the current loop: the dispatcher, or this object in a routine that runs in a thread."""
         return self if asyncio.get_running_loop() is not self._tasks.loop else self._dispatcher()
 
