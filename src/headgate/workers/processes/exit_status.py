@@ -14,7 +14,7 @@ from headgate.core.redaction import redact
 from headgate.workers.model import ENDED, ENDS_BECAUSE
 from headgate.workers.processes.keeper import TAIL
 
-LAST_WORD = 0.25
+LAST_WORD = 1.0
 """Seconds to wait for the keeper's report; it comes within a few milliseconds, as a rule."""
 LINES = 20
 """Lines of stderr that are told."""
