@@ -81,7 +81,7 @@ class Dispatcher:
         """What its roster was last made of, for owners that compare."""
         strategy = strategy_of(balancer)
         self.custom: LoadBalancerLike | None = None if strategy is not None else balancer
-        self.roster = Roster(strategy if strategy is not None else Cycle())
+        self.roster: Roster = Roster(strategy if strategy is not None else Cycle())
         self._quorum = quorum
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
