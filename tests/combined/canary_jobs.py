@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -117,3 +118,8 @@ async def late_there(key: Any) -> None:
 @routine
 async def cannot_travel(key: Any) -> None:
     raise Stays(f"bad key {given(key)}")
+
+
+@routine
+async def exits(key: Any) -> None:
+    sys.exit(f"bad key {given(key)}")

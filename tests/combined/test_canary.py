@@ -249,6 +249,9 @@ def test_r07_w43_in_no_event_of_routines_below_run_and_use(
         error = await outcome(keys.run(lambda key: canary_jobs.cannot_travel(key.value)))
         assert isinstance(error, headgate.RemoteError)
         assert "CANARY" not in str(error)
+        error = await outcome(keys.run(lambda key: canary_jobs.exits(key.value)))
+        assert isinstance(error, headgate.RoutineExited)
+        assert "CANARY" not in repr(error)
         with suppress(Exception):
             async for _ in keys.stream(lambda key: canary_jobs.items_there(key.value, "group")):
                 heard.look(keys)

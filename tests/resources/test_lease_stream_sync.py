@@ -549,3 +549,22 @@ def test_r77_run_sync_and_leases_ask_it_too() -> None:
         assert status(second, "a") == "disabled"
 
     asyncio.run(main())
+
+
+def test_r77_an_async_classifier_is_refused() -> None:
+    async def classify(outcome: object) -> None: ...
+
+    with pytest.raises(InvalidType, match="classify must be a plain function, got an async one"):
+        ResourcePool({"a": 1}, classify=classify)  # type: ignore[arg-type]
+
+
+@virtual
+async def test_r31_a_reason_of_several_lines_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    pool = ResourcePool({"a": 1, "b": 2}, name="openai")
+
+    async def refused(resource: Resource[int]) -> None:
+        if resource.resource_id == "a":
+            raise CooldownResource(1, "429\nfor more information")
+
+    await pool.run(refused)
+    assert caplog.messages == ["openai: a cools down for 1.0 s (1 in a row): 429 for more information"]

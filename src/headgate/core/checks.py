@@ -179,6 +179,11 @@ def checked_classifier(classify: Any) -> Any:
     """Return a classifier or None, or raise InvalidType."""
     if classify is not None:
         _require_callable("classify", classify)
+        if inspect.iscoroutinefunction(classify):
+            raise InvalidType(
+                "classify must be a plain function, got an async one",
+                remedy="Write it with `def`: it is asked between two steps of a call and cannot await.",
+            )
     return classify
 
 

@@ -92,6 +92,11 @@ def _log_health(event: Event) -> None:
     logging.getLogger("headgate.resources").log(getattr(logging, level), *sentence(event))
 
 
+def _in_one_line(reason: str | None) -> str:
+    """A reason without line breaks: the text of an HTTP client's exception often has some."""
+    return "" if reason is None else " ".join(reason.split())
+
+
 def _cooled(event: Any) -> tuple[object, ...]:
     return (
         "%s: %s cools down for %.1f s (%d in a row): %s",
@@ -99,12 +104,12 @@ def _cooled(event: Any) -> tuple[object, ...]:
         event.resource_id,
         event.seconds,
         event.consecutive,
-        event.reason or "no reason given",
+        _in_one_line(event.reason) or "no reason given",
     )
 
 
 def _disabled(event: Any) -> tuple[object, ...]:
-    reason = "by hand" if event.usage is None else event.reason or "no reason given"
+    reason = "by hand" if event.usage is None else _in_one_line(event.reason) or "no reason given"
     return "%s: %s is disabled: %s", event.pool, event.resource_id, reason
 
 

@@ -156,7 +156,7 @@ def _exited(routine: Routine, connection: Connection, error: BaseException) -> R
     if isinstance(error, SystemExit):
         given = error.code
         code = 0 if given is None else given if isinstance(given, int) else 1  # as Python does
-        call = f"sys.exit({'' if given is None else repr(given)})"
+        call = f"sys.exit({'' if given is None else redact(repr(given))})"
         made = RoutineExited(f"{routine.tag} called {call} {worker}", exit_code=code)
     else:
         made = RoutineExited(f"{routine.tag} raised KeyboardInterrupt {worker}", exit_code=130)
