@@ -384,4 +384,4 @@ def test_w33_a_client_killed_before_its_keeper_is_one_leaves_nothing(tmp_path: P
     finally:
         client.kill()
         client.wait()
-    wait_until(lambda: not any(alive(int(pid)) for pid in lines(log)), seconds=5)
+    wait_until(lambda: not any(alive(int(pid)) for pid in lines(log)), seconds=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -73,7 +74,7 @@ class Machine(RuleBasedStateMachine):
             callers = [] if (caller := self.asks[ask]) is None else line(caller)
             others = [call for call in self.calls() if not call.rests and call not in callers]
             others = [call for call in others if not (callers and call.waits)]
-            kept = [other for other in self.admission.granted if other is not ask]
+            kept = [other for other in (*self.admission.granted, *self.admission.unconfirmed) if other is not ask]
             assert ask.overdue or len(others) + len(kept) < ask.max_calls, (ask.max_calls, others, kept)
 
     def begin(self, number: int, call: Call) -> None:
@@ -132,6 +133,14 @@ class Machine(RuleBasedStateMachine):
             self.admission.ended(call)
             self.grant()
 
+    @precondition(lambda self: self.admission.unconfirmed or self.admission.limited)
+    @rule(data=st.data())
+    def gives_back(self, data: st.DataObject) -> None:
+        """The client has the answer; or it has the first item of a generator, which goes on."""
+        asks = [*self.admission.unconfirmed, *self.admission.limited.values()]
+        self.admission.withdraw(self, data.draw(st.sampled_from(asks)).number)
+        self.grant()
+
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def rests(self, data: st.DataObject) -> None:
@@ -143,6 +152,9 @@ class Machine(RuleBasedStateMachine):
     def everybody_goes_on(self) -> None:
         """Whoever runs can finish, and then whoever waits has room: nothing is ever stuck."""
         for _ in range(1000):
+            for ask in list(self.admission.unconfirmed):
+                self.admission.withdraw(self, ask.number)
+                self.grant()
             for ask in list(self.admission.granted):
                 caller = self.asks.pop(ask)
                 call = Call(ask.number, caller, 0 if ask.overdue else ask.max_calls)
@@ -150,10 +162,11 @@ class Machine(RuleBasedStateMachine):
                 self.begin(ask.number, call)
             waited_for = [call.made_by for call in self.calls()] + list(self.asks.values())
             free = [number for number, call in self.running.items() if call not in waited_for]
-            if not free:
+            if not free and not self.admission.unconfirmed:
                 break
-            self.admission.ended(self.running.pop(free[0]))
-            self.grant()
+            if free:
+                self.admission.ended(self.running.pop(free[0]))
+                self.grant()
         assert not self.running
         assert not self.admission.waiting
         assert not self.admission.active
@@ -168,7 +181,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def it_is_idle_when_nobody_asks(self) -> None:
-        if not self.asks and not any(call.most for call in self.calls()):
+        if not self.asks and not self.admission.unconfirmed and not any(call.most for call in self.calls()):
             limited = [guest for guest in self.admission.limited if guest in self.calls()]
             assert bool(limited) == self.admission.active
 
@@ -209,7 +222,28 @@ def test_w92_one_that_is_alone_is_alone() -> None:
     assert admission.admits("c/5")
     admission.ended(running.pop(5))
     admission.ended(running.pop(4))
+    assert admission.closed, "its answer has not arrived, and would be lost with a call that crashes"
+    admission.withdraw("session", 1)
     assert not admission.closed
+    assert not admission.active
+
+
+@pytest.mark.parametrize("first", ["client", "call"])
+def test_w92_a_client_that_goes_away_leaves_no_reservation(first: str) -> None:
+    running: dict[Any, Any] = {1: Guest(1)}
+    admission = Admission(running)
+    admission.ask(Ask("session", 1, "", 2))
+    [ask] = admission.grant()
+    running[2] = Guest(2)
+    assert admission.begins("session", ask.number, running[2])
+    admission.began()
+    if first == "client":
+        admission.leave("session")
+        assert admission.active
+    admission.ended(running.pop(2))
+    if first == "call":
+        assert admission.active
+        admission.leave("session")
     assert not admission.active
 
 
@@ -229,6 +263,8 @@ def test_w92_callers_and_generators_at_rest_are_no_neighbours() -> None:
     assert admission.grant() == []
     admission.ended(running.pop(3))
     admission.ended(running.pop(1))
+    assert admission.grant() == []
+    admission.withdraw("s", 2)
     assert admission.grant() == [outer]
 
 
@@ -270,6 +306,9 @@ def test_w92_one_that_begins_is_a_neighbour_of_those_who_wait() -> None:
     room.began()
     assert granted == [1]
     room.ended(running.pop(1))
+    assert granted == [1], "its client has not heard of it"
+    room.ask("session", (), [1])
+    room.hear()
     assert granted == [1, 2]
 
 
@@ -285,6 +324,7 @@ def test_w92_one_that_has_waited_for_long_does_not_wait_for_what_may_never_end()
     admission.began()
     assert admission.grant() == [], "but for one that is to be alone it does"
     admission.ended(running.pop(2))
+    admission.withdraw("s", 1)
     assert admission.grant() == [another]
 
 

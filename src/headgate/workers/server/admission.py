@@ -13,6 +13,9 @@ neither the callers of a call, which wait for it, nor generators that rest betwe
 And a call that is run again and was made by one that runs here does not wait for calls that wait for others themselves:
 they may wait for one that wants to be alone as well. (They would be lost with it. Its client asks others first.)
 
+A call with a reservation has ended, for its neighbours, when its client gives the reservation back: that tells that its
+answer has arrived. The answer of a call that was run alone would otherwise be lost with the next call, if that crashes.
+
 Asks are granted in their order; those of calls that are made by calls which run here pass the others, whose turn comes
 when these have ended. An ask that has waited for very long for calls without a limit (see `isolation`) does not wait
 for them any longer: they may never end.
@@ -53,7 +56,7 @@ class Guest(Protocol):
 class Ask:
     """A client asks for a reservation for a call."""
 
-    __slots__ = ("caller", "max_calls", "number", "overdue", "stream")
+    __slots__ = ("caller", "max_calls", "number", "overdue", "released", "stream")
 
     def __init__(self, stream: Any, number: int, caller: str, max_calls: int, overdue: bool = False) -> None:
         self.stream: Any = stream
@@ -65,6 +68,8 @@ class Ask:
         """How many calls may run while it does, itself included."""
         self.overdue: bool = overdue
         """Has it waited for so long that it does not wait for calls without a limit?"""
+        self.released: bool = False
+        """Has the client given it back, or gone?"""
 
 
 class Admission:
@@ -75,15 +80,17 @@ class Admission:
         """In the order in which they came."""
         self.granted: dict[Ask, None] = {}
         """Granted reservations whose calls have not come yet."""
-        self.limited: dict[Guest, int] = {}
-        """Running calls with a limit, and that."""
+        self.limited: dict[Guest, Ask] = {}
+        """Running calls with a reservation."""
+        self.unconfirmed: dict[Ask, None] = {}
+        """Reservations of calls that have ended, and whose clients have not given them back yet."""
         self._running = running
         self._known: dict[str, Guest] | None = None  # by id; None: it has to be looked up
 
     @property
     def active(self) -> bool:
         """Is there anything to decide? As a rule there is not, and every call may begin."""
-        return bool(self.waiting or self.granted or self.limited)
+        return bool(self.waiting or self.granted or self.limited or self.unconfirmed)
 
     @property
     def closed(self) -> bool:
@@ -117,13 +124,15 @@ class Admission:
         for ask in self.granted:
             if ask.stream is stream and ask.number == number:
                 del self.granted[ask]
-                self.limited[guest] = ask.max_calls
+                self.limited[guest] = ask
                 return True
         return False
 
     def ended(self, guest: Guest) -> None:
         """A call has ended, and is not among the running ones any more."""
-        self.limited.pop(guest, None)
+        ask = self.limited.pop(guest, None)
+        if ask is not None and not ask.released:
+            self.unconfirmed[ask] = None
         self._known = None
 
     def began(self) -> None:
@@ -131,16 +140,19 @@ class Admission:
         self._known = None
 
     def withdraw(self, stream: Any, number: int) -> None:
-        """Give up a reservation. If its call runs, it continues."""
-        self._keep(lambda ask: ask.stream is not stream or ask.number != number)
+        """Give a reservation back. If its call runs, it continues."""
+        self._release(lambda ask: ask.stream is stream and ask.number == number)
 
     def leave(self, stream: Any) -> None:
         """Forget all that this client asked for."""
-        self._keep(lambda ask: ask.stream is not stream)
+        self._release(lambda ask: ask.stream is stream)
 
-    def _keep(self, wanted: Callable[[Ask], bool]) -> None:
-        self.waiting = [ask for ask in self.waiting if wanted(ask)]
-        self.granted = {ask: None for ask in self.granted if wanted(ask)}
+    def _release(self, which: Callable[[Ask], bool]) -> None:
+        self.waiting = [ask for ask in self.waiting if not which(ask)]
+        self.granted = {ask: None for ask in self.granted if not which(ask)}
+        self.unconfirmed = {ask: None for ask in self.unconfirmed if not which(ask)}
+        for ask in self.limited.values():
+            ask.released = ask.released or which(ask)
 
     # -- who is whose neighbour ----------------------------------------------------------------------------------------
 
@@ -159,9 +171,10 @@ class Admission:
         return found
 
     def _neighbours(self, family: list[Guest], nested: bool) -> int:
-        """Count running calls that are none of these, and granted reservations; `nested`: without calls that wait."""
+        """Count running calls that are none of these, and reservations without a running call; `nested`: without calls
+        that wait."""
         running = (guest for guest in self._running.values() if not guest.rests and not (nested and guest.waits))
-        return sum(guest not in family for guest in running) + len(self.granted)
+        return sum(guest not in family for guest in running) + len(self.granted) + len(self.unconfirmed)
 
     def _has_room(self, ask: Ask, callers: list[Guest]) -> bool:
         if not ask.overdue and self._neighbours(callers, bool(callers)) >= ask.max_calls:
@@ -171,10 +184,11 @@ class Admission:
     def _bears_another(self, callers: list[Guest]) -> bool:
         """Does every call with a limit bear one more neighbour, which is made by these?"""
         nested = bool(callers)
-        for guest, most in self.limited.items():
-            if guest not in callers and self._neighbours(self._family(guest), nested) + 1 >= most:
+        for guest, ask in self.limited.items():
+            if guest not in callers and self._neighbours(self._family(guest), nested) + 1 >= ask.max_calls:
                 return False
-        return all(self._neighbours(self._callers(ask.caller), nested) < ask.max_calls for ask in self.granted)
+        apart = (*self.granted, *self.unconfirmed)
+        return all(self._neighbours(self._callers(ask.caller), nested) < ask.max_calls for ask in apart)
 
     def _family(self, guest: Guest) -> list[Guest]:
         """It, its callers, and the calls that it and those that it called made."""
