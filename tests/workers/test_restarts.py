@@ -283,6 +283,10 @@ def test_w26_a_folder_that_was_removed_ends_no_replacement(
 ) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
+    code = "import os, sys; os.rmdir(sys.argv[1]); import asyncio"
+    if subprocess.run([sys.executable, "-c", code, folder], cwd=folder, capture_output=True).returncode:
+        pytest.skip("this Python cannot import asyncio in a folder that is gone: run this with another one")
+    folder.mkdir()
     monkeypatch.chdir(folder)
 
     async def replaced(pool: WorkerPool) -> None:

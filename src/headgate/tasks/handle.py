@@ -140,6 +140,25 @@ def result_of(task: TaskRecord) -> Any:
     raise _cancelled(task)
 
 
+def outcome_of(task: TaskRecord) -> Any:
+    """Return the result of a task that has ended, or the exception that `result_of` would raise.
+
+    Its traceback is without our frames: they lead to the frame of the caller, which holds the exception.
+    """
+    try:
+        return result_of(task)
+    except Exception as error:
+        return _without_frames(error, 2)
+
+
+def _without_frames(error: Exception, count: int) -> Exception:
+    """The exception, with a traceback that lacks the first frames."""
+    traceback = error.__traceback__
+    for _ in range(count):
+        traceback = None if traceback is None else traceback.tb_next
+    return error.with_traceback(traceback)
+
+
 def _cancelled(task: TaskRecord) -> TaskCancelled:
     """Made here, not where it is raised: a frame of its traceback that names it would be a cycle."""
     error = TaskCancelled(f"{task.label} was cancelled")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.feeding import Bell, Feeder, check_items
 from headgate.errors import InvalidArgument
-from headgate.tasks.handle import TaskHandle, result_of
+from headgate.tasks.handle import TaskHandle, outcome_of, result_of
 from headgate.tasks.options import refuse_callables
 from headgate.tasks.progress import Progress, progress_of
 from headgate.tasks.runtime.functions import check_function
@@ -84,14 +84,7 @@ class _Ordered:
             with self._progress:
                 while (handle := await self._next()) is not None:
                     self._progress.advance(failed=handle.status != "completed")
-                    try:
-                        result = result_of(handle)
-                    except Exception as error:
-                        if not return_exceptions:
-                            raise
-                        result = error
-                    yield result
-                    del result  # an exception holds this frame
+                    yield outcome_of(handle) if return_exceptions else result_of(handle)
             if self._feeder.failure is not None:
                 raise self._feeder.failure
         finally:

@@ -366,7 +366,7 @@ class Dispatcher:
                 if kind in _RAN:
                     return done(routine, flight, call, answer, running)
                 self.unanswered(routine, flight, call, answer, tried, again=attempts > 0)
-                if kind == "lost" or (kind in _GONE and isolation is not None):  # the last attempt after a loss is alone
+                if kind == "lost" or (kind in _GONE and isolation is not None):  # it was lost before
                     isolation = after_loss(isolation, attempts, max(0, connection.casualties - 1))
                 if kind in _GONE:
                     attempts -= 1
