@@ -78,11 +78,13 @@ class Machine(RuleBasedStateMachine):
             assert ask.overdue or len(others) + len(kept) < ask.max_calls, (ask.max_calls, others, kept)
 
     def begin(self, number: int, call: Call) -> None:
+        told = self.admission.active  # nobody tells of calls that begin while there is nothing to decide
         self.running[number] = call
         self.begun += 1
         call.order = self.begun
-        self.admission.began()
-        self.grant()
+        if told:
+            self.admission.began()
+            self.grant()
 
     @rule(data=st.data())
     def comes(self, data: st.DataObject) -> None:
@@ -245,6 +247,24 @@ def test_w92_a_client_that_goes_away_leaves_no_reservation(first: str) -> None:
         assert admission.active
         admission.leave("session")
     assert not admission.active
+
+
+@pytest.mark.parametrize("before", ["withdrawn", "ended"])
+def test_w92_what_began_while_nobody_asked_may_call_others(before: str) -> None:
+    running: dict[Any, Any] = {} if before == "ended" else {1: Guest(1)}
+    admission = Admission(running)
+    admission.ask(Ask("s", 1, "", 1))
+    if admission.grant():
+        running[2] = Guest(2)
+        assert admission.begins("s", 1, running[2])
+        admission.began()
+        admission.ended(running.pop(2))
+        assert admission.closed
+    admission.withdraw("s", 1)
+    assert not admission.active
+    running[3] = Guest(3)  # it is not told of: there is nothing to decide
+    admission.ask(Ask("s", 2, "", 1))
+    assert admission.admits("c/3")
 
 
 def test_w92_callers_and_generators_at_rest_are_no_neighbours() -> None:

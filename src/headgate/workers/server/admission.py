@@ -104,6 +104,7 @@ class Admission:
     def ask(self, ask: Ask) -> None:
         """Add a reservation to the waiting ones; `grant` returns it when its call may begin."""
         self.waiting.append(ask)
+        self._known = None  # nobody tells of the calls that begin and end while there is nothing to decide
 
     def grant(self) -> list[Ask]:
         """Grant the reservations that can be granted now: each is kept until its call begins or it is withdrawn."""
