@@ -328,7 +328,8 @@ def test_w92_while_one_waits_to_be_alone_what_runs_may_call_others(single: Share
         let_go(log, "first", "one", "two")
         await asyncio.gather(first, *alone, later)
         assert lines(log)[:2] == ["first begins", "first ends"]
-        assert lines(log)[2:] == ["one begins", "one ends", "two begins", "two ends", "later"]
+        one, two = ["one begins", "one ends"], ["two begins", "two ends"]
+        assert lines(log)[2:] in ([*one, *two, "later"], [*two, *one, "later"])  # each asks again after a while
 
     single(main)
 
