@@ -20,6 +20,7 @@ from headgate.resources.members import Requirement, Use, WaitTicket
 from headgate.resources.rotation import Rotation
 from headgate.resources.stats import check
 from headgate.testing import run, virtual
+from tests.conftest import SCALE
 from tests.resources.support import Gate, ident, in_flight, keys
 
 USERS = [f"user-{number}" for number in range(2000)]
@@ -199,7 +200,7 @@ def test_r24_it_returns_to_the_favourite_after_its_cooldown() -> None:
     assert favourite(rotation, "ann") == first
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(max(3, int(10 * SCALE))))
 @pytest.mark.parametrize("depth", [1, 16])
 def test_r24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also beyond what is remembered, with few or many that are open, with tags and ids to skip."""

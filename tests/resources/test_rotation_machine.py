@@ -499,7 +499,7 @@ class RotationMachine(RuleBasedStateMachine):
 
 TestRotationMachine = RotationMachine.TestCase
 TestRotationMachine.settings = settings(
-    max_examples=int(20 + 800 * SCALE),
+    max_examples=int(20 + 800 * SCALE**1.3),
     stateful_step_count=50,
     derandomize=SCALE < 1,
     deadline=None,
