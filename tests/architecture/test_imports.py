@@ -78,6 +78,7 @@ PURE = (
     "stores/jsonl/lines.py",
     "stores/type_tags.py",
     "tasks/admission.py",
+    "tasks/scheduling/budget.py",
     "tasks/scheduling/timers.py",
     "tasks/scheduling/queues/by_requirement.py",
     "tasks/scheduling/scheduler.py",

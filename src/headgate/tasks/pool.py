@@ -51,6 +51,7 @@ from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.runner import runner_ports
 from headgate.tasks.runtime.snapshots import pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter
+from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, checked_limits
 from headgate.tasks.scheduling.submit_queue import Arrival
@@ -126,11 +127,14 @@ class TaskPool:
             records = self._open_records(store, kept)
             if records is not None:
                 opened.append(records.abandon)
-            scheduler = Scheduler(strategy, policy, limit, key_limits)
+            self._budget: SlotBudget = LocalBudget(limit) if ports.budget is None else ports.budget
+            shared = self._budget if self._budget.by_tenant else None
+            scheduler = Scheduler(strategy, policy, self._budget.limit, key_limits, shared)
             self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)
             register_executor(self._executor)
             self._submitter = Submitter(self._executor, strategy, seconds)
             self._loading = Loading(self._executor).begin()
+            self._budget.on_change(self._on_budget)
         except BaseException:
             for close in opened:
                 close()
@@ -268,13 +272,16 @@ class TaskPool:
         return pool_stats(self._executor)
 
     def resize(self, max_concurrent: int) -> None:
-        """So many tasks at a time from now on. What runs goes on."""
+        """Run at most `max_concurrent` tasks at a time from now on. What runs goes on."""
         limit = checked_whole("max_concurrent", max_concurrent, 1)
-        executor = self._executor
-        if executor.loop is not None:
-            executor.require_loop("resize()")
-        executor.scheduler.resize(limit)
-        executor.pump()
+        if self._executor.loop is not None:
+            self._executor.require_loop("resize()")
+        self._budget.resize(limit)
+
+    def _on_budget(self, limit: int) -> None:
+        """Go on with the limit that the budget says."""
+        self._executor.scheduler.resize(limit)
+        self._executor.pump()
 
     def limit_keys(self, max_concurrent_per_key: int | Mapping[Any, int] | None) -> None:
         """Cap the active tasks of every key, or of some, from now on; None for no cap. What runs goes on."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.budget import SlotBudget
 
 if TYPE_CHECKING:
     import asyncio
@@ -193,9 +194,11 @@ class Listener(Protocol):
 
 
 class Ports(NamedTuple):
-    """What an executor works with besides slots."""
+    """What a pool works with besides its own queue: where tasks run, and what they need for that."""
 
     launcher: Launcher
     allocator: Allocator | None = None
     """None: a task needs nothing but a slot."""
     explainer: Explainer | None = None
+    budget: SlotBudget | None = None
+    """None: the pool has its slots for itself, as many as `max_concurrent` says."""

@@ -13,6 +13,7 @@ from headgate.errors import InvalidArgument, PoolBusy, QueueFull
 from headgate.tasks.admission import Answer, Policy, victims_of
 from headgate.tasks.fairness import Backlogs
 from headgate.tasks.model import PLAIN, TaskRecord
+from headgate.tasks.scheduling.budget import SlotBudget
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
 from headgate.tasks.scheduling.queues.simple import Queue
@@ -30,6 +31,7 @@ class Scheduler:
     __slots__ = (
         "_aside",
         "_backlogs",
+        "_budget",
         "_classed",
         "_families",
         "_limits",
@@ -46,8 +48,14 @@ class Scheduler:
     )
 
     def __init__(
-        self, strategy: Strategy, policy: Policy, limit: int, key_limits: int | Mapping[Hashable, int] | None = None
+        self,
+        strategy: Strategy,
+        policy: Policy,
+        limit: int,
+        key_limits: int | Mapping[Hashable, int] | None = None,
+        budget: SlotBudget | None = None,
     ) -> None:
+        """`budget` is one that differs between tenants, or None: otherwise `limit` says all that there is to know."""
         self.strategy: Strategy = strategy
         self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
         self.coming: set[TaskRecord] = set()
@@ -55,6 +63,7 @@ class Scheduler:
         self._families = Families()
         self._victims = victims_of(policy)
         self._limits: KeyLimits | None = None
+        self._budget = budget
         self._classed = False  # are there queued tasks of several needs, or were there?
         self._various = False  # might there be any but those that need nothing?
         self._need: Hashable = None  # of all that are queued, as long as it is one
@@ -64,8 +73,8 @@ class Scheduler:
         self.slots: Slots = Slots(limit)
         self.queue: Queue = strategy.queue()
         self._backlogs = None if isinstance(self.queue, (FairQueue, ShareQueue)) else Backlogs()
-        self._tracked = self._victims is not None or self._backlogs is not None
-        if key_limits is not None:
+        self._tracked = self._victims is not None or self._backlogs is not None or budget is not None
+        if key_limits is not None or budget is not None:
             self.limit_keys(key_limits)
 
     # -- entering ------------------------------------------------------------------------------------------------------
@@ -234,6 +243,8 @@ class Scheduler:
             self._families.joined(task)
         if self._victims is not None:
             self._victims.joined(task)
+        if self._budget is not None and self._limits is not None:
+            self._limits.queued(task.partition, 1)
 
     def _left(self, task: TaskRecord, *, started: bool) -> None:
         if self._backlogs is not None and task.partition is not None:
@@ -242,6 +253,8 @@ class Scheduler:
             self._families.left(task)
         if self._victims is not None:
             self._victims.left(task)
+        if self._budget is not None and self._limits is not None:
+            self._limits.queued(task.partition, -1)
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 
@@ -313,8 +326,10 @@ class Scheduler:
         self._joined(task)
 
     def resize(self, limit: int) -> None:
-        """So many slots from now on."""
+        """Hand out at most so many slots from now on, and to the tenants to which the budget grants them now."""
         self.slots.resize(limit)
+        if self._budget is not None and self._limits is not None:
+            self._limits.refresh()
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
         """Cap the active tasks of each key from now on."""
@@ -329,17 +344,17 @@ class Scheduler:
         accounts = kept.accounts() if isinstance(kept, (ShareQueue, ClassedQueue)) else None
         queued = list(iter(kept.pop, None))
         self.shut |= shut
-        parkable = limits is not None
+        parkable = limits is not None or self._budget is not None
         if self._classed:
             self.queue = self.strategy.classed_queue(self.shut, parkable=parkable)
         else:
             self.queue = self.strategy.queue(parkable=parkable)
         if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
             self.queue.inherit(*accounts)
-        self._limits = None if limits is None else KeyLimits(limits, self.queue)
+        self._limits = KeyLimits(limits, self.queue, self._budget) if parkable else None
         if self._limits is not None:
-            for task in self.slots.holders():
-                self._limits.took(task.partition)
+            waiting = queued if self._budget is not None else ()
+            self._limits.count((task.partition for task in self.slots.holders()), (task.partition for task in waiting))
         for task in reversed(queued) if self.strategy.kind == "lifo" else queued:
             self.queue.push(task)
 

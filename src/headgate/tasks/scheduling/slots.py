@@ -20,11 +20,12 @@ Waits that form a circle can never end. `chain_of` finds the circle before the w
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from headgate.errors import InvalidArgument, WaitCycle
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.budget import SlotBudget
 from headgate.tasks.scheduling.queues.simple import Queue
 
 
@@ -212,45 +213,93 @@ class Families:
 
 
 class KeyLimits:
-    """How many tasks of one partition may be active, and how many are. A full partition is parked in its queue."""
+    """How many tasks of each tenant may be active, and how many are. A tenant at its limit is parked in the queue.
 
-    __slots__ = ("_active", "_queue", "limits")
+    The limits are those of `max_concurrent_per_key`, and what a budget that differs between tenants grants.
+    """
 
-    def __init__(self, limits: int | Mapping[Hashable, int], queue: Queue) -> None:
-        self.limits: int | Mapping[Hashable, int] = limits
+    __slots__ = ("_active", "_budget", "_parked", "_queue", "_queued", "limits")
+
+    def __init__(
+        self, limits: int | Mapping[Hashable, int] | None, queue: Queue, budget: SlotBudget | None = None
+    ) -> None:
+        self.limits: int | Mapping[Hashable, int] | None = limits
         self._queue = queue
+        self._budget = budget
         self._active: dict[Hashable, int] = {}
+        self._queued: dict[Hashable, int] = {}  # only with a budget
+        self._parked: set[Hashable] = set()
 
     def full(self, key: Hashable) -> bool:
-        """Is it at its limit?"""
+        """Are as many tasks of this tenant active as its limit allows?"""
         limit = self._limit(key)
         return limit is not None and self._active.get(key, 0) >= limit
 
     def took(self, key: Hashable) -> None:
-        """One more is active."""
+        """Count one more active task of this tenant."""
         self._active[key] = self._active.get(key, 0) + 1
+        if self._budget is not None:
+            self._budget.started(key)
         if self.full(key):
-            self._queue.park(key)
+            self._park(key)
 
     def gave(self, key: Hashable) -> None:
-        """One less is."""
-        was_full = self.full(key)
+        """Count one active task of this tenant less."""
         self._active[key] -= 1
         if not self._active[key]:
             del self._active[key]
-        if was_full and not self.full(key):
-            self._queue.unpark(key)
+        if self._budget is not None:
+            self._budget.ended(key)
+        if key in self._parked and not self.full(key):
+            self._unpark(key)
+
+    def queued(self, key: Hashable, more: int) -> None:
+        """Count `more` queued tasks of this tenant (or fewer, if it is negative), and tell the budget."""
+        assert self._budget is not None, "nobody else needs to know"
+        count = self._queued[key] = self._queued.get(key, 0) + more
+        if not count:
+            del self._queued[key]
+        self._budget.want(key, count)
+        if self.full(key):
+            self._park(key)
+
+    def count(self, active: Iterable[Hashable], queued: Iterable[Hashable]) -> None:
+        """Begin with these tenants of active and of queued tasks, of which the budget knows already."""
+        self._active = dict(Counter(active))
+        self._queued = dict(Counter(queued))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Park the tenants that are at their limits now, and no others: the budget has changed."""
+        for key in {*self._active, *self._queued, *self._parked}:
+            if self.full(key):
+                self._park(key)
+            else:
+                self._unpark(key)
 
     def lift(self) -> None:
-        """No partition is parked any more."""
-        for key in self._active:
-            if self.full(key):
-                self._queue.unpark(key)
+        """Let every parked tenant take its turns again."""
+        for key in list(self._parked):
+            self._unpark(key)
+
+    def _park(self, key: Hashable) -> None:
+        if key not in self._parked:
+            self._parked.add(key)
+            self._queue.park(key)
+
+    def _unpark(self, key: Hashable) -> None:
+        if key in self._parked:
+            self._parked.discard(key)
+            self._queue.unpark(key)
 
     def _limit(self, key: Hashable) -> int | None:
-        if key is None:  # tasks without a key have nothing in common
+        if key is None:  # tasks without a tenant have nothing in common
             return None
-        return self.limits.get(key) if isinstance(self.limits, Mapping) else self.limits
+        own = self.limits.get(key) if isinstance(self.limits, Mapping) else self.limits
+        if self._budget is None:
+            return own
+        granted = self._budget.granted(key)
+        return granted if own is None else min(own, granted)
 
 
 def checked_limits(limits: object) -> int | dict[Hashable, int] | None:
