@@ -16,7 +16,7 @@ from inspect import CO_COROUTINE
 from typing import Any
 
 from headgate.core.cancellation import primed
-from headgate.core.threads import Threads, call_in_thread
+from headgate.core.threads import Threads, call_in_thread, outlast_cancellation
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.runtime.functions import is_async
 from headgate.tasks.runtime.nested_waits import CURRENT
@@ -111,15 +111,13 @@ class LocalLauncher:
         # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
         context, fn = contextvars.copy_context(), task.fn
         future = loop.run_in_executor(threads, lambda: context.run(call_in_thread, fn, args))
-        stopped: BaseException | None = None
-        while not future.done():
-            try:
-                await asyncio.wait((future,))
-            except asyncio.CancelledError as error:
-                stopped = error
-                if completion.interrupts() > 1:  # the program is to end at once
-                    future.cancel()
-                    raise
+
+        def on_cancel() -> None:
+            if completion.interrupts() > 1:  # the program is to end at once
+                future.cancel()
+                raise asyncio.CancelledError
+
+        stopped = await outlast_cancellation(future, on_cancel)
         self.in_threads -= 1
         asked = completion.asked(task)
         if stopped is None and asked is None:
