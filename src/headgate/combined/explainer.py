@@ -75,8 +75,9 @@ class TaskExplainer:
 def _is_held_up(task: TaskRecord, stuck: Collection[TaskRecord]) -> bool:
     """Does the task wait itself, or for what those have who do?"""
     explainer = task.owner.explainer
-    queues = task.status == "queued" and isinstance(explainer, TaskExplainer)
-    return task in stuck or (queues and bool(explainer.held_by(task, stuck)))
+    if task in stuck or task.status != "queued" or not isinstance(explainer, TaskExplainer):
+        return task in stuck
+    return bool(explainer.held_by(task, stuck))
 
 
 def _waits(use: Use) -> bool:

@@ -26,7 +26,7 @@ count on 3.11 and 3.12, and is then taken for the outer world, which is the safe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
 from types import coroutine
 from typing import Any, Generic, Self, TypeVar
@@ -208,8 +208,8 @@ def _sender(message: object) -> Steered[Any] | None:
     return message.sender if isinstance(message, _Notice) else None
 
 
-def _inside(context: Context, call: Any) -> Any:
-    def step(*args: Any) -> Any:
+def _inside(context: Context, call: Callable[..., R]) -> Callable[..., R]:
+    def step(*args: Any) -> R:
         return context.run(call, *args)
 
     return step

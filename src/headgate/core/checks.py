@@ -15,6 +15,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 from headgate.errors import InvalidArgument, InvalidType
 
 F = TypeVar("F", bound=Callable[..., None])
+T = TypeVar("T")
 StateChange = Callable[[str, str, str, int], object]
 """Called with the id of a resource, its old and its new status, and the number of the change."""
 
@@ -175,7 +176,7 @@ def checked_table(cooldown_table: object) -> tuple[float, ...]:
     return table
 
 
-def checked_classifier(classify: Any) -> Any:
+def checked_classifier(classify: T) -> T:
     """Return a classifier or None, or raise InvalidType."""
     if classify is not None:
         _require_callable("classify", classify)
@@ -192,7 +193,7 @@ def _require_callable(parameter: str, given: object) -> None:
         raise InvalidType(f"{parameter} must be callable or None, got {type(given).__name__}")
 
 
-def checked_hook(hook: Any) -> StateChange | None:
+def checked_hook(hook: Callable[..., object] | None) -> StateChange | None:
     """The hook, called with as many arguments as it takes: older code has hooks without `seq`."""
     if hook is None:
         return None
@@ -238,7 +239,7 @@ def refuse_awaitable(result: object) -> None:
         )
 
 
-def checked_stream(items: Any) -> Any:
+def checked_stream(items: T) -> T:
     """Return an async iterator, or raise InvalidType."""
     if hasattr(items, "__anext__"):
         return items
@@ -279,7 +280,7 @@ def checked_stale_after(stale_after: object) -> float:
     return float(seconds)
 
 
-def seconds_of(milliseconds: Any) -> Any:
+def seconds_of(milliseconds: object) -> float | timedelta:
     """Convert a `timedelta` or a number of milliseconds to seconds."""
     if isinstance(milliseconds, timedelta):
         return milliseconds
@@ -317,12 +318,12 @@ def check_store(store: object) -> None:
 # -- arguments of worker pools -----------------------------------------------------------------------------------------
 
 
-def usable_as_balancer(value: Any) -> bool:
+def usable_as_balancer(value: object) -> bool:
     """Whether this is a balancer, a factory of one, or a context manager that gives one."""
     return callable(value) or any(hasattr(value, name) for name in ("order", "__aenter__", "__enter__"))
 
 
-def checked_optional_count(name: str, value: Any, least: int) -> None:
+def checked_optional_count(name: str, value: object, least: int) -> None:
     """A whole number of at least `least`, or None."""
     if value is None:
         return
@@ -332,7 +333,7 @@ def checked_optional_count(name: str, value: Any, least: int) -> None:
         raise InvalidArgument(f"{name} must be >= {least}, got {value}")
 
 
-def checked_optional_seconds(name: str, value: Any) -> float | None:
+def checked_optional_seconds(name: str, value: object) -> float | None:
     """A number of seconds, or None for no limit."""
     if value is None:
         return None
@@ -343,10 +344,9 @@ def checked_optional_seconds(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def checked_positive_seconds(name: str, value: Any) -> float | None:
+def checked_positive_seconds(name: str, value: object) -> float | None:
     """A number of seconds above 0, or None for no limit."""
-    if value is None:
-        return None
-    if checked_optional_seconds(name, value) == 0:
+    seconds = checked_optional_seconds(name, value)
+    if seconds == 0:
         raise InvalidArgument(f"{name} must be above 0, got {value!r}", remedy="None means that there is no limit.")
-    return float(value)
+    return seconds

@@ -15,7 +15,7 @@ class Event:
     topic: ClassVar[str] = ""
 
     at: float
-    """Unix seconds."""
+    """When it happened, in Unix seconds."""
 
     def to_dict(self) -> dict[str, Any]:
         """Name, topic and every field, as values that JSON knows."""

@@ -1,16 +1,18 @@
-"""Items for something that takes them as long as it has room: what both kinds of `map` begin with."""
+"""Feeds the items of an iterable to a consumer that may pause it: what both kinds of `map` begin with."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 from headgate.errors import InvalidArgument, InvalidType
 
+T = TypeVar("T")
 
-def check_items(items: Any, window: Any) -> None:
-    """InvalidType or InvalidArgument: nothing can be fed from these."""
+
+def check_items(items: object, window: object) -> None:
+    """Raise InvalidType or InvalidArgument if nothing can be fed from these."""
     if not isinstance(items, (AsyncIterable, Iterable)):
         raise InvalidType(
             f"items must be an iterable, async or not, got {type(items).__name__}", remedy="Pass a list or a generator."
@@ -28,7 +30,7 @@ class Bell:
         self._heard: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        """Wake whoever waits."""
+        """Wake everybody who waits in `heard`."""
         if self._heard is not None and not self._heard.done():
             self._heard.set_result(None)
 
@@ -43,13 +45,13 @@ class Feeder:
 
     def __init__(self, bell: Bell) -> None:
         self.over: bool = False
-        """There are no more."""
+        """Were all items fed, or did the source fail?"""
         self.failure: BaseException | None = None
-        """What ended them too early."""
+        """What the source of the items raised, if it did."""
         self._bell = bell
 
-    async def feed(self, items: Any, give: Callable[[Any], Awaitable[None]]) -> None:
-        """Until there are no more; then it rings."""
+    async def feed(self, items: AsyncIterable[T] | Iterable[T], give: Callable[[T], Awaitable[None]]) -> None:
+        """Give away the items until there are no more; then ring."""
         try:
             if isinstance(items, AsyncIterable):
                 async for item in items:

@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
@@ -47,7 +47,9 @@ class Redactor:
     """Knows texts that must not be shown, and by what label each is replaced."""
 
     def __init__(self) -> None:
-        self._lock: Any = threading.RLock()  # the collector may run a destructor, and that may make a pool
+        self._lock: AbstractContextManager[bool] = (
+            threading.RLock()
+        )  # the collector may run a destructor, and that may make a pool
         self._labels: dict[str, str] = {}
         self._owners: dict[str, int] = {}  # how many living resources have it
         self._lengths: dict[str, tuple[int, ...]] = {}  # of the texts with these first four characters, longest first
@@ -265,7 +267,7 @@ def _texts(value: object, depth: int = 0) -> Iterator[str]:
                     yield text
 
 
-def _some(parts: Any) -> list[Any]:
+def _some(parts: Callable[[], Iterable[Any]]) -> list[Any]:
     """The first of many parts; none, if they cannot be had."""
     found: list[Any] = []
     with suppress(Exception):
@@ -299,7 +301,7 @@ def _attributes(value: object) -> Iterator[Any]:
             yield object.__getattribute__(value, name)
 
 
-def _names(slots: Any) -> Iterable[str]:
+def _names(slots: str | Iterable[str]) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 

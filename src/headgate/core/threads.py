@@ -1,4 +1,4 @@
-"""What rooms need of threads: to call functions in them, to see what each is doing, and who pressed Ctrl-C."""
+"""What every package needs of threads: calling functions in them, seeing what they do, and counting Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from concurrent.futures import Executor, Future
 from contextvars import Context
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def call_in_thread(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
@@ -95,7 +97,7 @@ def _serve(crew: _Crew) -> None:
         del outcome
 
 
-def _then(tell: Callable[[Any], None], what: Any) -> Callable[[], None]:
+def _then(tell: Callable[[T], None], what: T) -> Callable[[], None]:
     return lambda: tell(what)
 
 
@@ -115,11 +117,11 @@ class Interrupts:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         handler = signal.getsignal(signal.SIGINT)  # not later: it is taken away before the last tasks are cancelled
         runner = getattr(getattr(handler, "func", None), "__self__", None)
-        self._runner: Any = runner if getattr(runner, "_loop", None) is loop else None
+        self._runner: object = runner if getattr(runner, "_loop", None) is loop else None
 
     @property
     def count(self) -> int:
-        """So often."""
+        """How often Ctrl-C was pressed."""
         return int(getattr(self._runner, "_interrupt_count", 0))
 
 

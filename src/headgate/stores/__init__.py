@@ -1,7 +1,7 @@
 """Stores keep what happened to the tasks of a pool: the port, and the stores that come with headgate.
 
-`MemoryStore` keeps it in memory, `JsonLinesStore` in files. `read_journal` reads a journal that another process writes.
-Imports `core`, `resources` and the values of `tasks`. Begin with `port`.
+`MemoryStore` keeps it in memory, `JsonLinesStore` in files; `read_journal` reads a journal that another process writes.
+Imports `errors`, `core` and the values of `tasks`. Begin with `port.Store`, the contract that every store keeps.
 """
 
 from headgate.stores.codec import Codec, Opaque, canonical, decode, encode

@@ -42,7 +42,7 @@ class Opaque:
     """Stands for a value that could not be stored."""
 
     type_name: str
-    """Its class, as module.qualname."""
+    """The class of the value, as module.qualname."""
 
 
 def encode(value: object, *, codec: Codec = "json") -> Encoded:
@@ -137,7 +137,7 @@ class _Bounded:
     def __init__(self) -> None:
         self.data = bytearray()
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes) -> None:
         self.data += data
         if len(self.data) > LARGEST * 3 // 4:
             raise Unfit

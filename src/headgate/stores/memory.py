@@ -79,7 +79,7 @@ class MemoryJournal:
 
     async def flush(self) -> None:
         """Return when every entry appended so far was acknowledged."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # `append` acknowledges in the next turn of the loop
 
     def close(self) -> None:
         """Release the lock of the journal."""

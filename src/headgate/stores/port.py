@@ -22,7 +22,7 @@ class ErrorText(TypedDict):
     """An exception as it is stored."""
 
     type: str
-    """Its class, as module:qualname."""
+    """The class of the exception, as module:qualname."""
     text: str
     traceback: str
 
@@ -32,7 +32,7 @@ class Entry(TypedDict):
 
     kind: Literal["submit", "start", "requeue", "end", "beat"]
     at: float
-    """Unix seconds."""
+    """When it happened, in Unix seconds."""
     task: NotRequired[int]
     """The number of the task in its pool."""
     about: NotRequired[Mapping[str, Any]]
@@ -46,10 +46,10 @@ class Entry(TypedDict):
     result: NotRequired[Any]
     """With "end" and "completed": any Python value. The store encodes it before `append` returns."""
     error: NotRequired[ErrorText]
-    """With "end" and "failed"."""
+    """With kind "end" and status "failed": the exception."""
     reason: NotRequired[str]
     policy: NotRequired[str]
-    """With "end" and "rejected"."""
+    """With kind "end" and status "rejected": the policy that rejected the task."""
 
 
 class StoredTask(TypedDict):

@@ -47,7 +47,7 @@ class Encoder:
     def encode(self, value: object) -> Encoded:
         kind = type(value)
         if kind is str:
-            return _from_str(self, value)
+            return _from_str(self, value)  # type: ignore[arg-type] # it is one
         encoder = _ENCODERS.get(kind)
         if encoder is None:
             raise Unfit
@@ -70,11 +70,11 @@ class Encoder:
         return encoded
 
 
-def _as_it_is(_: Encoder, value: Any) -> Encoded:
+def _as_it_is(_: Encoder, value: bool | None) -> Encoded:
     return value
 
 
-def _from_str(encoder: Encoder, value: Any) -> Encoded:
+def _from_str(encoder: Encoder, value: str) -> Encoded:
     encoder.spend(len(value) + 2)
     return value if _survives(value) else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
 
@@ -90,16 +90,16 @@ def _survives(text: str) -> bool:
     return True
 
 
-def _from_int(encoder: Encoder, value: Any) -> Encoded:
+def _from_int(encoder: Encoder, value: int) -> Encoded:
     encoder.spend(value.bit_length() // 4)
     return value if value.bit_length() <= _WIDEST else {"$int": hex(value)}
 
 
-def _from_float(_: Encoder, value: Any) -> Encoded:
+def _from_float(_: Encoder, value: float) -> Encoded:
     return value if value - value == 0 else {"$float": repr(value)}
 
 
-def _from_dict(encoder: Encoder, value: Any) -> Encoded:
+def _from_dict(encoder: Encoder, value: dict[Any, Any]) -> Encoded:
     keys = []
     for key in value:
         if type(key) is not str or not (key.isascii() or _survives(key)):
@@ -109,19 +109,19 @@ def _from_dict(encoder: Encoder, value: Any) -> Encoded:
     return dict(zip(keys, encoder.members(value.values()), strict=True))
 
 
-def _from_any_dict(encoder: Encoder, value: Any) -> Encoded:
+def _from_any_dict(encoder: Encoder, value: dict[Any, Any]) -> Encoded:
     pairs = [list(pair) for pair in zip(encoder.members(value), encoder.members(value.values()), strict=True)]
     if encoder.sorts:
         pairs.sort(key=sorted_dumps)
     return {"$dict": pairs}
 
 
-def _from_set(encoder: Encoder, value: Any) -> list[Encoded]:
+def _from_set(encoder: Encoder, value: set[Any] | frozenset[Any]) -> list[Encoded]:
     # Strings hash differently in every process: without this, so would the text.
     return sorted(encoder.members(value), key=sorted_dumps)
 
 
-def _from_datetime(encoder: Encoder, value: Any) -> Encoded:
+def _from_datetime(encoder: Encoder, value: datetime | time) -> Encoded:
     return [value.replace(tzinfo=None).isoformat(), value.fold, _from_zone(encoder, value.tzinfo)]
 
 
@@ -142,7 +142,7 @@ def _base64(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _from_bytes(encoder: Encoder, value: Any) -> Encoded:
+def _from_bytes(encoder: Encoder, value: bytes | bytearray) -> Encoded:
     encoder.spend(len(value))
     return _base64(value)
 

@@ -1,4 +1,9 @@
-"""Task pools: who goes next?"""
+"""Task pools: which task goes next, in which slot, and what became of it.
+
+`scheduling` decides, `runtime` does what was decided, and the modules beside them are what users see: the pool,
+handles, options, strategies, snapshots and events. Imports `errors`, `core`, `resources` and `stores`; never `workers`.
+Begin with `pool.TaskPool`.
+"""
 
 from headgate.tasks.admission import Backpressure, Policy, backpressure_queue, fail_fast, ring_buffer
 from headgate.tasks.events import (

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from headgate.core.checks import respell
 from headgate.errors import InvalidArgument
@@ -17,7 +17,7 @@ from headgate.tasks.model import TaskRecord
 
 OnFull: TypeAlias = Literal["block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter"]
 Answer: TypeAlias = Literal["block", "drop_oldest", "drop_newest", "drop_fair", "fail", "busy"]
-"""What to do with a submit that finds no room."""
+"""What to do with a submit when the queue is full."""
 
 ON_FULL: tuple[OnFull, ...] = get_args(OnFull)
 
@@ -32,7 +32,7 @@ class Policy:
     name: str
     """What a dropped task names as its `rejection_policy`."""
     reason: str = ""
-    """And as its `rejection_reason`."""
+    """The `rejection_reason` of a task that the policy drops."""
 
     def descriptor(self) -> dict[str, Any]:
         """Itself, as values that JSON knows."""
@@ -55,7 +55,7 @@ def backpressure_queue(max_depth: int, on_full: OnFull = "block_submitter") -> P
     """
     if on_full not in ON_FULL:
         raise InvalidArgument(f"on_full must be one of {', '.join(ON_FULL)}, got {on_full!r}")
-    answer: Any = _ANSWERS.get(on_full, on_full)
+    answer = cast("Answer", _ANSWERS.get(on_full, on_full))
     return Policy("queue", _depth("max_depth", max_depth), answer, on_full, f"{on_full}_queue_full")
 
 
@@ -141,14 +141,14 @@ class Oldest:
         self._heap: list[int] = []  # numbers; one that has left is dropped when it surfaces
 
     def joined(self, task: TaskRecord) -> None:
-        """Remember it."""
+        """Remember a queued task as the youngest."""
         self._tasks[task.number] = task
         heapq.heappush(self._heap, task.number)
         if len(self._heap) > 2 * len(self._tasks) + 64:
             self._heap = sorted(self._tasks)
 
     def left(self, task: TaskRecord) -> None:
-        """Forget it."""
+        """Forget a task that is not queued any more."""
         self._tasks.pop(task.number, None)
         if not self._tasks:
             self._heap.clear()

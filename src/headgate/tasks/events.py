@@ -22,18 +22,18 @@ class PoolEvent(Event):
 
     pool_id: str
     pool: str
-    """The pool's name."""
+    """The name of the pool."""
     task_id: str
 
     @property
     def request_id(self) -> str:
-        """By what all events of one task are known, in every room: the id of its handle."""
+        """The id of the handle: it stands in all events of one task, whichever package emits them."""
         return self.task_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSubmit(PoolEvent):
-    """A task was accepted."""
+    """A pool has accepted a task."""
 
     name: ClassVar[str] = "pool_submit"
 
@@ -52,7 +52,7 @@ class PoolDequeue(PoolEvent):
     name: ClassVar[str] = "pool_dequeue"
 
     queued_for: float
-    """Seconds."""
+    """How many seconds the task was queued."""
     slot: int
     attempt: int
 
@@ -67,9 +67,9 @@ class PoolRequeue(PoolEvent):
     """What ended the attempt: what a signal said, or the type of an exception."""
     attempt: int
     spent: bool
-    """Does the attempt count?"""
+    """Does the attempt count as one of the task's attempts?"""
     resource_id: str | None = None
-    """What it ran with."""
+    """The resource with which the attempt ran, if it had one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ class Rounds:
         self._backlogged = 0
         self._members = 0
         self.pending: int = 0
-        """Members not served yet."""
+        """How many members of this round were not served yet."""
         self.length: int = 0
         self.sum: float = 0.0
         self.squares: float = 0.0
@@ -91,7 +91,7 @@ class Rounds:
         return self.sum**2 / (self._members * self.squares) if self.squares else 1.0
 
     def turn(self) -> None:
-        """The next round."""
+        """Begin the next round, with all who are members now."""
         if self._members >= 2:
             self._past.append((self._jain(), self.length))
         self.number += 1

@@ -37,34 +37,34 @@ class TaskHandle(TaskRecord, Generic[R]):
 
     @property
     def id(self) -> str:
-        """Unique: the pool's id and the number of the task."""
+        """The unique id of the task: the id of its pool and its number."""
         return f"{self.owner.id}/{self.number}"
 
     @property
     def pool(self) -> str:
-        """The name of its pool."""
+        """The name of the pool that runs the task."""
         return str(self.owner.name)
 
     @property
     def pool_id(self) -> str:
-        """The id of its pool."""
+        """The id of the pool that runs the task."""
         return str(self.owner.id)
 
     @property
     def submitted_at(self) -> float:
-        """Unix seconds."""
+        """When the task was submitted, in Unix seconds."""
         return self.moment.wall
 
     def cancel(self) -> bool:
-        """Ask it to stop; False if it has ended already.
+        """Ask the task to stop. Returns False if it has ended already.
 
-        A queued task ends at once, a running one with its body. A plain function in a thread cannot be interrupted: it
-        keeps its slot until it returns, and its result is dropped.
+        A queued task ends at once, a running one when its function ends. A plain function in a thread cannot be
+        interrupted: it keeps its slot until it returns, and its result is dropped.
         """
         return bool(self.owner.cancel(self))
 
     def on_end(self, callback: Callable[[TaskHandle[R]], object]) -> None:
-        """Call this back, at once and on the loop, when it reaches its terminal state; now if it has."""
+        """Call `callback(handle)` on the loop as soon as the task has ended; now if it has."""
         waiter = Callback(callback, self)
         if self.finished:
             waiter.set_result(None)
@@ -72,12 +72,12 @@ class TaskHandle(TaskRecord, Generic[R]):
             add_waiter(self, waiter)
 
     def snapshot(self) -> TaskSnapshot:
-        """How it stands: status, result or error, timestamps."""
+        """Return the status, the result or error, and the times of the task."""
         failed = _seen(self) if self.status == "failed" else None
         return task_snapshot(self, self.owner, self.outcome if self.status == "completed" else None, failed)
 
     def story(self) -> Story:
-        """What happened to it so far, a line each with times and reasons: ``print(handle.story())``."""
+        """Return what happened to the task so far, a line each, with times and reasons: ``print(handle.story())``."""
         return story_of(self, clock.wall())
 
     def __await__(self) -> Generator[Any, Any, R]:

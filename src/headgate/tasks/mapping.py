@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sized
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.feeding import Bell, Feeder, check_items
@@ -30,7 +30,7 @@ def run_map(
     executor: Executor,
     submitter: Submitter,
     fn: Callable[[Any], Any],
-    items: Any,
+    items: Iterable[Any] | AsyncIterable[Any],
     *,
     ordered: bool,
     window: int | None,
@@ -77,7 +77,9 @@ class _Ordered:
         self._took_one = Bell()
         self._feeder = Feeder(self._fed_one)
 
-    async def results(self, items: Any, return_exceptions: bool) -> AsyncGenerator[Any, None]:
+    async def results(
+        self, items: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool
+    ) -> AsyncGenerator[Any, None]:
         """Feed and hand out until both are done."""
         feeder = asyncio.ensure_future(self._feeder.feed(items, self._submit))
         try:
@@ -144,7 +146,7 @@ class _Unordered(_Ordered):
             self._running[handle] = None
             handle.on_end(self._ended)
 
-    def _ended(self, handle: Any) -> None:
+    def _ended(self, handle: TaskHandle[Any]) -> None:
         del self._running[handle]
         self._done.append(handle)
         self._fed_one.ring()

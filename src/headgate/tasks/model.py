@@ -1,10 +1,10 @@
-"""The nouns of the room: a task, when things happened to it, and what a pool tells about them."""
+"""The values of this package: a task, when things happened to it, and what a pool tells about them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, get_args
 from weakref import ref
 
 from headgate.core.redaction import redact
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from contextvars import Context
     from types import TracebackType
 
+    from headgate.tasks.runtime.executor import Executor
+    from headgate.tasks.runtime.ports import Cancellable
     from headgate.tasks.scheduling.slots import Slot, Waits
 
 TaskStatus = Literal["queued", "running", "completed", "failed", "cancelled", "rejected", "expired", "stale"]
@@ -45,7 +47,7 @@ class Terms:
     """By when it must have ended."""
     retries: int = 0
     due: float | None = None
-    """Not before this, on the monotonic clock."""
+    """When it may start at the earliest, on the monotonic clock."""
     wait_timeout: float | None = None
     cost: float | None = None
     labels: Mapping[str, Any] | None = None
@@ -64,7 +66,7 @@ class Mark(NamedTuple):
     kind: Literal["began", "ended", "waits"]
     """An attempt began, an attempt ended that was not the last, or the task began to wait for something."""
     wall: float
-    """Unix seconds."""
+    """When it happened, in Unix seconds."""
     text: str
     """With what the attempt runs, why it ended, or what the task waits for."""
     attempt: int = 0
@@ -112,7 +114,7 @@ class TaskRecord:
 
     def __init__(
         self,
-        owner: Any,
+        owner: Executor,
         number: int,
         fn: Callable[..., Any] | None,
         args: tuple[Any, ...],
@@ -124,7 +126,7 @@ class TaskRecord:
         partition: Hashable = None,
         terms: Terms = PLAIN,
     ) -> None:
-        self.owner: Any = owner
+        self.owner: Executor = owner
         self.number: int = number
         self.fn: Callable[..., Any] | None = fn
         self.args: tuple[Any, ...] = args
@@ -140,7 +142,7 @@ class TaskRecord:
         self.status: TaskStatus = "queued"
         self.attempt: int = 0
         self.slot: Slot | None = None
-        self.task: Any = None
+        self.task: Cancellable | None = None
         self.waits: Waits | None = None
         self.waiters: Any = None
         self.started: Moment | None = None
@@ -157,12 +159,12 @@ class TaskRecord:
 
     @property
     def finished(self) -> bool:
-        """Has it reached its one terminal state?"""
+        """Has the task reached its terminal state?"""
         return self.status not in UNFINISHED
 
     @property
     def label(self) -> str:
-        """How a person would point at it: pool, number and what it runs."""
+        """The name of the task in messages: pool and number."""
         return f"{self.owner.name}#{self.number}"
 
 
@@ -324,7 +326,7 @@ class View(Mapping[str, Any]):
 
 
 class TaskSnapshot(View):
-    """How a task stands.
+    """Snapshot of a task: status, times, result or error.
 
     Its `result` and its `error` are there as long as somebody holds the handle, or the task holds an idempotency key.
     In the snapshot of a pool they are gone after that: `result` is None, and `error` a TaskFailed with the text.
@@ -353,10 +355,13 @@ class TaskSnapshot(View):
         rejection_policy: str | None
 
 
-def task_snapshot(task: Any, pool: Any, result: Any, error: BaseException | None) -> TaskSnapshot:
-    """How a task of this pool stands, of which there is a record or what remains of one."""
+def task_snapshot(
+    task: TaskRecord | Remains, pool: Executor, result: object, error: BaseException | None
+) -> TaskSnapshot:
+    """Make the snapshot of a task of this pool, from its record or from what remains of it."""
     terms: Terms = task.terms
-    dropped: Dropped | None = task.outcome if task.status == "rejected" else None  # a result may lie about its class
+    # Not by isinstance: a result may lie about its class.
+    dropped = cast("Dropped | None", task.outcome if task.status == "rejected" else None)
     return TaskSnapshot(
         {
             "_type": "pool_task",
@@ -382,7 +387,7 @@ def task_snapshot(task: Any, pool: Any, result: Any, error: BaseException | None
 
 
 class PoolSnapshot(View):
-    """How a pool stands."""
+    """Snapshot of a task pool: counters, configuration and the newest tasks."""
 
     __slots__ = ()
 

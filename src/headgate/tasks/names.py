@@ -45,7 +45,7 @@ def register_executor(executor: Executor) -> None:
 
 
 def unregister(pool: TaskPool) -> None:
-    """Free its name."""
+    """Free the name of a pool that is closed."""
     with _lock:
         if _pools.get(pool.name) is pool:
             del _pools[pool.name]

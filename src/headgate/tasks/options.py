@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -28,7 +28,7 @@ def parse(
     strategy: Strategy,
     now: float,
     allocator: Allocator | None = None,
-    fn: Any = None,
+    fn: Callable[..., Any] | None = None,
 ) -> Asked:
     """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be."""
     fair = strategy.key
@@ -86,7 +86,7 @@ def check_names(
     strategy: Strategy,
     what: str = "submit()",
     own: tuple[str, ...] = (),
-    fn: Any = None,
+    fn: Callable[..., Any] | None = None,
 ) -> None:
     """Refuse keywords that nobody knows: with the nearest that is known, or as a parameter of `fn`, if it has one."""
     known = dict.fromkeys([*own, *OPTIONS, strategy.key])
@@ -121,7 +121,7 @@ def refuse_callables(options: Mapping[str, Any]) -> None:
             )
 
 
-def _key(name: str, value: Any) -> Hashable:
+def _key(name: str, value: object) -> Hashable:
     if value is None:
         return None
     refuse_callables({name: value})  # it may stand in labels
@@ -135,10 +135,10 @@ def _key(name: str, value: Any) -> Hashable:
         raise InvalidType(
             f"{name} must be hashable, got {type(value).__name__}", remedy="Pass a string, a number or a tuple."
         ) from None
-    return value  # type: ignore[no-any-return]
+    return value
 
 
-def _idempotency_key(name: str, value: Any) -> str | None:
+def _idempotency_key(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value.strip():
@@ -148,19 +148,20 @@ def _idempotency_key(name: str, value: Any) -> str | None:
     return value
 
 
-def _whole(name: str, value: Any) -> int:
+def _whole(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidArgument(f"{name} must be a whole number, got {value!r}", remedy="Pass an int, such as 3.")
     return value
 
 
-def _count(name: str, value: Any) -> int:
-    if _whole(name, value) < 0:
+def _count(name: str, value: object) -> int:
+    count = _whole(name, value)
+    if count < 0:
         raise InvalidArgument(f"{name} must be >= 0, got {value!r}", remedy="Pass 0 or more.")
-    return int(value)
+    return count
 
 
-def _moment(name: str, value: Any) -> float | None:
+def _moment(name: str, value: object) -> float | None:
     if value is None:
         return None
     if not is_finite(value):
@@ -170,21 +171,21 @@ def _moment(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def _seconds(name: str, value: Any) -> float | None:
+def _seconds(name: str, value: object) -> float | None:
     seconds = _moment(name, value)
     if seconds is not None and seconds < 0:
         raise InvalidArgument(f"{name} must be >= 0 seconds, got {value!r}", remedy="Pass 0 or more, such as 2.5.")
     return seconds
 
 
-def _some(name: str, value: Any) -> float | None:
+def _some(name: str, value: object) -> float | None:
     seconds = _moment(name, value)
     if seconds is not None and seconds <= 0:
         raise InvalidArgument(f"{name} must be > 0, got {value!r}", remedy="Pass more than 0, such as 2.5.")
     return seconds
 
 
-def _labels(name: str, value: Any) -> Mapping[str, Any] | None:
+def _labels(name: str, value: object) -> Mapping[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(isinstance(label, str) for label in value):

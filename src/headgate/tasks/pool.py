@@ -166,7 +166,7 @@ class TaskPool:
     @overload
     def submit_nowait(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
     def submit_nowait(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]:  # type: ignore[misc] # it takes all
-        """The same without waiting: QueueFull where `submit` would wait for a place."""
+        """Do what `submit` does without waiting: raise QueueFull where `submit` would wait for a place."""
         if self._executor.records is not None:
             raise InvalidArgument(
                 f"submit_nowait() cannot be used with the durable pool {self.name!r}: it would wait for the disk",
@@ -203,7 +203,7 @@ class TaskPool:
     def map(
         self,
         fn: Callable[[Any], Any],
-        items: Any,
+        items: Iterable[Any] | AsyncIterable[Any],
         /,
         *,
         ordered: bool = True,
@@ -259,16 +259,16 @@ class TaskPool:
             raise
         self._loading = None
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def snapshot(self, tasks: int = 1000) -> PoolSnapshot:
-        """How the pool stands, with its newest `tasks`. Waits until the journal of a durable pool is read."""
+        """Return counters, configuration and the newest `tasks`. Waits until the journal of a durable pool is read."""
         if self._loading is not None:
             self._loading.wait()
         return pool_snapshot(self._executor, self.scope, self._config, tasks)
 
     def stats(self) -> PoolStats:
-        """Queue ages by key, and Jain's index of fairness, of the last few thousand tasks."""
+        """Return queue ages by tenant, and Jain's index of fairness, of the last few thousand tasks."""
         return pool_stats(self._executor)
 
     def resize(self, max_concurrent: int) -> None:
@@ -284,7 +284,7 @@ class TaskPool:
         self._executor.pump()
 
     def limit_keys(self, max_concurrent_per_key: int | Mapping[Any, int] | None) -> None:
-        """Cap the active tasks of every key, or of some, from now on; None for no cap. What runs goes on."""
+        """Limit the active tasks of every tenant, or of some, from now on; None for no limit. What runs goes on."""
         limits: int | Mapping[Hashable, int] | None = checked_limits(max_concurrent_per_key)
         executor = self._executor
         if executor.loop is not None:
@@ -298,7 +298,7 @@ class TaskPool:
 
     @property
     def max_concurrent(self) -> int:
-        """How many tasks may be active."""
+        """How many tasks may be active at a time."""
         return self._executor.scheduler.slots.limit
 
     def __repr__(self) -> str:
@@ -314,7 +314,7 @@ class TaskPool:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Return when nothing is queued, running or at the door."""
+        """Return when nothing is queued or running, and no submitter waits for a place."""
         if self._loading is not None:
             await self._loaded()
         if self._executor.loop is None:
@@ -328,15 +328,17 @@ class TaskPool:
             await self._submitter.until_idle()
 
     async def _drain_inside(self, waiter: TaskRecord) -> None:
-        """A task waits for a whole pool: it lends its slot, as it would for single tasks."""
+        """Wait for the whole pool inside a task of another: it lends its slot, as it would for single tasks."""
         self._refuse_own(waiter)
         scheduler = self._executor.scheduler
         while not self._submitter.is_idle():
             await wait_for([*scheduler.unfinished(), *scheduler.coming])
+            # A turn of the loop, so that submitters who got a place by these ends go on. Only while a rejected task is
+            # being written is there no task to wait for; `until_idle` would not lend the slot if others come meanwhile.
             await asyncio.sleep(0)
 
     def _refuse_own(self, waiter: TaskRecord | None) -> None:
-        """WaitCycle, if a task of ours, or one below it, would wait for all of us."""
+        """Raise WaitCycle if a task of this pool, or one below it, would wait for the whole pool."""
         for task in (waiter, *ancestors(waiter)) if waiter is not None else ():
             if task.owner is self._executor:
                 raise WaitCycle(
@@ -345,7 +347,7 @@ class TaskPool:
                 )
 
     async def close(self, cancel: bool = False) -> None:
-        """Take no more work, wait for what there is (or cancel it), and free the name."""
+        """Take no more tasks, wait for those that there are (or cancel them), and free the name."""
         executor = self._executor
         if executor.state == "closed":
             return
@@ -373,7 +375,7 @@ class TaskPool:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Free the name, and everything that is not Python's."""
+        """Free the name, close files and end threads."""
         unregister(self)
         self._executor.let_go()
 
@@ -397,7 +399,7 @@ class TaskPool:
             raise
 
     def __getitem__(self, name: str) -> Any:
-        """`_type`, `id` and `name`, also as keys."""
+        """Give `_type`, `id` and `name` as items too: ``pool["id"]``."""
         if name not in ("_type", "id", "name"):
             raise KeyError(name)
         return getattr(self, name)
@@ -419,7 +421,7 @@ def _ports_of(runner: Runner | Ports | None) -> Ports:
 
 
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
-    """A `TaskPool` from keywords, or from one mapping of them; what is None counts as not given.
+    """Make a `TaskPool` from keywords, or from one mapping of them; what is None counts as not given.
 
     `stale_after_ms` is `stale_after` in milliseconds, `scope_id` and `run_id` are `pipeline_id`, `strategy` is `queue`.
     """
@@ -431,7 +433,7 @@ PoolT = TypeVar("PoolT", bound=TaskPool)
 
 
 def pool_from(kind: type[PoolT], options: Mapping[str, Any] | None, keywords: dict[str, Any]) -> PoolT:
-    """A pool of this kind from these options."""
+    """Make a pool of this class from the options of `pool_create`."""
     known = list(inspect.signature(kind).parameters)
     if options is not None and not isinstance(options, Mapping):
         raise InvalidType(

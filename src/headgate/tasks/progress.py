@@ -105,7 +105,7 @@ def _handlers_of(terminal: TextIO) -> list[logging.StreamHandler[Any]]:
     ]
 
 
-def _is_same(stream: Any, terminal: TextIO) -> bool:
+def _is_same(stream: TextIO, terminal: TextIO) -> bool:
     if stream is terminal:
         return True
     try:
@@ -115,14 +115,14 @@ def _is_same(stream: Any, terminal: TextIO) -> bool:
 
 
 class _Rich(_Silent):
-    """A bar that moves."""
+    """A bar that moves, drawn by the `rich` package."""
 
     def __init__(self, title: str, total: int | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        self._bar: Any = Bar(
+        self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),

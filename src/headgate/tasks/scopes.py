@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, PipelineIdMissing, ScopeNeedsStore
@@ -29,7 +28,7 @@ def pipeline_scope(pipeline_id: str) -> Iterator[str]:
 
 
 def checked_scope(scope: object) -> Scope:
-    """One of the four."""
+    """Return a scope, or raise InvalidArgument if it is none of the four."""
     if scope not in SCOPES:
         raise InvalidArgument(f"scope must be one of {', '.join(SCOPES)}, got {scope!r}")
     return scope
@@ -70,7 +69,7 @@ def _given(value: object) -> bool:
     return value is not None and not (isinstance(value, str) and not value.strip())
 
 
-def _checked_id(pipeline_id: Any) -> str:
+def _checked_id(pipeline_id: object) -> str:
     if not isinstance(pipeline_id, str) or not pipeline_id.strip():
         raise InvalidArgument(f"pipeline_id must be a non-blank string, got {pipeline_id!r}")
     return pipeline_id

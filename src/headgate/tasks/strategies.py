@@ -30,9 +30,9 @@ class Strategy:
         """An empty queue in this order; with `parkable`, one whose partitions can be parked."""
         raise NotImplementedError
 
-    def classed_queue(self, shut: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
-        """The same for tasks of several needs: it passes over those in `shut`."""
-        return ClassedQueue(self.kind, shut, by_key=parkable)
+    def classed_queue(self, unserved: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
+        """The same for tasks of several needs: it passes over those in `unserved`."""
+        return ClassedQueue(self.kind, unserved, by_key=parkable)
 
     @property
     def plain(self) -> bool:
@@ -58,7 +58,7 @@ class Fifo(Strategy):
     kind: ClassVar[str] = "fifo"
 
     def queue(self, *, parkable: bool = False) -> Queue:
-        """A chain."""
+        """Make a queue in which the oldest task is first."""
         return KeyedQueue("fifo") if parkable else FifoQueue()
 
 
@@ -86,12 +86,12 @@ class Priority(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class FairRoundRobin(Strategy):
-    """Partitions take turns."""
+    """A strategy by which tenants take turns."""
 
     kind: ClassVar[str] = "fair_round_robin"
 
     def queue(self, *, parkable: bool = False) -> Queue:
-        """A ring of partitions."""
+        """Make a queue with a ring of tenants."""
         return FairQueue()
 
     def descriptor(self) -> dict[str, Any]:
@@ -113,12 +113,12 @@ class FairShare(Strategy):
     cost: Cost = 1.0
 
     def queue(self, *, parkable: bool = False) -> Queue:
-        """A heap of partitions."""
+        """Make a queue with a heap of tenants."""
         return ShareQueue(self._weight_or_one)
 
-    def classed_queue(self, shut: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
+    def classed_queue(self, unserved: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
         """A heap of partitions for each need."""
-        return ClassedQueue(self.kind, shut, weight=self._weight_or_one)
+        return ClassedQueue(self.kind, unserved, weight=self._weight_or_one)
 
     @property
     def plain(self) -> bool:
@@ -165,7 +165,7 @@ def fifo() -> Strategy:
 
 
 def lifo() -> Strategy:
-    """Newest queued task first."""
+    """Run the newest queued task first."""
     return Lifo()
 
 

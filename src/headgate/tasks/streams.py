@@ -14,7 +14,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.handle import TaskHandle, result_of
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from headgate.tasks.pool import TaskPool
     from headgate.tasks.runtime.submit import Submitter
 
-_END: Any = object()
-_NOTHING: Any = object()
+R = TypeVar("R")
+
+_END: Final = object()
+_NOTHING: Final = object()
 
 
 class StreamBody:
@@ -37,9 +39,9 @@ class StreamBody:
         functools.update_wrapper(self, fn, updated=())
         self.fn: Callable[..., AsyncIterator[Any]] = fn
         self.opened: bool = False
-        """An item is out: it cannot begin again."""
+        """Has it given out an item? Then it cannot begin again."""
         self.when_open: Callable[[], None] | None = None
-        """Is called then."""
+        """Is called when the first item is given out."""
         self._reader: TaskRecord | None = None  # the task that the consumer is a part of
         self._left = False
         self._item: Any = _NOTHING  # one that nobody has asked for yet
@@ -99,7 +101,7 @@ class StreamBody:
         await lend_while([handle], _until(asking))
         return asking.result()
 
-    def ended(self, handle: Any) -> None:
+    def ended(self, handle: TaskHandle[Any]) -> None:
         """The task has ended: nothing more will come."""
         if self._asking is not None and not self._asking.done():
             self._asking.set_result(_END)
@@ -120,7 +122,7 @@ class StreamBody:
         return True
 
 
-def has_opened(fn: Any) -> bool:
+def has_opened(fn: object) -> bool:
     """Is it a stream that has given out an item? Then it cannot begin again."""
     return isinstance(fn, StreamBody) and fn.opened
 
@@ -130,9 +132,13 @@ async def _until(future: asyncio.Future[Any]) -> None:
 
 
 def run_stream(
-    pool: TaskPool, submitter: Submitter, fn: Any, args: tuple[Any, ...], options: dict[str, Any]
-) -> AsyncGenerator[Any, None]:
-    """Check what can be checked now, and return the items-to-be."""
+    pool: TaskPool,
+    submitter: Submitter,
+    fn: Callable[..., AsyncIterator[R]],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> AsyncGenerator[R, None]:
+    """Check the arguments now, and return the generator of the items."""
     check_generator(fn)
     submitter.check_names(options, "stream()", (), fn)
     refuse_callables(options)
@@ -166,7 +172,7 @@ async def _items(
         del handle  # see `TaskHandle.__await__`
 
 
-def check_generator(fn: Any) -> None:
+def check_generator(fn: object) -> None:
     """InvalidType: this makes no items."""
     target = fn
     while isinstance(target, functools.partial):

@@ -115,7 +115,7 @@ def _at(found: Sequence[Any], step: str) -> Any:
         return _MISSING
 
 
-def _as_priority(value: Any) -> int:
+def _as_priority(value: object) -> int:
     """Numbers, numeric strings and booleans; anything else is 0."""
     if not isinstance(value, (int, float, str)):
         return 0

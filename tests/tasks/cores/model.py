@@ -283,15 +283,15 @@ class KeyedModel(Partitioned):
 
 
 class ClassedModel:
-    """One line of all that are queued; whose need is in `shut` or whose key is parked is passed over, one by one.
+    """One line of all that are queued; whose need is in `unserved` or whose key is parked is passed over, one by one.
 
     A key has one place in the ring and one tag, whatever its tasks need. Of keys with the same tag, the one whose first
     task stands before the others' in the line.
     """
 
-    def __init__(self, kind: str, shut: Collection[Hashable], weight: Callable[[Hashable], float]) -> None:
+    def __init__(self, kind: str, unserved: Collection[Hashable], weight: Callable[[Hashable], float]) -> None:
         self.kind = kind
-        self.shut = shut
+        self.unserved = unserved
         self.weight = weight
         self.line: list[TaskRecord] = []
         self.parked: set[Hashable] = set()
@@ -318,7 +318,9 @@ class ClassedModel:
         return {task.partition for task in self.line}
 
     def ready(self) -> list[TaskRecord]:
-        return [task for task in self.line if task.terms.need not in self.shut and task.partition not in self.parked]
+        return [
+            task for task in self.line if task.terms.need not in self.unserved and task.partition not in self.parked
+        ]
 
     def first(self) -> TaskRecord | None:
         """The first of several that are equal, as `min` and `max` find it."""

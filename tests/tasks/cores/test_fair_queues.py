@@ -408,7 +408,7 @@ def test_t23_a_task_that_was_refused_costs_its_key_no_turn(strategy: Any, keys: 
         order = []
         while (task := desk.next()) is not None:
             for _ in range(refusals):
-                desk.unseat(task)
+                desk.return_slot(task)
                 assert desk.next() is task
             desk.release(task)
             order.append(task.number)

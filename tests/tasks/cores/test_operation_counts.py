@@ -101,7 +101,7 @@ def test_t25_a_family_costs_the_same_in_a_crowd(caps: int | None) -> None:
     def per_child(children: int) -> float:
         desk = Scheduler(fifo(), UNBOUNDED, 1, caps)
         parent = record(0)
-        desk.seat(parent)
+        desk.give_slot(parent)
         parent.status = "running"
         family = [record(number, number, parent=parent) for number in range(1, children + 1)]
         for child in family:

@@ -33,8 +33,8 @@ CASES = [(kind, by_key) for kind in STRATEGIES for by_key in ((True,) if kind in
 ROOM = 64
 
 
-def classed(kind: str, shut: set[Hashable] | None = None, *, by_key: bool = True) -> ClassedQueue:
-    return STRATEGIES[kind].classed_queue(set() if shut is None else shut, parkable=by_key)
+def classed(kind: str, unserved: set[Hashable] | None = None, *, by_key: bool = True) -> ClassedQueue:
+    return STRATEGIES[kind].classed_queue(set() if unserved is None else unserved, parkable=by_key)
 
 
 def drained(queue: Any) -> list[TaskRecord]:
@@ -49,17 +49,17 @@ def numbers(tasks: Iterable[TaskRecord]) -> list[int]:
 
 
 class Twin:
-    """A queue and its model, under the same commands and the same `shut`."""
+    """A queue and its model, under the same commands and the same `unserved`."""
 
     def __init__(self, kind: str, by_key: bool, chance: random.Random, needs: tuple[Hashable, ...] = NEEDS) -> None:
         self.kind = kind
         self.chance = chance
         self.needs = needs
-        self.shut: set[Hashable] = set()
+        self.unserved: set[Hashable] = set()
         self.parks = by_key
-        self.queue = classed(kind, self.shut, by_key=by_key)
+        self.queue = classed(kind, self.unserved, by_key=by_key)
         weight = WEIGHTS.__getitem__ if kind == "fair_share" else lambda key: 1.0
-        self.model = ClassedModel(kind, self.shut, weight)
+        self.model = ClassedModel(kind, self.unserved, weight)
         self.out: list[TaskRecord] = []  # were in it before
         self.number = 0
         self.most = 0
@@ -110,7 +110,7 @@ class Twin:
         self.queue.put_back(task)
         self.model.put_back()
         if self.chance.random() < 0.7:
-            self.shut.add(task.terms.need)
+            self.unserved.add(task.terms.need)
 
     def refuse_descendant(self) -> None:
         """The same for one that was taken out of turn: it is put first."""
@@ -158,13 +158,13 @@ class Twin:
             getattr(self.model, how)(key)
 
     def close(self) -> None:
-        self.shut.add(self.chance.choice(self.needs))
+        self.unserved.add(self.chance.choice(self.needs))
 
     def open(self) -> None:
-        self.shut.discard(self.chance.choice(self.needs))
+        self.unserved.discard(self.chance.choice(self.needs))
 
     def open_all(self) -> None:
-        self.shut.clear()
+        self.unserved.clear()
 
     def idle(self) -> None:
         if not self.model.line:
@@ -194,7 +194,7 @@ class Twin:
         """Unpark and open all, and take out what is left."""
         for key in KEYS:
             self._park("unpark", key)
-        self.shut.clear()
+        self.unserved.clear()
         while self.model.line:
             self.pop()
             self.check()
@@ -391,7 +391,7 @@ def test_t23_of_keys_that_have_had_the_same_the_plain_queue_goes_by_turns_and_th
     assert [task.partition for task in mine] == list("baab")
 
 
-# -- what is shut keeps its place --------------------------------------------------------------------------------------
+# -- what is unserved keeps its place ----------------------------------------------------------------------------------
 
 
 def crowd(seed: int, count: int = 60, needs: tuple[Hashable, ...] = NEEDS) -> list[TaskRecord]:
@@ -409,8 +409,8 @@ def crowd(seed: int, count: int = 60, needs: tuple[Hashable, ...] = NEEDS) -> li
     ]
 
 
-def filled(kind: str, by_key: bool, seed: int, shut: set[Hashable] | None = None) -> ClassedQueue:
-    queue = classed(kind, shut, by_key=by_key)
+def filled(kind: str, by_key: bool, seed: int, unserved: set[Hashable] | None = None) -> ClassedQueue:
+    queue = classed(kind, unserved, by_key=by_key)
     for task in crowd(seed):
         queue.push(task)
     return queue
@@ -421,15 +421,15 @@ def test_t81_shutting_and_opening_moves_nobody(kind: str, by_key: bool) -> None:
     for seed in range(10):
         chance = random.Random(seed)
         untouched = numbers(drained(filled(kind, by_key, seed)))
-        shut: set[Hashable] = set()
-        queue, order = filled(kind, by_key, seed, shut), []
+        unserved: set[Hashable] = set()
+        queue, order = filled(kind, by_key, seed, unserved), []
         while len(queue):
-            shut |= set(chance.sample(NEEDS, k=chance.randint(1, 3)))
+            unserved |= set(chance.sample(NEEDS, k=chance.randint(1, 3)))
             task = queue.pop()
-            assert task is None or task.terms.need not in shut
+            assert task is None or task.terms.need not in unserved
             if task is not None:
                 queue.put_back(task)
-            shut.clear()
+            unserved.clear()
             task = queue.pop()
             assert task is not None
             order.append(task.number)
@@ -441,14 +441,14 @@ def test_t81_shutting_and_opening_moves_nobody(kind: str, by_key: bool) -> None:
 def test_t81_what_is_shut_is_as_if_it_were_not_there(kind: str, by_key: bool, need: Hashable) -> None:
     """The others go on in the order that they have without it; then it comes in the order that it has alone."""
     for seed in range(10):
-        shut = {need}
-        queue, others, alone = filled(kind, by_key, seed, shut), classed(kind), classed(kind)
+        unserved = {need}
+        queue, others, alone = filled(kind, by_key, seed, unserved), classed(kind), classed(kind)
         for task in crowd(seed):
             (alone if task.terms.need == need else others).push(task)
         passed, expected = drained(queue), drained(others)
-        shut.clear()
+        unserved.clear()
         opened, expected_then = drained(queue), drained(alone)
-        if kind in FAIR:  # a key keeps the place that it got by a task that is shut, and turns that it has had
+        if kind in FAIR:  # a key keeps the place that it got by a task that is unserved, and turns that it has had
             for key in KEYS:
                 assert of(key, passed) == of(key, expected)
                 assert of(key, opened) == of(key, expected_then)
@@ -463,15 +463,15 @@ def of(key: Hashable, tasks: list[TaskRecord]) -> list[int]:
 
 
 def test_t23_who_was_passed_over_pays_nothing_for_the_refusal_of_another() -> None:
-    shut: set[Hashable] = {"gpu"}
-    queue = ClassedQueue("fair_share", shut)
+    unserved: set[Hashable] = {"gpu"}
+    queue = ClassedQueue("fair_share", unserved)
     queue.charge(record(0, "had much", cost=20.0))
     for number in range(1, 11):
         queue.push(record(number, "had nothing", need="gpu"))
     queue.push(refused := record(11, "had much"))
     assert queue.pop() is refused
     queue.put_back(refused)
-    shut.clear()
+    unserved.clear()
     assert [task.partition for task in drained(queue)] == ["had nothing"] * 10 + ["had much"]
 
 
@@ -491,8 +491,8 @@ def test_t22_a_key_has_one_turn_a_round_whatever_its_tasks_need(kind: str) -> No
 def test_t22_whoever_can_be_served_waits_one_round_at_most(seed: int, scale: float) -> None:
     """From when it came, was served or was opened, every other key has one turn at most before it has its own."""
     chance = random.Random(seed)
-    shut: set[Hashable] = set()
-    queue, queued = classed("fair_round_robin", shut), list[TaskRecord]()
+    unserved: set[Hashable] = set()
+    queue, queued = classed("fair_round_robin", unserved), list[TaskRecord]()
     turns: dict[Hashable, Counter[Hashable]] = {}
     for number in range(int(500 + 10_000 * scale)):
         what = chance.random()
@@ -501,27 +501,27 @@ def test_t22_whoever_can_be_served_waits_one_round_at_most(seed: int, scale: flo
             queued.append(record(number, chance.choice("ab" if few else "abcdefgh"), need=chance.choice(NEEDS)))
             queue.push(queued[-1])
         elif what < 0.55:
-            shut.add(chance.choice(NEEDS))
+            unserved.add(chance.choice(NEEDS))
         elif what < 0.62:
-            shut.discard(chance.choice(NEEDS))
+            unserved.discard(chance.choice(NEEDS))
         elif (task := queue.pop()) is not None:
             queued.remove(task)
             del turns[task.partition]
             for seen in turns.values():
                 seen[task.partition] += 1
                 assert seen[task.partition] == 1
-        servable = {task.partition for task in queued if task.terms.need not in shut}
+        servable = {task.partition for task in queued if task.terms.need not in unserved}
         turns = {key: turns.get(key, Counter()) for key in servable}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_t23_the_gap_is_bounded_between_all_who_can_be_served(seed: int, scale: float) -> None:
-    """Whatever is shut and opened meanwhile, and whoever comes: the theorem holds for any two and any interval."""
+    """Whatever is unserved and opened meanwhile, and whoever comes: the theorem holds for any two and any interval."""
     largest = {key: 5.0 / weight for key, weight in WEIGHTS.items()}
     for walk in range(int(2 + 20 * scale)):
         chance = random.Random(f"{seed} {walk}")
-        shut: set[Hashable] = set()
-        queue, queued = classed("fair_share", shut), list[TaskRecord]()
+        unserved: set[Hashable] = set()
+        queue, queued = classed("fair_share", unserved), list[TaskRecord]()
         given: dict[Hashable, float] = dict.fromkeys(KEYS, 0.0)
         gaps: dict[tuple[Hashable, Hashable], tuple[float, float]] = {}
         pace = chance.choice((0.4, 0.5, 0.6))
@@ -532,13 +532,13 @@ def test_t23_the_gap_is_bounded_between_all_who_can_be_served(seed: int, scale: 
                 queued.append(task)
                 queue.push(task)
             elif what < pace + 0.02:
-                shut.add(chance.choice(NEEDS))
+                unserved.add(chance.choice(NEEDS))
             elif what < pace + 0.04:
-                shut.discard(chance.choice(NEEDS))
+                unserved.discard(chance.choice(NEEDS))
             elif (popped := queue.pop()) is not None:
                 queued.remove(popped)
                 given[popped.partition] += cost_of(popped) / WEIGHTS[popped.partition]
-            servable = {task.partition for task in queued if task.terms.need not in shut}
+            servable = {task.partition for task in queued if task.terms.need not in unserved}
             now: dict[tuple[Hashable, Hashable], tuple[float, float]] = {}
             for one in servable:
                 for other in servable - {one}:
@@ -550,15 +550,15 @@ def test_t23_the_gap_is_bounded_between_all_who_can_be_served(seed: int, scale: 
 
 
 def test_t23_who_was_passed_over_claims_one_turn_and_newcomers_claim_nothing() -> None:
-    shut: set[Hashable] = {"gpu"}
-    queue = ClassedQueue("fair_share", shut)
+    unserved: set[Hashable] = {"gpu"}
+    queue = ClassedQueue("fair_share", unserved)
     for number in range(200):
         queue.push(record(number, "passed over", need="gpu"))
     for number in range(200, 600):
         queue.push(record(number, "busy"))
     for _ in range(100):
         queue.pop()
-    shut.clear()
+    unserved.clear()
     first = queue.pop()
     assert first is not None
     assert first.partition == "passed over"
@@ -618,11 +618,11 @@ def calls_of(work: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap) -> None:
-    """A thousand times, with one serving and one joining in between; a class of which all are shut is not looked at."""
+    """A thousand times, with one serving and one joining in between; unserved classes are not looked at."""
 
     def cost(keys: int) -> tuple[int, int]:
-        shut: set[Hashable] = set()
-        queue = classed(kind, shut)
+        unserved: set[Hashable] = set()
+        queue = classed(kind, unserved)
         for number in range(keys):
             queue.push(record(number, number, number % 7, need=("x", "y", None)[number % 3]))
             if not number % 4:
@@ -630,20 +630,20 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
 
         def work() -> None:
             for turn in range(1_000):
-                shut.add("x")
+                unserved.add("x")
                 first = queue.pop()
                 assert first is not None
                 assert first.terms.need != "x"
-                shut.discard("x")
+                unserved.discard("x")
                 second = queue.pop()
                 assert second is not None
                 queue.put_back(second)
-                shut.add(second.terms.need)
+                unserved.add(second.terms.need)
                 queue.push(record(10 * keys + turn, turn % keys, turn % 7, need=("x", "y")[turn % 2]))
                 third = queue.pop()
                 assert third is not None
                 assert third.terms.need != second.terms.need
-                shut.clear()
+                unserved.clear()
                 queue.push_front(third)
 
         before = heaps.touched
@@ -659,8 +659,8 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t25_a_class_that_is_shut_costs_its_name(kind: str, heaps: CountingHeap) -> None:
     """100,000 tasks of it stand before the one that can be served."""
-    shut: set[Hashable] = {"x"}
-    queue = classed(kind, shut)
+    unserved: set[Hashable] = {"x"}
+    queue = classed(kind, unserved)
     for number in range(100_000):
         queue.push(record(number, number % 1_000, 9, need="x"))
     for number in range(100):
@@ -694,8 +694,8 @@ def test_t25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: Cou
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap) -> None:
     """Keys are served, charged, parked and put back again and again, and most of their classes are never looked at."""
-    shut: set[Hashable] = set(range(1, 8))
-    queue = classed(kind, shut)
+    unserved: set[Hashable] = set(range(1, 8))
+    queue = classed(kind, unserved)
     for number in range(400):
         queue.push(record(number, number % 10, need=number % 8))
     chance = random.Random(1)
@@ -734,7 +734,7 @@ def test_t25_what_is_kept_of_keys_that_ran_empty_is_swept_now_and_then() -> None
 
 
 def test_t25_a_class_of_few_has_no_heap_of_many() -> None:
-    """A key with tasks of 63 classes that are shut, beside a thousand keys that have none of these."""
+    """A key with tasks of 63 classes that are unserved, beside a thousand keys that have none of these."""
     queue = ClassedQueue("fair_share", set(range(1, MAX_CLASSES)))
     for number in range(1_000):
         queue.push(record(number, number, need=0))
@@ -801,7 +801,7 @@ def test_t25_classes_that_come_and_go_leave_nothing(kind: str) -> None:
 
 def running(desk: Scheduler, *tasks: TaskRecord) -> None:
     for task in tasks:
-        desk.seat(task)
+        desk.give_slot(task)
         task.status = "running"
 
 
@@ -837,8 +837,8 @@ def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -
                     if what == "next":
                         runs.append(queued.pop(mine.number))
                     else:
-                        desks[0].unseat(mine)
-                        desks[1].unseat(plain)
+                        desks[0].return_slot(mine)
+                        desks[1].return_slot(plain)
             elif what in ("end", "retry") and runs:
                 tasks = runs.pop(chance.randrange(len(runs)))
                 for desk, task in zip(desks, tasks, strict=True):
@@ -862,18 +862,18 @@ def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -
 
 
 def test_t81_one_need_makes_no_classes() -> None:
-    """Nor do several, one after the other; then the desk knows by itself that it is shut."""
+    """Nor do several, one after the other; then the desk knows by itself that it is unserved."""
     desk = Scheduler(fifo(), UNBOUNDED, 1)
     for need in (None, "gpu", None, "eu"):
         tasks = [record(number, need=need) for number in range(3)]
         for task in tasks:
             desk.enqueue(task)
-        desk.shut.add(need)
+        desk.unserved.add(need)
         assert desk.next() is None
-        desk.shut.clear()
-        desk.shut.add("something else")
+        desk.unserved.clear()
+        desk.unserved.add("something else")
         assert list(all_next(desk)) == tasks
-        desk.shut.clear()
+        desk.unserved.clear()
         assert not isinstance(desk.queue, ClassedQueue)
 
 
@@ -914,7 +914,7 @@ def test_t23_a_queue_that_is_made_anew_goes_on_with_the_accounts(changes: list[A
             desk = Scheduler(STRATEGIES["fair_share"], UNBOUNDED, 1)
             for number, key in enumerate(KEYS):
                 started = record(number, key, cost=chance.uniform(0.1, 30.0))
-                desk.seat(started)
+                desk.give_slot(started)
                 desk.release(started)
             for number in range(10, 110):
                 desk.enqueue(record(number, KEYS[number % 5], cost=chance.uniform(0.1, 5.0)))
@@ -949,7 +949,9 @@ class Room:
     def may_start(self) -> list[TaskRecord]:
         """Looking at everybody."""
         full = {key for key, held in Counter(task.partition for task in self.active).items() if held >= self.cap(key)}
-        return [task for task in self.queued if task.terms.need not in self.desk.shut and task.partition not in full]
+        return [
+            task for task in self.queued if task.terms.need not in self.desk.unserved and task.partition not in full
+        ]
 
     def cap(self, key: Hashable) -> float:
         if key is None or self.caps is None:
@@ -964,7 +966,7 @@ class Room:
         could = task in self.may_start() and len(self.active) < self.desk.slots.limit
         assert self.desk.startable(task) is could
         if could and chance.random() < 0.5:
-            self.desk.seat(task)
+            self.desk.give_slot(task)
             self._started(task)
         else:
             self.desk.enqueue(task)
@@ -982,11 +984,11 @@ class Room:
             return
         assert task in expected
         if self.chance.random() < 0.3:
-            self.desk.unseat(task)
+            self.desk.return_slot(task)
             if self.chance.random() < 0.5:
                 assert self.desk.next() is task, "it was put back at the head"
-                self.desk.unseat(task)
-            self.desk.shut.add(task.terms.need)
+                self.desk.return_slot(task)
+            self.desk.unserved.add(task.terms.need)
         else:
             self._started(task)
 
@@ -1016,10 +1018,10 @@ class Room:
             self.desk.discard(task)
 
     def close(self) -> None:
-        self.desk.shut.add(self.chance.choice(NEEDS))
+        self.desk.unserved.add(self.chance.choice(NEEDS))
 
     def open(self) -> None:
-        self.desk.shut.discard(self.chance.choice(NEEDS))
+        self.desk.unserved.discard(self.chance.choice(NEEDS))
 
     def limit_keys(self) -> None:
         if self.chance.random() < 0.3:
@@ -1043,10 +1045,10 @@ def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps
             assert room.desk.depth == len(room.queued)
             assert set(room.desk.queued()) == set(room.queued)
             assert room.desk.slots.active == len(room.active)
-        room.desk.shut.clear()
+        room.desk.unserved.clear()
         while room.queued or room.active:
             room.next()
-            room.desk.shut.clear()
+            room.desk.unserved.clear()
             room.end()
         assert not len(room.desk.queue)
 
@@ -1060,19 +1062,19 @@ def test_t24_caps_and_classes_pass_over_each_what_is_theirs(kind: str) -> None:
     }
     for task in tasks.values():
         desk.enqueue(task)
-    desk.shut.add("x")
+    desk.unserved.add("x")
     assert {desk.next(), desk.next()} == {tasks["a", "y"], tasks["b", "y"]}
     assert desk.next() is None
-    desk.shut.clear()
+    desk.unserved.clear()
     assert desk.next() is tasks["b", "x"], "the key a is at its cap, in every class"
     assert desk.next() is None
-    desk.shut.add("x")
+    desk.unserved.add("x")
     desk.release(tasks["a", "y"])
     assert desk.next() is None, "it may run again, and what it needs cannot be had"
     desk.limit_keys(None)
     assert desk.next() is None
-    assert desk.shut == {"x"}, "it was put aside while the queue was made anew"
-    desk.shut.clear()
+    assert desk.unserved == {"x"}, "it was put aside while the queue was made anew"
+    desk.unserved.clear()
     assert desk.next() is tasks["a", "x"]
 
 
@@ -1086,7 +1088,7 @@ def test_t35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) ->
         model = OldestModel() if on_full == "drop_oldest" else BacklogModel()
         runs: list[TaskRecord] = []
         for number in range(150):
-            what = chance.choice(("new", "new", "new", "next", "end", "retry", "shut", "open"))
+            what = chance.choice(("new", "new", "new", "next", "end", "retry", "unserved", "open"))
             if what == "new":
                 newcomer = record(number, chance.choice("abc"), chance.randint(0, 2), need=chance.choice(NEEDS))
                 desk.enqueue(newcomer)
@@ -1104,10 +1106,10 @@ def test_t35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) ->
                 if what == "retry":
                     desk.requeue(task)
                     model.joined(task)
-            elif what == "shut":
-                desk.shut.add(chance.choice(NEEDS))
+            elif what == "unserved":
+                desk.unserved.add(chance.choice(NEEDS))
             elif what == "open":
-                desk.shut.clear()
+                desk.unserved.clear()
             assert set(desk.queued()) == set(model.tasks)
 
 
@@ -1122,7 +1124,7 @@ def test_t81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, s
     for task in (*strangers, *children):
         desk.enqueue(task)
     assert isinstance(desk.queue, ClassedQueue) is several
-    desk.shut.add("gpu")
+    desk.unserved.add("gpu")
     assert desk.begin_wait(parent, children[-1])
     if several:
         first = desk.next()
@@ -1132,13 +1134,13 @@ def test_t81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, s
         strangers.remove(first)
     else:
         assert desk.next() is None
-    desk.shut.clear()
+    desk.unserved.clear()
     for child in children:
         assert desk.next() is child, "the lender's own first"
         child.status = "completed"
         desk.release(child)
     assert desk.over(children[-1]) == [parent]
-    desk.shut |= {"gpu", "eu", None}
+    desk.unserved |= {"gpu", "eu", None}
     assert desk.reclaim(parent) or desk.next() is parent, "it runs, and has what it needs"
     assert desk.next() is None
 
@@ -1156,7 +1158,7 @@ def test_t81_a_slot_comes_back_to_who_runs_though_its_need_is_shut(kind: str) ->
     child.status = "completed"
     assert desk.over(child) == [parent]
     assert not desk.reclaim(parent)
-    desk.shut.add("gpu")
+    desk.unserved.add("gpu")
     assert desk.succeed(child) is None, "it is not so simple: somebody returns"
     assert desk.next() is parent
 
@@ -1174,13 +1176,13 @@ def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
             order: list[TaskRecord] = []
             while (first := desk.next()) is not None:
                 if refuses and chance.random() < 0.5:
-                    desk.unseat(first)
-                    desk.shut.add(first.terms.need)
+                    desk.return_slot(first)
+                    desk.unserved.add(first.terms.need)
                     other = desk.next()
                     if other is not None:
                         assert other.terms.need != first.terms.need
-                        desk.unseat(other)
-                    desk.shut.clear()
+                        desk.return_slot(other)
+                    desk.unserved.clear()
                     assert desk.next() is first
                 desk.release(first)
                 order.append(first)
@@ -1202,7 +1204,7 @@ def test_t23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> 
     desk.begin_wait(parent, child)
     for _ in range(10):
         assert desk.next() is child
-        desk.unseat(child)
+        desk.return_slot(child)
     desk.discard(child)
     first = [task.partition for task, _ in zip(all_next(desk), range(10), strict=False)]
     assert Counter(first) == {"family": 5, "stranger": 5}

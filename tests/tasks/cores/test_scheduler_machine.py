@@ -233,7 +233,7 @@ class World:
         self.tasks.append(task)
         if pool.desk.startable(task):
             assert not any(not self.blocked(one) for one in pool.desk.slots.returning)
-            pool.desk.seat(task)
+            pool.desk.give_slot(task)
             pool.start(task, START)
         elif chance.random() < 0.1:
             pool.desk.set_aside(task)
@@ -562,7 +562,7 @@ def test_t42_families_forget_whoever_left_the_queue() -> None:
     other = world.submit(pool=home, key=None)
     world.joined[parent] = 99
     assert home._retry(parent, OSError(), parent.attempt)
-    home.desk.unseat(parent)
+    home.desk.return_slot(parent)
     parent.status = "queued"
     away.end(grandparent, "completed", None)
     assert list(ancestors(child)) == [parent]

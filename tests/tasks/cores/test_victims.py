@@ -147,7 +147,7 @@ def test_t31_who_was_given_back_is_still_the_oldest() -> None:
     desk.enqueue(first)
     desk.enqueue(second)
     assert desk.next() is first
-    desk.unseat(first)
+    desk.return_slot(first)
     assert desk.victim(record(3)) is first
 
 

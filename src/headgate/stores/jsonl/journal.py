@@ -52,9 +52,9 @@ class Bad(NamedTuple):
     """A line that cannot be read."""
 
     line: int
-    """1 for the first."""
+    """The number of the line; the first is 1."""
     size: int
-    """Bytes."""
+    """The length of the line in bytes."""
     is_damaged: bool = False
     """Is its checksum wrong? Else it cannot be read at all."""
 
@@ -276,7 +276,7 @@ def forgettable(ends: Iterable[End], keep: int, now: float) -> set[int]:
 def _holds_key(end: End, now: float) -> bool:
     if end.window is None:
         return False
-    # Late, because the room `tasks` imports this one while it is being imported itself.
+    # Not at the top: `headgate.tasks` imports this package while it is being imported itself.
     from headgate.tasks.scheduling.idempotency import holds_key
 
     try:

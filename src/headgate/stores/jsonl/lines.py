@@ -103,11 +103,11 @@ def _fields(about: Mapping[str, Any]) -> str:
     return "{" + ",".join(parts) + "}"
 
 
-def _is_small(value: Any) -> bool:
+def _is_small(value: object) -> bool:
     return type(value) is int and -(1 << 63) < value < 1 << 63
 
 
-def _told(value: Any) -> str:
+def _told(value: object) -> str:
     try:
         return dumps(value)
     except Exception:  # more than JSON knows, against the contract: keep what can be kept of it
@@ -139,7 +139,7 @@ def _checked(text: bytes) -> bytes:
 
 
 CRC_SIZE: Final = len(b',"crc":"00000000"}\n')
-"""Bytes."""
+"""How many bytes the checksum at the end of a line takes."""
 
 
 def is_intact(line: bytes) -> bool | None:

@@ -24,7 +24,7 @@ from headgate.stores.jsonl.files import Files, generation
 
 _TRIES = 5
 _PAUSE = 0.01
-"""Seconds. A reader asks whether a lock is free by taking it for a moment: that is no reason to give up."""
+"""Seconds between two tries. A reader takes the lock for a moment to see whether it is free: no reason to give up."""
 
 _AT_ONCE = 1000
 """Lines that are written together where it does not matter."""
@@ -51,13 +51,13 @@ class LockedFile:
 
     @classmethod
     def take(cls, path: Path, files: Files) -> LockedFile | None:
-        """Open and lock it, made new if it is not there. None when another has the lock."""
+        """Open and lock a file, made new if it is not there. None when another has the lock."""
         files.make_folder(path.parent)
         for _ in range(_TRIES):
             file = files.open(path)
             try:
                 if not files.lock(file):
-                    clock.sleep(_PAUSE)
+                    clock.sleep(_PAUSE)  # flock has no wait with a limit; see _PAUSE
                 elif files.is_at(file, path):  # else a compaction has put another in its place meanwhile
                     taken, file = cls(path, file, files), -1
                     return taken

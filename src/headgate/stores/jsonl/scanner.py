@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, overload
 
@@ -45,7 +45,7 @@ class _Found:
         self.window: Any = window
         """How long it holds its idempotency key; None when it has none."""
         self.at: float = 0.0
-        """When it ended."""
+        """When the task ended, in Unix seconds."""
 
 
 class Scan:
@@ -53,7 +53,7 @@ class Scan:
 
     def __init__(self) -> None:
         self.history: History = History(unwritten=True)
-        """Without its tasks."""
+        """What the journal says, without the tasks."""
         self._tasks: dict[int, _Found] = {}
 
     def unfinished(self) -> list[int]:
@@ -137,7 +137,7 @@ class Brief(NamedTuple):
     task: int
     status: str
     finished_at: float | None
-    about: Any
+    about: Mapping[str, Any]
 
 
 class StoredTasks(Sequence[StoredTask]):

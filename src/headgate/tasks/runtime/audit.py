@@ -36,7 +36,7 @@ class AuditFile:
         self.lost: int = 0
         """Lines that are not in the file."""
         self.error: Exception | None = None
-        """The first failure."""
+        """The first failure to write; None while there was none."""
 
     def append(self, line: str) -> bool:
         """Write a line. Is this the first failure?"""

@@ -36,38 +36,38 @@ if TYPE_CHECKING:
 class Records:
     """The journal of one pool, in words of tasks."""
 
-    __slots__ = ("_journal", "_last", "_seated", "_tasks", "_works")
+    __slots__ = ("_journal", "_last", "_tasks", "_works", "_written_running")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._tasks: Sequence[StoredTask] = ()  # of former runs
         self._works: dict[str, tuple[str, str]] = {}  # behind the keys of those: function and digest
         self._last: tuple[Any, str] = (None, "")  # the last function, and its name
-        self._seated: set[TaskRecord] = set()  # the entry of their submit says already that they run
+        self._written_running: set[TaskRecord] = set()  # the entry of their submit says already that they run
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def submitted(self, task: TaskRecord, *, seated: bool, done: Done) -> None:
-        """It is accepted if this becomes durable; `seated` if it starts then."""
+    def submitted(self, task: TaskRecord, *, has_slot: bool, done: Done) -> None:
+        """Write down a task, which is accepted when this is durable; with `has_slot` it starts then."""
         entry: Entry = {"kind": "submit", "at": task.moment.wall, "task": task.number, "about": self._about(task)}
-        if seated:
-            self._seated.add(task)
+        if has_slot:
+            self._written_running.add(task)
             entry["running"] = True
         self._journal.append(entry, done)
 
     def started(self, task: TaskRecord, at: float) -> None:
-        """It runs."""
-        if task in self._seated:
-            self._seated.discard(task)
+        """Write down that an attempt of a task has begun."""
+        if task in self._written_running:
+            self._written_running.discard(task)
         else:
             self._journal.append({"kind": "start", "at": at, "task": task.number, "attempt": task.attempt})
 
     def requeued(self, task: TaskRecord, at: float) -> None:
-        """An attempt has ended, and another will follow."""
+        """Write down that an attempt of a task has ended, and another will follow."""
         self._journal.append({"kind": "requeue", "at": at, "task": task.number})
 
     def ended(self, task: TaskRecord, status: TaskStatus, at: float, done: Done | None = None) -> None:
-        """Its terminal state."""
+        """Write down the terminal state of a task."""
         entry: Entry = {"kind": "end", "at": at, "task": task.number, "status": status}
         outcome = task.outcome
         if status == "completed":
@@ -76,15 +76,15 @@ class Records:
             entry["error"] = _told(outcome)
         elif status == "rejected":
             entry["reason"], entry["policy"] = outcome
-        self._seated.discard(task)
+        self._written_running.discard(task)
         self._journal.append(entry, done)
 
     def beat(self, at: float) -> None:
-        """What runs, still runs."""
+        """Write down that this process lives, and so what runs still runs."""
         self._journal.append({"kind": "beat", "at": at})
 
     async def close(self) -> None:
-        """When everything is durable, let go of the journal."""
+        """Let go of the journal when everything is durable."""
         await self._journal.flush()
         self._journal.close()
 
@@ -235,7 +235,7 @@ def restore(task: TaskRecord, stored: StoredTask) -> None:
     if stored["status"] == "completed":
         task.outcome = stored["result"]
     elif stored["status"] == "failed":
-        error: Any = stored["error"]
+        error: object = stored["error"]  # what a file says is not to be trusted
         told = error if isinstance(error, Mapping) else {}
         kind, text = told.get("type", "an unknown error"), told.get("text", "")
         failed = TaskFailed(f"{task.label} failed in a former run with {kind}: {text}")
@@ -296,7 +296,7 @@ def _text(value: object) -> str:
         return f"(a {type(value).__qualname__} that cannot be shown)"
 
 
-def _window(window: Any) -> Window:
+def _window(window: object) -> Window:
     try:
         return checked_window(window)
     except Exception:  # of a later release, or no window at all

@@ -95,7 +95,7 @@ class Executor:
         self._listener = listener
 
     def moment(self) -> Moment:
-        """Now, on both clocks."""
+        """The time now, on both clocks."""
         now = clock.now()
         last = self.last
         if 0.0 <= now - last.now < TICK:
@@ -137,9 +137,9 @@ class Executor:
             return
         scheduler.queue.idle()
         self.timers.clear()
-        if scheduler.shut and self.allocator is not None:
-            left = [requirement for requirement in scheduler.shut if self.allocator.leave(requirement)]
-            scheduler.shut.difference_update(left)
+        if scheduler.unserved and self.allocator is not None:
+            left = [requirement for requirement in scheduler.unserved if self.allocator.leave(requirement)]
+            scheduler.unserved.difference_update(left)
         if self._listener is not None:
             self._listener.idle()
 
@@ -154,7 +154,7 @@ class Executor:
             self.start(task, moment)
 
     def _is_late(self, task: TaskRecord, now: float) -> bool:
-        """Was it to start before now, or to end?"""
+        """Is the time over by which a task was to start, or to end?"""
         terms = task.terms
         limit = terms.deadline if task.started is not None else terms.expires_at
         return limit is not None and limit <= now
@@ -170,8 +170,8 @@ class Executor:
         task.permit = permit
         if permit is not None:
             return True
-        self.scheduler.unseat(task)
-        self.scheduler.shut.add(task.terms.need)
+        self.scheduler.return_slot(task)
+        self.scheduler.unserved.add(task.terms.need)
         if not self._refuse_stuck(task):
             self._mark_waiting(task)
         self.pump()  # there may be others who need something else
@@ -191,7 +191,7 @@ class Executor:
 
     def unserved(self) -> Collection[Hashable]:
         """The requirements that were refused and of which tasks wait."""
-        return self.scheduler.shut
+        return self.scheduler.unserved
 
     def has_free_slot(self) -> bool:
         """Could a task start if it got what it needs?"""
@@ -216,19 +216,19 @@ class Executor:
     def reopen_soon(self) -> None:
         """Start tasks of any requirement, soon, on the loop of the pool. May be called from any thread."""
         if self.loop is None or self.loop.is_closed():
-            self.scheduler.shut.clear()
+            self.scheduler.unserved.clear()
         else:
             self.loop.call_soon_threadsafe(self.reopen)
 
     def offer(self, requirements: Collection[Hashable]) -> None:
         """Start one task, the next of all that have one of these requirements."""
-        shut = self.scheduler.shut
-        others = shut.intersection(requirements)
-        shut -= others
+        unserved = self.scheduler.unserved
+        others = unserved.intersection(requirements)
+        unserved -= others
         try:
             task = None if self._pumping else self.scheduler.next()
         finally:
-            shut |= others
+            unserved |= others
         if task is not None and task.status == "running":
             self._resume(task)
         elif task is not None:
@@ -237,9 +237,9 @@ class Executor:
     def reopen(self, *requirements: Hashable) -> None:
         """Start tasks that have one of these requirements, or any requirement if none is given."""
         if requirements:
-            self.scheduler.shut.difference_update(requirements)
+            self.scheduler.unserved.difference_update(requirements)
         else:
-            self.scheduler.shut.clear()
+            self.scheduler.unserved.clear()
         self.pump()
 
     # -- an attempt ----------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ class Executor:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def end(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
-        """The body is done: record that, and give its slot to the next."""
+        """Record the outcome of a task whose function is done, and give its slot to the next."""
         task.outcome = outcome
         if self._asked:
             self._asked.pop(task, None)
@@ -436,7 +436,7 @@ class Executor:
         self.pump()
 
     def _written(self, task: TaskRecord, status: TaskStatus, moment: Moment, error: StoreWriteFailed | None) -> None:
-        """The end of a task is on disk, or could not be put there. The work is done either way: say so."""
+        """End a task whose end is on disk, or could not be put there: the work is done either way."""
         if error is not None:
             self.reporter.unsaved(task, error)
         self._record_end(task, status, moment)
@@ -449,7 +449,7 @@ class Executor:
         self._tell_end(task)
 
     def _record_end(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
-        """Its terminal state: record it, and let go of what it held."""
+        """Record the terminal state of a task, and let go of what it held."""
         self.states.end(task, status, moment)
         task.task = task.context = None
         while task.parent is not None and task.parent.finished:
@@ -496,7 +496,7 @@ class Executor:
         if task.slot is None:
             self.scheduler.discard(task)
         else:  # it has its slot and has not started
-            self.unseat(task)
+            self.release_unused(task)
         moment = self.moment()
         self.record(task, status, moment)
         self.conclude(task, status, moment)
@@ -507,8 +507,8 @@ class Executor:
             task.outcome = failure(error)
             self._discard(task, "failed")
 
-    def unseat(self, task: TaskRecord) -> None:
-        """It gives back what it was given to start, and will not."""
+    def release_unused(self, task: TaskRecord) -> None:
+        """Take back the slot and the permit of a task that will not start."""
         self.scheduler.release(task)
         self._release_permit(task)
 
@@ -553,7 +553,7 @@ class Executor:
         self._resume(waiter)  # if a part of it stood for a slot: it waits again, so it needs none
 
     def lend_for_another(self, task: TaskRecord) -> Waits | None:
-        """A descendant of it waits: it lends its slot, or its claim to one. None: it waits or stands for one itself."""
+        """Lend the slot of a task, or its claim to one, while a descendant waits. None: it waits for itself already."""
         returning = self.scheduler.slots.returning
         if task.slot is not None:
             self.scheduler.lend(task)
@@ -566,7 +566,7 @@ class Executor:
         return task.waits
 
     def reclaim(self, task: TaskRecord) -> bool:
-        """It wants its slot back. Has it got one?"""
+        """Give a running task its slot back, now or later. Returns whether it has one."""
         if task in self.scheduler.slots.returning:
             return False
         if not self.scheduler.reclaim(task):
@@ -574,7 +574,7 @@ class Executor:
         return task.slot is not None
 
     async def slot_returned(self, task: TaskRecord) -> None:
-        """Return when it has its slot back. Cut short it goes on without, and keeps its place in the line."""
+        """Return when a task has its slot back. A wait that is cut short goes on without one, and keeps its turn."""
         if not self.scheduler.needs_slot(task):
             return
         assert self.loop is not None, "it runs on it"
@@ -625,7 +625,7 @@ class Executor:
         if self._listener is not None and self._listener.expired(task):
             return
         if self._is_late(task, now):
-            if self.explainer is not None and task.terms.need in self.scheduler.shut:
+            if self.explainer is not None and task.terms.need in self.scheduler.unserved:
                 task.outcome = Expired(self._mark_waiting(task))
             self._discard(task, "expired")
 

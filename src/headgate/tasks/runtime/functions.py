@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from headgate.errors import InvalidType
@@ -14,7 +15,7 @@ _GENERATOR = inspect.CO_GENERATOR
 _AWAITABLE_GENERATOR = inspect.CO_ITERABLE_COROUTINE
 
 
-def is_async(fn: Any) -> bool:
+def is_async(fn: object) -> bool:
     """Does calling it give an awaitable, and do no work before that is awaited?"""
     code = getattr(fn, "__code__", None)
     if code is not None and code.co_flags & _COROUTINE:
@@ -22,7 +23,7 @@ def is_async(fn: Any) -> bool:
     return _looks_async(fn)
 
 
-def check_function(fn: Any) -> None:
+def check_function(fn: object) -> None:
     """Refuse what cannot be called later, with the remedy."""
     code = getattr(fn, "__code__", None)
     if code is not None and code.co_flags & _COROUTINE:
@@ -49,7 +50,7 @@ def check_function(fn: Any) -> None:
         )
 
 
-def takes(fn: Any, name: str) -> bool:
+def takes(fn: Callable[..., Any] | None, name: str) -> bool:
     """Has it a parameter of this name that can be given by keyword?"""
     if fn is None:
         return False
@@ -60,17 +61,17 @@ def takes(fn: Any, name: str) -> bool:
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
-def explain(error: TypeError, fn: Any, args: tuple[Any, ...]) -> None:
+def explain(error: TypeError, fn: Callable[..., Any] | None, args: tuple[Any, ...]) -> None:
     """If a function was written without an argument for the resource that comes first, say so."""
     try:
-        inspect.signature(fn).bind(*args)
+        inspect.signature(fn).bind(*args)  # type: ignore[arg-type] # TypeError for what is not callable
     except TypeError:
         error.add_note("A pool with resources= passes the resource as first argument, before those of submit().")
     except ValueError:
         pass  # it has no signature
 
 
-def _looks_async(fn: Any) -> bool:
+def _looks_async(fn: object) -> bool:
     fn = _unwrapped(fn)
     if asyncio.iscoroutinefunction(fn) or inspect.iscoroutinefunction(fn):
         return True
@@ -79,13 +80,13 @@ def _looks_async(fn: Any) -> bool:
     return inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004 - is it async, not is it there
 
 
-def _unwrapped(fn: Any) -> Any:
+def _unwrapped(fn: object) -> object:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn
 
 
-def _is_generator(fn: Any) -> bool:
+def _is_generator(fn: object) -> bool:
     """Does calling it give a generator? One that is made awaitable (types.coroutine) is none."""
     if not inspect.isfunction(fn) and not inspect.ismethod(fn):
         if inspect.isclass(fn):
@@ -95,7 +96,7 @@ def _is_generator(fn: Any) -> bool:
     return code is not None and code.co_flags & (_GENERATOR | _AWAITABLE_GENERATOR) == _GENERATOR
 
 
-def name_of(fn: Any) -> str:
-    """How a message calls it."""
+def name_of(fn: object) -> str:
+    """The name by which messages call a function."""
     fn = _unwrapped(fn)
     return getattr(fn, "__qualname__", type(fn).__qualname__)

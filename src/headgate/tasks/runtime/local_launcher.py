@@ -34,7 +34,7 @@ class LocalLauncher:
         self._threads: Threads | None = None
 
     def start(self, task: TaskRecord, permit: object, completion: Completion) -> asyncio.Task[None]:
-        """Run the task here."""
+        """Run the task in this process: on the loop of the pool, or in a thread."""
         code = getattr(task.fn, "__code__", None)
         if (code is not None and code.co_flags & CO_COROUTINE) or is_async(task.fn):  # benchmarks/tasks.py: inlined
             body = self._drive(task, completion)

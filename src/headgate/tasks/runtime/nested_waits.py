@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -40,18 +40,19 @@ def enclosing() -> TaskRecord | None:
 async def pool_wait(handle: TaskHandle[Any], /) -> TaskSnapshot: ...
 @overload
 async def pool_wait(handle: Iterable[TaskHandle[Any]], /) -> list[TaskSnapshot]: ...
-async def pool_wait(handle: Any, /) -> TaskSnapshot | list[TaskSnapshot]:
+async def pool_wait(handle: TaskHandle[Any] | Iterable[TaskHandle[Any]], /) -> TaskSnapshot | list[TaskSnapshot]:
     """Wait until the task has ended, however it ends, and return its final snapshot.
 
     Several handles give a list, in the order given. A task's own failure is in its snapshot and is not raised.
     """
     if isinstance(handle, TaskRecord):
         await wait_for((handle,))
-        return handle.snapshot()  # type: ignore[attr-defined, no-any-return]
+        return handle.snapshot()
+    handles: list[TaskHandle[Any]]
     try:
         handles = list(handle)
     except TypeError:
-        handles = [handle]
+        handles = [handle]  # type: ignore[list-item] # it is neither, and is refused
     for one in handles:
         if not isinstance(one, TaskRecord):
             raise InvalidType(
@@ -154,7 +155,7 @@ async def _until_ended(task: TaskRecord, loop: asyncio.AbstractEventLoop) -> Non
             raise
 
 
-def add_waiter(task: TaskRecord, waiter: Any) -> None:
+def add_waiter(task: TaskRecord, waiter: asyncio.Future[None] | Callback) -> None:
     """Have a future (or a `Callback`) told when the task ends. Most tasks have one waiter, so a list is made late."""
     waiters = task.waiters
     if waiters is None:
@@ -170,7 +171,7 @@ class Callback:
 
     __slots__ = ("_call", "_task")
 
-    def __init__(self, call: Any, task: TaskRecord) -> None:
+    def __init__(self, call: Callable[[Any], object], task: TaskRecord) -> None:
         self._call = call
         self._task = task
 

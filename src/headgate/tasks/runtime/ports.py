@@ -132,7 +132,7 @@ class Allocator(Protocol):
 class Cancellable(Protocol):
     """A started attempt, as a Task of asyncio is one."""
 
-    def cancel(self, msg: Any = None) -> bool:
+    def cancel(self, msg: str | None = None) -> bool:
         """Ask the attempt to stop."""
         ...
 

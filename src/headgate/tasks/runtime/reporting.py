@@ -39,7 +39,7 @@ class Reporter:
         """The pool's own file. Ask ``if AUDIT.listeners or reporter.audit``: an event nobody hears is never made."""
 
     def submitted(self, task: TaskRecord, depth: int) -> None:
-        """It was accepted."""
+        """Report that the pool has accepted a task."""
         self._tell(
             PoolSubmit(
                 **self._of(task),
@@ -51,7 +51,7 @@ class Reporter:
         )
 
     def dequeued(self, task: TaskRecord) -> None:
-        """It starts."""
+        """Report that an attempt of a task begins."""
         assert task.started is not None, "it starts"
         waited = task.started.now - task.since.now
         slot = task.slot.number if task.slot is not None else 0
@@ -62,7 +62,7 @@ class Reporter:
         self._tell(PoolRequeue(**self._of(task), reason=reason, attempt=attempt, spent=spent, resource_id=resource_id))
 
     def dropped(self, task: TaskRecord, replacement: TaskRecord | None, depth: int, policy: Policy) -> None:
-        """It was rejected."""
+        """Report that the policy has rejected a task."""
         self._tell(
             PoolDrop(
                 **self._of(task),
@@ -75,7 +75,7 @@ class Reporter:
         )
 
     def finished(self, task: TaskRecord) -> None:
-        """It has ended."""
+        """Report that a task has ended."""
         ran = task.ended.now - task.started.now if task.started is not None and task.ended is not None else None
         error = type(task.outcome.error).__qualname__ if task.status == "failed" else None
         self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))

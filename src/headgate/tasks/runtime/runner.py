@@ -36,7 +36,7 @@ class RunnerAllocator:
         """The permit that the task has, or one that the runner gives now."""
         return self._runner.reserve(task) if task.permit is None else task.permit
 
-    def release(self, permit: Any) -> None:
+    def release(self, permit: object) -> None:
         """Give the runner its permit back."""
         self._runner.release(permit)
 
@@ -54,7 +54,7 @@ class RunnerLauncher:
         self._runner = runner
         self._here = LocalLauncher()
 
-    def start(self, task: TaskRecord, permit: Any, completion: Completion) -> asyncio.Task[None]:
+    def start(self, task: TaskRecord, permit: object, completion: Completion) -> asyncio.Task[None]:
         """Have the runner run the task."""
         return self._here.start_body(task, self._drive(task, completion), completion)
 

@@ -13,6 +13,7 @@ from headgate.tasks.fairness import PoolStats, stats_of
 from headgate.tasks.model import PoolSnapshot, Remains, Scope, TaskSnapshot, Told, View, task_snapshot
 
 if TYPE_CHECKING:
+    from headgate.tasks.handle import TaskHandle
     from headgate.tasks.runtime.executor import Executor
 
 
@@ -52,10 +53,9 @@ def _newest(executor: Executor, tasks: int) -> list[Any]:
     return nlargest(tasks, known, key=lambda task: task.number)
 
 
-def _shown(executor: Executor, task: Any) -> TaskSnapshot:
+def _shown(executor: Executor, task: TaskHandle[Any] | Remains) -> TaskSnapshot:
     if not isinstance(task, Remains):
-        shown: TaskSnapshot = task.snapshot()
-        return shown
+        return task.snapshot()
     error = None
     if isinstance(task.outcome, Told):
         executor.unseen.pop(task.number, None)  # somebody knows of it now
@@ -73,11 +73,11 @@ def _waiting_for(executor: Executor) -> View | None:
     if not scheduler.depth or scheduler.slots.exhausted:
         return None
     if len(scheduler.queue):
-        if not scheduler.shut:
+        if not scheduler.unserved:
             return View({"cause": "max_concurrent_per_key", "seconds": None})
         if executor.explainer is None:
             return View({"cause": "runner", "seconds": None})
-        return View(executor.explainer.waiting_for(scheduler.shut))
+        return View(executor.explainer.waiting_for(scheduler.unserved))
     at = executor.timers.next_at()
     return View({"cause": "delay", "seconds": max(0.0, at - clock.now())}) if at is not None else None
 

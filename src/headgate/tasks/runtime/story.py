@@ -29,7 +29,7 @@ def story_of(task: TaskRecord, now: float) -> Story:
         with_what = task.permit or task.ran_with
         where = explainer.describe(with_what) if explainer is not None and with_what is not None else ""
         lines.append((task.started.wall, _told(Mark("began", task.started.wall, where, task.attempt))))
-    if task.status == "queued" and task.terms.need in task.owner.scheduler.shut and explainer is not None:
+    if task.status == "queued" and task.terms.need in task.owner.scheduler.unserved and explainer is not None:
         lines.append((now, _told(Mark("waits", now, explainer.why_waiting(task)))))
     if task.ended is not None:
         lines.append((task.ended.wall, _end(task)))

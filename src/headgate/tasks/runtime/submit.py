@@ -56,7 +56,7 @@ class Submitter:
         self._beat: asyncio.TimerHandle | None = None
         executor.attach(self)
 
-    def check_names(self, options: Iterable[str], what: str, others: tuple[str, ...], fn: object) -> None:
+    def check_names(self, options: Iterable[str], what: str, others: tuple[str, ...], fn: Callable[..., Any]) -> None:
         """Refuse keywords that are neither options of `submit`, nor of the allocator, nor among `others`."""
         own = () if self._allocator is None else self._allocator.options
         check_names(options, self._strategy, what, (*others, *own), fn)
@@ -118,59 +118,59 @@ class Submitter:
         if allocator is not None and self._records is None and not self._queue.line and self._can_start(task):
             if task.terms is not PLAIN:
                 self._states.claim(task)
-            scheduler.seat(task)  # `_admit` and `_accept`, where it is simple: it starts
+            scheduler.give_slot(task)  # `_admit` and `_accept`, where it is simple: it starts
             if AUDIT.listeners or self._reporter.audit:
                 self._reporter.submitted(task, scheduler.depth)
             self._executor.launch(task, task.moment)
             return task
         if allocator is not None and allocator.impossible(task) is not None:
-            return self._admit(Arrival(task), seated=False)  # to fail: see `_accept`
+            return self._admit(Arrival(task), has_slot=False)  # to fail: see `_accept`
         if not self._queue.line or task.parent is not None:
             if self._can_start(task):
-                return self._admit(Arrival(task), seated=True)
+                return self._admit(Arrival(task), has_slot=True)
             if not scheduler.full() or (task.parent is not None and self._scheduler.policy.answer == "block"):
-                return self._admit(Arrival(task), seated=False)
+                return self._admit(Arrival(task), has_slot=False)
         answer = scheduler.answer(task, self._why_waiting(task))
         if answer == "block":
             return self._park(task, wait)
         if answer == "drop_newest":
             return self._turn_away(task)
-        return self._admit(Arrival(task), seated=False)
+        return self._admit(Arrival(task), has_slot=False)
 
     def _turn_away(self, task: TaskRecord) -> TaskRecord | Arrival:
-        """The newcomer is the one to be dropped."""
+        """Reject a new task: the policy drops the newest."""
         self._states.claim(task)
         entered: TaskRecord | Arrival = task
         if self._records is not None:
             entered = self._writing[task] = Arrival(task)
-            self._records.submitted(task, seated=False, done=partial(self._on_written, entered, False))
+            self._records.submitted(task, has_slot=False, done=partial(self._on_written, entered, False))
         self._executor.drop(task, None)
         return entered
 
-    def _admit(self, arrival: Arrival, *, seated: bool) -> TaskRecord | Arrival:
-        """It has a slot or a place. A durable pool writes it down first."""
+    def _admit(self, arrival: Arrival, *, has_slot: bool) -> TaskRecord | Arrival:
+        """Take in a task that has a slot or a place in the queue. A durable pool writes it down first."""
         task = arrival.task
         self._states.claim(task)
-        if seated:
-            self._scheduler.seat(task)
+        if has_slot:
+            self._scheduler.give_slot(task)
         if self._records is None:
-            self._accept(task, seated=seated)
+            self._accept(task, has_slot=has_slot)
             return task
         self._writing[task] = arrival
-        if not seated:
+        if not has_slot:
             self._scheduler.set_aside(task, accepted=False)
         try:
-            self._records.submitted(task, seated=seated, done=partial(self._on_written, arrival, seated))
+            self._records.submitted(task, has_slot=has_slot, done=partial(self._on_written, arrival, has_slot))
         except BaseException:  # a store that breaks its promise: nothing was acknowledged
             self._on_written(
-                arrival, seated, StoreWriteFailed(f"the store of {self._executor.name!r} raised in append()")
+                arrival, has_slot, StoreWriteFailed(f"the store of {self._executor.name!r} raised in append()")
             )
             raise
         return arrival
 
-    def _accept(self, task: TaskRecord, *, seated: bool) -> None:
-        """It is one of ours from now on."""
-        if seated:
+    def _accept(self, task: TaskRecord, *, has_slot: bool) -> None:
+        """Start or queue a task that is accepted."""
+        if has_slot:
             if AUDIT.listeners or self._reporter.audit:
                 self._reporter.submitted(task, self._scheduler.depth)
             self._executor.launch(task, task.moment if self._records is None else self._executor.moment())
@@ -220,7 +220,7 @@ class Submitter:
                 f"the idempotency_key {key!r} is held by {known!r}, which is other work: {differs}"
             )
         if arrival is not None and task.parent is not None and self._queue.leave(arrival.task) is not None:
-            entered = self._admit(arrival, seated=False)  # nested work does not wait at the door, nor for who does
+            entered = self._admit(arrival, has_slot=False)  # nested work waits for no place, nor for a task that does
             if self._records is None:
                 self._welcome(arrival)
             return entered
@@ -242,7 +242,7 @@ class Submitter:
             same = bool(digest) and digest == digest_of("", held)
         return difference(old, new, same_arguments=same)
 
-    # -- the door ------------------------------------------------------------------------------------------------------
+    # -- waiting for a place -------------------------------------------------------------------------------------------
 
     def _park(self, task: TaskRecord, wait: bool) -> Arrival:
         if not wait:
@@ -302,13 +302,13 @@ class Submitter:
         self._executor.tell_idle()
 
     def settled(self) -> None:
-        """Let in whom there is room for, in order."""
+        """Admit waiting submitters in order, as long as there are places."""
         while (arrival := self._queue.first()) is not None:
-            seated = self._can_start(arrival.task)
-            if not seated and self._scheduler.full():
+            has_slot = self._can_start(arrival.task)
+            if not has_slot and self._scheduler.full():
                 break
             self._queue.leave(arrival.task)
-            self._admit(arrival, seated=seated)
+            self._admit(arrival, has_slot=has_slot)
             if self._records is None:
                 self._welcome(arrival)
         self._executor.tell_idle()
@@ -332,7 +332,7 @@ class Submitter:
         moment = self._executor.moment()
         if self._records is not None:
             self._writing[task] = arrival
-            self._records.submitted(task, seated=False, done=partial(self._on_written, arrival, False))
+            self._records.submitted(task, has_slot=False, done=partial(self._on_written, arrival, False))
             self._executor.record(task, "expired", moment)
         self._executor.conclude(task, "expired", moment)
         if self._records is None:
@@ -354,19 +354,19 @@ class Submitter:
 
     # -- durable submits -----------------------------------------------------------------------------------------------
 
-    def _on_written(self, arrival: Arrival, seated: bool, error: StoreWriteFailed | None) -> None:
+    def _on_written(self, arrival: Arrival, has_slot: bool, error: StoreWriteFailed | None) -> None:
         """The submit is durable: start or queue it. Or it is not: as if it had never been."""
         task = arrival.task
         del self._writing[task]
         if error is None and task.status == "queued":
             if self._beat is None:
                 self._start_beating()
-            self._accept(task, seated=seated)
+            self._accept(task, has_slot=has_slot)
             self._welcome(arrival)
             return
         if task.status == "queued":
-            if seated:
-                self._executor.unseat(task)
+            if has_slot:
+                self._executor.release_unused(task)
             else:
                 self._scheduler.discard(task)
             self._states.withdraw(task)

@@ -79,7 +79,7 @@ class LocalBudget:
         return self.limit
 
     def started(self, tenant: Hashable) -> None:
-        """Do nothing: `Slots` counts."""
+        """Do nothing: `Slots` counts what runs."""
 
     def ended(self, tenant: Hashable) -> None:
-        """Do nothing: `Slots` counts."""
+        """Do nothing: `Slots` counts what runs."""

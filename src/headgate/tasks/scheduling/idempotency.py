@@ -15,6 +15,7 @@ passed: who sets it forward meanwhile ends windows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -23,7 +24,7 @@ from headgate.errors import InvalidArgument
 
 WindowName: TypeAlias = Literal["while_active", "until_success", "forever"]
 Window: TypeAlias = WindowName | float
-"""A name, or seconds."""
+"""The name of a window, or its length in seconds."""
 
 WINDOWS: Final[tuple[WindowName, ...]] = get_args(WindowName)
 
@@ -77,13 +78,13 @@ def equal(one: object, other: object) -> bool:
         return False
 
 
-def work_of(fn: Any, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+def work_of(fn: Callable[..., Any] | None, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     """The function by name, and its arguments. A `functools.partial` is what it wraps."""
     keywords: dict[str, Any] = {}
     while isinstance(fn, partial):
         args = (*fn.args, *args)
         keywords = {**fn.keywords, **keywords}
         fn = fn.func
-    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    named: object = fn if hasattr(fn, "__qualname__") else type(fn)
     module = getattr(named, "__module__", None) or type(getattr(fn, "__self__", fn)).__module__
-    return f"{module}:{named.__qualname__}", (*args, ("keywords", keywords)) if keywords else args
+    return f"{module}:{getattr(named, '__qualname__', '')}", (*args, ("keywords", keywords)) if keywords else args

@@ -1,7 +1,8 @@
-"""The desk of a pool: who may enter, who goes next, who gets a slot back. Pure, and the only place that decides.
+"""Decides for one pool: who may enter, who goes next, who gets a slot back. Pure, and the only place that decides.
 
-It joins the parts: a queue (order), a policy (depth), slots (lending), key limits, and those who keep track of victims
-and families. The pool asks, and does what it is told; nothing here awaits, so nothing here can be half done.
+It joins the parts: a queue (the order), a policy (how many may queue), slots (with lending), limits of tenants, and
+what keeps track of victims and families. The executor asks, and does what it is told; nothing here awaits, so nothing
+here can be half done.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Scheduler:
         "coming",
         "policy",
         "queue",
-        "shut",
         "slots",
         "strategy",
+        "unserved",
     )
 
     def __init__(
@@ -59,7 +60,7 @@ class Scheduler:
         self.strategy: Strategy = strategy
         self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
         self.coming: set[TaskRecord] = set()
-        """Not accepted yet, and not counted: they will take the place of others, who have theirs until then."""
+        """Tasks that are not accepted or counted yet: they will replace others, which keep their places until then."""
         self._families = Families()
         self._victims = victims_of(policy)
         self._limits: KeyLimits | None = None
@@ -67,8 +68,8 @@ class Scheduler:
         self._classed = False  # are there queued tasks of several needs, or were there?
         self._various = False  # might there be any but those that need nothing?
         self._need: Hashable = None  # of all that are queued, as long as it is one
-        self.shut: set[Hashable] = set()
-        """Needs that nothing can serve now: tasks with these keep their turn, and do not start."""
+        self.unserved: set[Hashable] = set()
+        """Requirements that nothing can serve now: the tasks that have one keep their turn, and do not start."""
         self.policy: Policy = policy
         self.slots: Slots = Slots(limit)
         self.queue: Queue = strategy.queue()
@@ -104,18 +105,21 @@ class Scheduler:
         yield from self.queued()
 
     def startable(self, task: TaskRecord) -> bool:
-        """Could this newcomer start at once? (Whatever queues while a slot is free cannot use it.)"""
+        """Could this new task start at once? (What is queued while a slot is free cannot use that slot.)"""
         if self.slots.exhausted or self._blocked(task):
             return False
         return not self.slots.returning or all(map(self._capped, self.slots.returning))
 
     def full(self) -> bool:
-        """Has the queue no place left?"""
+        """Are as many tasks queued as the policy allows?"""
         depth = self.policy.max_depth
         return depth is not None and self.depth >= depth
 
     def answer(self, task: TaskRecord, why: str = "") -> Answer:
-        """What to do with a newcomer that can neither start nor queue; QueueFull or PoolBusy if that is nothing."""
+        """What the policy says about a task that can neither start nor queue.
+
+        Raises QueueFull or PoolBusy where the policy refuses.
+        """
         policy, name = self.policy, task.owner.name
         if policy.answer == "fail":
             raise QueueFull(f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows")
@@ -124,7 +128,7 @@ class Scheduler:
         return policy.answer
 
     def _why_not(self, task: TaskRecord, why: str) -> str:
-        """Why it cannot start now."""
+        """Say why a task cannot start now."""
         if self.slots.exhausted:
             return f"every slot is in use ({self.slots.active} of {self.slots.limit})"
         if self._capped(task):
@@ -134,19 +138,19 @@ class Scheduler:
         return why or "it cannot start now"
 
     def victim(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        """Whom to drop. The newcomer queues already, and is never the one."""
+        """The task to drop. The newcomer is queued already, and is never the one."""
         assert self._victims is not None, "only policies that drop ask"
         return self._victims.choose(newcomer)
 
-    def seat(self, task: TaskRecord) -> None:
-        """Give a newcomer that is `startable` its slot."""
+    def give_slot(self, task: TaskRecord) -> None:
+        """Give a slot to a new task that is `startable`."""
         slot = self.slots.take()
         assert slot is not None, "it was startable"
         self._occupy(task, slot)
         self.queue.charge(task)
 
     def enqueue(self, task: TaskRecord) -> None:
-        """It waits for its turn."""
+        """Queue a task until its turn comes."""
         if self.coming:
             self.coming.discard(task)
         if self._aside and task in self._aside:
@@ -160,16 +164,16 @@ class Scheduler:
             self._joined(task)
 
     def requeue(self, task: TaskRecord) -> None:
-        """It waits again, first of its partition: an attempt has ended."""
+        """Queue a task again whose attempt has ended, as the first of its tenant."""
         if self._various or task.terms is not PLAIN:
             self._sort(task)
         self.queue.push_front(task)
         self._joined(task)
 
     def set_aside(self, task: TaskRecord, *, accepted: bool = True) -> None:
-        """It takes a place in the queue, and no turn yet: it is delayed, or not `accepted` yet.
+        """Count a task as queued and give it no turn yet: it is delayed, or not `accepted` yet.
 
-        Where a newcomer takes the place of a victim, it has none before it is accepted.
+        Where a new task takes the place of a victim, it has no place before it is accepted.
         """
         if self._victims is not None and not accepted:
             self.coming.add(task)
@@ -180,16 +184,16 @@ class Scheduler:
             self._victims.joined(task)
 
     def queued(self) -> Iterator[TaskRecord]:
-        """Everyone who is queued, in no particular order."""
+        """All queued tasks, in no particular order."""
         yield from self.queue
         yield from self._aside
 
     def is_aside(self, task: TaskRecord) -> bool:
-        """Was it set aside, and is it still?"""
+        """Was this task set aside, and has no turn yet?"""
         return task in self._aside
 
     def discard(self, task: TaskRecord) -> None:
-        """It leaves the queue and will not run."""
+        """Remove a task from the queue without running it."""
         if task in self.coming:
             self.coming.discard(task)
         elif task in self._aside:
@@ -201,17 +205,17 @@ class Scheduler:
             self._left(task, started=False)
 
     def _blocked(self, task: TaskRecord) -> bool:
-        """Is its key at its limit, or can nothing serve it?"""
-        return self._capped(task) or (bool(self.shut) and task.terms.need in self.shut)
+        """Is the tenant of this task at its limit, or can nothing serve its requirement?"""
+        return self._capped(task) or (bool(self.unserved) and task.terms.need in self.unserved)
 
     def _capped(self, task: TaskRecord) -> bool:
-        """Is its key at its limit?"""
+        """Is the tenant of this task at its limit?"""
         return self._limits is not None and self._limits.full(task.partition)
 
     # -- needs ---------------------------------------------------------------------------------------------------------
 
     def _sort(self, task: TaskRecord) -> None:
-        """One that may need something else than the others joins the queue. (Most pools know one need, or none.)"""
+        """Change to a queue by requirement when a task joins that has another requirement than all before it."""
         need = task.terms.need
         if self._classed or need == self._need:
             return
@@ -222,7 +226,7 @@ class Scheduler:
         self._rebuild(None if self._limits is None else self._limits.limits)
 
     def check_need(self, need: Hashable) -> None:
-        """InvalidArgument: too many different ones are queued already."""
+        """Raise InvalidArgument if too many different requirements are queued already."""
         if isinstance(self.queue, ClassedQueue):
             known = self.queue.classes
             if len(known) >= MAX_CLASSES and need not in known:
@@ -233,8 +237,8 @@ class Scheduler:
                 )
 
     def _servable(self) -> bool:
-        """May anything in the queue start, as far as needs go? (A queue of several knows by itself.)"""
-        return self._classed or self._need not in self.shut
+        """May anything in the queue start, as far as requirements go? (A queue by requirement knows by itself.)"""
+        return self._classed or self._need not in self.unserved
 
     def _joined(self, task: TaskRecord) -> None:
         if self._backlogs is not None and task.partition is not None:
@@ -259,7 +263,7 @@ class Scheduler:
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def next(self) -> TaskRecord | None:
-        """Who gets the next free slot: it has it now. A task that is already running gets its own back."""
+        """Give a free slot to the task that is next, and return it. A running task may get its slot back."""
         slots = self.slots
         if slots.returning and (returner := self._returner()) is not None:
             return returner
@@ -268,7 +272,7 @@ class Scheduler:
             return None
         task = self._descendant(slot) if slot.lenders else None
         if task is None:
-            task = self.queue.pop() if not self.shut or self._servable() else None
+            task = self.queue.pop() if not self.unserved or self._servable() else None
             if task is None:
                 slots.put(slot)
                 return None
@@ -278,12 +282,15 @@ class Scheduler:
         return task
 
     def succeed(self, task: TaskRecord) -> TaskRecord | None:
-        """It does not run any more: who gets its slot? None: nobody for now, or not so simply (see `next`)."""
+        """Give the slot of a task that has ended to the next in the queue, and return that.
+
+        Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
+        """
         slot, slots = task.slot, self.slots
         if slot is None or slot.lenders or slots.returning or self._limits is not None or slots.excess:
             self.release(task)
             return None
-        heir = self.queue.pop() if not self.shut or self._servable() else None
+        heir = self.queue.pop() if not self.unserved or self._servable() else None
         if heir is None:
             self.release(task)
             return None
@@ -293,7 +300,7 @@ class Scheduler:
         return heir
 
     def release(self, task: TaskRecord) -> None:
-        """It does not run any more."""
+        """Take back the slot of a task that does not run any more."""
         slot = task.slot
         if slot is None:
             self._stop_lending(task)
@@ -308,7 +315,7 @@ class Scheduler:
             task.waits.by = left.by
 
     def vacate(self, task: TaskRecord) -> None:
-        """Its body is done and its end is being written: it needs no slot, and counts as waiting until `release`."""
+        """Take back the slot of a task whose end is being written: it counts as waiting until `release`."""
         slot = task.slot
         if slot is None:
             self._stop_lending(task)
@@ -317,8 +324,8 @@ class Scheduler:
             self.slots.without[task] = None
             self.slots.put(slot)
 
-    def unseat(self, task: TaskRecord) -> None:
-        """It was given a slot and cannot use it: it is its turn still."""
+    def return_slot(self, task: TaskRecord) -> None:
+        """Take back a slot that a task cannot use, and queue the task again: it is still its turn."""
         self.release(task)
         if self._various or task.terms is not PLAIN:
             self._sort(task)
@@ -332,21 +339,21 @@ class Scheduler:
             self._limits.refresh()
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
-        """Cap the active tasks of each key from now on."""
+        """Limit the active tasks of each tenant from now on."""
         self._rebuild(limits)
 
     def _rebuild(self, limits: int | Mapping[Hashable, int] | None) -> None:
-        """Put all that is queued into another queue, in the order in which it would have come out of this one."""
+        """Put all queued tasks into another queue, in the order in which they would have come out of this one."""
         if self._limits is not None:
             self._limits.lift()
-        shut, kept = set(self.shut), self.queue
-        self.shut.clear()  # else nothing of it comes out
+        unserved, kept = set(self.unserved), self.queue
+        self.unserved.clear()  # else nothing of it comes out
         accounts = kept.accounts() if isinstance(kept, (ShareQueue, ClassedQueue)) else None
         queued = list(iter(kept.pop, None))
-        self.shut |= shut
+        self.unserved |= unserved
         parkable = limits is not None or self._budget is not None
         if self._classed:
-            self.queue = self.strategy.classed_queue(self.shut, parkable=parkable)
+            self.queue = self.strategy.classed_queue(self.unserved, parkable=parkable)
         else:
             self.queue = self.strategy.queue(parkable=parkable)
         if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
@@ -374,7 +381,10 @@ class Scheduler:
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def begin_wait(self, task: TaskRecord, on: TaskRecord) -> bool:
-        """A running task of ours waits for another, of any pool. Did it lend its slot? WaitCycle if it never ends."""
+        """Note that a running task waits for another, of any pool. Returns whether it lent its slot.
+
+        Raises WaitCycle if the wait could never end.
+        """
         refuse_cycle(task, on)
         waits = task.waits
         if waits is None:
@@ -390,7 +400,7 @@ class Scheduler:
         return True
 
     def end_wait(self, task: TaskRecord, on: TaskRecord) -> None:
-        """One of its waits for that task is over. (All of them are when that task has ended: see `over`.)"""
+        """Note that one wait of a task is over. (When the awaited task has ended, all waits for it are: see `over`.)"""
         waits = task.waits
         assert waits is not None, "it waited"
         count = waits.on.get(on, 0)
@@ -400,7 +410,7 @@ class Scheduler:
             self._forget_wait(task, waits, on)
 
     def over(self, on: TaskRecord) -> list[TaskRecord]:
-        """This task has ended: who waited for it, for nothing else, and wants its slot back now?"""
+        """End all waits for a task that has ended. Returns the tasks that want their slots back now."""
         waits = on.waits
         if waits is None or not waits.by:
             return []
@@ -411,7 +421,7 @@ class Scheduler:
         return [task for task in waiters if self.needs_slot(task)]
 
     def needs_slot(self, task: TaskRecord) -> bool:
-        """Does it run, wait for nobody, and hold none?"""
+        """Does this task run, wait for no other, and hold no slot?"""
         return task.slot is None and task.status == "running" and not (task.waits is not None and task.waits.on)
 
     def _forget_wait(self, task: TaskRecord, waits: Waits, on: TaskRecord) -> None:
@@ -420,7 +430,7 @@ class Scheduler:
             on.waits.by.pop(task, None)
 
     def lend(self, task: TaskRecord) -> None:
-        """Its slot is free for its descendants, then for anyone."""
+        """Lend the slot of a task: to its descendants first, then to anyone."""
         slot, waits = task.slot, task.waits
         if waits is None:
             waits = task.waits = Waits()
@@ -432,7 +442,7 @@ class Scheduler:
         self.slots.put(slot)
 
     def reclaim(self, task: TaskRecord) -> bool:
-        """It wants a slot again. True: it has one. False: it stands before all newcomers."""
+        """Give a slot back to a task that lent its own. False: none is free, and it will get the next one."""
         slots = self.slots
         self._stop_lending(task)
         if self.startable(task):

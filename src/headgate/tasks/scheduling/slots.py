@@ -30,7 +30,7 @@ from headgate.tasks.scheduling.queues.simple import Queue
 
 
 class Slot:
-    """A place to run in."""
+    """The right to run one task."""
 
     __slots__ = ("holder", "lenders", "number")
 
@@ -38,7 +38,7 @@ class Slot:
         self.number: int = number
         self.holder: TaskRecord | None = None
         self.lenders: list[TaskRecord] = []
-        """Those who have lent it and not asked for one back, the newest last."""
+        """The tasks that have lent it and not asked for one back, the newest last."""
 
 
 class Slots:
@@ -51,12 +51,12 @@ class Slots:
         self.active: int = 0
         """How many tasks hold a slot."""
         self.without: dict[TaskRecord, None] = {}
-        """Tasks that run and hold none: they lend it."""
+        """Tasks that run and hold no slot, because they lend it."""
         self.returning: OrderedDict[TaskRecord, None] = OrderedDict()
-        """Those of them that want a slot again, first come first served."""
+        """The tasks among these that want a slot again, first come first served."""
         self.free: list[Slot] = []
         self.excess: bool = False
-        """Are there more than there should be, after the pool was made smaller?"""
+        """Are there more slots than the limit, because it was lowered?"""
         self._made: dict[int, Slot] = {}
         self._vanished: list[int] = []
 
@@ -71,11 +71,11 @@ class Slots:
         return not self.free and len(self._made) >= self.limit
 
     def holders(self) -> Iterator[TaskRecord]:
-        """Tasks that hold a slot."""
+        """The tasks that hold a slot."""
         return (slot.holder for slot in self._made.values() if slot.holder is not None)
 
     def take(self) -> Slot | None:
-        """A slot, or None."""
+        """Take a free slot, or make one; None if the limit is reached."""
         if self.free:
             return self.free.pop()
         if len(self._made) >= self.limit:
@@ -85,7 +85,7 @@ class Slots:
         return slot
 
     def put(self, slot: Slot) -> None:
-        """It is free again, or gone if there are too many."""
+        """Give a slot back. If there are more than the limit, it vanishes."""
         if self.excess:
             del self._made[slot.number]
             self.excess = len(self._made) > self.limit
@@ -94,7 +94,7 @@ class Slots:
             self.free.append(slot)
 
     def resize(self, limit: int) -> None:
-        """So many from now on. What runs goes on; slots above the limit vanish as they come free."""
+        """Hand out at most `limit` slots. What runs goes on; slots above the limit vanish as they come free."""
         self.limit = limit
         self.excess = len(self._made) > limit
         while self.free and self.excess:
@@ -108,9 +108,9 @@ class Waits:
 
     def __init__(self) -> None:
         self.on: dict[TaskRecord, int] = {}
-        """Whom it waits for, and how many times."""
+        """The tasks that it waits for, and how many times."""
         self.by: dict[TaskRecord, None] = {}
-        """Who waits for it."""
+        """The tasks that wait for this one."""
         self.lent: Slot | None = None
         """The slot it lent and has not asked back."""
         self.below: int = 0
@@ -192,7 +192,7 @@ class Families:
         """Queued tasks, and under whom they stand."""
 
     def joined(self, task: TaskRecord) -> None:
-        """It queues."""
+        """Enter a task that is queued now."""
         above = tuple(ancestors(task))
         if above:
             self.entered[task] = above
@@ -200,7 +200,7 @@ class Families:
                 self._below.setdefault(ancestor, OrderedDict())[task] = None
 
     def left(self, task: TaskRecord) -> None:
-        """It does not queue any more."""
+        """Remove a task that is not queued any more."""
         for ancestor in self.entered.pop(task, ()):
             queued = self._below[ancestor]
             del queued[task]
@@ -208,7 +208,7 @@ class Families:
                 del self._below[ancestor]
 
     def queued_below(self, task: TaskRecord) -> Iterator[TaskRecord]:
-        """Its queued descendants, oldest first."""
+        """The queued descendants of a task, oldest first."""
         return iter(self._below.get(task, ()))
 
 
@@ -303,7 +303,7 @@ class KeyLimits:
 
 
 def checked_limits(limits: object) -> int | dict[Hashable, int] | None:
-    """The cap of every key, or of some, or none."""
+    """Check `max_concurrent_per_key`: one limit for every tenant, limits for some, or None."""
     if limits is None:
         return None
     each = dict(limits) if isinstance(limits, Mapping) else {None: limits}

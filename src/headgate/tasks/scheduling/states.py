@@ -96,7 +96,7 @@ class TaskStates:
         task.status = status
 
     def end(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
-        """Its terminal state."""
+        """Move a task to its terminal state."""
         if status in TRANSITIONS[task.status]:  # `move`, without the call
             task.status = status
         else:

@@ -1,7 +1,7 @@
-"""The door of a bounded queue: submitters that wait for a place, first come first served. Pure.
+"""Submitters that wait for a place in a bounded queue, first come first served. Pure.
 
 Whoever arrives is one `Arrival`; submitters that bring the same idempotency key are one arrival together, so that they
-all get the same task. It enters when there is room, and nobody passes it.
+all get the same task. It enters when there is a place, and nobody overtakes it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ class Arrival:
         self.claimants: list[Any] = []
         """Futures of the submitters that have not given up; None for one that has the task already."""
         self.settled: bool = False
-        """Have they been told?"""
+        """Do the submitters know whether the task was accepted?"""
         self.error: Exception | None = None
-        """And that it was refused."""
+        """Why the task was refused; None if it was not."""
 
 
 class SubmitQueue:
-    """Arrivals, oldest first."""
+    """Submitters that wait for a place in the queue, oldest first."""
 
     __slots__ = ("_by_key", "line")
 
     def __init__(self) -> None:
         self.line: OrderedDict[TaskRecord, Arrival] = OrderedDict()
-        """Who stands here. Most of the time nobody does, and asking `if door.line:` costs next to nothing."""
+        """The arrivals, by their tasks. Mostly there is none, and `if queue.line:` costs next to nothing."""
         self._by_key: dict[str, Arrival] = {}
 
     def join(self, arrival: Arrival) -> None:
-        """Stand at the end."""
+        """Add an arrival behind all others."""
         self.line[arrival.task] = arrival
         key = arrival.task.terms.idempotency_key
         if key is not None:
             self._by_key[key] = arrival
 
     def leave(self, task: TaskRecord) -> Arrival | None:
-        """Step out, to enter or to go away; None if it does not stand here."""
+        """Remove the arrival of a task, which enters the pool or gives up; None if it is not here."""
         arrival = self.line.pop(task, None)
         key = task.terms.idempotency_key
         if arrival is not None and key is not None:
@@ -53,7 +53,7 @@ class SubmitQueue:
         return arrival
 
     def first(self) -> Arrival | None:
-        """Whose turn it is to enter."""
+        """The arrival that enters next; None if there is none."""
         return next(iter(self.line.values()), None)
 
     def with_key(self, key: str) -> Arrival | None:
@@ -62,5 +62,5 @@ class SubmitQueue:
 
     @property
     def submitters(self) -> int:
-        """How many wait."""
+        """How many submitters wait for a place."""
         return sum(len(arrival.claimants) for arrival in self.line.values())

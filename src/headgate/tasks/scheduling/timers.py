@@ -24,7 +24,7 @@ class Timers:
         self._bound = 64
 
     def add(self, at: float, errand: Errand, task: TaskRecord) -> None:
-        """Remember it."""
+        """Remember to do something for a task at this time."""
         heapq.heappush(self._heap, (at, next(self._serial), errand, ref(task)))
         if len(self._heap) > self._bound:
             self._heap = [entry for entry in self._heap if _queued(entry[3]) is not None]

@@ -1,1 +1,5 @@
-"""Queues of tasks, in the order in which they are to run. Pure."""
+"""Queues of tasks, one for each order. Pure.
+
+`simple` has the protocol `Queue` and the orders without tenants; `by_key` can pass over tenants, `fair` shares between
+them, and `by_requirement` passes over tasks that nothing can serve now. `headgate.tasks.strategies` chooses.
+"""

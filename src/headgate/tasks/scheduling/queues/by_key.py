@@ -56,7 +56,7 @@ class KeyedQueue:
         self._joined(partition, task, -turn if self._kind == "lifo" else turn)
 
     def push_front(self, task: TaskRecord) -> None:
-        """First of its kind."""
+        """Put a task before the others of its tenant, or of its tenant and priority."""
         partition = self._partition(task)
         partition.push_front(task)
         self._joined(partition, task, -next(self._turns))
@@ -84,7 +84,7 @@ class KeyedQueue:
         return None
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one."""
+        """Take out a task that will not run."""
         key = task.partition
         partition = self._partitions[key]
         was_first = partition.peek() is task
@@ -111,7 +111,7 @@ class KeyedQueue:
             self._list(partition)
 
     def charge(self, task: TaskRecord) -> None:
-        """Nobody keeps accounts."""
+        """Do nothing: these orders keep no account of what a tenant has had."""
 
     def idle(self) -> None:
         """Nothing waits: no entry means anything."""

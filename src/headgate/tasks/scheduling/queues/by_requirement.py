@@ -1,7 +1,7 @@
 """A queue whose tasks need different things, some of which nobody has at the moment. Pure.
 
-Tasks with the same `need` are a *class*. While nothing can serve a class it is `shut`, and passed over as a whole: no
-task of it is looked at, however many there are, and when it opens again every task stands where it stood.
+Tasks with the same `need` (requirement) are a *class*. While nothing can serve a class it is `unserved`, and passed
+over as a whole: no task of it is looked at, however many there are. Afterwards every task stands where it stood.
 
 So each partition keeps its tasks by class, and each class has a heap of the partitions that have tasks of it, ordered
 by what the strategy goes by: whose turn it is (round robin), who has had least for its weight (fair share), or who came
@@ -51,7 +51,7 @@ class Holder:
 
 
 class ClassedQueue:
-    """The order of `kind`, passing over classes in `shut` and partitions that are parked."""
+    """The order of `kind`, passing over classes in `unserved` and partitions that are parked."""
 
     __slots__ = (
         "_bound",
@@ -64,9 +64,9 @@ class ClassedQueue:
         "_past",
         "_ranks",
         "_serials",
-        "_shut",
         "_turns",
         "_undo",
+        "_unserved",
         "_virtual",
         "_weight",
         "rounds",
@@ -75,14 +75,14 @@ class ClassedQueue:
     def __init__(
         self,
         kind: str,
-        shut: Collection[Hashable],
+        unserved: Collection[Hashable],
         *,
         by_key: bool = False,
         weight: Callable[[Hashable], float] | None = None,
     ) -> None:
         self.rounds: Rounds | None = Rounds() if kind in ("fair_round_robin", "fair_share") else None
         self._kind = kind
-        self._shut = shut
+        self._unserved = unserved
         self._by_key = by_key or self.rounds is not None
         self._weight = weight
         self._holders: dict[Hashable, Holder] = {}
@@ -158,10 +158,10 @@ class ClassedQueue:
     # -- out -----------------------------------------------------------------------------------------------------------
 
     def pop(self) -> TaskRecord | None:
-        """Take out the first that is neither shut nor parked."""
+        """Take out the first that is neither unserved nor parked."""
         best: Entry | None = None
         for need in self._heaps:
-            if need not in self._shut:
+            if need not in self._unserved:
                 entry = self._first(need)
                 if entry is not None and (best is None or entry < best):
                     best = entry
@@ -189,7 +189,7 @@ class ClassedQueue:
             self._serve(holder, task)
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one."""
+        """Take out a task that will not run."""
         holder = self._holders[task.partition if self._by_key else None]
         self._unlink(holder, task)
         if not holder.queues:

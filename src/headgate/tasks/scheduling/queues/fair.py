@@ -112,7 +112,7 @@ class FairQueue:
             self._turn = partition
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one."""
+        """Take out a task that will not run."""
         partition = self._partitions[task.partition]
         partition.unlink(task)
         self._size -= 1

@@ -20,34 +20,34 @@ class Queue(Protocol):
     """What a pool asks of a queue. A task is in it at most once."""
 
     def push(self, task: TaskRecord) -> None:
-        """It waits from now on."""
+        """Queue a task from now on."""
 
     def push_front(self, task: TaskRecord) -> None:
-        """It waits again: next of its kind (of its partition, of its priority)."""
+        """Queue a task again, as the next of its kind (of its tenant, of its priority)."""
 
     def pop(self) -> TaskRecord | None:
-        """Take out whose turn it is."""
+        """Take out the task whose turn it is."""
 
     def put_back(self, task: TaskRecord) -> None:
-        """It was popped and cannot start: it is its turn still, and nothing was spent."""
+        """Queue a task again that was popped and cannot start: it is still its turn, and nothing was spent."""
 
     def take(self, task: TaskRecord) -> None:
-        """Take out this one, to run it out of turn."""
+        """Take out this task, to run it out of turn."""
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one: it will not run."""
+        """Take out this task, which will not run."""
 
     def charge(self, task: TaskRecord) -> None:
-        """It starts without having queued."""
+        """Count a turn of a task that starts without having queued."""
 
     def park(self, key: Hashable) -> None:
-        """Pass over the tasks of this partition until `unpark`."""
+        """Pass over the tasks of this tenant until `unpark`."""
 
     def unpark(self, key: Hashable) -> None:
-        """They take their turns again."""
+        """Let the tasks of this tenant take their turns again."""
 
     def idle(self) -> None:
-        """Nothing waits and nothing runs: what is past may be forgotten."""
+        """Forget what is past: nothing is queued and nothing runs."""
 
     def __len__(self) -> int: ...
 
@@ -105,7 +105,7 @@ class Chain:
 
 
 class PlainQueue:
-    """What queues without partitions have in common. They say who is first (`peek`), and take out one (`remove`)."""
+    """What queues without tenants have in common. They say who is first (`peek`), and take out one (`remove`)."""
 
     __slots__ = ("_size",)
 
@@ -113,15 +113,15 @@ class PlainQueue:
         self._size = 0
 
     def peek(self) -> TaskRecord | None:
-        """Whose turn it is."""
+        """The task whose turn it is; None if nothing is queued."""
         raise NotImplementedError
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one."""
+        """Take out a task that will not run."""
         raise NotImplementedError
 
     def push_front(self, task: TaskRecord) -> None:
-        """Before its equals."""
+        """Put a task before its equals."""
         raise NotImplementedError
 
     def put_back(self, task: TaskRecord) -> None:
@@ -136,29 +136,29 @@ class PlainQueue:
         return task
 
     def take(self, task: TaskRecord) -> None:
-        """Take out this one."""
+        """Take out a task, to run it out of turn."""
         self.remove(task)
 
     def park(self, key: Hashable) -> None:
-        """Not here: see `keyed_queues`."""
+        """Never called: `by_key` has the queues that can pass over a tenant."""
         raise NotImplementedError("a plain queue knows no partitions")
 
     def unpark(self, key: Hashable) -> None:
-        """Not here: see `keyed_queues`."""
+        """Never called: nothing is parked here."""
         raise NotImplementedError("a plain queue knows no partitions")
 
     def charge(self, task: TaskRecord) -> None:
-        """Nobody keeps accounts."""
+        """Do nothing: these orders keep no account of what a tenant has had."""
 
     def idle(self) -> None:
-        """Nothing to forget."""
+        """Do nothing: these orders remember nothing that is past."""
 
     def __len__(self) -> int:
         return self._size
 
 
 class FifoQueue(PlainQueue):
-    """Oldest first."""
+    """A queue in which the oldest task is first."""
 
     __slots__ = ("_chain",)
 
@@ -167,21 +167,21 @@ class FifoQueue(PlainQueue):
         self._chain = Chain()
 
     def push(self, task: TaskRecord) -> None:
-        """At the end."""
+        """Put a task behind all others."""
         self._chain.append(task)
         self._size += 1
 
     def push_front(self, task: TaskRecord) -> None:
-        """Before all."""
+        """Put a task before all others."""
         self._chain.prepend(task)
         self._size += 1
 
     def peek(self) -> TaskRecord | None:
-        """Whose turn it is."""
+        """The task whose turn it is; None if nothing is queued."""
         return self._chain.head
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one."""
+        """Take out a task, wherever it stands."""
         self._chain.unlink(task)
         self._size -= 1
 
@@ -195,7 +195,7 @@ class LifoQueue(FifoQueue):
     __slots__ = ()
 
     def push(self, task: TaskRecord) -> None:
-        """Before all."""
+        """Put a task before all others."""
         self.push_front(task)
 
 
@@ -210,17 +210,17 @@ class PriorityQueue(PlainQueue):
         self._heap: list[int] = []  # of -priority; one whose chain is gone is dropped when it surfaces
 
     def push(self, task: TaskRecord) -> None:
-        """Behind its equals."""
+        """Put a task behind the others of its priority."""
         self._chain(task.priority).append(task)
         self._size += 1
 
     def push_front(self, task: TaskRecord) -> None:
-        """Before its equals."""
+        """Put a task before the others of its priority."""
         self._chain(task.priority).prepend(task)
         self._size += 1
 
     def peek(self) -> TaskRecord | None:
-        """Whose turn it is."""
+        """The task whose turn it is; None if nothing is queued."""
         heap = self._heap
         while heap:
             chain = self._chains.get(-heap[0])
@@ -230,7 +230,7 @@ class PriorityQueue(PlainQueue):
         return None
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one."""
+        """Take out a task, wherever it stands."""
         chain = self._chains[task.priority]
         chain.unlink(task)
         if chain.head is None:
