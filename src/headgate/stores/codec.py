@@ -51,7 +51,7 @@ def encode(value: object, *, codec: Codec = "json") -> Encoded:
 
 
 def text_of(value: object, *, codec: Codec = "json") -> str:
-    """The same as JSON text, in ASCII and on one line."""
+    """Encode a value as JSON text, in ASCII and on one line."""
     if value is None:
         return "null"
     if type(value) is int and -_SMALL < value < _SMALL:

@@ -35,7 +35,7 @@ class Policy:
     """The `rejection_reason` of a task that the policy drops."""
 
     def descriptor(self) -> dict[str, Any]:
-        """Itself, as values that JSON knows."""
+        """Describe the policy in values that JSON knows."""
         if self.kind == "queue":
             return {"kind": "queue", "max_depth": self.max_depth, "on_full": self.name}
         if self.kind == "ring_buffer":
@@ -78,7 +78,7 @@ class Backpressure:
 
 
 def policy_of(backpressure: object) -> Policy:
-    """The policy that was meant: one, its name, its descriptor, a factory that needs nothing, or None."""
+    """Make a policy of what was given: a policy, its name, its descriptor, a factory without arguments, or None."""
     if isinstance(backpressure, Policy):
         return backpressure
     if backpressure is fail_fast:
@@ -127,12 +127,12 @@ class Victims(Protocol):
     def joined(self, task: TaskRecord) -> None: ...
     def left(self, task: TaskRecord) -> None: ...
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        """Whom to drop: anyone but the newcomer."""
+        """Choose the task to drop: any but the newcomer."""
         ...
 
 
 class Oldest:
-    """Whoever was submitted first. One that comes back to the queue is as old as it was."""
+    """Drops the task that was submitted first. A task that comes back to the queue is as old as it was."""
 
     __slots__ = ("_heap", "_tasks")
 
@@ -141,7 +141,7 @@ class Oldest:
         self._heap: list[int] = []  # numbers; one that has left is dropped when it surfaces
 
     def joined(self, task: TaskRecord) -> None:
-        """Remember a queued task as the youngest."""
+        """Remember a task that is queued now."""
         self._tasks[task.number] = task
         heapq.heappush(self._heap, task.number)
         if len(self._heap) > 2 * len(self._tasks) + 64:
@@ -154,7 +154,7 @@ class Oldest:
             self._heap.clear()
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        """The one with the smallest number."""
+        """Choose the queued task with the smallest number."""
         heap, tasks = self._heap, self._tasks
         while heap[0] not in tasks:
             heapq.heappop(heap)
@@ -170,7 +170,7 @@ class Oldest:
 
 
 class OfLargestBacklog:
-    """The oldest task of the key that has most queued, so that a flood hurts only itself.
+    """Drops the oldest task of the tenant that has most queued, so that who submits too much delays only itself.
 
     Keys stand in levels by how much they have queued. A change moves a key to the next level, so the largest is known
     without a search. Among keys with equally much, the one whose oldest task is the oldest.
@@ -184,7 +184,7 @@ class OfLargestBacklog:
         self._largest = 0
 
     def joined(self, task: TaskRecord) -> None:
-        """Its key has one more."""
+        """Count one more queued task of its tenant."""
         key = task.partition
         tasks = self._keys.get(key)
         if tasks is None:
@@ -195,7 +195,7 @@ class OfLargestBacklog:
         self._largest = max(self._largest, held + 1)
 
     def left(self, task: TaskRecord) -> None:
-        """Its key has one less."""
+        """Count one queued task of its tenant less."""
         key = task.partition
         tasks = self._keys.get(key)
         if tasks is None or task not in tasks:
@@ -209,7 +209,7 @@ class OfLargestBacklog:
             self._largest = held - 1
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        """The oldest of the largest. Where that is the newcomer (each key has one), of the next key."""
+        """Choose the oldest task of the largest backlog. Where that is the newcomer (each has one), of the next."""
         level = self._levels[self._largest]
         key = level.first()
         task = self._keys[key].choose(newcomer)
@@ -229,7 +229,7 @@ class OfLargestBacklog:
 
 
 class _Level:
-    """Keys that have equally much queued, by the number of their oldest task."""
+    """Tenants that have equally many tasks queued, by the number of their oldest task."""
 
     __slots__ = ("_heap", "_serial", "keys")
 
@@ -252,7 +252,7 @@ class _Level:
 
 
 def victims_of(policy: Policy) -> Victims | None:
-    """Who keeps track for this policy; None if it drops nobody that is queued."""
+    """Make what chooses the tasks to drop for this policy; None if it drops no queued task."""
     if policy.answer == "drop_oldest":
         return Oldest()
     return OfLargestBacklog() if policy.answer == "drop_fair" else None

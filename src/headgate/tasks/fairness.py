@@ -50,7 +50,7 @@ class Rounds:
         self._past: deque[tuple[float, int]] = deque(maxlen=_ROUNDS)
 
     def opened(self, standing: Standing) -> None:
-        """A key has a backlog now."""
+        """Note that a tenant has queued tasks now."""
         standing.since = self.number
         standing.round = 0
         self._backlogged += 1
@@ -71,7 +71,7 @@ class Rounds:
             self.turn()
 
     def closed(self, standing: Standing) -> None:
-        """The key has nothing queued any more."""
+        """Note that a tenant has nothing queued any more."""
         self._backlogged -= 1
         if standing.since < self.number and standing.round != self.number:
             self.pending -= 1
@@ -80,7 +80,7 @@ class Rounds:
                 self.turn()
 
     def index(self) -> float:
-        """Over the last rounds, each counted by how many tasks it had; 1.0 when nobody had to share."""
+        """Return the index over the last rounds, each counted by its number of tasks; 1.0 when nobody had to share."""
         rounds = list(self._past)
         if self._members >= 2 and self.length >= 2 * self._members:  # an unfair round may take very long to end
             rounds.append((self._jain(), self.length))
@@ -120,7 +120,7 @@ class Backlogs:
         self._held: dict[Hashable, _Backlog] = {}
 
     def joined(self, key: Hashable) -> None:
-        """One more of this key queues."""
+        """Count one more queued task of this tenant."""
         held = self._held.get(key)
         if held is None:
             held = self._held[key] = _Backlog()
@@ -128,7 +128,7 @@ class Backlogs:
         held.queued += 1
 
     def left(self, key: Hashable, *, started: bool) -> None:
-        """One less; `started` if its turn had come."""
+        """Count one queued task of this tenant less; `started` if its turn had come."""
         held = self._held[key]
         held.queued -= 1
         if started:
@@ -157,7 +157,7 @@ class KeyAge:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """How a pool has been doing lately."""
+    """Statistics of a pool: how long tasks were queued, and how fairly they were served."""
 
     jain: float
     """Jain's index of fairness between keys: 1.0 is perfectly fair."""

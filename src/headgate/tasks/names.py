@@ -18,7 +18,7 @@ _executors: dict[str, Executor] = {}  # of those that are made completely
 
 
 def register(pool: TaskPool) -> None:
-    """Hold it until it is closed. A pool whose event loop is gone can never be closed: its name is free.
+    """Hold a pool until it is closed. A pool whose event loop is gone can never be closed: its name is free.
 
     One without a name is given a free one.
     """
@@ -68,7 +68,7 @@ def pool_list() -> list[TaskPool]:
 
 
 def _tell_unclosed() -> None:
-    """At the end of the program: work that nobody will do any more."""
+    """Log at the end of the program which work nobody will do any more."""
     with _lock:
         executors = list(_executors.values())
     for executor in executors:

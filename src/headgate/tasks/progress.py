@@ -31,7 +31,7 @@ class Progress(Protocol):
 
 
 def progress_of(progress: bool | str, name: str, total: int | None) -> Progress:
-    """What was asked for: False draws nothing, True and a title draw to stderr."""
+    """Make what draws progress: nothing for False, lines or a bar on stderr for True or a title."""
     if progress is False:
         return _Silent()
     if progress is not True and not isinstance(progress, str):
@@ -59,7 +59,7 @@ class _Silent:
 
 
 class _Lines(_Silent):
-    """A line at most once a second, and one at the end."""
+    """Writes a line at most once a second, and one at the end."""
 
     def __init__(self, title: str, total: int | None, out: TextIO) -> None:
         self._title = title

@@ -58,7 +58,7 @@ def pipeline_of(scope: Scope, pipeline_id: object, store: Store | None) -> str |
 
 
 def identity(scope: Scope, scope_id: str | None, name: str) -> str:
-    """The id of a pool: drawn for a session, the same each time for what is remembered."""
+    """Make the id of a pool: drawn for a session, the same each time for a pool that is remembered."""
     if scope_id is None:
         return f"pool-{clock.token()}"
     digest = hashlib.sha256(json.dumps((scope, scope_id, name)).encode()).hexdigest()

@@ -27,16 +27,16 @@ class Strategy:
     """The submit option that says which partition a task belongs to."""
 
     def queue(self, *, parkable: bool = False) -> Queue:
-        """An empty queue in this order; with `parkable`, one whose partitions can be parked."""
+        """Make an empty queue in this order; with `parkable`, one that can pass over tenants."""
         raise NotImplementedError
 
     def classed_queue(self, unserved: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
-        """The same for tasks of several needs: it passes over those in `unserved`."""
+        """Make a queue for tasks of several requirements, which passes over those in `unserved`."""
         return ClassedQueue(self.kind, unserved, by_key=parkable)
 
     @property
     def plain(self) -> bool:
-        """Has every task the same cost, and every partition the same weight?"""
+        """Has every task the same cost, and every tenant the same weight?"""
         return True
 
     def cost_of(self, args: tuple[Any, ...]) -> float | None:
@@ -44,10 +44,10 @@ class Strategy:
         return None
 
     def check_partition(self, partition: Hashable) -> None:
-        """Refuse a partition this strategy cannot serve."""
+        """Refuse a tenant that this strategy cannot serve."""
 
     def descriptor(self) -> dict[str, Any]:
-        """Itself, as values that JSON knows."""
+        """Describe the strategy in values that JSON knows."""
         return {"kind": self.kind}
 
 
@@ -69,7 +69,7 @@ class Lifo(Strategy):
     kind: ClassVar[str] = "lifo"
 
     def queue(self, *, parkable: bool = False) -> Queue:
-        """A chain, read from its other end."""
+        """Make a queue in which the newest task is first."""
         return KeyedQueue("lifo") if parkable else LifoQueue()
 
 
@@ -80,7 +80,7 @@ class Priority(Strategy):
     kind: ClassVar[str] = "priority"
 
     def queue(self, *, parkable: bool = False) -> Queue:
-        """A chain for each priority."""
+        """Make a queue in which the highest priority is first."""
         return KeyedQueue("priority") if parkable else PriorityQueue()
 
 
@@ -95,7 +95,7 @@ class FairRoundRobin(Strategy):
         return FairQueue()
 
     def descriptor(self) -> dict[str, Any]:
-        """Itself, as values that JSON knows."""
+        """Describe the strategy in values that JSON knows."""
         return {"kind": self.kind, "key": self.key}
 
 
@@ -105,7 +105,7 @@ Cost = float | Callable[..., float]
 
 @dataclass(frozen=True, slots=True)
 class FairShare(Strategy):
-    """Partitions share by weight, and pay by cost."""
+    """A strategy by which tenants share by weight, and pay by cost."""
 
     kind: ClassVar[str] = "fair_share"
 
@@ -117,16 +117,16 @@ class FairShare(Strategy):
         return ShareQueue(self._weight_or_one)
 
     def classed_queue(self, unserved: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
-        """A heap of partitions for each need."""
+        """Make a queue with a heap of tenants for each requirement."""
         return ClassedQueue(self.kind, unserved, weight=self._weight_or_one)
 
     @property
     def plain(self) -> bool:
-        """Only if nothing was said."""
+        """Are there neither weights nor a cost?"""
         return self.weights is None and self.cost == 1.0
 
     def weight_of(self, partition: Hashable) -> float:
-        """Its weight: 1 unless `weights` says otherwise."""
+        """The weight of a tenant: 1 unless `weights` says otherwise."""
         if self.weights is None:
             return 1.0
         weight = self.weights(partition) if callable(self.weights) else self.weights.get(partition, 1.0)
@@ -137,7 +137,7 @@ class FairShare(Strategy):
         return _positive("cost", self.cost(*args)) if callable(self.cost) else self.cost
 
     def check_partition(self, partition: Hashable) -> None:
-        """Refuse a partition whose weight is no weight."""
+        """Refuse a tenant whose weight is no positive number."""
         self.weight_of(partition)
 
     def _weight_or_one(self, partition: Hashable) -> float:
@@ -149,7 +149,7 @@ class FairShare(Strategy):
             return 1.0
 
     def descriptor(self) -> dict[str, Any]:
-        """Itself, as values that JSON knows."""
+        """Describe the strategy in values that JSON knows."""
         weights = dict(self.weights) if isinstance(self.weights, Mapping) else self.weights and _name(self.weights)
         return {
             "kind": self.kind,
@@ -213,7 +213,7 @@ _FACTORIES: dict[str, Callable[..., Strategy]] = {
 
 
 def strategy_of(queue: object) -> Strategy:
-    """The strategy that was meant: one, its name, its descriptor, or its factory."""
+    """Make a strategy of what was given: a strategy, its name, its descriptor, or its factory."""
     if isinstance(queue, Strategy):
         return queue
     given = queue

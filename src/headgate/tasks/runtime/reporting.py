@@ -29,7 +29,7 @@ from headgate.tasks.runtime.audit import AuditFile
 
 
 class Reporter:
-    """The voice of one pool."""
+    """Emits the events of one pool, and writes its audit file."""
 
     __slots__ = ("_about", "audit")
 
@@ -58,7 +58,7 @@ class Reporter:
         self._tell(PoolDequeue(**self._of(task), queued_for=waited, slot=slot, attempt=task.attempt))
 
     def requeued(self, task: TaskRecord, reason: str, attempt: int, spent: bool, resource_id: str | None) -> None:
-        """An attempt has ended, and another will follow."""
+        """Report that an attempt has ended, and another will follow."""
         self._tell(PoolRequeue(**self._of(task), reason=reason, attempt=attempt, spent=spent, resource_id=resource_id))
 
     def dropped(self, task: TaskRecord, replacement: TaskRecord | None, depth: int, policy: Policy) -> None:
@@ -81,14 +81,14 @@ class Reporter:
         self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
 
     def unseen(self, failed: Mapping[int, Told], more: int) -> None:
-        """The pool closes, and nobody knows that these failed (by number), and so many more."""
+        """Report at the end of the pool that these tasks failed and nobody saw it, and how many more."""
         if failed and POOLS.listeners:
             number, told = next(iter(failed.items()))
             first = f"{self._about['pool_id']}/{number}: {told.line}"
             POOLS.emit(PoolUnseen(at=clock.wall(), **self._about, count=len(failed) + more, first=first))
 
     def unsaved(self, task: TaskRecord, error: Exception) -> None:
-        """The end of a task is not on disk."""
+        """Report that the end of a task could not be written."""
         if POOLS.listeners:
             POOLS.emit(PoolUnsaved(at=clock.wall(), **self._about, task_id=_id(task), error=redact(str(error))))
 

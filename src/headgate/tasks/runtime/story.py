@@ -13,7 +13,7 @@ from headgate.tasks.model import Mark, TaskRecord
 
 
 class Story(str):
-    """The lines. A string whose repr is itself, so that a prompt or a notebook shows them as they are."""
+    """The lines of a story. A string whose repr is itself, so that a prompt or a notebook shows them as they are."""
 
     __slots__ = ()
 

@@ -67,17 +67,17 @@ class TaskStates:
         """Who holds an idempotency key."""
 
     def start_from(self, number: int) -> None:
-        """Call the next task so: those before are of former runs."""
+        """Give the next task this number: those before are of former runs."""
         self.numbers = count(number)
 
     def claim(self, task: TaskRecord) -> None:
-        """It holds its idempotency key from now on, if it has one."""
+        """Let a task hold its idempotency key from now on, if it has one."""
         key = task.terms.idempotency_key
         if key is not None:
             self.keys[key] = task
 
     def withdraw(self, task: TaskRecord) -> None:
-        """It was never accepted: as if it had never been. It counts nowhere, and nothing may happen to it any more."""
+        """Forget a task that was never accepted. It counts nowhere, and nothing may happen to it any more."""
         task.status = "cancelled"
         self._unclaim(task)
 
@@ -87,7 +87,7 @@ class TaskStates:
             del self.keys[key]
 
     def move(self, task: TaskRecord, status: TaskStatus) -> None:
-        """Make it what it may become."""
+        """Change the status of a task, if the table allows it."""
         if status not in TRANSITIONS[task.status]:
             raise IllegalMove(
                 f"{task.label} cannot become {status}: it is {task.status} (attempt {task.attempt}, submitted at "
@@ -147,7 +147,7 @@ class TaskStates:
             yield from map(self._revive, list(islice(reversed(self._former.values()), count)))
 
     def holder(self, key: str, now: float) -> TaskRecord | None:
-        """Who holds this key. `now` in monotonic seconds: a wall clock that is set forward must not end a window."""
+        """The task that holds this key. `now` is monotonic: a wall clock that is set forward must not end a window."""
         self._lapse(now)
         task = self.keys.get(key)
         if task is None and self._revive is not None and (place := self._former.pop(key, None)) is not None:
@@ -164,7 +164,7 @@ class TaskStates:
                 yield task
 
     def _settle_key(self, task: TaskRecord, ended: float | None, now: float) -> None:
-        """It has ended: does it go on holding its key? Both times in monotonic seconds."""
+        """Decide whether a task that has ended goes on holding its key. Both times in monotonic seconds."""
         self._lapse(now)
         window = task.terms.window
         if not holds_key(window, task.status, ended, now):
@@ -189,7 +189,7 @@ class TaskStates:
         self._remember(task)
 
     def _remember(self, task: TaskRecord) -> None:
-        """Keep a record of it: `Remains`, as the plain tuple that is made in half the time (benchmarks/tasks.py)."""
+        """Keep `Remains` of an ended task, as the plain tuple that is made in half the time (benchmarks/tasks.py)."""
         status = task.status
         self.finished.append(
             (

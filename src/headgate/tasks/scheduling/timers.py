@@ -14,7 +14,7 @@ Errand = Literal["due", "expire"]
 
 
 class Timers:
-    """Errands by time. One whose task has left the queue is dropped when it surfaces, or when too many have."""
+    """What to do for tasks, by time. One whose task is not queued any more is dropped when it is due, or earlier."""
 
     __slots__ = ("_bound", "_heap", "_serial")
 
@@ -32,18 +32,18 @@ class Timers:
             self._bound = 2 * len(self._heap) + 64
 
     def clear(self) -> None:
-        """Nobody is queued: no errand means anything."""
+        """Forget all errands: nothing is queued."""
         self._heap.clear()
 
     def next_at(self) -> float | None:
-        """When the next one is due."""
+        """When the next errand is due; None if there is none."""
         heap = self._heap
         while heap and _queued(heap[0][3]) is None:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def due(self, now: float) -> Iterator[tuple[Errand, TaskRecord]]:
-        """Take out what is due, in order."""
+        """Take out the errands that are due, in order."""
         while self._heap and self._heap[0][0] <= now:
             _, _, errand, reference = heapq.heappop(self._heap)
             if (task := _queued(reference)) is not None:

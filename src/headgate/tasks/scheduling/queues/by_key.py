@@ -49,7 +49,7 @@ class KeyedQueue:
         self._undo: tuple[int, Rank] = (0, (0, 0))  # the number of the last that was popped
 
     def push(self, task: TaskRecord) -> None:
-        """Where the order puts it."""
+        """Put a task where the order wants it."""
         turn = next(self._turns)
         partition = self._partition(task)
         partition.push(task)
@@ -62,7 +62,7 @@ class KeyedQueue:
         self._joined(partition, task, -next(self._turns))
 
     def put_back(self, task: TaskRecord) -> None:
-        """First of its partition, with the rank it had."""
+        """Put a task first of its tenant, with the rank it had."""
         popped, rank = self._undo
         partition = self._partition(task)
         partition.push_front(task)
@@ -100,11 +100,11 @@ class KeyedQueue:
     take = remove
 
     def park(self, key: Hashable) -> None:
-        """Its entry is dropped when it surfaces."""
+        """Pass over a tenant; its entry in the heap is dropped when it surfaces."""
         self._parked.add(key)
 
     def unpark(self, key: Hashable) -> None:
-        """Its first task stands in the heap again."""
+        """Put the first task of a tenant into the heap again."""
         self._parked.discard(key)
         partition = self._partitions.get(key)
         if partition is not None:
@@ -114,7 +114,7 @@ class KeyedQueue:
         """Do nothing: these orders keep no account of what a tenant has had."""
 
     def idle(self) -> None:
-        """Nothing waits: no entry means anything."""
+        """Forget all entries: nothing is queued."""
         self._heap.clear()
         self._undo = (0, (0, 0))
 

@@ -38,7 +38,7 @@ class Partition(Chain):
 
 
 class FairQueue:
-    """Partitions take turns, oldest first inside each."""
+    """A queue in which tenants take turns, oldest task first for each."""
 
     __slots__ = ("_parked", "_partitions", "_size", "_turn", "rounds")
 
@@ -50,7 +50,7 @@ class FairQueue:
         self._size = 0
 
     def push(self, task: TaskRecord) -> None:
-        """Behind the others of its partition."""
+        """Put a task behind the others of its tenant."""
         partition = self._partitions.get(task.partition)
         if partition is None:
             partition = self._open(task.partition)
@@ -64,7 +64,7 @@ class FairQueue:
         self._size += 1
 
     def push_front(self, task: TaskRecord) -> None:
-        """Before the others of its partition, which gets no extra turn."""
+        """Put a task before the others of its tenant, which gets no extra turn."""
         partition = self._partitions.get(task.partition)
         if partition is None:
             partition = self._open(task.partition)
@@ -72,7 +72,7 @@ class FairQueue:
         self._size += 1
 
     def pop(self) -> TaskRecord | None:
-        """Take out the first of the partition whose turn it is."""
+        """Take out the first task of the tenant whose turn it is."""
         partition = self._turn
         if partition is None:
             return None
@@ -103,7 +103,7 @@ class FairQueue:
         return task
 
     def put_back(self, task: TaskRecord) -> None:
-        """Its partition has its turn again."""
+        """Put a popped task back: its tenant has its turn again."""
         self.push_front(task)
         partition = self._partitions[task.partition]
         if partition.following is not None:
@@ -127,24 +127,24 @@ class FairQueue:
         self.remove(task)
 
     def park(self, key: Hashable) -> None:
-        """Take the partition out of the ring."""
+        """Take a tenant out of the ring."""
         self._parked.add(key)
         partition = self._partitions.get(key)
         if partition is not None and partition.following is not None:
             self._leave(partition)
 
     def unpark(self, key: Hashable) -> None:
-        """Back into the ring, at its end."""
+        """Put a tenant back into the ring, at its end."""
         self._parked.discard(key)
         partition = self._partitions.get(key)
         if partition is not None and partition.following is None:
             self._join(partition)
 
     def charge(self, task: TaskRecord) -> None:
-        """A turn that nobody else wanted costs nothing."""
+        """Do nothing: a turn that nobody else wanted costs nothing."""
 
     def idle(self) -> None:
-        """A ring forgets by itself."""
+        """Do nothing: a ring forgets by itself."""
 
     def _open(self, key: Hashable) -> Partition:
         partition = self._partitions[key] = Partition(key)
@@ -201,7 +201,7 @@ class Account(Chain):
 
 
 class ShareQueue:
-    """The partition that has had least for its weight is next, oldest first inside each."""
+    """A queue in which the tenant that has had least for its weight is next, oldest task first for each."""
 
     __slots__ = (
         "_accounts",
@@ -231,17 +231,17 @@ class ShareQueue:
         self._size = 0
 
     def push(self, task: TaskRecord) -> None:
-        """Behind the others of its partition."""
+        """Put a task behind the others of its tenant."""
         self._account(task).append(task)
         self._size += 1
 
     def push_front(self, task: TaskRecord) -> None:
-        """Before the others of its partition."""
+        """Put a task before the others of its tenant."""
         self._account(task).prepend(task)
         self._size += 1
 
     def pop(self) -> TaskRecord | None:
-        """Take out the first of the partition with the smallest tag."""
+        """Take out the first task of the tenant with the smallest tag."""
         heap = self._heap
         while heap:
             start, entry, account = heap[0]
@@ -257,7 +257,7 @@ class ShareQueue:
         return None
 
     def put_back(self, task: TaskRecord) -> None:
-        """Its partition has its tag again."""
+        """Put a popped task back: its tenant has its tag again."""
         account = self._account(task)
         popped, start = self._undo
         if popped == task.number:  # and no sum of floats that may differ in its last digit
@@ -274,15 +274,15 @@ class ShareQueue:
         self._charge(account, task)
 
     def inherit(self, virtual: float, tags: dict[Hashable, float]) -> None:
-        """Go on with what each partition has had in another queue."""
+        """Go on with what each tenant has had in another queue."""
         self._virtual, self._past = virtual, dict(tags)
 
     def accounts(self) -> tuple[float, dict[Hashable, float]]:
-        """Virtual time, and the tag of each partition."""
+        """Return virtual time, and the tag of each tenant."""
         return self._virtual, {**self._past, **{key: account.start for key, account in self._accounts.items()}}
 
     def charge(self, task: TaskRecord) -> None:
-        """It starts without having queued, and counts all the same."""
+        """Charge a task that starts without having queued: it counts all the same."""
         account = self._accounts.get(task.partition)
         if account is None:
             account = Account(task.partition, self._tag(task.partition), self._weight(task.partition))
@@ -295,7 +295,7 @@ class ShareQueue:
                 self._list(account)
 
     def remove(self, task: TaskRecord) -> None:
-        """Take out this one; nothing is charged."""
+        """Take out a task that will not run; nothing is charged."""
         account = self._accounts[task.partition]
         account.unlink(task)
         self._size -= 1
@@ -303,7 +303,7 @@ class ShareQueue:
             self._close(account)
 
     def park(self, key: Hashable) -> None:
-        """Its entry in the heap is out of date from now on."""
+        """Pass over a tenant: its entry in the heap is out of date from now on."""
         self._parked.add(key)
         account = self._accounts.get(key)
         if account is not None and account.entry:
@@ -311,7 +311,7 @@ class ShareQueue:
             self.rounds.closed(account)
 
     def unpark(self, key: Hashable) -> None:
-        """Back where its tag belongs, but with no claim on the time it was parked."""
+        """Put a tenant back where its tag belongs, with no claim on the time it was parked."""
         self._parked.discard(key)
         account = self._accounts.get(key)
         if account is not None and not account.entry:
@@ -320,7 +320,7 @@ class ShareQueue:
             self._list(account)
 
     def idle(self) -> None:
-        """The busy period is over: everyone begins anew."""
+        """Let every tenant begin anew: the busy period is over."""
         self._past.clear()
         self._heap.clear()
         self._undo = (0, 0.0)
@@ -353,7 +353,7 @@ class ShareQueue:
             self._list(account)
 
     def _list(self, account: Account, *, first: bool = False) -> None:
-        """Enter it into the heap, by its tag (`first` of equals). An older entry of it is dropped when it surfaces."""
+        """Enter a tenant into the heap, by its tag (`first` of equals). An older entry is dropped when it surfaces."""
         account.entry = -next(self._entries) if first else next(self._entries)
         heapq.heappush(self._heap, (account.start, account.entry, account))
         if len(self._heap) > 4 * len(self._accounts) + 64:
