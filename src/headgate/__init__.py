@@ -1,8 +1,7 @@
 """headgate runs async Python work under scarcity.
 
-A `TaskPool` decides who goes next, a `ResourcePool` with which key, proxy or GPU, a `WorkerPool` where.
-
-Importing this package is quick: a name is loaded with its room when it is first used.
+A `TaskPool` decides which task is next, a `ResourcePool` with which key, proxy or GPU it runs, a `WorkerPool` on which
+worker process. Importing this package is quick: the package of a name is loaded when the name is first used.
 """
 
 from importlib import import_module

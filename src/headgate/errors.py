@@ -311,7 +311,7 @@ class RoutineExited(HeadgateError):
 
 
 class StoreLocked(HeadgateError):
-    """Another process writes this store."""
+    """The store cannot be opened: another process writes to it."""
 
     code = "HEADGATE-STO-001"
     remedy = "End the process named above, or use another path."

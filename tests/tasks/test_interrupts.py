@@ -178,7 +178,9 @@ def test_t18_the_second_ctrl_c_ends_a_program_whose_plain_function_holds_a_key(t
     program = Program(tmp_path, way)
     assert program.line() == "ready\n"
     program.interrupt()
-    assert program.told().startswith("batch was interrupted: 4 running and 2 queued tasks are cancelled")
+    told = program.told()
+    assert told.startswith("batch was interrupted: 4 running and 2 queued tasks are cancelled")
+    assert told.endswith("; 4 in threads, which end by themselves or with another Ctrl-C\n")
     with pytest.raises(subprocess.TimeoutExpired):
         program.process.wait(1)  # it waits for what runs; and asyncio raises the second one in whatever task it hits
     program.interrupt()

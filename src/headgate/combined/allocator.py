@@ -1,8 +1,8 @@
-"""`TaskAllocator`: gives each task a resource of a ResourcePool, in the moment in which it gets its slot."""
+"""`TaskAllocator`: gives each task a resource of a ResourcePool at the moment in which it gets its slot."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ from headgate.tasks.runtime.ports import Changes
 from headgate.tasks.streams import StreamBody
 
 if TYPE_CHECKING:
+    import asyncio
+
     from headgate.workers.client.any_function import Placing
 
 
@@ -30,9 +32,9 @@ class TaskAllocator:
         self.options: tuple[str, ...] = ()
         self.resources: Allocator | None = None
         self.calls: dict[TaskRecord, Call] = {}
-        """What was tried before, of tasks that have had a verdict."""
+        """The attempts so far of each task that has had a verdict and is to be tried again."""
         self.ending: bool = False
-        """Does a task give back its resource now, and its slot next?"""
+        """Does a task give back its resource now? Its slot follows, so there will be a free one."""
         self._placing = placing
         self._changes: Changes | None = None
         if resources is not None:
@@ -40,11 +42,11 @@ class TaskAllocator:
             self.resources = Allocator(resources, self._came_free, self._lost_one, self._is_full, self._loop)
 
     def on_change(self, changes: Changes) -> None:
-        """Tell this executor what changes."""
+        """Tell this executor, from now on, when a resource comes free or is gone."""
         self._changes = changes
 
     def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
-        """A requirement, if it is not just any resource, and an affinity or a number of attempts."""
+        """The requirement that these keywords name, None for any resource; and the affinity and number of attempts."""
         tags, exclude = options.get("tags") or (), options.get("exclude") or ()
         tags, exclude = checked_names("tags", tags), checked_names("exclude", exclude)
         attempts, affinity = options.get("max_attempts"), checked_affinity(options.get("affinity"))
@@ -64,17 +66,18 @@ class TaskAllocator:
         """A permit with a resource that is free now: the one that the task has, if it is still in order."""
         held: Permit | None = task.permit
         if held is not None:
-            if not held.interrupted and (held.use is None or held.resource.status == "healthy"):
+            resource = held.resource
+            if not held.interrupted and (held.use is None or (resource is not None and resource.status == "healthy")):
                 return held
             task.permit = None
             self.release(held)
         resources = self.resources
         if resources is None:
             return Permit(task, None, None)
-        terms, want, affinity = task.terms, ANY, None
+        terms, requirement, affinity = task.terms, ANY, None
         if terms is not PLAIN:
-            want, affinity = requirement_of(task), None if terms.wish is None else terms.wish[0]
-        use = resources.take(want, self.calls.get(task) if self.calls else None, affinity, wait=wait)
+            requirement, affinity = requirement_of(task), None if terms.wish is None else terms.wish[0]
+        use = resources.take(requirement, self.calls.get(task) if self.calls else None, affinity, wait=wait)
         if use is None:
             return None
         permit = Permit(task, use, use.member.resource)
@@ -89,7 +92,7 @@ class TaskAllocator:
             use.request_id = permit.request_id  # a thread cannot be interrupted: it has no handle
         return permit
 
-    def can_stop(self, fn: Any) -> bool:
+    def can_stop(self, fn: Callable[..., Any] | None) -> bool:
         """Can the function be interrupted, here or on a worker?"""
         if self._placing is not None and fn.__class__ is FunctionType:
             return self._placing.can_stop(fn)
@@ -102,20 +105,20 @@ class TaskAllocator:
             self.resources.returned(use)
 
     def leave(self, requirement: Hashable) -> bool:
-        """Let others have what comes free."""
+        """Stop waiting for resources of this requirement, so that others get them."""
         if self.resources is not None:
             self.resources.leave(as_requirement(requirement))
         return True
 
-    def _loop(self) -> Any:
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
         return None if self._changes is None else self._changes.loop
 
-    def _came_free(self, wants: list[Requirement], resource: Resource[Any] | None) -> None:
+    def _came_free(self, requirements: list[Requirement], resource: Resource[Any] | None) -> None:
         changes = self._changes
-        assert changes is not None, "somebody waits"
-        if resource is not None:  # for whoever is next of all who can use it, not only of those who wanted it first
+        assert changes is not None, "tasks wait for it"
+        if resource is not None:  # for the next of all tasks that can use it, not only of those that waited first
             changes.offer([need for need in changes.unserved() if as_requirement(need).fits(resource)])
-        changes.reopen(*[None if want == ANY else want for want in wants])
+        changes.reopen(*[None if one == ANY else one for one in requirements])
 
     def _lost_one(self) -> None:
         if self._changes is not None:
@@ -130,6 +133,6 @@ def requirement_of(task: TaskRecord) -> Requirement:
     return as_requirement(task.terms.need)
 
 
-def as_requirement(need: Any) -> Requirement:
+def as_requirement(need: Hashable) -> Requirement:
     """Which resources are meant by the requirement of a task; None is any."""
-    return ANY if need is None else need
+    return need if isinstance(need, Requirement) else ANY

@@ -21,13 +21,13 @@ class TaskExplainer:
         """The state of the resources that could serve the task."""
         if self._resources is None:
             return ""
-        want = requirement_of(task)
-        seconds = self._resources.back_in(want)
+        requirement = requirement_of(task)
+        seconds = self._resources.back_in(requirement)
         soon = "" if seconds is None else f", the first for {seconds:.1f} s more"
-        return f"no resource of {self._resources.pool.name} is free: {self._resources.describe(want)}{soon}"
+        return f"no resource of {self._resources.pool.name} is free: {self._resources.describe(requirement)}{soon}"
 
     def waiting_for(self, requirements: Collection[Hashable]) -> dict[str, Any]:
-        """The first cooldown to end, or just any resource."""
+        """What tasks of these requirements wait for: workers, any resource, or the first cooldown to end."""
         if self._resources is None:
             return {"cause": "workers", "seconds": None}
         times = [self._resources.back_in(as_requirement(need)) for need in requirements]
@@ -36,7 +36,7 @@ class TaskExplainer:
         return {"cause": "cooldown", "seconds": min(time for time in times if time is not None)}
 
     def describe(self, ran_with: Permit | RanWith) -> str:
-        """With which resource, and on which worker."""
+        """With which resource and on which worker an attempt ran, for its story."""
         with_what = "" if ran_with.resource_id is None else f" with {ran_with.resource_id}"
         return with_what + ("" if ran_with.worker is None else f" on worker {ran_with.worker}")
 
@@ -47,12 +47,14 @@ class TaskExplainer:
         """
         if self._resources is None:
             return []
-        users = {use.handle.task for *_, uses in self._usable(task) for use in uses if _waits(use)}
-        others = users - set(waiting)
+        users = {_waiting_user(use) for *_, uses in self._usable(task) for use in uses}
+        others = {user for user in users if user is not None} - set(waiting)
         while True:
             stuck = {*waiting, *others}
             held = self.held_by(task, stuck)
-            free = {one for one in others if not all(_is_held_up(on, stuck) for on in one.waits.on)}
+            free = {
+                one for one in others if one.waits is None or not all(_is_held_up(on, stuck) for on in one.waits.on)
+            }
             if not held or not free:
                 return held
             others -= free
@@ -73,14 +75,14 @@ class TaskExplainer:
 
 
 def _is_held_up(task: TaskRecord, stuck: Collection[TaskRecord]) -> bool:
-    """Does the task wait itself, or for what those have who do?"""
+    """Is the task one of these, or is it queued for resources that only these hold?"""
     explainer = task.owner.explainer
     if task in stuck or task.status != "queued" or not isinstance(explainer, TaskExplainer):
         return task in stuck
     return bool(explainer.held_by(task, stuck))
 
 
-def _waits(use: Use) -> bool:
-    """Is it the use of a task that waits for others, and does nothing else?"""
+def _waiting_user(use: Use) -> TaskRecord | None:
+    """The task that has this use, if it waits for other tasks and does nothing else."""
     task = use.handle.task if isinstance(use.handle, Permit) else None
-    return task is not None and task.slot is None and task.waits is not None and bool(task.waits.on)
+    return task if task is not None and task.slot is None and task.waits is not None and task.waits.on else None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine, Iterable
 from inspect import CO_COROUTINE
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headgate.combined.permit import Permit
 from headgate.combined.remote_call import RemoteCall
@@ -30,10 +30,10 @@ class TaskLauncher:
         self._verdicts = verdicts
         self._placing = placing
 
-    @property
-    def in_threads(self) -> int:
-        """How many tasks run in threads of this process."""
-        return self.here.in_threads
+    def in_threads(self, tasks: Iterable[TaskRecord]) -> int:
+        """How many tasks run in threads, here or on workers, and are waited for because they hold a resource there."""
+        here, placing = self.here.in_threads(tasks), self._placing
+        return here if placing is None else here + sum(_holds_thread(placing, task) for task in tasks)
 
     def start(self, task: TaskRecord, permit: Permit, completion: Completion) -> Cancellable:
         """Send the task to a worker, if that is all there is to do here; else run it in an asyncio Task."""
@@ -60,22 +60,23 @@ class TaskLauncher:
         self._verdicts.forget(task)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads of this process in which plain functions ran."""
         self.here.close()
 
     async def _drive(self, task: TaskRecord, permit: Permit, completion: Completion) -> None:
-        """Call the function with the resource and learn from how that ends, in one coroutine (benchmarks/line.py)."""
+        """Call the function with the resource and learn from how it ends: one coroutine (benchmarks/combined.py)."""
         use = permit.use
         try:
             await primed()
             CURRENT.set(task)
             if permit.interrupted:
                 raise Interrupted
-            fn: Any = task.fn
+            fn = task.fn
+            made: Coroutine[Any, Any, Any]
             args = task.args if use is None else (permit.resource, *task.args)
             if self._placing is not None:
-                made: Any = self._call_there(self._placing, task, args, permit, completion)
-            elif fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
+                made = self._call_there(self._placing, task, args, permit, completion)
+            elif isinstance(fn, FunctionType) and fn.__code__.co_flags & CO_COROUTINE:
                 made = fn(*args)
             else:
                 made = self.here.call(task, args, completion)
@@ -99,13 +100,23 @@ class TaskLauncher:
 
     def _call_there(
         self, placing: Placing, task: TaskRecord, args: tuple[Any, ...], permit: Permit, completion: Completion
-    ) -> Awaitable[Any]:
+    ) -> Coroutine[Any, Any, Any]:
         """Call the function on a worker, or here if it dispatches itself. Returns what to await."""
-        body = task.fn if isinstance(task.fn, StreamBody) else None
-        called: Any = placing.stream(body.fn, args, permit) if body is not None else placing.call(task.fn, args, permit)
-        if called is placing.here:
-            permit.here = True
-            called = self.here.call(task, args, completion)
-        elif body is not None:
-            called = body.feed(called)
-        return called  # type: ignore[no-any-return]
+        if isinstance(task.fn, StreamBody):
+            items = placing.stream(task.fn.fn, args, permit)
+            if items is not placing.here:
+                return task.fn.feed(items)
+        else:
+            called = placing.call(task.fn, args, permit)
+            if called is not placing.here:
+                return cast("Coroutine[Any, Any, Any]", called)
+        permit.here = True
+        return self.here.call(task, args, completion)
+
+
+def _holds_thread(placing: Placing, task: TaskRecord) -> bool:
+    """Does the task run on a worker, with a resource, as a plain function that nothing can interrupt?"""
+    permit: Permit | None = task.permit
+    if permit is None or permit.worker is None or not permit.holds:
+        return False
+    return not placing.can_stop(task.fn)

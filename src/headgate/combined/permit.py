@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from headgate.core.cancellation import Steered
 from headgate.resources.members import Use
+from headgate.resources.model import Resource
 from headgate.tasks.model import RanWith, TaskRecord
 from headgate.tasks.streams import has_opened
 
+if TYPE_CHECKING:
+    import asyncio
+
 _STOP = "headgate: an older use of its resource failed"
+
+
+class Stoppable(Protocol):
+    """What an attempt runs in: the `Steered` of a coroutine here, or a call on a worker."""
+
+    def stop(self, why: object) -> None:
+        """Interrupt the attempt, which is no cancellation of its task. On the loop of the pool."""
+
+    def is_ours(self, error: asyncio.CancelledError) -> bool:
+        """Whether this CancelledError, which ended the attempt, comes from `stop` alone."""
+        ...
 
 
 class Permit:
@@ -21,23 +37,23 @@ class Permit:
     """Did the attempt run here although there are workers?"""
     interrupted: bool = False
     """Was the attempt told to stop, because an older use of its resource failed?"""
-    running: Any = None
-    """What stops it, and knows whether a CancelledError came from that: a `Steered` or a `Direct`; None: not yet."""
+    running: Stoppable | None = None
+    """What stops the attempt; None as long as there is nothing to stop."""
 
-    def __init__(self, task: TaskRecord, use: Use | None, resource: Any) -> None:
+    def __init__(self, task: TaskRecord, use: Use | None, resource: Resource[Any] | None) -> None:
         self.task: TaskRecord | None = task
         self.use: Use | None = use
         """The use of its resource; None when it has ended, or there is none."""
-        self.resource: Any = resource
+        self.resource: Resource[Any] | None = resource
 
     @property
     def resource_id(self) -> str | None:
         """The id of the resource; None without one."""
-        return None if self.resource is None else str(self.resource.resource_id)
+        return None if self.resource is None else self.resource.resource_id
 
     @property
     def request_id(self) -> str:
-        """The id of its task."""
+        """The id of the task, made of its pool's id and its number."""
         task = self.task
         return "" if task is None else f"{task.owner.id}/{task.number}"
 
@@ -49,11 +65,11 @@ class Permit:
 
     @property
     def holds(self) -> bool:
-        """Is a resource in use until the call has ended?"""
+        """Is a resource in use until the call has ended? Then a cancelled caller waits for that end."""
         return self.use is not None
 
     def placed(self, uid: str) -> None:
-        """A worker was given the call."""
+        """Note which worker was given the call."""
         self.worker = uid
 
     def interrupt(self, why: str) -> None:
@@ -67,11 +83,11 @@ class Permit:
                 pass  # its loop is closed: nothing runs there any more
 
     def opened(self) -> None:
-        """The first item of a stream is out: from here on the attempt is not interrupted for others."""
+        """Protect a stream whose first item is out: from here on the attempt is not interrupted for others."""
         if self.use is not None:
             self.use.request_id = self.request_id
             self.use.handle = None
-        if self.running is not None:
+        if isinstance(self.running, Steered):  # as every stream is
             self.running.spare()
 
     def remains(self) -> RanWith:

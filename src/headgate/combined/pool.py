@@ -157,10 +157,12 @@ def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) ->
     return pool_from(TaskPool, options, keywords)
 
 
-def _ports_of(resources: Any, workers: Any, runner: Any) -> Runner | Ports | None:
+def _ports_of(
+    resources: ResourcePool[Any] | None, workers: WorkerPool | None, runner: Runner | Ports | None
+) -> Runner | Ports | None:
     """The ports of a pool with these resources and workers; without either, the runner."""
     if resources is None and workers is None:
-        return runner  # type: ignore[no-any-return]
+        return runner
     if runner is not None:
         raise InvalidArgument(
             "runner cannot be given together with resources or workers",

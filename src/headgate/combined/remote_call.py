@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from headgate.combined.permit import Permit
 from headgate.combined.verdicts import Verdicts
@@ -30,7 +29,7 @@ class RemoteCall:
         self._permit: Permit | None = permit
         self._await = awaited
 
-    def returned(self, result: Any) -> None:
+    def returned(self, result: object) -> None:
         """End the task: the function returned this there."""
         task, permit = self._let_go()
         self._verdicts.succeeded(task, permit, result, self._completion)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headgate.combined.allocator import TaskAllocator, requirement_of
 from headgate.combined.permit import Permit
@@ -58,14 +58,14 @@ class _Again(NamedTuple):
 
 
 class Verdicts:
-    """Learns from how attempts end."""
+    """Decides what the end of an attempt means for its resource and for its task."""
 
     def __init__(self, allocator: TaskAllocator, placing: Placing | None) -> None:
         self._allocator = allocator
         self._resources = allocator.resources
         self._placing = placing
 
-    def succeeded(self, task: TaskRecord, permit: Permit, result: Any, completion: Completion) -> None:
+    def succeeded(self, task: TaskRecord, permit: Permit, result: object, completion: Completion) -> None:
         """End a task whose function returned this, or queue it again if the pool's classifier finds a signal in it."""
         try:
             again = self._learn_success(task, permit, result, completion)
@@ -116,7 +116,7 @@ class Verdicts:
         return task.attempt - verdicts if verdicts < call.plan.max_attempts else sys.maxsize
 
     def _learn_success(
-        self, task: TaskRecord, permit: Permit, result: Any, completion: Completion
+        self, task: TaskRecord, permit: Permit, result: object, completion: Completion
     ) -> BaseException | _Again | None:
         """The function returned: what the task is to end with instead, if the classifier finds a signal; else None."""
         resources, use = self._resources, permit.use

@@ -1,8 +1,9 @@
-"""Resource pools: which key, proxy or GPU does a call use, and what did the call learn about it?
+"""Resource pools: which key, proxy or GPU a call uses, and what the call teaches about its health.
 
-May import `headgate.core` and `headgate.errors`. Entry point: `ResourcePool` in `pool`, also called `Pool`, its name in
-the package it succeeds. It owns an `engine`, which runs calls; `rotation` decides and is pure. Names are loaded when
-they are first used: `workers` needs the rotation and nothing else from here.
+May import `headgate.core` and `headgate.errors`. Entry point: `ResourcePool` in `pool`; `Pool` is the same class by its
+name in rotapool. A pool owns an `engine`, which runs calls; the engine owns a `rotation`, which decides and is pure.
+`allocator` lets a TaskPool take resources. Names are loaded when they are first used, because `workers` needs the
+rotation only.
 """
 
 from headgate.core.lazy import lazy

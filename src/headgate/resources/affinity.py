@@ -52,7 +52,7 @@ class Rendezvous:
         self._remembered = 0
 
     def admit(self, name: str, weight: float) -> None:
-        """Add a member."""
+        """Add a member with this weight."""
         self._members[name] = _hashed(b"r" + name.encode("utf-8", "surrogatepass")) % _PRIME, weight
         self._changed(name)
 

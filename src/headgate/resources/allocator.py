@@ -1,11 +1,13 @@
-"""A resource pool, as somebody sees it who hands out its resources to many tasks in an order of their own.
+"""Lets a TaskPool take resources for many queued tasks.
 
-A call of `run` waits for a resource by itself. A pool of tasks must not: which of its tasks is next is not decided
-before there is a resource for one. So it takes what it can get without waiting, and for everything else stands in the
-line **once for all who want the same**, like one caller: what comes free goes to it in its turn, and for the next one
-it stands at the end again. Callers from outside and the pool so take turns, however many tasks wait behind it.
+A call of `run` waits for a resource by itself. A TaskPool must not: which of its tasks is next is not decided before
+there is a resource for one of them. So it takes what it can get without waiting. For everything else it has **one place
+in the wait queue for each requirement**, like a single caller: a resource that comes free goes to that place in its
+turn, and for the next resource the place is at the end of the queue again. So calls of `run` and the TaskPool take
+turns, however many tasks are queued.
 
-It stands there on the event loop of its pool and takes what it was granted there; everything else is as for a call.
+The places wait on the event loop of the TaskPool, and what they are granted is taken there. Everything else is as for a
+call of `run`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVarTuple
 
+from headgate.core.checks import Affinity
 from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
@@ -27,9 +30,11 @@ from headgate.resources.run_options import Plan
 from headgate.resources.signals import Signal
 from headgate.resources.stats import describe
 
+Ts = TypeVarTuple("Ts")
+
 
 class Allocator:
-    """The resources of one pool, taken on behalf of many tasks."""
+    """Takes resources of one ResourcePool on behalf of many tasks."""
 
     def __init__(
         self,
@@ -39,42 +44,45 @@ class Allocator:
         full: Callable[[], bool],
         loop: Callable[[], asyncio.AbstractEventLoop | None],
     ) -> None:
-        """`ready` is called for wants for which it stands in line no more: with a resource that came free, which others
-        may use as well, or because nothing can come, or there was no slot for it (`full`). `less` is called when there
-        is one resource less."""
+        """Four callbacks connect it with the TaskPool.
+
+        `ready` is called with requirements that have no place in the wait queue any more, and with the resource that
+        came free for them. That is None when nothing can come, or when `full` said that no slot is free to use it.
+        `less` is called when the pool has one resource less. `loop` gives the event loop of the TaskPool.
+        """
         self.pool: ResourcePool[Any] = pool
         self.engine: Engine[Any] = engine_of(pool)
         self._ready = ready
         self._less = less
         self.full: Callable[[], bool] = full
         self._loop_of_pool = loop
-        self._hopeful: set[Requirement] = set()  # something can come for these: so it was, and nothing has gone since
+        self._hopeful: set[Requirement] = set()  # can be served some day: found so, and no resource has gone since
         self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
-        self._granted: Use | None = None  # for whoever is first of those who can use it
+        self._granted: Use | None = None  # for the first task that can use it
         self._plan = Plan(self.engine.plan.max_attempts, waits="for capacity")
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
-    def take(self, want: Requirement, call: Call | None, affinity: Any, *, wait: bool) -> Use | None:
-        """A use of a resource that `want` means, or None.
+    def take(self, requirement: Requirement, call: Call | None, affinity: Affinity | None, *, wait: bool) -> Use | None:
+        """Begin a use of a resource that fits `requirement`; None if none is free.
 
-        With `wait`, if there is none, wait for one: `ready` is called on the loop of the pool. `call` knows what was
-        tried before. Raises PoolExhausted when none can ever come.
+        With `wait`, `ready` is then called on the loop of the pool when one comes free. `call` knows what was tried
+        before. Raises PoolExhausted when none can ever come.
         """
         granted = self._granted
-        if granted is not None and want.fits(granted.member.resource):
+        if granted is not None and requirement.fits(granted.member.resource):
             self._granted = None
             return granted
         engine, rotation = self.engine, self.engine.rotation
-        if call is None and affinity is None:  # the way of most, as short as that of `run`
+        if call is None and affinity is None:  # most tasks: as short as in `run` (benchmarks/combined.py)
             try:
                 lock.acquire()
                 now = clock.now()
                 if not rotation.cooling or not rotation.due(now):
-                    flight = rotation.acquire(now, want)
-                    if flight is not None:
-                        return flight
+                    use = rotation.acquire(now, requirement)
+                    if use is not None:
+                        return use
             finally:
                 lock.release()
         end_abandoned()
@@ -84,26 +92,26 @@ class Allocator:
             now = clock.now()
             if rotation.cooling and rotation.due(now):
                 effects = rotation.advance(now)
-            flight = None
+            use = None
             for avoid in call.choices() if call is not None else _NOBODY:
-                flight = flight or rotation.acquire(now, want, avoid, affinity)
-            if flight is None and wait and loop is not None and want not in self._places:
-                if rotation.can_become_free(want):
-                    place = self._places[want] = _Place(self, want, loop)
+                use = use or rotation.acquire(now, requirement, avoid, affinity)
+            if use is None and wait and loop is not None and requirement not in self._places:
+                if rotation.can_become_free(requirement):
+                    place = self._places[requirement] = _Place(self, requirement, loop)
                     rotation.wait_queue.join(place.ticket)
                 else:
-                    error = self._hopeless(want, now, call)
-        if effects and loop is not None:  # soon: who hears of it may call the pool, which is deciding right now
+                    error = self._hopeless(requirement, now, call)
+        if effects and loop is not None:  # soon: listeners may call the pool, which is deciding right now
             loop.call_soon(engine.carry_out, effects)
         if place is not None:
             engine.watch()
         if error is not None:
             raise error
-        return flight
+        return use
 
-    def leave(self, want: Requirement) -> None:
-        """Do not stand in line for this any more."""
-        place = self._places.pop(want, None)
+    def leave(self, requirement: Requirement) -> None:
+        """Give up the place of this requirement in the wait queue."""
+        place = self._places.pop(requirement, None)
         if place is not None:
             place.rest()
             with lock:
@@ -112,101 +120,101 @@ class Allocator:
             self.engine.watch()
 
     def _woken(self, place: _Place) -> None:
-        """Something was granted, or it stands in line no more. On the pool's loop."""
-        want, ticket = place.ticket.requirement, place.ticket
-        if self._places.get(want) is not place:
+        """Pass on what this place was granted, or that it left the wait queue. Runs on the loop of the TaskPool."""
+        requirement, ticket = place.ticket.requirement, place.ticket
+        if self._places.get(requirement) is not place:
             return
         with lock:
-            line = self.engine.rotation.wait_queue
-            flight, ticket.grant = ticket.grant, None
-            if flight is not None:
-                flight.ticket = None
+            queue = self.engine.rotation.wait_queue
+            use, ticket.grant = ticket.grant, None
+            if use is not None:
+                use.ticket = None
                 out = [place]
-            else:  # all who were passed over, or can hope no more, are told at once: who is next is not for the line
-                out = [one for one in self._places.values() if one.ticket.grant is None and one.ticket not in line]
+            else:  # all places that were passed over or cannot be served: which task is next is not decided here
+                out = [one for one in self._places.values() if one.ticket.grant is None and one.ticket not in queue]
         if not out:
-            return  # what it had got was taken back before it woke
+            return  # what it was granted was taken back before this ran
         for one in out:
             one.rest()
             del self._places[one.ticket.requirement]
         self.engine.watch()
-        self._granted = flight
+        self._granted = use
         try:
-            self._ready([one.ticket.requirement for one in out], None if flight is None else flight.member.resource)
+            self._ready([one.ticket.requirement for one in out], None if use is None else use.member.resource)
         finally:
             unused, self._granted = self._granted, None
             if unused is not None:
                 self.engine.let_go(unused)
 
     def changed(self) -> None:
-        """A resource is gone, or was disabled. From any thread."""
+        """Note that a resource was removed or disabled. From any thread."""
         self._hopeful = set()
         loop = self._loop_of_pool()
         if loop is not None:
             try:
                 loop.call_soon_threadsafe(self._less)
             except RuntimeError:
-                pass  # its loop is closed: nobody waits there
+                pass  # its loop is closed: no task waits there
 
     # -- a use ends ----------------------------------------------------------------------------------------------------
 
     @property
     def classifies(self) -> bool:
-        """Has the pool a classifier, which looks at results?"""
+        """Whether the pool has a classifier, which looks at results."""
         return self.engine.classify is not None
 
-    def acquired(self, flight: Use) -> None:
+    def acquired(self, use: Use) -> None:
         """Report that a use has begun."""
-        self.engine.reporter.acquired(flight)
+        self.engine.reporter.acquired(use)
 
-    def succeeded(self, flight: Use, attempts: int) -> None:
-        """It worked."""
+    def succeeded(self, use: Use, attempts: int) -> None:
+        """End a use whose task succeeded after so many attempts."""
         engine = self.engine
         try:
             lock.acquire()
-            effects = engine.rotation.ok(flight, clock.now())
+            effects = engine.rotation.ok(use, clock.now())
         finally:
             lock.release()
         engine.reporter.runs_ok += 1
         if effects is not None or events.USAGE.listeners or events.RUN.listeners:
-            engine.finish_plain(flight, attempts, effects)
+            engine.finish_plain(use, attempts, effects)
 
-    def failed(self, flight: Use, error: BaseException) -> Signal | None:
-        """It raised: what does that say? None: nothing that should be tried again."""
-        return self.engine.fail(flight, error, None, self._plan)
+    def failed(self, use: Use, error: BaseException) -> Signal | None:
+        """End a use whose function raised `error`. Returns the signal to try again on, or None if there is none."""
+        return self.engine.fail(use, error, None, self._plan)
 
-    def judged(self, flight: Use, result: object) -> Signal | None:
-        """It returned: does the pool's classifier find a signal in that? Then the use has ended so."""
+    def judged(self, use: Use, result: object) -> Signal | None:
+        """Ask the pool's classifier about a result; if it finds a signal, end the use with that and return it."""
         signal = self.engine.classified(result)
         if signal is not None:
-            self.engine.end(flight, signal)
+            self.engine.end(use, signal)
         return signal
 
-    def stopped(self, flight: Use) -> None:
-        """It was interrupted because an older use of the same resource failed."""
+    def stopped(self, use: Use) -> None:
+        """End a use that was interrupted because an older use of the same resource failed."""
         with lock:
-            effects = self.engine.rotation.ended(flight, clock.now())
+            effects = self.engine.rotation.ended(use, clock.now())
         self.engine.carry_out(effects)
-        self.engine.reporter.released(flight, "sibling_cancelled")
+        self.engine.reporter.released(use, "sibling_cancelled")
 
-    def dropped(self, flight: Use) -> None:
-        """It ended, and nobody knows what that says."""
-        if flight.is_running:
-            self.engine.let_go(flight)
-            self.engine.reporter.released(flight, "no_verdict")
+    def dropped(self, use: Use) -> None:
+        """End a use without a verdict, if nothing else has ended it."""
+        if use.is_running:
+            self.engine.let_go(use)
+            self.engine.reporter.released(use, "no_verdict")
 
-    def returned(self, flight: Use) -> None:
-        """It was not used."""
-        self.engine.let_go(flight)
+    def returned(self, use: Use) -> None:
+        """Take back a use that was never begun."""
+        self.engine.let_go(use)
 
     def finished(self, request_id: str, error: BaseException | None, attempts: int) -> None:
-        """A task has ended that did not simply succeed."""
+        """Count and report a task that was given a resource and did not succeed."""
         self.engine.reporter.failed(error, request_id, attempts)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- explaining ---------------------------------------------------------------------------------------------------
 
-    def matching(self, want: Requirement) -> list[tuple[str, int | None, bool, list[Use]]]:
-        """Those that `want` means and that are not disabled: id, limit, is it healthy and takes no more, its uses."""
+    def matching(self, requirement: Requirement) -> list[tuple[str, int | None, bool, list[Use]]]:
+        """Describe the resources that fit and are not disabled: id, limit, whether healthy but full, and uses."""
         with lock:
             return [
                 (
@@ -215,92 +223,88 @@ class Allocator:
                     member.resource.status == "healthy" and not member.is_open,
                     list(member.uses.values()),
                 )
-                for member in self.engine.rotation.matching_members(want)
+                for member in self.engine.rotation.matching_members(requirement)
                 if member.resource.status != "disabled"
             ]
 
-    @property
-    def doubt(self) -> bool:
-        """Might there be no resource that can come for anybody?"""
-        return ANY not in self._hopeful
-
-    def hopeless(self, want: Requirement, call: Call | None = None) -> PoolExhausted | None:
-        """Why nothing can ever come for this; None: something can."""
-        if want in self._hopeful:
+    def hopeless(self, requirement: Requirement, call: Call | None = None) -> PoolExhausted | None:
+        """The error that says why nothing can ever serve this requirement; None if something can."""
+        if requirement in self._hopeful:
             return None
         with lock:
-            if not self.engine.rotation.can_become_free(want):
-                return self._hopeless(want, clock.now(), call)
-            if len(self._hopeful) >= _MOST_WANTS:
+            if not self.engine.rotation.can_become_free(requirement):
+                return self._hopeless(requirement, clock.now(), call)
+            if len(self._hopeful) >= _MOST_HOPEFUL:
                 self._hopeful.clear()
-            self._hopeful.add(want)
+            self._hopeful.add(requirement)
             return None
 
-    def _hopeless(self, want: Requirement, now: float, call: Call | None = None) -> PoolExhausted:
+    def _hopeless(self, requirement: Requirement, now: float, call: Call | None = None) -> PoolExhausted:
         rotation = self.engine.rotation
-        if not rotation.matching(want):
+        if not rotation.matching(requirement):
             remedy = "Check tags= and exclude= against the resources of the pool, or add() one."
         else:
             remedy = "All of them are disabled: enable() one, or add() another."
-        why = describe(rotation, want, now)
-        if want != ANY and rotation.matching(want):
-            why += f", of those with tags {sorted(want.tags)} and exclude {sorted(want.skip)}"
+        why = describe(rotation, requirement, now)
+        if requirement != ANY and rotation.matching(requirement):
+            why += f", of those with tags {sorted(requirement.tags)} and exclude {sorted(requirement.skip)}"
         return (call or Call(self._plan, 0, now)).out_of_resources(why, "no_eligible", None, remedy)
 
-    def describe(self, want: Requirement) -> str:
-        """Why nothing is there for this now."""
+    def describe(self, requirement: Requirement) -> str:
+        """Why no resource is free for this requirement now."""
         with lock:
-            return describe(self.engine.rotation, want, clock.now())
+            return describe(self.engine.rotation, requirement, clock.now())
 
-    def back_in(self, want: Requirement) -> float | None:
-        """Seconds until the first of those that `want` means ends its cooldown; None: some are only in use."""
+    def back_in(self, requirement: Requirement) -> float | None:
+        """Seconds until the first resource that fits ends its cooldown; None if some are not in cooldown."""
         with lock:
             now, rotation = clock.now(), self.engine.rotation
-            matching = [s.resource for s in rotation.matching_members(want) if s.resource.status != "disabled"]
+            members = rotation.matching_members(requirement)
+            matching = [member.resource for member in members if member.resource.status != "disabled"]
             if not matching or any(r.status != "cooling_down" for r in matching):
                 return None
             return max(0.0, min(r.cooldown_until for r in matching) - now)
 
-    def call(self, want: Requirement, max_attempts: int | None) -> Call:
-        """What keeps the attempts of one task."""
+    def call(self, requirement: Requirement, max_attempts: int | None) -> Call:
+        """Make the `Call` that counts the attempts of one task."""
         plan = self._plan
-        if max_attempts is not None or want != plan.requirement:
-            plan = replace(plan, max_attempts=max_attempts or plan.max_attempts, requirement=want)
+        if max_attempts is not None or requirement != plan.requirement:
+            plan = replace(plan, max_attempts=max_attempts or plan.max_attempts, requirement=requirement)
         return Call(plan, 0, clock.now())
 
     def exhausted(self, call: Call) -> PoolExhausted:
-        """A task has spent its attempts."""
+        """The error of a task that has spent its attempts."""
         return call.out_of_attempts(self.engine.retry_after(call, clock.now()))
 
 
-_MOST_WANTS = 1024
+_MOST_HOPEFUL = 1024
 _NOBODY: tuple[frozenset[str], ...] = (frozenset(),)
 
 
 class _Place:
-    """A place in the line for all who want the same: what is granted is taken on the loop of their pool."""
+    """A place in the wait queue for all tasks with the same requirement; a `Waiter` on the loop of their pool."""
 
-    def __init__(self, leases: Allocator, want: Requirement, loop: asyncio.AbstractEventLoop) -> None:
-        self.ticket = WaitTicket(want, leases.engine.rotation, self)
-        self._leases = leases
+    def __init__(self, allocator: Allocator, requirement: Requirement, loop: asyncio.AbstractEventLoop) -> None:
+        self.ticket = WaitTicket(requirement, allocator.engine.rotation, self)
+        self._allocator = allocator
         self._loop = loop
         self._alarm: asyncio.TimerHandle | None = None
         self._resting = False
 
     def passes(self) -> bool:
-        return self._leases.full()
+        return self._allocator.full()
 
     def is_gone(self) -> bool:
         return self._loop.is_closed()
 
     def wake(self) -> bool:
-        return self._post(self._leases._woken, self)
+        return self._post(self._allocator._woken, self)
 
     def set_alarm(self, delay: float, ring: Callable[[], None]) -> bool:
         return self._post(self._set, delay, ring)
 
     def rest(self) -> None:
-        """It stands there no more."""
+        """Stop the alarm: the place has left the wait queue."""
         self._resting = True
         if self._alarm is not None:
             self._alarm.cancel()
@@ -311,7 +315,7 @@ class _Place:
         if not self._resting:
             self._alarm = self._loop.call_later(max(0.0, delay), ring)
 
-    def _post(self, callback: Callable[..., None], *args: Any) -> bool:
+    def _post(self, callback: Callable[[*Ts], None], *args: *Ts) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:

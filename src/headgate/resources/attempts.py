@@ -37,7 +37,7 @@ class Call:
         self.started: int = started
         """Attempts that were given a resource."""
         self.attempts: list[Attempt] = []
-        """Attempts that failed."""
+        """The attempts that failed so far, oldest first."""
         self._matching = matching
         self._said = ""  # by the last that failed
         self._spent: frozenset[str] = frozenset()

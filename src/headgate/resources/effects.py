@@ -1,14 +1,14 @@
-"""The effects that a rotation returns, for the engine to carry out."""
+"""The effects that a rotation returns, for the engine to carry out.
+
+A rotation always names the `member`. It may be left out so that a test can write down the effects that it expects.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from headgate.resources.members import Member, Use, WaitTicket
 from headgate.resources.model import ResourceStatus
-
-_NOBODY: Any = None  # a test that writes down what it expects need not name the member
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Cool:
     consecutive: int = field(default=1, compare=False)
     """How many cooldowns in a row this is."""
     old: ResourceStatus = field(default="healthy", compare=False)
-    member: Member = field(default=_NOBODY, repr=False, compare=False)
+    member: Member | None = field(default=None, repr=False, compare=False)
     use: Use | None = field(default=None, repr=False, compare=False)
 
 
@@ -32,7 +32,7 @@ class Disable:
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
-    member: Member = field(default=_NOBODY, repr=False, compare=False)
+    member: Member | None = field(default=None, repr=False, compare=False)
     use: Use | None = field(default=None, repr=False, compare=False)
 
 
@@ -41,7 +41,7 @@ class Recover:
     """The cooldown of a resource is over."""
 
     resource_id: str
-    member: Member = field(default=_NOBODY, repr=False, compare=False)
+    member: Member | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Enable:
 
     resource_id: str
     old: ResourceStatus = field(default="healthy", compare=False)
-    member: Member = field(default=_NOBODY, repr=False, compare=False)
+    member: Member | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ R = TypeVar("R")
 Classifier = Callable[[Any], Signal | type[Signal] | None]
 
 _log = logging.getLogger("headgate.resources")
-lock: Any = threading.RLock()
+lock: threading.RLock = threading.RLock()
 """The lock of all pools, held for each transition."""
 _abandoned: deque[Use | WaitTicket] = deque()
 
@@ -59,7 +59,7 @@ _SIBLING, _TIMEOUT = "sibling", "timeout"
 
 
 class Follower(Protocol):
-    """Wants to know when a pool has one resource less."""
+    """Is told when a pool has one resource less."""
 
     def changed(self) -> None:
         """A resource was removed or disabled. From any thread."""
@@ -425,9 +425,10 @@ class Engine(Generic[T]):
                 expiry = rotation.next_expiry()
                 if expiry is None:
                     break
-                alarm = (first.waiter, expiry)
-                known = alarm == self._alarm and not first.waiter.is_gone()
-                if known or first.waiter.set_alarm(expiry - clock.now(), self._ring):
+                waiter = _waiter(first)
+                alarm = (waiter, expiry)
+                known = alarm == self._alarm and not waiter.is_gone()
+                if known or waiter.set_alarm(expiry - clock.now(), self._ring):
                     self._alarm = alarm
                     return
                 rotation.wait_queue.leave(first)  # its loop is gone
@@ -450,24 +451,22 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
         effect = todo.popleft()
         if isinstance(effect, Cancel):
             use, handle = effect.use, effect.use.handle
-            if (
-                handle is not None and handle is not CANCEL_REQUESTED
-            ):  # it may have ended, or opened its stream, since then
+            if handle is not None:  # it may have ended, or opened its stream, since then
                 handle.interrupt(_SIBLING)
-            _owner(use.member).reporter.sibling_cancelled(use)
+            _engine(use.member).reporter.sibling_cancelled(use)
         elif isinstance(effect, (Serve, Starve)):
             ticket = effect.ticket
-            touched.add(ticket.rotation.owner)
-            if not ticket.waiter.wake():
+            touched.add(_engine(ticket))
+            if not _waiter(ticket).wake():
                 with lock:
                     todo.extend(ticket.rotation.leave(ticket, clock.now()) or ())
         else:
             news.append(effect)
-            touched.add(_owner(effect.member))
+            touched.add(_engine(effect.member))
     for engine in touched:
         engine.watch()
     for effect in news:
-        engine = _owner(effect.member)
+        engine = _engine(effect.member)
         engine.reporter.health_changed(effect, reason)
         if isinstance(effect, Disable):
             engine.tell_followers()
@@ -475,7 +474,7 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
 
 def end_abandoned() -> None:
     """End abandoned uses; not while this thread is in a transition: then the next call does it."""
-    if not _abandoned or lock._is_owned():
+    if not _abandoned or lock._is_owned():  # type: ignore[attr-defined]
         return
     effects: Effects = []
     left: set[Engine[Any]] = set()
@@ -488,16 +487,23 @@ def end_abandoned() -> None:
                     effects += thing.member.rotation.ended(thing, now) or ()
             else:
                 effects += thing.rotation.leave(thing, now) or ()
-                left.add(thing.rotation.owner)
+                left.add(_engine(thing))
     if effects:
         _carry_out(effects, None)
     for engine in left:
         engine.watch()  # the waiter that left may have watched the next cooldown
 
 
-def _owner(member: Member) -> Engine[Any]:
-    owner: Engine[Any] = member.rotation.owner
-    return owner
+def _engine(place: Member | WaitTicket | None) -> Engine[Any]:
+    """The engine of the pool to which a member or a ticket belongs."""
+    engine = None if place is None else place.rotation.owner
+    assert engine is not None, "an engine carries out effects of rotations with engines"
+    return engine
+
+
+def _waiter(ticket: WaitTicket) -> Waiter:
+    assert ticket.waiter is not None, "an engine's tickets have waiters"
+    return ticket.waiter
 
 
 def _outcome(signal: Signal) -> events.UsageOutcome:
@@ -506,7 +512,7 @@ def _outcome(signal: Signal) -> events.UsageOutcome:
     return "disable" if isinstance(signal, DisableResource) else "cooldown"
 
 
-def _coroutine_of(made: Any) -> tuple[Coroutine[Any, Any, Any], bool]:
+def _coroutine_of(made: object) -> tuple[Coroutine[Any, Any, Any], bool]:
     """A coroutine for what an operation returned, and whether siblings may cancel it."""
     if isinstance(made, Coroutine):
         return made, True
@@ -552,7 +558,7 @@ async def bounded(steered: Steered[R], seconds: float) -> R:
 
 def _after_fork() -> None:
     # Another thread of the parent may have held the lock; here there is no such thread.
-    lock._at_fork_reinit()
+    lock._at_fork_reinit()  # type: ignore[attr-defined]
     _abandoned.clear()
 
 

@@ -23,7 +23,7 @@ class ResourceEvent(Event):
     """Something that happened in a resource pool."""
 
     pool: str
-    """The pool's name."""
+    """The name of the pool in which it happened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,15 +135,20 @@ class Member:
         )
 
 
-CANCEL_REQUESTED = object()
-"""In place of the handle of a use that was to be cancelled before it had a handle."""
-
-
 class Interruptible(Protocol):
     """The handle by which a use of a resource is stopped because an older one failed."""
 
     def interrupt(self, why: str) -> None:
         """Stop the use soon, from any thread; does nothing if it has ended."""
+
+
+class _CancelRequested:
+    def interrupt(self, why: str) -> None:
+        pass  # whoever sets the real handle does it then
+
+
+CANCEL_REQUESTED: Interruptible = _CancelRequested()
+"""In place of the handle of a use that was to be cancelled before it had a handle."""
 
 
 Seat = Member
@@ -160,7 +165,7 @@ class Use:
         self.member: Member = member
         self.acquired_at: float = acquired_at
         self.status: UsageStatus = "in_flight"
-        self.handle: Any = None  # what interrupts it (see `Interruptible`); None: it cannot or must not be
+        self.handle: Interruptible | None = None  # None: it cannot be interrupted, or must not be
         self.request_id: str | None = None  # None: not needed so far
         self.ticket: WaitTicket | None = None  # granted to a waiter that has not begun to use it
 
@@ -194,8 +199,8 @@ class WaitTicket(Ticket[Requirement, Use]):
     ) -> None:
         super().__init__(requirement)
         self.rotation: Rotation = rotation
-        self.waiter: Any = waiter
-        """The `Waiter` that the engine has to wake; not used here."""
+        self.waiter: Waiter | None = waiter
+        """Whom the engine has to wake; None only in tests of the rotation alone."""
         self.deadline: float | None = deadline
         """Set for a call that waits for a cooldown only: it gives up as soon as none can end before this."""
         self.affinity: Affinity | None = affinity
@@ -203,7 +208,7 @@ class WaitTicket(Ticket[Requirement, Use]):
 
     def passes(self) -> bool:
         """Whether its waiter could not use any resource now."""
-        return bool(self.waiter.passes()) if self.waiter is not None else False
+        return self.waiter is not None and self.waiter.passes()
 
 
 class Totals:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_args,
+)
 
 from headgate.core.checks import checked_id, checked_max_in_flight, checked_names, checked_number, named_options
 from headgate.core.redaction import learn, meet, redact
@@ -113,7 +125,7 @@ class Resource(Generic[T]):
         tags = f", tags={sorted(self.tags)}" if self.tags else ""
         return f"<Resource {self.resource_id!r} {self.status}, {len(self.sharing.uses)} in flight{limit}{tags}>"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
         if type(self) is not Resource:
             return super().__reduce_ex__(protocol)
@@ -155,16 +167,16 @@ _NO_TAGS: frozenset[str] = frozenset()
 
 def _arrived(
     resource_id: str,
-    value: Any,
+    value: T,
     max_in_flight: int | None = None,
     tags: frozenset[str] = _NO_TAGS,
     weight: float = 1.0,
     status: ResourceStatus = "healthy",
     cooldown_until: float = 0.0,
     consecutive_cooldown: int = 0,
-) -> Resource[Any]:
+) -> Resource[T]:
     """Make a copy of a resource, usually of another process, where its fields were checked."""
-    resource: Resource[Any] = object.__new__(Resource)
+    resource: Resource[T] = object.__new__(Resource)
     resource.resource_id = resource_id
     resource.value = value
     resource.max_in_flight = max_in_flight
@@ -188,7 +200,7 @@ class Usage:
     request_id: str
     status: UsageStatus
     acquired_at: float
-    """A monotonic reading."""
+    """When the use began, as a reading of the monotonic clock."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict."""
@@ -204,7 +216,7 @@ class ResourceSnapshot(TypedDict):
     consecutive_cooldown: int
     cooldown_seconds_remaining: float
     last_acquired_at: float
-    """A monotonic reading."""
+    """When the last use began, as a reading of the monotonic clock; 0.0 before the first."""
 
 
 class Attempt(NamedTuple):
@@ -250,7 +262,7 @@ class ResourceStats:
         return self.status == "healthy" and self.in_flight < self.max_in_flight_gauge
 
     def status_one_hot(self) -> dict[ResourceStatus, int]:
-        """1 for its status and 0 for the others: how metric systems want an enumeration."""
+        """Return 1 for the resource's status and 0 for the others, as metric systems expect an enumeration."""
         return {status: int(status == self.status) for status in RESOURCE_STATUSES}
 
     @classmethod

@@ -50,11 +50,11 @@ class Occasion(NamedTuple):
     """What a picker may use for its choice besides the members. More fields may come."""
 
     now: float
-    """A monotonic reading."""
+    """The time of the choice, as a reading of the monotonic clock."""
     chance: Callable[[], float]
-    """Draws a number from 0 to 1."""
+    """Draws a random number from 0 to 1."""
     affinity: Affinity | None = None
-    """The call's `affinity=`."""
+    """What the call passed as `affinity=`, if anything."""
 
 
 class GuidedPicker(Protocol):

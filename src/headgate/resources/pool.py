@@ -8,8 +8,9 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
+from enum import Enum
 from importlib.resources import files
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import (
     Any,
     Concatenate,
@@ -67,8 +68,6 @@ Resources = Sequence[Resource[T]] | Mapping[str, Resource[T]] | Sequence[T] | Ma
 DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
 
 _names = itertools.count(1)
-_MISSING: Any = ...
-_END: Any = object()
 
 
 class PoolSettings(TypedDict, total=False):
@@ -79,6 +78,20 @@ class PoolSettings(TypedDict, total=False):
     probe_on_recovery: bool
     classify: Classifier | None
     name: str | None
+
+
+class ResourceFields(TypedDict, total=False):
+    """The keyword arguments of `ResourcePool.add`: fields of the `Resource` that it makes."""
+
+    max_in_flight: int | None
+    tags: Iterable[str]
+    weight: float
+
+
+class _End(Enum):
+    """What `_next` gives at the end of a stream, where an item may be any object."""
+
+    END = 0
 
 
 class ResourcePool(Generic[T]):
@@ -123,7 +136,7 @@ class ResourcePool(Generic[T]):
     @named_options
     def __init__(
         self,
-        resources: Any,
+        resources: Iterable[Resource[T]] | Mapping[str, Resource[T]] | Iterable[T] | Mapping[str, T],
         max_attempts: int = 3,
         cooldown_table: Iterable[float] = DEFAULT_COOLDOWN_TABLE,
         strategy: str | Strategy = "round_robin",
@@ -232,7 +245,7 @@ class ResourcePool(Generic[T]):
                 try:
                     try:
                         item = await opening.first_item(operation)
-                        while item is not _END:
+                        while item is not _End.END:
                             yield item
                             item = await _next(opening.items)
                     finally:
@@ -256,7 +269,7 @@ class ResourcePool(Generic[T]):
         refuse_on_loop()
         engine = self._engine
         call = engine.enter(plan)
-        result: R = _MISSING
+        result: R
         use = None
         try:
             while True:
@@ -319,26 +332,20 @@ class ResourcePool(Generic[T]):
     async def add(self, resource: Resource[T], /) -> Resource[T]: ...
 
     @overload
-    async def add(
-        self,
-        resource_id: str,
-        value: T,
-        *,
-        max_in_flight: int | None = None,
-        tags: Iterable[str] = (),
-        weight: float = 1.0,
-    ) -> Resource[T]: ...
+    async def add(self, resource_id: str, value: T, **fields: Unpack[ResourceFields]) -> Resource[T]: ...
 
-    async def add(self, resource_id: Any, value: Any = _MISSING, **fields: Any) -> Resource[T]:
+    async def add(
+        self, resource_id: str | Resource[T], value: T | EllipsisType = ..., **fields: Unpack[ResourceFields]
+    ) -> Resource[T]:
         """Add a resource, last in order: ``add(Resource(...))`` or ``add("key-4", "sk-ddd", max_in_flight=2)``."""
         if isinstance(resource_id, Resource):
-            if value is not _MISSING or fields:
+            if value is not ... or fields:
                 raise InvalidType(
                     "add() takes a Resource alone, or an id and a value",
                     remedy="With a Resource do not pass value or other fields: it has them.",
                 )
             resource: Resource[T] = resource_id
-        elif value is _MISSING:
+        elif isinstance(value, EllipsisType):
             raise InvalidType("add() takes a Resource, or an id and a value", remedy='Write add("key-4", "sk-ddd").')
         else:
             resource = Resource(resource_id, value, **fields)
@@ -411,7 +418,7 @@ class ResourcePool(Generic[T]):
         return plan_of(options, method=method, allowed=_allowed(kind), max_attempts=self._engine.plan.max_attempts)
 
     def __engine__(self) -> Engine[T]:
-        """Internal: see `headgate.resources.engine.engine_of`."""
+        """Return the engine, for other packages of headgate: see `headgate.resources.engine.engine_of`."""
         return self._engine
 
     @classmethod
@@ -455,14 +462,14 @@ class _Opening(Generic[R]):
         self.is_open = False
         """An item is out: nothing can be retried from here on."""
 
-    async def first_item(self, operation: Callable[[Resource[Any]], AsyncIterator[R]]) -> R:
-        """Await the first item; _END if there is none."""
+    async def first_item(self, operation: Callable[[Resource[Any]], AsyncIterator[R]]) -> R | _End:
+        """Await the first item; `_End.END` if there is none."""
         items = self.items = checked_stream(operation(self._use.member.resource))
         step = _next(items)
         try:
             suspended_on = step.send(None)
         except StopIteration as done:
-            item: R = done.value
+            item: R | _End = done.value
         else:
             self.steered = Steered(step, suspended_on)
             set_handle(self._use, self.steered)
@@ -478,13 +485,12 @@ class _Opening(Generic[R]):
             await close()
 
 
-async def _next(items: AsyncIterator[R]) -> R:
-    """The next item, or _END. (``anext(items, default)`` crashes CPython when ``__anext__`` raises at once.)"""
+async def _next(items: AsyncIterator[R]) -> R | _End:
+    """The next item, or `_End.END`. (``anext(items, default)`` crashes CPython when ``__anext__`` raises at once.)"""
     try:
         return await items.__anext__()
     except StopAsyncIteration:
-        end: R = _END
-        return end
+        return _End.END
 
 
 async def _nothing() -> AsyncGenerator[Any, None]:

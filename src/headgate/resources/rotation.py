@@ -24,7 +24,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
@@ -44,6 +44,9 @@ from headgate.resources.members import (
 from headgate.resources.model import Resource
 from headgate.resources.pickers import GuidedPicker, Occasion, Picker, PickersByTags
 from headgate.resources.strategies import Strategy
+
+if TYPE_CHECKING:
+    from headgate.resources.engine import Engine
 
 
 def _no_chance() -> float:
@@ -65,10 +68,10 @@ class Rotation:
         cancel_siblings: bool = True,
         probe_on_recovery: bool = False,
         chance: Callable[[], float] = _no_chance,
-        owner: Any = None,
+        owner: Engine[Any] | None = None,
     ) -> None:
         """`chance` draws a number from 0 to 1, for strategies that choose by it."""
-        self.owner: Any = owner
+        self.owner: Engine[Any] | None = owner
         """The engine that carries out effects; not used here."""
         self.members: dict[str, Member] = {}
         """By resource id, in pool order."""
@@ -438,7 +441,7 @@ class Rotation:
         return [Recover(resource.resource_id, member) for member in resource.sharing.members]
 
     def _younger(self, use: Use) -> Effects:
-        """Flights acquired after this one. The elder may already have had their effect upstream and are left alone."""
+        """Uses acquired after this one. The older may already have had their effect upstream and are left alone."""
         effects: Effects = []
         if not self.cancel_siblings:
             return effects

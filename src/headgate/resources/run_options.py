@@ -48,7 +48,7 @@ class LeaseOptions(TypedDict, total=False):
 
 
 class SyncOptions(LeaseOptions, total=False):
-    """Options of `ResourcePool.run_sync`."""
+    """Options of `ResourcePool.run_sync`: those of `lease`, and how often to try."""
 
     max_attempts: int | None
     """At most this many attempts; None: the pool's own number."""
@@ -59,7 +59,7 @@ class SyncOptions(LeaseOptions, total=False):
 
 
 class StreamOptions(LeaseOptions, total=False):
-    """Options of `ResourcePool.stream`."""
+    """Options of `ResourcePool.stream`: those of `lease`, and how to try before the first item."""
 
     max_attempts: int | None
     """At most this many attempts; None: the pool's own number."""
@@ -86,7 +86,7 @@ class UseOptions(TypedDict, total=False):
 
 
 class RunOptions(SyncOptions, total=False):
-    """Options of `ResourcePool.run`."""
+    """Options of `ResourcePool.run`: those of `run_sync`, and a limit for each attempt."""
 
     timeout: float | None
     """Interrupt an attempt after so many seconds, and try again."""

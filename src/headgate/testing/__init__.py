@@ -1,4 +1,6 @@
-"""Tools for tests, shipped because users test too. May import every package; no package imports it, nor it pytest.
+"""Tools for tests of programs that use headgate, and for headgate's own tests.
+
+May import every package, and not pytest; no package imports it. Entry points: `run` and `virtual`.
 
     from headgate.testing import capture_events, virtual
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, Unpack, cast
 
 from headgate.core.clock import clock
 from headgate.errors import StoreLocked, StoreWriteFailed
 from headgate.stores.codec import Opaque
-from headgate.stores.port import Entry, Journal, Store, StoredTask
+from headgate.stores.port import Entry, ErrorText, Journal, Store, StoredTask
 
 _PATIENCE: Final = 30.0  # real seconds until an answer that does not come is a failure
 
@@ -126,13 +126,22 @@ def _run(work: Callable[[_Conversation], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-def submit(number: int, about: Mapping[str, Any] | None = None, *, at: float = 1000.0, **more: Any) -> Entry:
-    """An entry of this kind, as a pool writes it."""
+class EndFields(TypedDict, total=False):
+    """What an entry of the kind "end" may have besides the status, see `headgate.stores.port.Entry`."""
+
+    result: object
+    error: ErrorText
+    reason: str
+    policy: str
+
+
+def submit(number: int, about: Mapping[str, Any] | None = None, *, at: float = 1000.0, **more: object) -> Entry:
+    """Make an entry of the kind "submit", as a pool writes it; `more` may have fields that do not exist yet."""
     return cast(Entry, {"kind": "submit", "at": at, "task": number, "about": about or {}, **more})
 
 
-def end(number: int, status: str = "completed", *, at: float = 2000.0, **more: Any) -> Entry:
-    """An entry of this kind, as a pool writes it."""
+def end(number: int, status: str = "completed", *, at: float = 2000.0, **more: Unpack[EndFields]) -> Entry:
+    """Make an entry of the kind "end", as a pool writes it."""
     return cast(Entry, {"kind": "end", "at": at, "task": number, "status": status, **more})
 
 
@@ -142,7 +151,7 @@ def _only(tasks: list[StoredTask]) -> StoredTask:
     return tasks[0]
 
 
-def _expect(found: StoredTask, **fields: Any) -> None:
+def _expect(found: StoredTask, **fields: object) -> None:
     for name, value in fields.items():
         got = cast("dict[str, Any]", found)[name]
         assert got == value, f"task {found['task']}: {name} is {got!r}, {value!r} was written"
@@ -173,7 +182,7 @@ def _the_life_of_a_task(place: _Place) -> None:
 
 
 def _ends_of_all_kinds(place: _Place) -> None:
-    error = {"type": "builtins:ValueError", "text": "no\n\u00fc", "traceback": "line 1\nline 2"}
+    error: ErrorText = {"type": "builtins:ValueError", "text": "no\n\u00fc", "traceback": "line 1\nline 2"}
     place.write(
         submit(1, running=True),
         submit(2),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Container
-from typing import Any, cast
+from collections.abc import Callable, Container
+from typing import cast
 
 from headgate.resources.members import Member, Requirement, Use
 from headgate.resources.model import Resource
@@ -53,7 +53,7 @@ class _Drive:
         return Resource(name, None, limit, tags=tags, weight=self.chance.choice([0.5, 1.0, 4.0]))
 
     def step(self, now: float) -> str | None:
-        """One thing that happens to a pool; the id of what was picked, if anything was."""
+        """Do one random thing to the rotation; return the id of the resource that was picked, if any."""
         rotation, chance = self.rotation, self.chance
         if rotation.due(now):
             rotation.advance(now)
@@ -100,12 +100,13 @@ class _Watched:
 
 
 class _Watching:
-    """What is the same for both kinds of pickers."""
+    """The checks that both kinds of pickers have in common."""
 
-    learn: Any  # only of those that learn: a rotation looks whether it is there
+    learn: Callable[[Member, float, float, bool], None]
+    """Only of those that learn: a rotation looks whether it is there."""
 
     def __init__(self, picker: Picker | GuidedPicker) -> None:
-        self._picker: Any = picker
+        self._picker = picker
         self._members: dict[int, Member] = {}
 
     def offer(self, member: Member) -> None:
@@ -117,7 +118,7 @@ class _Watching:
         self._picker.withdraw(member)
 
     def checked(self, method: str, skip: Container[str], *occasion: Occasion) -> Member | None:
-        """What the picker's method gives, if that is allowed."""
+        """Return what the picker's method gives, after checking that it keeps the contract."""
         could = [s for s in self._members.values() if s.is_open and s.resource.resource_id not in skip]
         member = cast("Member | None", getattr(self._picker, method)(skip, *occasion))
         if member is None:

@@ -267,7 +267,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         assert self._default_executor is not None
         return self._default_executor
 
-    def _work(self, ticket: object, func: Callable[..., T], *args: Any) -> T:
+    def _work(self, ticket: object, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         """A job, in its thread: known by its ticket while it runs, and as idle crew afterwards."""
         self._crew.add(threading.current_thread())
         self._here.ticket = ticket
@@ -292,7 +292,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if not job.over.done():
                 job.over.set_result(None)
 
-    def _from_thread(self, callback: Callable[..., object], *args: Any) -> None:
+    def _from_thread(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self.call_soon_threadsafe(callback, *args)
 
@@ -345,7 +345,7 @@ class _Selector(selectors.DefaultSelector):
         return self._idle()
 
     def wait(self, seconds: float) -> Ready:
-        """Wait in real time."""
+        """Wait in real time for files that are ready, at most so many seconds."""
         return super().select(seconds)
 
 

@@ -674,7 +674,7 @@ class Executor:
         if self._told_interrupted or not (pressed or isinstance(error, KeyboardInterrupt)) or not running + queued:
             return
         self._told_interrupted = True
-        log_interrupted(self.name, running, queued, self.launcher.in_threads)
+        log_interrupted(self.name, running, queued, self.launcher.in_threads(self.scheduler.unfinished()))
 
     async def finish(self) -> None:
         """Tell of failures that nobody has seen, and wait until everything is written."""

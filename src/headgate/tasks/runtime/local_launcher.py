@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from inspect import CO_COROUTINE
 from typing import Any
 
@@ -29,8 +29,7 @@ class LocalLauncher:
     def __init__(self) -> None:
         self.make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
         """Makes the asyncio Tasks; tests put a class of their own here."""
-        self.in_threads: int = 0
-        """How many tasks run in threads."""
+        self._in_threads = 0
         self._threads: Threads | None = None
 
     def start(self, task: TaskRecord, permit: object, completion: Completion) -> asyncio.Task[None]:
@@ -54,6 +53,10 @@ class LocalLauncher:
         context = None if task.context is None else task.context.copy()
         return self.make_task(body, loop=completion.loop, name=task.owner.name, context=context)
 
+    def in_threads(self, tasks: Iterable[TaskRecord]) -> int:
+        """How many tasks run in threads of this launcher; it need not look at the tasks."""
+        return self._in_threads
+
     def announce(self, task: TaskRecord) -> None:
         """Nothing: the pool's own event says all."""
 
@@ -63,7 +66,7 @@ class LocalLauncher:
     def close(self) -> None:
         """End the threads; idle ones end at once."""
         if self._threads is not None:
-            self._threads.shutdown(wait=not self.in_threads)
+            self._threads.shutdown(wait=not self._in_threads)
 
     async def _drive(self, task: TaskRecord, completion: Completion) -> None:
         try:
@@ -107,7 +110,7 @@ class LocalLauncher:
         loop = completion.loop
         assert loop is not None and task.fn is not None, "it was submitted"  # noqa: PT018
         threads = self._threads = self._threads or Threads(f"headgate {task.owner.name}")
-        self.in_threads += 1
+        self._in_threads += 1
         # In a copy of the context: the Task's own is entered on the loop's thread meanwhile.
         context, fn = contextvars.copy_context(), task.fn
         future = loop.run_in_executor(threads, lambda: context.run(call_in_thread, fn, args))
@@ -118,7 +121,7 @@ class LocalLauncher:
                 raise asyncio.CancelledError
 
         stopped = await outlast_cancellation(future, on_cancel)
-        self.in_threads -= 1
+        self._in_threads -= 1
         asked = completion.asked(task)
         if stopped is None and asked is None:
             try:

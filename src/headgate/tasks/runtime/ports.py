@@ -9,7 +9,7 @@ workers are in `headgate.combined`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.tasks.model import TaskRecord
@@ -140,9 +140,8 @@ class Cancellable(Protocol):
 class Launcher(Protocol):
     """Starts tasks that have their slot and their permit."""
 
-    @property
-    def in_threads(self) -> int:
-        """How many tasks run in threads of this process."""
+    def in_threads(self, tasks: Iterable[TaskRecord]) -> int:
+        """How many of the pool's unfinished tasks, which are given, run in threads that must be waited for."""
         ...
 
     def start(self, task: TaskRecord, permit: Any, completion: Completion) -> Cancellable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from headgate.core.cancellation import primed
@@ -48,8 +48,6 @@ class RunnerAllocator:
 class RunnerLauncher:
     """Has a runner run each task, in an asyncio Task."""
 
-    in_threads: int = 0
-
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._here = LocalLauncher()
@@ -57,6 +55,10 @@ class RunnerLauncher:
     def start(self, task: TaskRecord, permit: object, completion: Completion) -> asyncio.Task[None]:
         """Have the runner run the task."""
         return self._here.start_body(task, self._drive(task, completion), completion)
+
+    def in_threads(self, tasks: Iterable[TaskRecord]) -> int:
+        """None that is known of: a runner runs tasks in its own way."""
+        return 0
 
     def announce(self, task: TaskRecord) -> None:
         """Nothing: the pool's own event says all."""
