@@ -26,7 +26,7 @@ class TaskLauncher:
 
     def __init__(self, verdicts: Verdicts, placing: Placing | None) -> None:
         self.here: LocalLauncher = LocalLauncher()
-        """Runs what runs in this process."""
+        """Starts the tasks that run in this process."""
         self._verdicts = verdicts
         self._placing = placing
 
@@ -50,7 +50,7 @@ class TaskLauncher:
         task.task = self.here.start_body(task, self._drive(task, task.permit, completion), completion)
 
     def announce(self, task: TaskRecord) -> None:
-        """Tell what the task was given: not before, for who hears of it may do anything to the task."""
+        """Emit the events that say with what the task runs. Listeners may do anything to the task, so not earlier."""
         self._verdicts.started(task)
         if self._placing is not None:
             self._placing.announce(task.task)

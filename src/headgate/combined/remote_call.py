@@ -11,7 +11,7 @@ from headgate.tasks.runtime.ports import Completion
 
 
 class RemoteCall:
-    """Is told what came of a call that nobody awaits (see `headgate.workers.client.taskless.Owner`)."""
+    """Is told how a call ended that nobody awaits (see `headgate.workers.client.taskless.Owner`)."""
 
     __slots__ = ("_await", "_completion", "_permit", "_task", "_verdicts")
 
@@ -35,7 +35,7 @@ class RemoteCall:
         self._verdicts.succeeded(task, permit, result, self._completion)
 
     def raised(self, error: BaseException) -> bool:
-        """End the task: the function raised this there, or on the way. Must whoever ran it raise it too?"""
+        """End the task: the function raised this there, or the call failed. True: the caller must raise it too."""
         task, permit = self._let_go()
         return not self._verdicts.failed(task, permit, error, self._completion)
 
@@ -45,7 +45,7 @@ class RemoteCall:
         self._await(task, self._completion)
 
     def _let_go(self) -> tuple[TaskRecord, Permit]:
-        """Its task and its permit, for the last time: the permit refers to this, in a circle with the result."""
+        """Return the task and the permit, and forget both: the permit refers to this object, which would be a cycle."""
         task, permit = self._task, self._permit
         assert task is not None and permit is not None, "it ends once"  # noqa: PT018
         self._task = self._permit = None

@@ -44,7 +44,7 @@ class Call:
         self._retried: frozenset[str] = frozenset()
 
     def choices(self) -> tuple[frozenset[str], ...]:
-        """Sets of resource ids to avoid, the best first: who gets nothing with one may get something with the next."""
+        """Sets of resource ids to avoid, the best set first: if nothing is eligible with one, the next is tried."""
         return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
 
     def failed(self, use: Use, signal: Signal, now: float) -> bool:

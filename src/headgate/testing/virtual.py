@@ -130,7 +130,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As asyncio's, and timers of the same time fire in the order of their calls."""
+        """Set a timer as asyncio does; timers of the same time fire in the order in which they were set."""
         self._check_closed()
         if self.get_debug():
             self._check_thread()
@@ -224,7 +224,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: futures.Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """As asyncio's, and time stands until the job has ended and its result has arrived."""
+        """Run a job as asyncio does; virtual time stands until the job has ended and its result has arrived."""
         self._check_closed()
         pool = executor if executor is not None else self._default()
         ticket = object()
@@ -256,7 +256,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 await super().shutdown_default_executor()
 
     def close(self) -> None:
-        """As asyncio's, and wakes the threads that sleep on this loop's time."""
+        """Close the loop as asyncio does, and wake the threads that sleep on its virtual time."""
         super().close()
         for alarm in list(self._dozing):
             alarm.set()
@@ -277,7 +277,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._here.ticket = None
 
     def _can_end(self, ticket: object) -> bool:
-        """Whether something real goes on; not so a job that queues behind workers who all sleep on virtual time."""
+        """Whether a job goes on in real time; not if it queues behind threads that all sleep on virtual time."""
         job = self._jobs.get(ticket)
         if job is None or job.work.running() or job.work.done():
             return True
@@ -367,7 +367,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class _Settler:
-    """Somebody who waits for the loop to have nothing to do."""
+    """A call of `settle` that waits until the loop has nothing to do."""
 
     def __init__(self, future: asyncio.Future[None], turns: int) -> None:
         self.future, self.allowed, self.turns = future, turns, turns
