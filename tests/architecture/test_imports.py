@@ -23,12 +23,12 @@ Sources = Mapping[str, str]
 # ----------------------------------------------------------------------------------------------------------------------
 # The packages, from the lowest layer to the highest
 #
-#   errors <- core <- resources <- {tasks+stores | context <- workers+discovery} <- combined <- {observe, integrations}
-#          <- cli
+#   errors <- core <- registry <- resources <- {tasks+stores | context <- workers+discovery} <- combined
+#          <- {observe, integrations} <- cli
 #
 # Packages joined by "+" may import each other. Packages separated by "|" or "," inside braces may not.
 
-_LOWEST = ("core", "errors")
+_LOWEST = ("core", "errors", "registry")
 _TASKS = ("stores", "tasks")
 _WORKERS = ("context", "discovery", "workers")
 _BELOW_COMBINED = ("resources", *_TASKS, *_WORKERS, *_LOWEST)
@@ -37,6 +37,7 @@ _BELOW_CLI = ("integrations", "observe", "combined", *_BELOW_COMBINED)
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
     "core": ("errors",),
+    "registry": ("core", "errors"),
     "resources": _LOWEST,
     "tasks": ("stores", "resources", *_LOWEST),
     "stores": ("tasks", "resources", *_LOWEST),
@@ -281,7 +282,7 @@ def complaints_about(path: str, source: str, **others: str) -> list[str]:
 )
 def test_a_forbidden_import_is_reported_however_it_is_written(source: str) -> None:
     assert complaints_about("resources/pool.py", source) == [
-        "resources/pool.py imports headgate.observe: resources may only import core, errors"
+        "resources/pool.py imports headgate.observe: resources may only import core, errors, registry"
     ]
 
 
@@ -290,6 +291,8 @@ def test_a_forbidden_import_is_reported_however_it_is_written(source: str) -> No
     [
         ("errors.py", "core"),
         ("core/events.py", "resources"),
+        ("core/events.py", "registry"),
+        ("registry.py", "resources"),
         ("resources/__init__.py", "tasks"),
         ("tasks/pool.py", "workers"),
         ("tasks/pool.py", "context"),

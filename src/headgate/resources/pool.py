@@ -26,6 +26,7 @@ from typing import (
     overload,
 )
 
+from headgate import registry
 from headgate.core.cancellation import Steered
 from headgate.core.checks import (
     checked_attempts,
@@ -174,6 +175,7 @@ class ResourcePool(Generic[T]):
         self._engine: Engine[T] = Engine(rotation, reporter, plan, classifier)
         for resource in members:
             hide_value(resource)
+        registry.register(self, "resources", ResourcePool.snapshot)
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
+from headgate import registry
 from headgate.core.checks import (
     check_store,
     checked_name,
@@ -140,6 +141,7 @@ class TaskPool:
                 close()
             unregister(self)
             raise
+        registry.register(self, "tasks", TaskPool.snapshot)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
@@ -376,6 +378,7 @@ class TaskPool:
 
     def _let_go(self) -> None:
         """Free the name, close files and end threads."""
+        registry.unregister(self)
         unregister(self)
         self._executor.let_go()
 

@@ -2,7 +2,6 @@
 
 It is thin: processes are the keeper's business (`spawning`), calls are the proxies' (one for each event loop).
 In between stands a discovery, here the pool's own list: proxies know workers only from it.
-
 What is not needed to start processes is imported while they start.
 
 A worker that ends is replaced for as long as the pool is open. Where that fails, `restarts` says when the next try is
@@ -23,6 +22,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
 
+from headgate import registry
 from headgate.core.checks import (
     checked_optional_count,
     checked_optional_seconds,
@@ -116,8 +116,7 @@ class WorkerPool:
             )
         self._balancer: Any = loadbalancer
         self._factory: Callable[..., Any] = worker if worker is not None else LocalWorker
-        self._lazy = lazy
-        self._quorum = quorum
+        self._lazy, self._quorum = lazy, quorum
         self._id = clock.token()[:12]
         self._state = "new"
         self._members: dict[str, Member] = {}
@@ -150,6 +149,7 @@ class WorkerPool:
                 "this process was forked from one that had loaded gRPC, which hangs in such a child", remedy=_NOT_FORKED
             )
         self._state = "starting"
+        registry.register(self, "workers", WorkerPool.workers)
         self._loop = asyncio.get_running_loop()
         try:
             self._start_keeper()
@@ -303,7 +303,7 @@ class WorkerPool:
     def workers(self) -> list[WorkerView]:
         """The workers of this pool, with state and load."""
         found = []
-        for member in self._members.values():
+        for member in list(self._members.values()):  # `registry` may ask from another thread
             worker = member.worker
             state, load = member.view, 0
             if state == "ready" and is_dead(worker.pid):  # and its keeper has not said so yet
@@ -610,6 +610,7 @@ class WorkerPool:
     def _abandon(self) -> None:
         """It is left on another loop than it was entered on: the keeper ends everything."""
         self._state = "closed"
+        registry.unregister(self)
         if self._spawner is not None:
             self._spawner.let_go()
             self._spawner.wait()
@@ -634,6 +635,7 @@ class WorkerPool:
             await self._stop_workers()
         finally:
             self._state = "closed"
+            registry.unregister(self)
             if self._discovery is not None:
                 self._discovery.close()
             if self._spawner is not None:
