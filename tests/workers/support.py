@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from headgate import WorkerPool
+from headgate.workers.processes.keeper_client import KeeperClient
+from headgate.workers.processes.local_placement import LocalPlacement
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0
@@ -56,6 +58,13 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
         assert time.monotonic() < end, f"waited {seconds} s for it"
         time.sleep(0.005)
     return said
+
+
+def keeper_client_of(pool: WorkerPool) -> KeeperClient:
+    """What speaks to the keeper of an open pool."""
+    assert isinstance(pool._placement, LocalPlacement)
+    assert pool._placement._keeper is not None
+    return pool._placement._keeper
 
 
 class Shared:

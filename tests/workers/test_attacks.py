@@ -20,7 +20,7 @@ import headgate
 from headgate import PoolClosed, WorkerPool, WorkerStartFailed, routine
 from headgate.workers.processes.keeper_client import NEW, PREFIX
 from tests.workers import attack_jobs, jobs
-from tests.workers.support import PATIENCE, ROOT, Shared, alive, run, until
+from tests.workers.support import PATIENCE, ROOT, Shared, alive, keeper_client_of, run, until
 
 
 def script(tmp_path: Path, body: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -173,7 +173,7 @@ def test_w24_a_worker_that_stops_is_waited_for_to_be_replaced() -> None:
 
 
 def test_w22_a_pool_that_cannot_connect_in_time_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
+    monkeypatch.setattr("headgate.workers.processes.local_placement._LAST", 0.3)
     stopped: list[int] = []
 
     def stop(event: Any) -> None:
@@ -531,12 +531,11 @@ def test_w52_whoever_cancels_all_tasks_finds_the_workers_again() -> None:
 
 def test_w33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.workers.processes.keeper_client._PATIENCE", 0.3)
-    monkeypatch.setattr("headgate.workers.pool._LAST", 0.3)
+    monkeypatch.setattr("headgate.workers.processes.local_placement._LAST", 0.3)
 
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
-            assert pool._spawner is not None
-            keeper = pool._spawner.pid
+            keeper = keeper_client_of(pool).pid
             os.kill(keeper, signal.SIGSTOP)
         assert not alive(keeper)
 

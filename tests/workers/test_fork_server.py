@@ -14,14 +14,14 @@ import pytest
 from headgate import WorkerPool
 from headgate.testing import no_leaks
 from tests.workers import attack_jobs, jobs
-from tests.workers.support import alive, all_ready, descendants, parent_of, pids, run, script, until
+from tests.workers.support import alive, all_ready, descendants, keeper_client_of, parent_of, pids, run, script, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux's subreapers")
 
 
 def keeper_of(pool: WorkerPool) -> int:
-    assert pool._spawner is not None
-    return pool._spawner.pid
+    """The pid of the keeper."""
+    return keeper_client_of(pool).pid
 
 
 def template_of(pool: WorkerPool) -> int | None:

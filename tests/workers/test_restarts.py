@@ -27,7 +27,7 @@ from headgate import NoWorkersAvailable, WorkerPool, WorkerStartFailed
 from headgate.testing import capture_events, no_leaks
 from headgate.workers.processes import keeper_client, restarts
 from tests.workers import attack_jobs, jobs
-from tests.workers.support import PATIENCE, alive, all_ready, environment, pids, run, states, until
+from tests.workers.support import PATIENCE, alive, all_ready, environment, keeper_client_of, pids, run, states, until
 from tests.workers.test_fork_server import keeper_of, template_of
 
 pytestmark = [
@@ -173,7 +173,7 @@ def test_w26_starts_that_fail_never_end_a_pool_that_has_a_worker(
             assert "exit code 77" in failures(events)[-1].reason
             assert pids(pool) == [healthy]
             assert [await jobs.pid() for _ in range(3)] == [healthy] * 3
-            hooks = [name for name in os.listdir(pool._spawner.directory) if name.endswith(".hook")]  # type: ignore[union-attr]
+            hooks = [name for name in os.listdir(keeper_client_of(pool).directory) if name.endswith(".hook")]
             assert hooks == [], "nothing piles up"
             (tmp_path / "flag").unlink()
             await all_ready(pool, 2)

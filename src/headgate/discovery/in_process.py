@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
-from headgate.discovery.port import DiscoveryEvent, DiscoveryEventType
+from headgate.discovery.port import DiscoveryEvent, DiscoveryEventType, Filter
 from headgate.workers.model import WorkerMetadata
-
-Filter = Callable[[WorkerMetadata], bool]
 
 
 class OwnDiscovery:

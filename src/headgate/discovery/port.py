@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from headgate.workers.model import WorkerMetadata
 
+Filter = Callable[[WorkerMetadata], bool]
+"""Says of which workers somebody wants to hear."""
 DiscoveryEventType = Literal["worker-added", "worker-updated", "worker-dropped"]
 
 
@@ -36,6 +38,6 @@ class DiscoveryLike(Protocol):
         """An async context manager that gives a `DiscoveryPublisherLike`."""
         ...
 
-    def subscribe(self, filter: Callable[[WorkerMetadata], bool] | None = None) -> AsyncIterator[DiscoveryEvent]:
+    def subscribe(self, filter: Filter | None = None) -> AsyncIterator[DiscoveryEvent]:
         """What happens from now on, after a "worker-added" for each worker that is there."""
         ...

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from headgate.errors import InvalidArgument, InvalidType
+
 WorkerState = Literal["starting", "ready", "cooling", "blocked", "lost", "stopping"]
 Report = Literal["accepted", "transient", "evicted"]
 
@@ -127,6 +129,15 @@ class Limits(NamedTuple):
 
 
 UNLIMITED = Limits()
+
+
+def check_tags(tags: tuple[str, ...]) -> None:
+    """Raise if a tag of a worker is not a string, or is blank."""
+    for tag in tags:
+        if not isinstance(tag, str):
+            raise InvalidType(f"tags must be strings, got {type(tag).__name__}")
+        if not tag.strip():
+            raise InvalidArgument("tags must not be blank")
 
 
 class RoutineOptions(NamedTuple):

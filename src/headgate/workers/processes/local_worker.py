@@ -13,7 +13,7 @@ from headgate.context.variables import bare
 from headgate.core.checks import named_options
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
-from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata
+from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata, check_tags
 from headgate.workers.processes.keeper_client import KeeperClient
 from headgate.workers.server.event_loops import kind_of
 
@@ -31,11 +31,7 @@ class LocalWorker:
         options: Any = None,
         backpressure: BackpressureLike | None = None,
     ) -> None:
-        for tag in tags:
-            if not isinstance(tag, str):
-                raise InvalidType(f"tags must be strings, got {type(tag).__name__}")
-            if not tag.strip():
-                raise InvalidArgument("tags must not be blank")
+        check_tags(tags)
         if credentials is not None or options is not None:
             raise InvalidArgument(
                 "credentials= and options= of a worker are not there yet",

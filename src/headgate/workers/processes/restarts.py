@@ -13,6 +13,10 @@ why as soon as starts *keep failing*: `DEATHS` tries in a row, over at least `PA
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from headgate.errors import WorkerStartFailed
 
 DEATHS, WITHIN = 5, 30.0
 """So many starts that failed, within so many seconds, end a pool that never had a worker."""
@@ -20,6 +24,28 @@ FIRST, LONGEST = 0.05, 30.0
 """Seconds of the first pause, and of the longest."""
 PATIENCE = 5.0
 """Seconds for which starts must have failed before callers are told instead of waiting."""
+
+
+class Trouble(NamedTuple):
+    """A start that failed, and how many failed in a row with it: what a placement tells its pool."""
+
+    failure: WorkerStartFailed
+    reason: str
+    """Why it failed, without what the failure adds to that."""
+    failed_tries: int
+    since: float
+    """When the first of these tries failed."""
+    retry_in: float | None
+    """Seconds until the next try; None: there is none, the pool is given up."""
+
+    def keeps_failing(self, now: float) -> bool:
+        """Have starts failed so often and for so long that nobody should wait for the next?"""
+        return keeps_failing(self.failed_tries, self.since, now)
+
+
+def keeps_failing(failed_tries: int, since: float, now: float) -> bool:
+    """Tell whether so many failures in a row, the first of them at `since`, are more than bad luck."""
+    return failed_tries >= DEATHS and now - since >= PATIENCE
 
 
 class Starts:
@@ -32,7 +58,8 @@ class Starts:
         """Tries in a row that failed."""
         self.next_try: float | None = None
         """When the next one is due; None: nothing is awaited."""
-        self._since = 0.0
+        self.since: float = 0.0
+        """When the first of these tries failed."""
         self._failures: deque[float] = deque(maxlen=DEATHS)
 
     def failed(self, now: float) -> float:
@@ -41,7 +68,7 @@ class Starts:
         due = self.next_try
         if due is None:
             if not self.failed_tries:
-                self._since = now
+                self.since = now
             pause = LONGEST if self.failed_tries > 32 else min(FIRST * 2**self.failed_tries, LONGEST)
             self.failed_tries += 1
             due = self.next_try = now + pause
@@ -65,4 +92,4 @@ class Starts:
 
     def keeps_failing(self, now: float) -> bool:
         """Have starts failed so often and for so long that nobody should wait for the next?"""
-        return self.failed_tries >= DEATHS and now - self._since >= PATIENCE
+        return keeps_failing(self.failed_tries, self.since, now)
