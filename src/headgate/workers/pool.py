@@ -446,7 +446,9 @@ class WorkerPool:
             _on(loop, proxy.refuse, "it is closing")
         patience = math.inf if self._shutdown_timeout is None else self._shutdown_timeout
         deadline = clock.now() + (0.0 if hurry else patience)
-        while self._calls() and clock.now() < deadline and self._state != "hurrying":  # noqa: ASYNC110 - calls of several loops end here
+        # It looks again and again: calls end on several loops and threads, and to tell the pool of each end would make
+        # every call dearer for the sake of this one wait.
+        while self._calls() and clock.now() < deadline and self._state != "hurrying":  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await asyncio.gather(
             *(_close_on(loop, proxy) for loop, proxy in list(self._proxies.items())), return_exceptions=True

@@ -202,7 +202,7 @@ class Keeper:
             try:
                 data = data[os.write(self.control, data) :]
             except BlockingIOError:
-                time.sleep(0.001)
+                until_writable(self.control)
             except OSError:
                 return  # the client is gone, and `obey` will see it
 
@@ -398,7 +398,11 @@ class Keeper:
                     pass
 
     def end_all(self) -> None:
-        """The client is gone: end everything below us, the willing first."""
+        """End everything below us, because the client is gone: the willing first.
+
+        It looks again and again: a process that is no child of ours ends without a signal to us, and one that dies may
+        have forked another that has to be found first.
+        """
         for pid in self.everything():
             kill(pid, _signal.SIGTERM)
         deadline = time.monotonic() + GRACE
@@ -611,6 +615,13 @@ def readable(fds: list[int], timeout: float | None) -> list[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN | select.POLLHUP)
     return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+
+
+def until_writable(fd: int) -> None:
+    """Wait until there is room for more, or until nobody reads it any more."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll()
 
 
 def kill(pid: int, number: int) -> None:

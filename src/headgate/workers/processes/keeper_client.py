@@ -231,6 +231,8 @@ class KeeperClient:
         self.let_go()
         process = self._process
         if process is not None:
+            # It looks again and again: asyncio tells the end only of processes that it started itself, and starting one
+            # through it needs an await, which `start` must not. The keeper is gone after a few milliseconds.
             pause, deadline = 0.0005, clock.now() + _PATIENCE
             while process.poll() is None:
                 await asyncio.sleep(pause)
