@@ -1,4 +1,4 @@
-"""What workers are asked to run in the tests of attacks, templates, balancers and loops.
+"""What workers are asked to run in the tests of attacks, fork servers, balancers and loops.
 
 Not in the modules of the tests: a worker that imports one of those imports pytest too, and that takes as long as
 starting it.
@@ -207,7 +207,7 @@ async def same(value: Any, holder: Holder, cyclic: list[Any]) -> tuple[bool, boo
     return holder.held is value, cyclic[1] is cyclic, sum(value[:10])
 
 
-# -- test_template -----------------------------------------------------------------------------------------------------
+# -- test_fork_server --------------------------------------------------------------------------------------------------
 
 
 @routine

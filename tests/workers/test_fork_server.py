@@ -1,4 +1,4 @@
-"""Workers as forks of a template: what that must not change, and what happens when there is none."""
+"""Workers as forks of a fork server: what that must not change, and what happens when there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.testing import no_leaks
 from tests.workers import attack_jobs, jobs
 from tests.workers.support import alive, all_ready, descendants, keeper_client_of, parent_of, pids, run, script, until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="templates need Linux's subreapers")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux's subreapers")
 
 
 def keeper_of(pool: WorkerPool) -> int:
@@ -24,7 +24,7 @@ def keeper_of(pool: WorkerPool) -> int:
     return keeper_client_of(pool).pid
 
 
-def template_of(pool: WorkerPool) -> int | None:
+def fork_server_of(pool: WorkerPool) -> int | None:
     """The child of the keeper that is no worker."""
     children = {pid for pid in descendants(keeper_of(pool)) if parent_of(pid) == keeper_of(pool)}
     return next(iter(children - set(pids(pool))), None)
@@ -35,24 +35,24 @@ def test_w33_workers_are_children_of_the_keeper_and_lead_sessions_of_their_own()
         async with WorkerPool(spawn=3) as pool:
             await all_ready(pool, 3)
             assert {parent_of(pid) for pid in pids(pool)} == {keeper_of(pool)}
-            template = template_of(pool)
-            assert template is not None
-            assert not set(pids(pool)) & {template}
+            server = fork_server_of(pool)
+            assert server is not None
+            assert not set(pids(pool)) & {server}
             found = await asyncio.gather(*(attack_jobs.surroundings("PATH") for _ in range(9)))
             assert {sid for _, _, sid, _ in found} == set(pids(pool))
-        await until(lambda: not alive(template))
+        await until(lambda: not alive(server))
 
     with no_leaks(grace=3):
         run(main)
 
 
-def test_w26_a_template_that_is_killed_is_no_loss() -> None:
+def test_w26_a_fork_server_that_is_killed_is_no_loss() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
-            template = template_of(pool)
-            assert template is not None
-            os.kill(template, signal.SIGKILL)
-            await until(lambda: not alive(template))
+            server = fork_server_of(pool)
+            assert server is not None
+            os.kill(server, signal.SIGKILL)
+            await until(lambda: not alive(server))
             assert await jobs.add(1, 2) == 3
             for _ in range(2):
                 gone = pids(pool)[0]
@@ -60,20 +60,20 @@ def test_w26_a_template_that_is_killed_is_no_loss() -> None:
                 await until(lambda gone=gone: gone not in pids(pool))
                 await all_ready(pool, 2)
             assert await jobs.add(1, 2) == 3
-            assert template_of(pool) not in (None, template), "a new one makes those that come later"
+            assert fork_server_of(pool) not in (None, server), "a new one makes those that come later"
 
     with no_leaks(grace=3):
         run(main)
 
 
-def test_w26_a_template_stopped_at_work_does_not_hold_the_exit() -> None:
+def test_w26_a_fork_server_stopped_at_work_does_not_hold_the_exit() -> None:
     """Workers that were asked for and are not there yet need not be waited for."""
 
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
-            template = template_of(pool)
-            assert template is not None
-            os.kill(template, signal.SIGSTOP)
+            server = fork_server_of(pool)
+            assert server is not None
+            os.kill(server, signal.SIGSTOP)
             growing = asyncio.create_task(pool.resize(3))
             await asyncio.sleep(0.1)
             assert not growing.done()
@@ -81,7 +81,7 @@ def test_w26_a_template_stopped_at_work_does_not_hold_the_exit() -> None:
             await asyncio.gather(growing, return_exceptions=True)
             before = asyncio.get_running_loop().time()
         assert asyncio.get_running_loop().time() - before < 4
-        assert not alive(template)
+        assert not alive(server)
 
     with no_leaks(grace=3):
         run(main)
@@ -133,13 +133,13 @@ CODE = """
     "site",
     [
         "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "import os, sys; any('begin_with_template' in word for word in sys.orig_argv) and os._exit(3)",
-        "import os, sys; any('begin_with_template' in word for word in sys.orig_argv) and os.kill(os.getpid(), 9)",
-        "import sys; 'begin_with_template' in ''.join(sys.orig_argv) and sys.modules.update(gc=None)",
+        "import os, sys; any('begin_with_fork_server' in word for word in sys.orig_argv) and os._exit(3)",
+        "import os, sys; any('begin_with_fork_server' in word for word in sys.orig_argv) and os.kill(os.getpid(), 9)",
+        "import sys; 'begin_with_fork_server' in ''.join(sys.orig_argv) and sys.modules.update(gc=None)",
     ],
     ids=["threads", "exits", "killed", "breaks"],
 )
-def test_w26_where_no_template_can_be_workers_start_by_themselves(tmp_path: Path, site: str) -> None:
+def test_w26_where_no_fork_server_can_be_workers_start_by_themselves(tmp_path: Path, site: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(site)
     path = os.pathsep.join([str(tmp_path / "site"), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -153,7 +153,7 @@ def test_w26_what_the_interpreter_writes_at_its_start_is_passed_on(tmp_path: Pat
     path = os.pathsep.join([str(tmp_path / "site"), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = script(textwrap.dedent(CODE), tmp_path, PYTHONPATH=path)
     assert (done.stdout, done.returncode) == ("2 3\n", 0)
-    assert done.stderr.count("from the site") == 2, "once here, once in the template"
+    assert done.stderr.count("from the site") == 2, "once here, once in the fork server"
 
 
 def test_w33_each_worker_draws_its_own_numbers() -> None:

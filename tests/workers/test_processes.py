@@ -366,7 +366,7 @@ def test_w33_a_pool_with_killed_workers_leaves_nothing(runtime: Path) -> None:
                 os.kill((await all_ready(pool, 2))[0], signal.SIGKILL)
                 await until(lambda: len(pids(pool)) < 2)
             await all_ready(pool, 2)
-            assert len(set(descendants(os.getpid())) - before) == 4, "the keeper, the template and two workers"
+            assert len(set(descendants(os.getpid())) - before) == 4, "the keeper, the fork server and two workers"
         async with no_leaks(grace=3):
             pass
 

@@ -1,7 +1,7 @@
 """W26: a pool whose workers cannot be started for a while lives on, says what it tries next, and recovers.
 
 Forks fail for real where that can be had (a limit on processes binds other users than root), and by a flag otherwise:
-while the file is there, `os.fork` fails in the keeper and in its templates as it does when the system has no more
+while the file is there, `os.fork` fails in the keeper and in its fork servers as it does when the system has no more
 processes to give.
 """
 
@@ -28,11 +28,11 @@ from headgate.testing import capture_events, no_leaks
 from headgate.workers.processes import keeper_client, restarts
 from tests.workers import attack_jobs, jobs
 from tests.workers.support import PATIENCE, alive, all_ready, environment, keeper_client_of, pids, run, states, until
-from tests.workers.test_fork_server import keeper_of, template_of
+from tests.workers.test_fork_server import fork_server_of, keeper_of
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, templates and limits of other processes"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, fork servers and limits of other processes"),
 ]
 
 FAULT = """
@@ -60,16 +60,16 @@ class Flag:
 
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flag:
-    """While it is raised, no keeper and no template can fork."""
+    """While it is raised, no keeper and no fork server can fork."""
     flag = Flag(tmp_path / "no-forks")
     plant(FAULT, flag.path, monkeypatch.setattr)
     return flag
 
 
 def plant(fault: str, flag: Path, setattr: Callable[[object, str, str], None]) -> None:
-    """Have keepers and templates run this before they begin."""
+    """Have keepers and fork servers run this before they begin."""
     fault = fault.format(flag=str(flag))
-    for name, before in (("_KEEP", "keeper.main("), ("_KEEP_WITH_TEMPLATE", "main(c,"), ("_BOOT", "from importlib")):
+    for name, before in (("_KEEP", "keeper.main("), ("_KEEP_WITH_FORK_SERVER", "main(c,"), ("_BOOT", "from importlib")):
         code: str = getattr(keeper_client, name)
         assert before in code
         setattr(keeper_client, name, code.replace(before, f"\n{fault}\n{before}", 1))
@@ -96,7 +96,7 @@ async def kill_all(pool: WorkerPool) -> None:
 def test_w26_a_pool_that_cannot_fork_for_a_while_lives_on(flag: Flag, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2) as pool:
-            keeper, template = keeper_of(pool), template_of(pool)
+            keeper, server = keeper_of(pool), fork_server_of(pool)
             [lost, healthy] = pids(pool)
             flag.raise_()
             with capture_events("workers") as events:
@@ -104,7 +104,7 @@ def test_w26_a_pool_that_cannot_fork_for_a_while_lives_on(flag: Flag, caplog: py
                 await until(lambda: len(failures(events)) >= 5)
                 assert states(pool) == {healthy: "ready"}
                 assert await jobs.pid() == healthy
-                assert (keeper_of(pool), template_of(pool)) == (keeper, template)
+                assert (keeper_of(pool), fork_server_of(pool)) == (keeper, server)
                 assert alive(keeper)
                 pauses = [event.retry_in for event in failures(events)[:5]]
                 assert pauses == sorted(pauses)
@@ -118,7 +118,7 @@ def test_w26_a_pool_that_cannot_fork_for_a_while_lives_on(flag: Flag, caplog: py
                 flag.lower()
                 assert await call == 3
             await all_ready(pool, 2)
-            assert (keeper_of(pool), template_of(pool)) == (keeper, template)
+            assert (keeper_of(pool), fork_server_of(pool)) == (keeper, server)
 
     with no_leaks(grace=3), caplog.at_level(logging.INFO, "headgate.workers"):
         run(main)
@@ -301,7 +301,7 @@ def test_w26_a_folder_that_was_removed_ends_no_replacement(
             with pytest.raises(FileNotFoundError):
                 await attack_jobs.surroundings("PATH")  # there is no current folder
             assert "cannot be entered" in capfd.readouterr().err
-            os.kill(template_of(pool) or 0, signal.SIGKILL)
+            os.kill(fork_server_of(pool) or 0, signal.SIGKILL)
             await replaced(pool)
             assert "cannot be entered" in capfd.readouterr().err, "a program, not a fork"
             os.kill(keeper_of(pool), signal.SIGKILL)
@@ -364,17 +364,17 @@ def test_w26_a_keeper_short_of_descriptors_leaks_none_and_goes_on() -> None:
     run(main)
 
 
-def test_w26_a_template_short_of_descriptors_is_no_obstacle() -> None:
+def test_w26_a_fork_server_short_of_descriptors_is_no_obstacle() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
-            template = template_of(pool)
-            assert template is not None
-            _, hard = resource.prlimit(template, resource.RLIMIT_NOFILE)
-            resource.prlimit(template, resource.RLIMIT_NOFILE, (max(descriptors(template)) + 2, hard))
+            server = fork_server_of(pool)
+            assert server is not None
+            _, hard = resource.prlimit(server, resource.RLIMIT_NOFILE)
+            resource.prlimit(server, resource.RLIMIT_NOFILE, (max(descriptors(server)) + 2, hard))
             await kill_all(pool)
             await all_ready(pool, 1)
             assert await jobs.add(1, 2) == 3
-            assert template_of(pool) == template
+            assert fork_server_of(pool) == server
 
     run(main)
 
@@ -386,14 +386,14 @@ import headgate
 from headgate.testing import capture_events
 from tests.workers import jobs, test_restarts
 from tests.workers.support import all_ready, pids, until
-from tests.workers.test_fork_server import keeper_of, template_of
+from tests.workers.test_fork_server import keeper_of, fork_server_of
 
 flag = Path(sys.argv[1])
 test_restarts.plant(test_restarts.SHORTAGE, flag, setattr)
 
 async def main():
     async with headgate.WorkerPool(spawn=2) as pool:
-        keeper, template = keeper_of(pool), template_of(pool)
+        keeper, server = keeper_of(pool), fork_server_of(pool)
         flag.touch()
         [lost, healthy] = pids(pool)
         with capture_events("workers") as events:
@@ -405,7 +405,7 @@ async def main():
         assert pids(pool) == [healthy] == [await jobs.pid()]
         flag.unlink()
         await all_ready(pool, 2)
-        assert (keeper_of(pool), template_of(pool)) == (keeper, template)
+        assert (keeper_of(pool), fork_server_of(pool)) == (keeper, server)
         print("lived on")
 
 asyncio.run(main())
@@ -451,21 +451,21 @@ def test_w26_a_limit_of_processes_is_survived(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "lived on\n"), done.stderr
 
 
-def test_w26_a_template_that_is_killed_is_made_anew() -> None:
+def test_w26_a_fork_server_that_is_killed_is_made_anew() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
-            first = template_of(pool)
+            first = fork_server_of(pool)
             assert first is not None
             os.kill(first, signal.SIGKILL)
             await kill_all(pool)
             await all_ready(pool, 1)
             await kill_all(pool)
             await all_ready(pool, 1)
-            again = template_of(pool)
+            again = fork_server_of(pool)
             assert again not in (None, first)
             await kill_all(pool)
             await all_ready(pool, 1)
-            assert template_of(pool) == again
+            assert fork_server_of(pool) == again
 
     with no_leaks(grace=3):
         run(main)

@@ -1,4 +1,4 @@
-"""What broke streams, sizes and templates once: each of these was a hang, a leak, lost items or wrong data."""
+"""What broke streams, sizes and fork servers once: each of these was a hang, a leak, lost items or wrong data."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_w42_a_small_call_does_not_wait_for_a_long_argument(shared: Shared) -> N
     shared(main, 60)
 
 
-# -- templates --------------------------------------------------------------------------------------------------------
+# -- fork servers -----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
     import asyncio, os
@@ -260,7 +260,7 @@ PROGRAM = """
 @linux
 def test_w33_modules_of_the_current_folder_are_not_taken_for_ours(tmp_path: Path) -> None:
     """One named keeper.py that opens a pool would start itself for ever."""
-    for name in ("keeper.py", "select.py", "template.py", "memory.py"):
+    for name in ("keeper.py", "select.py", "fork_server.py", "memory.py"):
         (tmp_path / name).write_text("open('imported', 'a').write('x')\nraise SystemExit('not ours')\n")
     (tmp_path / "sub").mkdir()
     done = script(textwrap.dedent(PROGRAM), tmp_path / "sub", PYTHONPATH=os.getcwd())
@@ -285,14 +285,14 @@ def test_w33_signals_that_the_client_blocks_are_not_blocked_in_workers(tmp_path:
 
 
 @linux
-def test_w26_a_template_that_is_stopped_is_given_up() -> None:
-    from tests.workers.test_fork_server import template_of
+def test_w26_a_fork_server_that_is_stopped_is_given_up() -> None:
+    from tests.workers.test_fork_server import fork_server_of
 
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
-            template = template_of(pool)
-            assert template is not None
-            os.kill(template, signal.SIGSTOP)
+            server = fork_server_of(pool)
+            assert server is not None
+            os.kill(server, signal.SIGSTOP)
             os.kill(pids(pool)[0], signal.SIGKILL)
             async with asyncio.timeout(20):
                 assert await jobs.add(1, 2) == 3

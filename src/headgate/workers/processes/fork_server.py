@@ -1,16 +1,16 @@
-"""The main program of a template process: it has loaded what every worker needs, and becomes workers by forking.
+"""The main program of the fork server: it has loaded what every worker needs, and makes workers by forking.
 
 Interpreters that load the same modules side by side cost a tenth of a second each and 15 MB that could be shared. So
-the keeper starts one template per program (interpreter, flags, environment), and asks it for workers. It forks twice:
-the worker's parent is gone at once, and so the keeper, being the subreaper, becomes its parent and learns how it ends.
-The process in between says which pid it made before it goes: whoever is the keeper's child has been announced.
+the keeper starts one fork server for each program (interpreter, flags, environment), and asks it for workers. It forks
+twice: the worker's parent is gone at once, and so the keeper, being the subreaper, becomes its parent and learns how it
+ends. The process in between says which pid it made before it goes: whoever is the keeper's child has been announced.
 
-A fork that fails is said instead, with a pid of 0, and the template goes on: the keeper then starts that worker as a
+A fork that fails is said instead, with a pid of 0, and the fork server goes on: the keeper then starts that worker as a
 program, if it can.
 
-A template has no threads and runs no code of the user. gRPC is imported, but not used: it is what a process may do
-before it forks. Where something started a thread while Python itself started, the template ends, and the keeper starts
-workers one by one, as it does on systems without subreapers.
+The fork server has no threads and runs no code of the user. gRPC is imported, but not used: a process may do that
+before it forks. Where something started a thread while Python itself started, the fork server ends, and the keeper
+starts workers one by one, as it does on systems without subreapers.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ in any way) the keeper ends every descendant and removes DIRECTORY. On Linux it 
 worker: whatever a worker started and left, daemons too, stays below the worker while it lives, and becomes the keeper's
 when it is dead. Elsewhere the keeper ends the process groups of workers. LOCK is held for as long as it lives.
 
-On Linux a pool's workers are forks of a *template* (see there), a child of the keeper. One that does not come up is no
-loss: the workers are then started as programs, each by itself. One that made workers and ended is made anew for the
-next. The first template is there before the keeper is: an interpreter starts, forks the template, and becomes the
-keeper (`begin_with_template`).
+On Linux the workers of a pool are made by a *fork server* (see `fork_server`), a child of the keeper. If it does not
+come up, nothing is lost: the workers are then started as programs, each by itself. If it made workers and ended,
+another is started for the next worker. The first fork server is there before the keeper: an interpreter starts, forks
+the fork server, and becomes the keeper (`begin_with_fork_server`).
 
 A worker that cannot be made (no processes, no memory, no descriptors) is reported as ended before it began, with the
-reason. It ends neither the keeper nor the template, because the other workers would end with them. When to try again is
-the client's to decide.
+reason. It ends neither the keeper nor the fork server, because the other workers would end with them. The client
+decides when to try again.
 
 Each worker gets a pipe from the keeper that is never written to. The worker arms it (see `lifeline`), so that the
 kernel kills the worker when the keeper dies. What a worker writes to stderr before it is ready is kept, and told if it
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 GRACE = 1.0  # between SIGTERM and SIGKILL
-PATIENCE = 5.0  # for a template to make a worker; then the worker is started by itself
-MESSAGE = 1 << 17  # bytes of a request to a template
+PATIENCE = 5.0  # for a fork server to make a worker; then the worker is started by itself
+MESSAGE = 1 << 17  # bytes of a request to a fork server
 TAIL = 4000  # bytes of stderr that are told of a worker that never became ready
 MARK = "HEADGATE_WORKER"
 SHORTAGES = (OSError, MemoryError)  # what opening and forking raise when the system has no more to give
@@ -63,7 +63,7 @@ class Child:
         self.errors: int = errors  # its stderr until it is ready
         self.said: bytes = b""
         self.theirs: tuple[int, int] = (lifeline, said)
-        self.asked: float = 0.0  # when a template was asked for it
+        self.asked: float = 0.0  # when a fork server was asked for it
         self.config: dict[str, Any] = {}
         self.program: dict[str, Any] = {}
         os.set_blocking(status, False)
@@ -74,7 +74,7 @@ class Child:
             os.close(fd)
 
 
-class Template:
+class ForkServer:
     """The process that becomes workers by forking."""
 
     def __init__(self, program: dict[str, Any] | None, pid: int, requests: int, lifeline: int, errors: int) -> None:
@@ -123,9 +123,9 @@ class Keeper:
         self.control: int = control
         self.directory: str = directory
         self.children: dict[int, Child] = {}  # by pid
-        self.template: Template | None = None
-        self.retired: list[Template] = []  # they still make what they were asked for
-        self.unforked: dict[str, Any] | None = None  # the program whose template does not come up
+        self.fork_server: ForkServer | None = None
+        self.retired: list[ForkServer] = []  # they still make what they were asked for
+        self.unforked: dict[str, Any] | None = None  # the program whose fork server does not come up
         self.doomed: list[tuple[float, list[int], int | None]] = []  # (when, pids): SIGTERM was sent, SIGKILL follows
         self.heard: bytes = b""
         self.wake: int
@@ -142,13 +142,13 @@ class Keeper:
         """Until the client is gone."""
         while True:
             watched = [self.control, self.wake, *(c.status for c in self.children.values() if c.status is not None)]
-            watched += [template.socket.fileno() for template in self.templates()]
+            watched += [server.socket.fileno() for server in self.fork_servers()]
             ready = readable(watched, self.patience())
             if self.wake in ready:
                 drain(self.wake)
             for child in [c for c in self.children.values() if c.status in ready]:
                 self.hear(child)
-            self.hear_templates()
+            self.hear_fork_servers()
             self.reap()
             self.finish_doomed()
             if self.control in ready and not self.obey():
@@ -157,7 +157,7 @@ class Keeper:
     def patience(self) -> float | None:
         """Seconds until there is something to do, whatever comes."""
         moments = [self.doomed[0][0]] if self.doomed else []
-        moments += [child.asked + PATIENCE for template in self.templates() for child in template.waiting.values()]
+        moments += [child.asked + PATIENCE for server in self.fork_servers() for child in server.waiting.values()]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def obey(self) -> bool:
@@ -188,8 +188,8 @@ class Keeper:
         for child in self.children.values():
             if child.uid == uid:
                 kill(child.pid, number)
-        for template in self.templates():
-            unmade = template.waiting.get(uid)
+        for server in self.fork_servers():
+            unmade = server.waiting.get(uid)
             if unmade is not None and unmade.program:
                 unmade.program = {}  # it ends as soon as we hear of it
                 self.tell(event="exited", uid=uid, pid=0, code=-number, errors=b"")
@@ -209,16 +209,16 @@ class Keeper:
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def spawn(self, config: dict[str, Any], program: dict[str, Any], forks: bool, first: bool) -> None:
-        """Start a worker: as a fork of the template, or as a program. `first`: of that one that was there before us."""
+        """Start a worker through the fork server, or as a program. `first`: its fork server was there before us."""
         try:
             child = Child(config["uid"], self.directory)
         except SHORTAGES as error:
             self.tell_unmade(config["uid"], error)
             return
         child.config, child.program = config, program
-        if first and self.template is not None:
-            self.template.program = program
-        if not (forks and sys.platform == "linux" and program != self.unforked and self.ask_template(child)):
+        if first and self.fork_server is not None:
+            self.fork_server.program = program
+        if not (forks and sys.platform == "linux" and program != self.unforked and self.ask_fork_server(child)):
             self.exec(child)
 
     def exec(self, child: Child) -> None:
@@ -243,41 +243,41 @@ class Keeper:
         self.children[pid] = child
         self.tell(event="started", uid=child.uid, pid=pid)
 
-    # -- the template --------------------------------------------------------------------------------------------------
+    # -- the fork server -----------------------------------------------------------------------------------------------
 
-    def templates(self) -> list[Template]:
+    def fork_servers(self) -> list[ForkServer]:
         """All of them."""
-        return [*self.retired, *([self.template] if self.template is not None else [])]
+        return [*self.retired, *([self.fork_server] if self.fork_server is not None else [])]
 
-    def ask_template(self, child: Child) -> bool:
-        """Have the template of its program make it."""
-        if self.template is not None and self.template.program != child.program:
-            self.template.retire()
-            self.retired.append(self.template)
-            self.template = None
-        if self.template is None:
+    def ask_fork_server(self, child: Child) -> bool:
+        """Have the fork server of its program make it."""
+        if self.fork_server is not None and self.fork_server.program != child.program:
+            self.fork_server.retire()
+            self.retired.append(self.fork_server)
+            self.fork_server = None
+        if self.fork_server is None:
             try:
-                self.template = start_template(child.program, child.config, self.directory)
+                self.fork_server = start_fork_server(child.program, child.config, self.directory)
             except SHORTAGES:
                 return False
-        return self.template.ask(child)
+        return self.fork_server.ask(child)
 
-    def hear_templates(self) -> None:
+    def hear_fork_servers(self) -> None:
         """Which workers they made; or that one is gone."""
-        for template in self.templates():
-            if not self.hear_template(template) or self.is_late(template):
-                self.drop_template(template)
+        for server in self.fork_servers():
+            if not self.hear_fork_server(server) or self.is_late(server):
+                self.drop_fork_server(server)
 
-    def is_late(self, template: Template) -> bool:
+    def is_late(self, server: ForkServer) -> bool:
         """Does somebody wait for too long? It was stopped, or hangs."""
         now = time.monotonic()
-        return any(now - child.asked > PATIENCE for child in template.waiting.values())
+        return any(now - child.asked > PATIENCE for child in server.waiting.values())
 
-    def hear_template(self, template: Template) -> bool:
+    def hear_fork_server(self, server: ForkServer) -> bool:
         """Read what it says. False: it is gone."""
         while True:
             try:
-                data = template.socket.recv(4096)
+                data = server.socket.recv(4096)
             except BlockingIOError:
                 return True
             except OSError:
@@ -285,10 +285,10 @@ class Keeper:
             if not data:
                 return False
             made = marshal.loads(data)
-            child = template.waiting.pop(made["uid"], None)
+            child = server.waiting.pop(made["uid"], None)
             if child is None:
                 continue
-            template.made += bool(made["pid"])
+            server.made += bool(made["pid"])
             if child.program and made["pid"]:
                 self.born(child, made["pid"])
             elif child.program:  # it could not be made: by itself, then
@@ -298,16 +298,16 @@ class Keeper:
                 if made["pid"]:
                     kill(made["pid"], _signal.SIGKILL)
 
-    def drop_template(self, template: Template) -> None:
+    def drop_fork_server(self, server: ForkServer) -> None:
         """It is gone, or of no use: start by themselves those that it was to make."""
-        if template is self.template:
-            if not template.made:
-                self.unforked = template.program
-            self.template = None
+        if server is self.fork_server:
+            if not server.made:
+                self.unforked = server.program
+            self.fork_server = None
         else:
-            self.retired.remove(template)
-        template.close()
-        for child in template.waiting.values():
+            self.retired.remove(server)
+        server.close()
+        for child in server.waiting.values():
             if child.program:
                 self.exec(child)
             else:
@@ -341,7 +341,7 @@ class Keeper:
             if pid == 0:
                 return
             if pid not in self.children:
-                self.hear_templates()  # one told of it before it became ours
+                self.hear_fork_servers()  # one told of it before it became ours
             child = self.children.pop(pid, None)
             if child is not None:
                 self.bury(child, os.waitstatus_to_exitcode(status))
@@ -366,9 +366,9 @@ class Keeper:
     def orphans(self) -> list[int]:
         """Children of ours that are no workers: something that a dead worker started and left."""
         found = children(os.getpid())
-        self.hear_templates()  # after we looked: they tell of a worker before that becomes our child
-        templates = {template.pid for template in self.templates()}
-        return [pid for pid in found if pid not in self.children and pid not in templates]
+        self.hear_fork_servers()  # after we looked: they tell of a worker before that becomes our child
+        servers = {server.pid for server in self.fork_servers()}
+        return [pid for pid in found if pid not in self.children and pid not in servers]
 
     def end(self, pids: list[int], group: int | None = None) -> None:
         """Ask these to end, and see to it later."""
@@ -442,7 +442,7 @@ class Keeper:
 def fork_program(
     name: str, program: dict[str, Any], config: dict[str, Any], lifeline: int, said: int, errors: int
 ) -> int:
-    """Start this program of the package (a worker, a template) in a process of its own; its pid."""
+    """Start this program of the package (a worker, a fork server) in a process of its own; its pid."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -454,8 +454,8 @@ def fork_program(
     return pid
 
 
-def start_template(program: dict[str, Any], config: dict[str, Any], directory: str) -> Template:
-    """Start a template as a program."""
+def start_fork_server(program: dict[str, Any], config: dict[str, Any], directory: str) -> ForkServer:
+    """Start a fork server as a program."""
     ours, theirs, line, lifeline, errors = open_all(socket_pair, os.pipe, lambda: (anonymous_file(directory),))
     try:
         pid = fork_program("fork_server", program, config, line, theirs, errors)
@@ -466,14 +466,14 @@ def start_template(program: dict[str, Any], config: dict[str, Any], directory: s
     finally:
         os.close(line)
         os.close(theirs)
-    return Template(program, pid, ours, lifeline, errors)
+    return ForkServer(program, pid, ours, lifeline, errors)
 
 
-def begin_with_template() -> tuple[Any, ...]:
-    """In an interpreter like that of the workers: become the keeper, and in a child the template of its workers.
+def begin_with_fork_server() -> tuple[Any, ...]:
+    """In an interpreter like that of the workers: become the keeper, and in a child the fork server of its workers.
 
     The keeper is a program of its own, but its interpreter's start is not waited for that way: it starts when the
-    first command has come, and the template is half loaded by then. Returns in the child.
+    first command has come, and the fork server is half loaded by then. Returns in the child.
     """
     fds, directory, here, code, config, guard = sys.argv[1:]
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -659,13 +659,13 @@ def main() -> None:
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     for number in QUIET:
         _signal.signal(number, _signal.SIG_IGN)
-    (control, lock, *of_template), directory = map(int, sys.argv[1].split(",")), sys.argv[2]
-    for fd in (control, lock, *of_template):
+    (control, lock, *of_fork_server), directory = map(int, sys.argv[1].split(",")), sys.argv[2]
+    for fd in (control, lock, *of_fork_server):
         os.set_inheritable(fd, False)
     os.set_blocking(control, False)
     keeper = Keeper(control, directory)
-    if of_template:
-        keeper.template = Template(None, int(sys.argv[4]), *of_template)
+    if of_fork_server:
+        keeper.fork_server = ForkServer(None, int(sys.argv[4]), *of_fork_server)
     adopts_orphans()
     try:
         keeper.run()

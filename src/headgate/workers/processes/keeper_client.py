@@ -31,8 +31,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _PATIENCE = 5.0  # for the keeper to end everything and itself
 _KEEP = "import sys;sys.path.append(sys.argv[3]);import keeper;keeper.main()"
 """Not by its path: what is run as a script is compiled each time."""
-_KEEP_WITH_TEMPLATE = (
-    "import sys;sys.path[:]=[sys.argv[3],*(p for p in sys.path if p)];import keeper;c,*f=keeper.begin_with_template();"
+_KEEP_WITH_FORK_SERVER = (
+    "import sys;sys.path[:]=[sys.argv[3],*(p for p in sys.path if p)];import keeper;"
+    "c,*f=keeper.begin_with_fork_server();"
     "sys.path[:]=c['path'];del sys.modules['keeper'];from headgate.workers.processes.fork_server import main;main(c,*f)"
 )
 """Without the current folder, whose modules are not ours."""
@@ -58,13 +59,13 @@ class KeeperClient:
         self._on_event = on_event
         self.folder: str | None = folder
         """The current folder, as it was last known."""
-        self._several = several  # a template is worth its while
+        self._several = several  # so many workers that a fork server pays
         self._reader: asyncio.Task[None] | None = None
         self._ours: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: str | None = None
         self._backlog = b""
-        self._first: dict[str, Any] = {}  # the program of the template that comes with the keeper
+        self._first: dict[str, Any] = {}  # the program of the fork server that comes with the keeper
         self._guard = -1  # as long as it is open, what becomes the keeper may live
         self.forgotten: bool = False
         """Is this a forked child, which has no say here?"""
@@ -118,12 +119,12 @@ class KeeperClient:
         _open.add(self)
 
     def _command(self, fds: tuple[int, ...], guard: int) -> list[str]:
-        """The keeper alone; or an interpreter that becomes both the keeper and its first template."""
+        """The keeper alone; or an interpreter that becomes both the keeper and its first fork server."""
         arguments = [",".join(map(str, fds)), self.directory, _HERE]
         if guard < 0:
             return [sys.executable, "-ISs", "-c", _KEEP, *arguments]
         config = marshal.dumps(self._config()).hex()
-        return [*_interpreter(), "-c", _KEEP_WITH_TEMPLATE, *arguments, _KEEP, config, str(guard)]
+        return [*_interpreter(), "-c", _KEEP_WITH_FORK_SERVER, *arguments, _KEEP, config, str(guard)]
 
     def _program(self) -> dict[str, Any]:
         """What a worker is, as a program."""

@@ -1,5 +1,6 @@
-"""The main program of a worker process. The keeper starts it, or a template becomes it; it says when it is
-ready, or why never.
+"""The main program of a worker process, started by the keeper or forked by the fork server.
+
+It tells the keeper when it is ready, or why it never will be.
 
 Until it is ready its stderr is a file of the keeper's, so that whatever ends it too early can be told to the client.
 From then on it is the client's, and the file gets a copy: its last lines are in WorkerLost.
