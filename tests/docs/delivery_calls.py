@@ -360,7 +360,7 @@ async def lost_afterwards(lab: Lab) -> None:
     for pid in sleeping:
         kill(pid, signal.SIGSTOP)
     sent = asyncio.create_task(routine(jobs.returns)(nothing))
-    proxy: Any = pool._proxies[asyncio.get_running_loop()]
+    proxy: Any = pool._dispatchers[asyncio.get_running_loop()]
     await until(lambda: any(call.number for call in proxy._calls))  # sent, and read by nobody
     for pid in sleeping:
         kill(pid)

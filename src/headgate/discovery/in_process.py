@@ -1,4 +1,4 @@
-"""The workers of one pool, announced inside its process: no file, no socket. Its event loops may be several."""
+"""A discovery inside one process: announces the workers of a pool to its event loops, without file or socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.workers.model import WorkerMetadata
 
 
 class OwnDiscovery:
-    """A list of workers, and everyone who wants to hear of it."""
+    """The list of the workers of one pool, and the subscribers that hear of each change. Usable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,7 @@ class OwnDiscovery:
 
     @property
     def publisher(self) -> OwnDiscovery:
-        """Itself."""
+        """The discovery itself, which announces workers too."""
         return self
 
     async def __aenter__(self) -> Self:
@@ -35,11 +35,11 @@ class OwnDiscovery:
         self.close()
 
     async def publish(self, type: DiscoveryEventType, metadata: WorkerMetadata) -> None:
-        """Tell every listener, each on its own loop."""
+        """Tell every subscriber of a worker, each on its own loop."""
         self.announce(type, metadata)
 
     def announce(self, type: DiscoveryEventType, metadata: WorkerMetadata) -> None:
-        """The same, at once."""
+        """Tell every subscriber without an await. A worker that is not known cannot be dropped."""
         with self._lock:
             if type == "worker-dropped":
                 if self._workers.pop(metadata.uid, None) is None:
@@ -52,7 +52,7 @@ class OwnDiscovery:
             _put(loop, queue, event)
 
     async def subscribe(self, filter: Filter | None = None) -> AsyncIterator[DiscoveryEvent]:
-        """Who is there, then what happens, until this is closed."""
+        """Yield a "worker-added" for each worker that is there, then every change, until this is closed."""
         queue: asyncio.Queue[DiscoveryEvent | None] = asyncio.Queue()
         with self._lock:
             present = list(self._workers.values())
@@ -71,7 +71,7 @@ class OwnDiscovery:
                 self._listeners.pop(queue, None)
 
     def close(self) -> None:
-        """Every subscription ends."""
+        """End every subscription, those that begin later too."""
         with self._lock:
             self._closed = True
             listeners = list(self._listeners.items())

@@ -1,4 +1,4 @@
-"""The port: who announces workers, and who hears of them, know each other through this only."""
+"""The port of discovery: all that those who announce workers and those who use them know of each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DiscoveryEventType = Literal["worker-added", "worker-updated", "worker-dropped"]
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryEvent:
-    """A worker came, changed or went."""
+    """News of one worker: it came, changed or went."""
 
     type: DiscoveryEventType
     metadata: WorkerMetadata
@@ -23,10 +23,10 @@ class DiscoveryEvent:
 
 @runtime_checkable
 class DiscoveryPublisherLike(Protocol):
-    """Announces workers."""
+    """The side of a discovery that announces workers."""
 
     async def publish(self, type: DiscoveryEventType, metadata: WorkerMetadata) -> None:
-        """Tell everyone who subscribed, now or later."""
+        """Tell everyone who is subscribed, or subscribes later, of a worker."""
 
 
 @runtime_checkable
@@ -39,5 +39,5 @@ class DiscoveryLike(Protocol):
         ...
 
     def subscribe(self, filter: Filter | None = None) -> AsyncIterator[DiscoveryEvent]:
-        """What happens from now on, after a "worker-added" for each worker that is there."""
+        """Yield a "worker-added" for each worker that is there, then what happens from now on."""
         ...

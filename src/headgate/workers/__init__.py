@@ -1,4 +1,9 @@
-"""Worker pools: routines, workers, balancing. Names are loaded when they are first used: a worker process needs few."""
+"""Routines on worker processes: `pool.WorkerPool`, the decorator `routines.routine`, and `map`.
+
+`client` makes calls, `server` runs them, `protocol` is what lies between them, `serialization` makes objects bytes, and
+`processes` starts workers. The package may import `context`, `discovery`, `resources`, `registry`, `core` and `errors`.
+Names are loaded when they are first used, because a worker process needs few of them.
+"""
 
 from headgate.core.lazy import lazy
 

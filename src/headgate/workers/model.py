@@ -1,4 +1,4 @@
-"""The nouns of the room: a task, a worker, and how a function is known to both sides. Pure."""
+"""The values that client, worker and pool share: tasks, workers, functions, options and limits. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Report = Literal["accepted", "transient", "evicted"]
 ENDED = 70
 """The exit code of a worker that ends itself because its loop is held for too long."""
 ENDS_BECAUSE = "ends, to be replaced: "
-"""What such a worker writes to stderr before the reason."""
+"""What a worker that ends itself writes to stderr before the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class Task:
 
     id: str
     caller: str | None
-    """The id of the task that called it; None: it was called from outside of any."""
+    """The id of the task that called this one; None: no task did."""
     tag: str
-    """Which function: ``module.qualname:line``."""
+    """Which function it runs, as ``module.qualname:line``."""
     timeout: float | None = None
-    """Seconds it may run."""
+    """Seconds that it may run; None: no limit."""
     tenant: str | None = None
-    """For whom it runs: the fairness key of the task of a TaskPool that it belongs to."""
+    """The tenant for whom it runs: the fairness key of the task of a TaskPool that it belongs to."""
 
 
 class TaskException(NamedTuple):
@@ -41,7 +41,7 @@ class TaskException(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMetadata:
-    """What a worker says of itself: who it is and how to reach it."""
+    """The identity of a worker, and how to reach it."""
 
     uid: str
     address: str
@@ -55,31 +55,31 @@ class WorkerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker, as a balancer and `WorkerPool.workers()` see it at one moment."""
+    """The state of a worker at one moment, for load balancers and `WorkerPool.workers()`."""
 
     metadata: WorkerMetadata
     state: WorkerState
     in_flight: int = 0
-    """Calls of this event loop that it has and has not answered."""
+    """Calls that the worker has not answered yet: of this event loop for a balancer, of all for `workers()`."""
 
     @property
     def uid(self) -> str:
-        """Its name, unique."""
+        """The unique name of the worker."""
         return self.metadata.uid
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id of the worker."""
         return self.metadata.pid
 
     @property
     def address(self) -> str:
-        """Where its server listens."""
+        """The address on which its server listens."""
         return self.metadata.address
 
     @property
     def tags(self) -> frozenset[str]:
-        """What it is marked with."""
+        """The tags that the worker was given."""
         return self.metadata.tags
 
     def __repr__(self) -> str:
@@ -87,20 +87,20 @@ class WorkerView:
 
 
 class BackpressureContext(NamedTuple):
-    """What a backpressure hook may look at."""
+    """What a backpressure hook is told before it decides."""
 
     active_task_count: int
-    """Tasks that the worker is running."""
+    """How many tasks the worker is running."""
     task: Task
-    """The one that asks to be let in."""
+    """The task that the hook may refuse."""
 
 
 @runtime_checkable
 class BackpressureLike(Protocol):
-    """A hook of a worker: True refuses the task, and the caller's balancer goes on to the next worker."""
+    """A hook of a worker that may refuse tasks: the balancer of the caller then asks the next worker."""
 
     def __call__(self, context: BackpressureContext, /) -> Any:
-        """Sync or async; answers with a bool."""
+        """Return True to refuse the task, or an awaitable that does."""
         ...
 
 
@@ -120,7 +120,7 @@ class FunctionForm(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """For how long routines may keep a worker from its work, in seconds, before it is replaced. None: for ever."""
+    """For how many seconds routines may keep a worker from its work before it is replaced. None: no limit."""
 
     max_overdue: float | None = None
     """Holding its loop, the interpreter's lock or all its thread places, past their own timeout."""
@@ -141,7 +141,7 @@ def check_tags(tags: tuple[str, ...]) -> None:
 
 
 class RoutineOptions(NamedTuple):
-    """What was said to the decorator."""
+    """The options that a routine was declared with."""
 
     timeout: float | None = None
     retries: int = 0

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from contextvars import Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
 
 from headgate import registry
 from headgate.core.checks import (
@@ -42,10 +42,20 @@ from headgate.workers.processes.placement import Launch, Placement, Retirement
 from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from headgate.discovery.port import DiscoveryLike
+    from headgate.workers.client.balancing import LoadBalancerLike
     from headgate.workers.client.dispatcher import Dispatcher
     from headgate.workers.processes.exit_status import Ending
     from headgate.workers.processes.restarts import Trouble
 
+    # A factory may give a load balancer, an awaitable of one, or a context manager that gives one.
+    BalancerSource = (
+        LoadBalancerLike | Callable[[], Any] | AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
+    )
+
+Ts = TypeVarTuple("Ts")
 MAX_OVERDUE = 30.0
 """Seconds that calls past their own timeout may hold a worker before it is replaced, unless the pool says otherwise."""
 _NOT_FORKED = "Start the child as a new program: subprocess, or multiprocessing with the spawn method."
@@ -60,11 +70,11 @@ class WorkerPool:
         self,
         *tags: str,
         spawn: int | None = None,
-        discovery: Any = None,
+        discovery: DiscoveryLike | None = None,
         lease: int | None = None,
         lazy: bool = True,
-        loadbalancer: Any = None,
-        credentials: Any = None,
+        loadbalancer: BalancerSource | None = None,
+        credentials: None = None,
         worker: Callable[..., Any] | None = None,
         quorum: int = 1,
         quorum_timeout: float | None = 60,
@@ -112,7 +122,8 @@ class WorkerPool:
             raise InvalidType(
                 f"loadbalancer must have order() and report(), or make something that has, got {loadbalancer!r}"
             )
-        self._balancer: Any = loadbalancer
+        self._balancer_source = loadbalancer
+        self._balancer: LoadBalancerLike
         self._placement: Placement = LocalPlacement(worker)
         self._lazy, self._quorum = lazy, quorum
         self._id = clock.token()[:12]
@@ -122,7 +133,7 @@ class WorkerPool:
         self._trouble: Trouble | None = None  # the last start failed
         self._failure: WorkerStartFailed | None = None  # what callers are told who find no worker
         self._changed: list[asyncio.Future[None]] = []
-        self._proxies: dict[asyncio.AbstractEventLoop, Dispatcher] = {}
+        self._dispatchers: dict[asyncio.AbstractEventLoop, Dispatcher] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._token: Token[Any] | None = None
         self._outer: WorkerPool | None = None  # the pool that was active around this one
@@ -156,7 +167,7 @@ class WorkerPool:
             )
             from headgate.workers.client import dispatcher  # noqa: F401 - imports grpc, while the workers start
 
-            self._balancer = await self._resolved(self._balancer)
+            self._balancer = await self._resolved(self._balancer_source)
             await self._until_ready()
             self._state = "open"
             if not self._lazy:
@@ -196,15 +207,15 @@ class WorkerPool:
         self._changed.append(future)
         await asyncio.wait((future,), timeout=None if timeout == math.inf else timeout)
 
-    async def _resolved(self, balancer: Any) -> Any:
-        """The balancer itself: given, made by a factory, or by entering a context manager."""
+    async def _resolved(self, balancer: Any) -> LoadBalancerLike:
+        """Return the load balancer itself: as given, made by a factory, or by entering a context manager."""
         if balancer is None:
             from headgate.workers.client.balancing import RoundRobinLoadBalancer
 
             return RoundRobinLoadBalancer()
         for _ in range(3):
             if hasattr(balancer, "order") and hasattr(balancer, "report") and not isinstance(balancer, type):
-                return balancer
+                break
             if hasattr(type(balancer), "__aenter__"):
                 manager, balancer = balancer, await balancer.__aenter__()
                 self._contexts.append(manager)
@@ -215,9 +226,10 @@ class WorkerPool:
                 balancer = balancer()
                 if inspect.isawaitable(balancer):
                     balancer = await balancer
-        if hasattr(balancer, "order") and hasattr(balancer, "report"):
-            return balancer
-        raise InvalidType(f"loadbalancer gave a {type(balancer).__name__}, which has no order() and report()")
+        if not (hasattr(balancer, "order") and hasattr(balancer, "report")):
+            raise InvalidType(f"loadbalancer gave a {type(balancer).__name__}, which has no order() and report()")
+        found: LoadBalancerLike = balancer
+        return found
 
     # -- for routines -------------------------------------------------------------------------------------------------
 
@@ -231,14 +243,14 @@ class WorkerPool:
         return self if outer is None else outer
 
     def __dispatcher__(self) -> Dispatcher:
-        """The proxy of the running loop."""
+        """Return the dispatcher of the running loop, made at its first call. `routines` asks."""
         loop = asyncio.get_running_loop()
-        proxy = self._proxies.get(loop)
-        if proxy is None:
-            proxy = self._make_proxy(loop)
+        dispatcher = self._dispatchers.get(loop)
+        if dispatcher is None:
+            dispatcher = self._make_dispatcher(loop)
         if self._forked:
             self._refuse()
-        return proxy
+        return dispatcher
 
     def _refuse(self) -> None:
         if self._forked:
@@ -253,14 +265,14 @@ class WorkerPool:
             remedy="Put `async with` around its use: `async with WorkerPool() as workers:`.",
         )
 
-    def _make_proxy(self, loop: asyncio.AbstractEventLoop) -> Dispatcher:
+    def _make_dispatcher(self, loop: asyncio.AbstractEventLoop) -> Dispatcher:
         from headgate.workers.client.dispatcher import Dispatcher
 
         if self._state != "open":
             self._refuse()
-        for other in [other for other in self._proxies if other.is_closed()]:
-            self._proxies.pop(other).abandon()
-        proxy = self._proxies[loop] = Dispatcher(
+        for other in [other for other in self._dispatchers if other.is_closed()]:
+            self._dispatchers.pop(other).abandon()
+        dispatcher = self._dispatchers[loop] = Dispatcher(
             self._balancer,
             quorum=self._quorum,
             quorum_timeout=self._quorum_timeout,
@@ -271,19 +283,19 @@ class WorkerPool:
             limits=self._limits,
             on_retiring=self._on_retiring,
         )
-        proxy.why_none = self._why_none
+        dispatcher.why_none = self._why_none
         if self._failure is not None:
-            proxy.fail(self._failure)
-        proxy.follow(self._placement.subscribe())
-        return proxy
+            dispatcher.fail(self._failure)
+        dispatcher.follow(self._placement.subscribe())
+        return dispatcher
 
     def workers(self) -> list[WorkerView]:
-        """The workers of this pool, with state and load."""
+        """Return the workers of this pool, with their state and their load."""
         found = []
         for placed in self._placement.workers():
             state, load = placed.state, 0
-            for proxy in list(self._proxies.values()):
-                for view in proxy.views():
+            for dispatcher in list(self._dispatchers.values()):
+                for view in dispatcher.views():
                     if view.uid == placed.uid:
                         load += view.in_flight
                         state = view.state if state == "ready" else state
@@ -291,7 +303,7 @@ class WorkerPool:
         return found
 
     async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Run a routine once on each worker that is there now; what each returned, by the worker's uid.
+        """Run a routine once on each worker that is there now; return what each returned, by the uid of the worker.
 
         All of them end before it does. If some failed, the failure of the first is raised, and names its worker.
         """
@@ -301,11 +313,11 @@ class WorkerPool:
         if (bound := getattr(routine, "__self__", None)) is not None:
             args = (bound, *args)
         self._require_open()
-        proxy, running, limit = self.__dispatcher__(), CALLER.get(), dispatch_limit()
-        await proxy.until_known([view.uid for view in self._placement.workers() if view.state == "ready"])
+        dispatcher, running, limit = self.__dispatcher__(), CALLER.get(), dispatch_limit()
+        await dispatcher.until_known([view.uid for view in self._placement.workers() if view.state == "ready"])
         caller = "" if running is None else running.id
         uids = [view.uid for view in self.workers() if view.state not in ("starting", "stopping", "lost")]
-        tasks = [asyncio.ensure_future(proxy.call(found, args, kwargs, limit, caller, to=uid)) for uid in uids]
+        tasks = [asyncio.ensure_future(dispatcher.call(found, args, kwargs, limit, caller, to=uid)) for uid in uids]
         await asyncio.gather(*tasks, return_exceptions=True)
         for uid, task in zip(uids, tasks, strict=True):
             error = None if task.cancelled() else task.exception()
@@ -315,7 +327,7 @@ class WorkerPool:
         return {uid: task.result() for uid, task in zip(uids, tasks, strict=True)}
 
     async def resize(self, size: int) -> None:
-        """So many workers from now on; returns when they are ready, or those that leave have finished."""
+        """Have so many workers from now on; return when they are ready, or when those that leave have finished."""
         checked_optional_count("size", size, 1)
         if size is None:
             raise InvalidType("size must be a whole number, got NoneType")
@@ -348,8 +360,8 @@ class WorkerPool:
 
     def _on_ended(self, uid: str, ending: Ending) -> None:
         """Tell each dispatcher how the process of a worker ended: the errors of calls lost with it say that."""
-        for loop, proxy in list(self._proxies.items()):
-            _on(loop, proxy.learn, uid, ending)
+        for loop, dispatcher in list(self._dispatchers.items()):
+            _on(loop, dispatcher.learn, uid, ending)
 
     def _on_trouble(self, trouble: Trouble | None) -> None:
         """Decide what callers are told who find no worker, when a start failed or starting works again."""
@@ -370,15 +382,15 @@ class WorkerPool:
         return self._trouble is not None and self._trouble.keeps_failing(clock.now())
 
     def _why_none(self) -> str:
-        """Why there may be no worker: the last start failed. Called on other threads too."""
+        """Say why there may be no worker, if the last start failed. Called on other threads too."""
         trouble = self._trouble
         return "" if trouble is None else f"; the last start of a worker failed: {trouble.reason}"
 
     def _tell_waiting(self, error: WorkerStartFailed | None) -> None:
         """Have callers who find no worker raise this; None: have them wait for one, as usual."""
         self._failure = error
-        for loop, proxy in list(self._proxies.items()):
-            _on(loop, proxy.fail, error)
+        for loop, dispatcher in list(self._dispatchers.items()):
+            _on(loop, dispatcher.fail, error)
 
     def _on_lost(self, metadata: WorkerMetadata, reason: str) -> None:
         """Have a worker ended and replaced that a dispatcher cannot reach: it must not live on."""
@@ -442,20 +454,19 @@ class WorkerPool:
 
     async def _drain(self, *, hurry: bool) -> None:
         """Refuse new calls, let those under way end for a while, and close the dispatchers."""
-        for loop, proxy in list(self._proxies.items()):
-            _on(loop, proxy.refuse, "it is closing")
+        for loop, dispatcher in list(self._dispatchers.items()):
+            _on(loop, dispatcher.refuse, "it is closing")
         patience = math.inf if self._shutdown_timeout is None else self._shutdown_timeout
         deadline = clock.now() + (0.0 if hurry else patience)
         # It looks again and again: calls end on several loops and threads, and to tell the pool of each end would make
         # every call dearer for the sake of this one wait.
         while self._calls() and clock.now() < deadline and self._state != "hurrying":  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        await asyncio.gather(
-            *(_close_on(loop, proxy) for loop, proxy in list(self._proxies.items())), return_exceptions=True
-        )
+        closings = [_close_on(loop, dispatcher) for loop, dispatcher in list(self._dispatchers.items())]
+        await asyncio.gather(*closings, return_exceptions=True)
 
     def _calls(self) -> int:
-        return sum(proxy.calls for loop, proxy in self._proxies.items() if not loop.is_closed())
+        return sum(dispatcher.calls for loop, dispatcher in self._dispatchers.items() if not loop.is_closed())
 
     def __repr__(self) -> str:
         states = [view.state for view in self.workers()]
@@ -463,8 +474,8 @@ class WorkerPool:
         return f"<WorkerPool {self._state}{': ' + counts if counts else ''}>"
 
 
-def _on(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) -> None:
-    """Call it on that loop, at once if that is this one."""
+def _on(loop: asyncio.AbstractEventLoop, fn: Callable[[*Ts], object], *args: *Ts) -> None:
+    """Call a function on that loop, at once if it is the running one."""
     if asyncio._get_running_loop() is loop:
         fn(*args)
         return
@@ -474,14 +485,14 @@ def _on(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) -> 
         pass
 
 
-async def _close_on(loop: asyncio.AbstractEventLoop, proxy: Dispatcher) -> None:
-    """Close a proxy on its own loop. One that is busy or ends meanwhile is not waited for."""
+async def _close_on(loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> None:
+    """Close a dispatcher on its own loop. A loop that is busy or ends meanwhile is not waited for."""
     if loop.is_closed():
-        proxy.abandon()
+        dispatcher.abandon()
     elif loop is asyncio.get_running_loop():
-        await proxy.close("it was closed")
+        await dispatcher.close("it was closed")
     elif loop.is_running():
-        closing = asyncio.run_coroutine_threadsafe(proxy.close("it was closed"), loop)
+        closing = asyncio.run_coroutine_threadsafe(dispatcher.close("it was closed"), loop)
         await asyncio.wait([asyncio.wrap_future(closing)], timeout=_LAST)
 
 

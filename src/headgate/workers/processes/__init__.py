@@ -1,1 +1,7 @@
-"""Worker processes on this machine: the keeper that starts them, and what each of them runs."""
+"""Starting the worker processes of a pool, replacing those that end, and ending all of them.
+
+`placement.Placement` is the port through which a WorkerPool does that. `local_placement.LocalPlacement`, its
+implementation for this machine, has a keeper process start workers (`keeper_client` here, `keeper` there), from a fork
+server where there can be one (`fork_server`); each runs `worker_main`. `keeper` imports nothing of headgate; the other
+modules import what `workers` may.
+"""

@@ -1,8 +1,8 @@
-"""How a worker process ended, as its keeper tells: exit code or signal, and what it wrote to stderr last.
+"""How a worker process ended, as its keeper reports it: exit code or signal, and the end of its stderr.
 
 A stream to a worker that died ends a moment before its keeper can say how. So the calls that were lost with it wait for
-that word, for `LAST_WORD` seconds at most (see `Connection`). Workers that are not of this pool's keeper are not waited
-for.
+that report, for `LAST_WORD` seconds at most (see `Connection`). It is not waited for where no keeper of this pool
+reports.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headgate.workers.processes.keeper import TAIL
 LAST_WORD = 1.0
 """Seconds to wait for the keeper's report; it comes within a few milliseconds, as a rule."""
 LINES = 20
-"""Lines of stderr that are told."""
+"""How many of the last lines of stderr are kept."""
 
 
 class Ending(NamedTuple):
-    """How a worker ended."""
+    """How the process of a worker ended, as far as that is known."""
 
     exit_code: int | None = None
     """None: it was killed by a signal, or that is not known."""
@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
 
 def ending_of(report: Mapping[str, Any]) -> Ending:
-    """What a report of the keeper says; nothing, if the keeper itself is gone."""
+    """Read how a worker ended from a report of the keeper; nothing is known if the keeper itself is gone."""
     code = report.get("code")
     if code is None:
         return Ending()
@@ -51,7 +51,7 @@ def ending_of(report: Mapping[str, Any]) -> Ending:
 
 
 def why_replaced(ending: Ending) -> str:
-    """Why a worker ended itself to be replaced; "" if it did not.
+    """Return why a worker ended itself to be replaced; "" if it did not.
 
     It tells its clients as well, but the keeper's report may be read before that message.
     """

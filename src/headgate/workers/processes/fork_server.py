@@ -25,13 +25,13 @@ from typing import Any
 from headgate.workers.processes import lifeline, worker_main
 
 MESSAGE = 1 << 17
-"""Bytes of a request at most."""
+"""How many bytes a request may have."""
 DESCRIPTORS = 3
-"""What comes with a request: lifeline, status, and the file for what is written to stderr."""
+"""How many descriptors come with a request: lifeline, status, and the file for what is written to stderr."""
 
 
 def main(config: dict[str, Any], line: int, requests: int, stderr: int) -> None:
-    """Fork until the keeper is gone."""
+    """Make the workers that the keeper asks for, until the keeper is gone."""
     lifeline.arm(line)
     worker_main.prepare()
     import asyncio  # noqa: F401 - for those to come
@@ -62,7 +62,7 @@ def main(config: dict[str, Any], line: int, requests: int, stderr: int) -> None:
 
 
 def _make_worker(config: dict[str, Any], fds: list[int], keeper: socket.socket, line: int) -> None:
-    """In the process between: fork again, say so, and go. In the worker: be one."""
+    """Fork again in the process between, tell the keeper the pid, and end. In the worker: run as one."""
     try:
         worker = os.fork()
         if worker:
@@ -90,7 +90,7 @@ def _become_worker(config: dict[str, Any], line: int, status: int, errors: int) 
 
 
 def _adopt_orphans() -> None:
-    """As the keeper does (see there): what our descendants leave behind is ours while we live."""
+    """Become the parent of whatever our descendants leave behind, as the keeper does (see there)."""
     import ctypes
 
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER

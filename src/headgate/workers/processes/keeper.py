@@ -1,4 +1,4 @@
-"""The keeper: a small process between a client and its workers, whose one duty is that none of them is left behind.
+"""The keeper: a small process between a client and its workers that makes sure that none of them is left behind.
 
     python -ISs -c "...; import keeper; keeper.main()" CONTROL,LOCK DIRECTORY
 
@@ -52,7 +52,7 @@ QUIET = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
 
 
 class Child:
-    """A worker process, or one to be."""
+    """One worker process, or one that is being made, with the descriptors that connect the keeper to it."""
 
     def __init__(self, uid: str, directory: str) -> None:
         self.uid: str = uid
@@ -69,13 +69,13 @@ class Child:
         os.set_blocking(status, False)
 
     def handed_over(self) -> None:
-        """The worker has its own copies, or never will."""
+        """Close the descriptors that are for the worker: it has its own copies, or never will."""
         for fd in self.theirs:
             os.close(fd)
 
 
 class ForkServer:
-    """The process that becomes workers by forking."""
+    """The fork server of one program, as the keeper knows it."""
 
     def __init__(self, program: dict[str, Any] | None, pid: int, requests: int, lifeline: int, errors: int) -> None:
         self.program: dict[str, Any] | None = program  # None: that of the first worker, whatever it is
@@ -87,7 +87,7 @@ class ForkServer:
         self.made: int = 0  # workers
 
     def ask(self, child: Child) -> bool:
-        """Ask for a worker. False: it cannot be asked."""
+        """Ask the fork server for a worker. False: it cannot be asked."""
         fds = (*child.theirs, child.errors)
         packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
         request = marshal.dumps(child.config)
@@ -102,14 +102,14 @@ class ForkServer:
         return True
 
     def retire(self) -> None:
-        """Ask it for nothing more: it ends when it has made what it was asked for."""
+        """Ask the fork server for nothing more: it ends when it has made what it was asked for."""
         try:
             self.socket.shutdown(_socket.SHUT_WR)
         except OSError:
             pass
 
     def close(self) -> None:
-        """Let it go."""
+        """End the fork server, and close what connects the keeper to it."""
         kill(-self.pid, _signal.SIGKILL)  # its group: it may be about to fork
         self.socket.close()
         for fd in self.fds:
@@ -117,7 +117,7 @@ class ForkServer:
 
 
 class Keeper:
-    """What it keeps, and the loop it runs."""
+    """The state of the keeper, and the loop that it runs."""
 
     def __init__(self, control: int, directory: str) -> None:
         self.control: int = control
@@ -139,7 +139,7 @@ class Keeper:
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the client is gone."""
+        """Handle commands, reports and deaths until the client is gone."""
         while True:
             watched = [self.control, self.wake, *(c.status for c in self.children.values() if c.status is not None)]
             watched += [server.socket.fileno() for server in self.fork_servers()]
@@ -155,13 +155,13 @@ class Keeper:
                 return
 
     def patience(self) -> float | None:
-        """Seconds until there is something to do, whatever comes."""
+        """Return the seconds until there is something to do even if nothing is heard; None: there is nothing."""
         moments = [self.doomed[0][0]] if self.doomed else []
         moments += [child.asked + PATIENCE for server in self.fork_servers() for child in server.waiting.values()]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def obey(self) -> bool:
-        """Read commands. False: the client is gone."""
+        """Read commands of the client and carry them out. False: the client is gone."""
         try:
             data = os.read(self.control, 1 << 20)
         except BlockingIOError:
@@ -184,7 +184,7 @@ class Keeper:
         return True
 
     def signal(self, uid: str, number: int) -> None:
-        """Send it to a worker; one that is not made yet is not to be made."""
+        """Send a signal to a worker. One that is not made yet will not be made."""
         for child in self.children.values():
             if child.uid == uid:
                 kill(child.pid, number)
@@ -195,7 +195,7 @@ class Keeper:
                 self.tell(event="exited", uid=uid, pid=0, code=-number, errors=b"")
 
     def tell(self, **report: object) -> None:
-        """Report to the client."""
+        """Send a report to the client, as a whole."""
         data = marshal.dumps(report)
         data = len(data).to_bytes(4, "big") + data
         while data:
@@ -222,7 +222,7 @@ class Keeper:
             self.exec(child)
 
     def exec(self, child: Child) -> None:
-        """Start it as a program. If that cannot be, the client is told."""
+        """Start a worker as a program, or tell the client why that is not possible."""
         try:
             pid = fork_program("worker_main", child.program, child.config, *child.theirs, child.errors)
         except SHORTAGES as error:
@@ -237,7 +237,7 @@ class Keeper:
         self.tell(event="exited", uid=uid, pid=0, code=1, errors=reason.encode(errors="replace"), unmade=reason)
 
     def born(self, child: Child, pid: int) -> None:
-        """It has a process."""
+        """Note the process that a worker has now, and tell the client."""
         child.pid = pid
         child.handed_over()
         self.children[pid] = child
@@ -246,11 +246,11 @@ class Keeper:
     # -- the fork server -----------------------------------------------------------------------------------------------
 
     def fork_servers(self) -> list[ForkServer]:
-        """All of them."""
+        """Return the fork servers that may still make workers."""
         return [*self.retired, *([self.fork_server] if self.fork_server is not None else [])]
 
     def ask_fork_server(self, child: Child) -> bool:
-        """Have the fork server of its program make it."""
+        """Have the fork server of its program make a worker. False: there is none that can."""
         if self.fork_server is not None and self.fork_server.program != child.program:
             self.fork_server.retire()
             self.retired.append(self.fork_server)
@@ -263,18 +263,18 @@ class Keeper:
         return self.fork_server.ask(child)
 
     def hear_fork_servers(self) -> None:
-        """Which workers they made; or that one is gone."""
+        """Note which workers the fork servers made, and drop those that are gone or hang."""
         for server in self.fork_servers():
             if not self.hear_fork_server(server) or self.is_late(server):
                 self.drop_fork_server(server)
 
     def is_late(self, server: ForkServer) -> bool:
-        """Does somebody wait for too long? It was stopped, or hangs."""
+        """Tell whether a worker waits for too long to be made: the fork server was stopped, or hangs."""
         now = time.monotonic()
         return any(now - child.asked > PATIENCE for child in server.waiting.values())
 
     def hear_fork_server(self, server: ForkServer) -> bool:
-        """Read what it says. False: it is gone."""
+        """Read which workers a fork server made. False: it is gone."""
         while True:
             try:
                 data = server.socket.recv(4096)
@@ -299,7 +299,7 @@ class Keeper:
                     kill(made["pid"], _signal.SIGKILL)
 
     def drop_fork_server(self, server: ForkServer) -> None:
-        """It is gone, or of no use: start by themselves those that it was to make."""
+        """Give up a fork server, and start as programs the workers that it was to make."""
         if server is self.fork_server:
             if not server.made:
                 self.unforked = server.program
@@ -347,7 +347,7 @@ class Keeper:
                 self.bury(child, os.waitstatus_to_exitcode(status))
 
     def bury(self, child: Child, code: int) -> None:
-        """A worker ended: tell it, and end whatever it started."""
+        """Tell the client how a worker ended, and end whatever it started."""
         if child.status is not None:
             self.hear(child)
             if child.status is not None:
@@ -364,14 +364,14 @@ class Keeper:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def orphans(self) -> list[int]:
-        """Children of ours that are no workers: something that a dead worker started and left."""
+        """Return the children of the keeper that dead workers started and left."""
         found = children(os.getpid())
         self.hear_fork_servers()  # after we looked: they tell of a worker before that becomes our child
         servers = {server.pid for server in self.fork_servers()}
         return [pid for pid in found if pid not in self.children and pid not in servers]
 
     def end(self, pids: list[int], group: int | None = None) -> None:
-        """Ask these to end, and see to it later."""
+        """Ask processes to end; `finish_doomed` kills them later if they have not."""
         if group is not None:
             try:
                 os.killpg(group, _signal.SIGTERM)
@@ -416,7 +416,7 @@ class Keeper:
             time.sleep(0.002)
 
     def everything(self) -> list[int]:
-        """All that lives below us; a negative number is a process group."""
+        """Return everything that lives below the keeper; a negative number is a process group."""
         found = descendants(os.getpid())
         if not found and not os.path.isdir("/proc/self"):
             for pid in self.children:
@@ -442,7 +442,7 @@ class Keeper:
 def fork_program(
     name: str, program: dict[str, Any], config: dict[str, Any], lifeline: int, said: int, errors: int
 ) -> int:
-    """Start this program of the package (a worker, a fork server) in a process of its own; its pid."""
+    """Start a program of this package (a worker, a fork server) in a process of its own; return its pid."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -470,7 +470,7 @@ def start_fork_server(program: dict[str, Any], config: dict[str, Any], directory
 
 
 def begin_with_fork_server() -> tuple[Any, ...]:
-    """In an interpreter like that of the workers: become the keeper, and in a child the fork server of its workers.
+    """Become the keeper, and in a child the fork server, in an interpreter like that of the workers.
 
     The keeper is a program of its own, but its interpreter's start is not waited for that way: it starts when the
     first command has come, and the fork server is half loaded by then. Returns in the child.
@@ -504,7 +504,7 @@ def begin_with_fork_server() -> tuple[Any, ...]:
 
 
 def become(name: str, program: dict[str, Any], config: dict[str, Any], lifeline: int, said: int, errors: int) -> None:
-    """In the child: be that program."""
+    """Replace this forked child by a program of this package."""
     os.setsid()
     if name == "worker_main":
         adopts_orphans()
@@ -523,7 +523,7 @@ def become(name: str, program: dict[str, Any], config: dict[str, Any], lifeline:
 
 
 def reset_signals() -> None:
-    """Workers begin with none blocked and none ignored, whatever the client has done."""
+    """Block and ignore no signal, whatever the client has done: so workers begin."""
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     for number in (*QUIET, _signal.SIGCHLD):
         _signal.signal(number, _signal.SIG_DFL)
@@ -531,8 +531,10 @@ def reset_signals() -> None:
 
 
 def adopts_orphans() -> None:
-    """What our descendants leave behind becomes ours (Linux). A worker does the same for its own while it lives: so
-    what reaches the keeper was left by a worker that is dead."""
+    """Become the parent of whatever our descendants leave behind (Linux).
+
+    A worker does the same while it lives: so what reaches the keeper was left by a worker that is dead.
+    """
     if sys.platform == "linux":
         import ctypes
 
@@ -540,7 +542,7 @@ def adopts_orphans() -> None:
 
 
 def discard(child: Child) -> None:
-    """A worker that is not to be: close what was made for it."""
+    """Close what was opened for a worker that will not be made."""
     child.handed_over()
     os.close(child.lifeline)
     os.close(child.errors)
@@ -549,7 +551,7 @@ def discard(child: Child) -> None:
 
 
 def open_all(*openers: Callable[[], tuple[int, ...]]) -> list[int]:
-    """The descriptors that these open. If one of them cannot, those of the others are closed."""
+    """Return the descriptors that these functions open. If one fails, those of the others are closed."""
     opened: list[int] = []
     try:
         for opener in openers:
@@ -562,13 +564,13 @@ def open_all(*openers: Callable[[], tuple[int, ...]]) -> list[int]:
 
 
 def socket_pair() -> tuple[int, int]:
-    """Two connected sockets that keep the borders of messages."""
+    """Make two connected sockets that keep the borders of messages."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     return ours.detach(), theirs.detach()
 
 
 def anonymous_file(directory: str) -> int:
-    """A file without a name."""
+    """Open a new file that has no name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("headgate-errors")
     path = os.path.join(directory, f"errors-{os.getpid()}-{time.monotonic_ns()}")
@@ -578,7 +580,7 @@ def anonymous_file(directory: str) -> int:
 
 
 def read_tail(fd: int) -> bytes:
-    """The end of what was written there."""
+    """Return the end of what was written to a file."""
     try:
         size = os.fstat(fd).st_size
         return os.pread(fd, TAIL, max(0, size - TAIL))
@@ -587,7 +589,7 @@ def read_tail(fd: int) -> bytes:
 
 
 def children(pid: int) -> list[int]:
-    """Its children, as /proc tells."""
+    """Return the children of a process, as /proc tells them."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -599,7 +601,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Its children, theirs, and so on."""
+    """Return the children of a process, their children, and so on."""
     found: list[int] = []
     todo = children(pid)
     while todo:
@@ -610,7 +612,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def readable(fds: list[int], timeout: float | None) -> list[int]:
-    """Which of them can be read. (Not select(), which cannot look at descriptors above 1023.)"""
+    """Wait, and return which descriptors can be read. (Not by select(), which takes none above 1023.)"""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN | select.POLLHUP)
@@ -636,7 +638,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def drain(fd: int) -> None:
-    """Read all there is."""
+    """Read from a descriptor until nothing is left there."""
     try:
         while os.read(fd, 4096):
             pass
@@ -645,7 +647,7 @@ def drain(fd: int) -> None:
 
 
 def remove(directory: str) -> None:
-    """The directory and the sockets in it."""
+    """Remove the directory and the sockets in it."""
     try:
         for name in os.listdir(directory):
             os.unlink(os.path.join(directory, name))
@@ -655,7 +657,7 @@ def remove(directory: str) -> None:
 
 
 def main() -> None:
-    """Keep."""
+    """Run the keeper as a program, with descriptors and directory from the command line."""
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     for number in QUIET:
         _signal.signal(number, _signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The client's side of the keeper: start it, have it start workers, hear how they fare.
+"""The client's side of the keeper: start it, have it start workers, hear what becomes of them.
 
 The keeper and its workers live in a directory of their own (0700) that holds the sockets. The keeper removes it; one
 that a crash left behind (client and keeper killed together) is swept by the next start.
@@ -51,14 +51,14 @@ _open: weakref.WeakSet[KeeperClient] = weakref.WeakSet()
 
 
 class KeeperClient:
-    """A keeper, and a directory for the workers it keeps."""
+    """Starts one keeper, sends it commands and passes on its reports; owns the directory of its sockets."""
 
     def __init__(
         self, on_event: Callable[[dict[str, Any]], None], *, several: bool = False, folder: str | None = None
     ) -> None:
         self._on_event = on_event
         self.folder: str | None = folder
-        """The current folder, as it was last known."""
+        """The current folder when it was last known."""
         self._several = several  # so many workers that a fork server pays
         self._reader: asyncio.Task[None] | None = None
         self._ours: socket.socket | None = None
@@ -68,10 +68,10 @@ class KeeperClient:
         self._first: dict[str, Any] = {}  # the program of the fork server that comes with the keeper
         self._guard = -1  # as long as it is open, what becomes the keeper may live
         self.forgotten: bool = False
-        """Is this a forked child, which has no say here?"""
+        """Is this process a forked child of the one that started the keeper?"""
 
     def start(self) -> None:
-        """Start the keeper. Quick: it starts a process and waits for nothing."""
+        """Start the process of the keeper, without waiting for it."""
         try:
             self._directory, lock = make_directory()
         except OSError as error:
@@ -119,7 +119,7 @@ class KeeperClient:
         _open.add(self)
 
     def _command(self, fds: tuple[int, ...], guard: int) -> list[str]:
-        """The keeper alone; or an interpreter that becomes both the keeper and its first fork server."""
+        """Return the command that starts the keeper, alone or together with its first fork server."""
         arguments = [",".join(map(str, fds)), self.directory, _HERE]
         if guard < 0:
             return [sys.executable, "-ISs", "-c", _KEEP, *arguments]
@@ -127,11 +127,11 @@ class KeeperClient:
         return [*_interpreter(), "-c", _KEEP_WITH_FORK_SERVER, *arguments, _KEEP, config, str(guard)]
 
     def _program(self) -> dict[str, Any]:
-        """What a worker is, as a program."""
+        """Return the command and the environment of a worker process."""
         return {"argv": [*_interpreter(), "-c", _BOOT], "env": self._environment()}
 
     def _config(self) -> dict[str, Any]:
-        """Where its modules are, and its folder: as they are here and now."""
+        """Return where a worker finds modules, and its current folder: both as they are here and now."""
         try:
             self.folder = os.getcwd()
         except OSError as error:  # it was removed: workers start all the same (see `process.enter_folder`)
@@ -154,36 +154,36 @@ class KeeperClient:
 
     @property
     def directory(self) -> str:
-        """Where the sockets are."""
+        """The directory with the sockets of the workers."""
         assert self._directory is not None, "it was started"
         return self._directory
 
     def listen(self) -> None:
-        """Hear from it, on the running loop."""
+        """Pass on the reports of the keeper from now on, on the running loop."""
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     @property
     def pid(self) -> int:
-        """The keeper's process."""
+        """The process id of the keeper."""
         assert self._process is not None, "it was started"
         return self._process.pid
 
     def spawn(self, uid: str, config: dict[str, Any]) -> None:
-        """Start a worker. Its environment, path and folder are ours, as they are now."""
+        """Have a worker started, with the environment, path and folder that this process has now."""
         config = {"uid": uid, **self._config(), **config}
         program = self._program()
         worker = {"config": config, "program": program, "forks": self._several, "first": program == self._first}
         self._tell(do="spawn", worker=worker)
 
     def signal(self, uid: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a worker, if it still lives."""
+        """Have a signal sent to a worker, if it still lives."""
         self._tell(do="signal", uid=uid, signal=int(number))
 
     def address(self, uid: str) -> str:
-        """Where that worker is to listen."""
+        """Return the address on which that worker is to listen."""
         return f"unix:{self.directory}/{uid}"
 
-    def _tell(self, **command: Any) -> None:
+    def _tell(self, **command: object) -> None:
         data = marshal.dumps(command)
         self._backlog += len(data).to_bytes(4, "big") + data
         self._send()
@@ -224,7 +224,7 @@ class KeeperClient:
                 self._on_event(report)
 
     async def close(self) -> None:
-        """Let go: the keeper ends what is left of its workers, and itself."""
+        """Let the keeper end what is left of its workers, and itself; return when it is gone."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -244,14 +244,14 @@ class KeeperClient:
             _remove(self._directory)
 
     def wait(self) -> None:
-        """Wait until the keeper is gone. Blocks; for the end of a program."""
+        """Block until the keeper is gone: for the end of a program."""
         if self._process is not None:
             self._process.wait()
         if self._directory is not None:
             _remove(self._directory)
 
     def let_go(self) -> None:
-        """Close our end. What that means is the keeper's business."""
+        """Close our end of the socket, on which the keeper ends all workers and itself."""
         ours, self._ours = self._ours, None
         if ours is not None:
             ours.close()
@@ -261,7 +261,7 @@ class KeeperClient:
         _open.discard(self)
 
     def forget(self) -> None:
-        """In a child that this process forked: the keeper is not its keeper."""
+        """Give up the keeper in a forked child: it belongs to the parent."""
         self.forgotten = True
         self.let_go()
         if self._process is not None:
@@ -269,8 +269,10 @@ class KeeperClient:
 
 
 def _guard(fd: int, pid: int) -> None:
-    """Have the kernel kill this process when our end of the pipe closes: until it is the keeper, it is an interpreter
-    that starts, and may take its time (Linux)."""
+    """Have the kernel kill a process when our end of the pipe closes (Linux).
+
+    For what becomes the keeper: until then it is an interpreter that starts, and cannot see that the client is gone.
+    """
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(fd, fcntl.F_SETOWN, pid)
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
@@ -278,7 +280,7 @@ def _guard(fd: int, pid: int) -> None:
 
 
 def _is_stream(fd: int) -> bool:
-    """Is it stdout or stderr still? Where that was closed, the number may be something else's, which no child gets."""
+    """Tell whether this is still stdout or stderr. If that was closed, the number may belong to another file."""
     try:
         return os.get_inheritable(fd)
     except OSError:
@@ -286,7 +288,7 @@ def _is_stream(fd: int) -> bool:
 
 
 def _interpreter() -> list[str]:
-    """Ours, with its flags."""
+    """Return the command of an interpreter like this one, with the same flags."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *(flag for flag in flags if not (flag.startswith("-W") and "headgate." in flag))]
 
@@ -303,7 +305,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def make_directory() -> tuple[str, int]:
-    """A fresh directory that only we may enter, with a path short enough for sockets; and its lock, held.
+    """Make a directory that only this user may enter, with a path short enough for sockets; return it and its lock.
 
     It gets its name when the lock is held, so nobody who sweeps can take it for one that was left behind. Before that,
     for a moment, somebody can: then another is made.
@@ -333,7 +335,7 @@ def make_directory() -> tuple[str, int]:
 
 
 def _locked(made: str, named: str) -> tuple[str, int]:
-    """Lock a new directory, and give it its name. FileNotFoundError: it was swept meanwhile."""
+    """Lock a new directory and give it its final name. FileNotFoundError: it was swept meanwhile."""
     lock = -1
     try:
         lock = os.open(os.path.join(made, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -348,7 +350,7 @@ def _locked(made: str, named: str) -> tuple[str, int]:
 
 
 def _bases() -> list[str]:
-    """Not tempfile's, which takes longer to import than all of this module."""
+    """Return the folders to try, best first. Not by `tempfile`, which is slower to import than all of this module."""
     named = [os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"]
     return [name for name in named if name and os.path.isabs(name)]
 
@@ -376,7 +378,7 @@ def _remove(path: str) -> None:
 
 
 def _remove_if_left(path: str) -> None:
-    """Remove it if it has a lock that nobody holds; or none yet, while it has no name."""
+    """Remove a directory if nobody holds its lock, or if it has neither a lock nor its final name yet."""
     try:
         fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -14,7 +14,7 @@ import threading
 
 
 def arm(fd: int) -> None:
-    """Die with whoever holds the other end."""
+    """Have this process and its group killed when the other end of the pipe closes."""
     os.set_inheritable(fd, False)
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())

@@ -306,7 +306,7 @@ class LocalPlacement:
             timer.cancel()
 
 
-def _emit(name: str, worker: LocalWorker | None, **fields: Any) -> None:
+def _emit(name: str, worker: LocalWorker | None, **fields: object) -> None:
     """Emit an event about a worker. None: it concerns one that was not even made."""
     from headgate.workers import events
 

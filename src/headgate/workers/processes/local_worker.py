@@ -1,4 +1,4 @@
-"""A worker process on this machine: how it is to be started, and, alone, starting and stopping it."""
+"""`LocalWorker`: a worker process on this machine, started by a pool or by hand."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
 
 
 class LocalWorker:
-    """A worker of this machine. A pool starts and stops its own; alone it is started and stopped by hand."""
+    """A worker process on this machine. A pool starts and stops its own; without a pool, use `start` and `stop`."""
 
     @named_options
     def __init__(
         self,
         *tags: str,
-        credentials: Any = None,
-        options: Any = None,
+        credentials: None = None,
+        options: None = None,
         backpressure: BackpressureLike | None = None,
     ) -> None:
         check_tags(tags)
@@ -51,15 +51,15 @@ class LocalWorker:
 
     @property
     def metadata(self) -> WorkerMetadata | None:
-        """Who it is and how to reach it; None while it is not started."""
+        """The identity of the worker and how to reach it; None while it is not started."""
         return self.described() if self.pid else None
 
     def described(self) -> WorkerMetadata:
-        """Who it is and how to reach it, as far as that is known."""
+        """Return the identity of the worker and how to reach it, as far as they are known."""
         return WorkerMetadata(self.uid, self._address, self.pid, __version__, self.tags)
 
     def spawn(self, spawner: KeeperClient, limits: Limits = UNLIMITED) -> None:
-        """Have it started by this keeper. It ends when a limit is exceeded: for somebody who replaces it."""
+        """Have the keeper start the process. It ends itself when a limit is exceeded, so that it is replaced."""
         self._address = spawner.address(self.uid)
         config: dict[str, Any] = {"address": self._address, "loop": kind_of(asyncio.get_running_loop())}
         config["limits"] = tuple(limits)
@@ -81,7 +81,7 @@ class LocalWorker:
         return path
 
     def clean_up(self, spawner: KeeperClient) -> None:
-        """Remove what was left for it to read: it ended before it did."""
+        """Remove the file that the worker was to read, because it ended before it did."""
         if self.backpressure is not None:
             try:
                 os.unlink(self._hook_path(spawner))
@@ -94,8 +94,10 @@ class LocalWorker:
     # -- alone --------------------------------------------------------------------------------------------------------
 
     async def start(self, *, timeout: float = 60.0) -> None:
-        """Start its process, with a keeper of its own, and return when it takes calls. One that has ended, or that was
-        stopped, can be started again."""
+        """Start the process, with a keeper of its own, and return when it takes calls.
+
+        A worker that has ended, or that was stopped, can be started again.
+        """
         if self._spawner is not None and self._exited is not None and self._exited.done():
             await self.stop()
         if self._spawner is not None or self.pid:
@@ -118,7 +120,7 @@ class LocalWorker:
             raise
 
     async def _end(self, spawner: KeeperClient) -> None:
-        """End its process and its keeper: it may be started anew."""
+        """End the process and its keeper. The worker can be started again then."""
         try:
             await spawner.close()
         finally:
@@ -126,8 +128,11 @@ class LocalWorker:
                 self._spawner, self.pid, self._address = None, 0, ""
 
     async def stop(self, timeout: float = 0) -> None:
-        """End it. 0 cancels what runs; above: lets it finish for so many seconds, then cancels; below: waits. One that
-        is not started is left as it is."""
+        """End the process. A worker that is not started is left as it is.
+
+        With a `timeout` of 0 what runs is cancelled; above 0 it may go on for so many seconds, and is then cancelled;
+        below 0 it may go on until it ends.
+        """
         spawner = self._spawner
         if spawner is None:
             return
@@ -165,7 +170,7 @@ class LocalWorker:
 
 
 async def stop_remotely(address: str, timeout: float) -> None:
-    """Ask a worker to stop; returns when nothing runs on it, or when it is gone."""
+    """Ask a worker to stop; return when nothing runs on it, or when it is gone."""
     from headgate.workers.protocol.transport import dial, grpc
     from headgate.workers.protocol.wire import STOP
     from headgate.workers.protocol.wire.wire_pb2 import StopRequest
@@ -179,7 +184,7 @@ async def stop_remotely(address: str, timeout: float) -> None:
 
 
 def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
-    """Why a worker ended before it was ready, as well as that can be told."""
+    """Make the error that says why a worker ended before it was ready, as far as that is known."""
     text = report.get("errors", b"").decode(errors="replace").strip()
     how = exit_text(report.get("code", 0)) if report["event"] == "exited" else "its keeper is gone"
     if "unmade" in report:
@@ -192,7 +197,7 @@ def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
 
 
 def exit_text(code: int) -> str:
-    """How a process ended, for people."""
+    """Describe how a process ended, in words for a person."""
     import signal
 
     if code >= 0:

@@ -41,7 +41,7 @@ class Member:
 
 
 def is_dead(pid: int) -> bool:
-    """Has this process ended, though nobody may have noticed yet? (Linux; elsewhere it is taken to live.)"""
+    """Tell whether a process has ended, even if nobody has noticed yet (Linux; elsewhere it is taken to live)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")

@@ -1,4 +1,4 @@
-"""When to start the next worker after starts that failed, and what to tell whoever waits for one. Pure.
+"""When to start the next worker after starts that failed, and when to tell callers of the failures. Pure.
 
 A worker that was ready and ended is replaced at once. A start that fails is tried again after a pause that doubles with
 each failure in a row, up to `LONGEST` seconds, for as long as the pool is open: what is short now (processes, memory,
@@ -63,7 +63,7 @@ class Starts:
         self._failures: deque[float] = deque(maxlen=DEATHS)
 
     def failed(self, now: float) -> float:
-        """A start failed. Returns the seconds until the next one."""
+        """Note that a start failed; return the seconds until the next one."""
         self._failures.append(now)
         due = self.next_try
         if due is None:
@@ -75,18 +75,18 @@ class Starts:
         return max(0.0, due - now)
 
     def trying(self) -> None:
-        """The pause is over: the next start has begun."""
+        """Note that the pause is over and the next start has begun."""
         self.next_try = None
 
     def ready(self) -> None:
-        """A worker is ready: starting works."""
+        """Note that a worker is ready, and so that starting works."""
         self.ever_ready = True
         self.failed_tries = 0
         self.next_try = None
 
     @property
     def hopeless(self) -> bool:
-        """Has the pool to be given up? Never, once it had a worker."""
+        """Is the pool to be given up? Never, once it had a worker."""
         failures = self._failures
         return not self.ever_ready and len(failures) == DEATHS and failures[-1] - failures[0] <= WITHIN
 

@@ -14,13 +14,16 @@ import marshal
 import os
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _KEPT, _MOST_KEPT = 4000, 65536  # bytes of stderr: as many as the keeper reads, and when the rest is dropped
 
 
 def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> None:
-    """Serve until told to stop."""
+    """Run the server of a worker until it is told to stop, and end the process."""
     from headgate.workers.processes import lifeline as line
 
     line.arm(lifeline)
@@ -56,9 +59,11 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
 
 
 def enter_folder(folder: str, private: str) -> None:
-    """Make it the current folder, as it is the client's. One that is gone keeps no worker from starting: most routines
-    never use it. Such a worker is in a folder that is gone as well, as the client is: a relative path fails there, and
-    does not silently mean a file elsewhere."""
+    """Make the current folder of the client the current folder here.
+
+    A folder that is gone keeps no worker from starting, because most routines never use it. The worker is then in a
+    folder that is gone as well: a relative path fails there, and does not silently mean a file elsewhere.
+    """
     try:
         os.chdir(folder)
         return
@@ -78,7 +83,7 @@ def enter_folder(folder: str, private: str) -> None:
 
 
 def prepare() -> None:
-    """The settings of the interpreter."""
+    """Set what a worker needs of the interpreter: thread switches, arguments, warnings."""
     sys.setswitchinterval(0.001)  # the server's thread gets its turn beside a computing routine
     sys.argv = [""]
     options = os.environ.get("HEADGATE_PYTHONWARNINGS", "")
@@ -87,7 +92,7 @@ def prepare() -> None:
 
 
 def filter_warnings(options: str) -> None:
-    """What PYTHONWARNINGS says of warnings of ours."""
+    """Apply what PYTHONWARNINGS says of warnings of headgate."""
     import warnings
 
     for option in options.split(","):
@@ -98,7 +103,7 @@ def filter_warnings(options: str) -> None:
 
 
 def restore_stderr(real: int) -> None:
-    """From now on it is the client's stderr; what was written so far is passed on."""
+    """Make descriptor 2 the stderr of the client again, and pass on to it what was written so far."""
     if sys.stderr is not None:
         sys.stderr.flush()
     size = os.fstat(2).st_size
@@ -110,7 +115,7 @@ def restore_stderr(real: int) -> None:
 
 
 class _Copied(io.FileIO):
-    """Stderr, of which the last `_KEPT` bytes and more are kept in a file of the keeper's as well.
+    """The stderr of a worker, of which at least the last `_KEPT` bytes are also kept in a file of the keeper.
 
     Only what is written through `sys.stderr`. Descriptor 2 stays the client's own: a pipe in its place would be no
     terminal, would fill up when its reader is slow, and would be held open by whatever the worker starts.
@@ -119,10 +124,10 @@ class _Copied(io.FileIO):
     copy: int = -1
     _size: int = 0
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         written = super().write(data)
         try:
-            self._keep(bytes(data[: written or 0]))
+            self._keep(bytes(memoryview(data)[: written or 0]))
         except OSError:  # no room for it: it was written where it belongs
             pass
         return written
@@ -139,8 +144,10 @@ class _Copied(io.FileIO):
 
 
 def keep_copy(fd: int) -> None:
-    """Keep what is written to stderr from now on in this file too, and what Python says of a fatal signal only there:
-    the client is told it when this process has died."""
+    """Copy to this file what is written to stderr from now on.
+
+    What Python writes about a fatal signal goes only there. The client is told it when this process has died.
+    """
     import faulthandler
 
     if not faulthandler.is_enabled():
@@ -160,8 +167,8 @@ def keep_copy(fd: int) -> None:
     sys.__stderr__ = sys.stderr  # type: ignore[misc] # Python's own is the one that stays when others are put there
 
 
-def tell(status: int, **report: Any) -> None:
-    """Say the one thing there is to say, to the keeper."""
+def tell(status: int, **report: object) -> None:
+    """Tell the keeper the one thing that a worker tells it: that it is ready, or why it failed."""
     try:
         os.write(status, marshal.dumps(report))
         os.close(status)
