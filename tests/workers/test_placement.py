@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from headgate.workers.processes.restarts import Trouble
 from headgate.workers.protocol.transport import bind, make_server
 from headgate.workers.server.service import Service
 from tests.workers import jobs
-from tests.workers.support import alive, run, until
+from tests.workers.support import ROOT, alive, run, until
 
 pytestmark = pytest.mark.integration
 
@@ -358,3 +360,39 @@ def test_a_failure_while_it_drains_ends_the_workers_of_this_machine_all_the_same
 
     with no_leaks(grace=3):
         run(main)
+
+
+# -- a forked child ---------------------------------------------------------------------------------------------------
+
+FORKS = """
+import asyncio, os, sys
+import headgate
+from tests.workers import jobs
+
+async def call():
+    return await jobs.add(1, 2)
+
+async def main():
+    async with headgate.WorkerPool(spawn=1):
+        assert await call() == 3
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(call())
+            except headgate.NoActivePool as error:
+                os.write(1, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert await call() == 3
+
+asyncio.run(main())
+"""
+
+
+def test_a_forked_child_is_told_that_it_cannot_use_the_workers_of_its_parent() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "this process was forked from the one that opened the pool" in done.stdout
