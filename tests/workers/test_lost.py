@@ -260,8 +260,8 @@ def again(pool: WorkerPool, fn: Any, *args: Any, limit: float | None = None, max
 
 
 async def reserved(pool: WorkerPool, is_reserved: bool = True) -> None:
-    proxy = pool.__dispatcher__()
-    await until(lambda: {one.reserved for one in proxy.roster} == {is_reserved})
+    dispatcher = pool.__dispatcher__()
+    await until(lambda: {one.reserved for one in dispatcher.roster} == {is_reserved})
 
 
 async def noted(log: str, *wanted: str) -> None:

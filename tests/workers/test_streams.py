@@ -40,7 +40,7 @@ from headgate import (
 )
 from headgate.testing import capture_events
 from headgate.workers.client import connection as connection_module
-from headgate.workers.client import dispatcher as proxy_module
+from headgate.workers.client import dispatcher as dispatcher_module
 from tests.conftest import SCALE
 from tests.workers import jobs, stream_jobs
 from tests.workers.support import (
@@ -1050,7 +1050,7 @@ def test_w06_a_body_that_does_not_end_keeps_its_callers_for_five_seconds(
 
     Of the five seconds one is waited for; `test_failures` waits for all, with a routine.
     """
-    for module in (proxy_module, connection_module):
+    for module in (dispatcher_module, connection_module):
         assert module.CONFIRMATION == 5
         monkeypatch.setattr(module, "CONFIRMATION", 1)
 

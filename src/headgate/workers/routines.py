@@ -124,8 +124,8 @@ def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Run it where it belongs: on a worker, or here."""
     if not _DISPATCHES.get():
         return _run_here(routine, args, kwargs)
-    proxy, caller = _proxy_for(routine)
-    run: Coroutine[Any, Any, Any] = proxy.call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
+    dispatcher, caller = _dispatcher_for(routine)
+    run: Coroutine[Any, Any, Any] = dispatcher.call(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
     return run
 
 
@@ -133,8 +133,8 @@ def open_stream(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any])
     """The same for a generator: what advances it."""
     if not _DISPATCHES.get():
         return _Here(routine.fn(*args, **kwargs))
-    proxy, caller = _proxy_for(routine)
-    return proxy.stream(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
+    dispatcher, caller = _dispatcher_for(routine)
+    return dispatcher.stream(routine, args, kwargs, _DISPATCH_TIMEOUT.get(), caller)
 
 
 class _Here:
@@ -152,7 +152,7 @@ class _Here:
             return END
 
 
-def _proxy_for(routine: Routine) -> tuple[Any, str]:
+def _dispatcher_for(routine: Routine) -> tuple[Any, str]:
     """What reaches the workers here, and the id of the task that calls."""
     pool, running = ACTIVE.get(), CALLER.get()
     if pool is None:

@@ -28,8 +28,8 @@ def roster(uids: str = "", strategy: Any = None) -> Roster:
     return made
 
 
-def uid_of(flight: Any) -> str | None:
-    return None if flight is None else flight.member.resource.resource_id
+def uid_of(use: Any) -> str | None:
+    return None if use is None else use.member.resource.resource_id
 
 
 def goes_to(workers: Roster, now: float = 0.0, avoid: Any = ()) -> str | None:
@@ -46,9 +46,9 @@ def views(uids: str) -> list[WorkerView]:
 
 
 def cool(workers: Roster, uid: str, now: float) -> None:
-    flight = workers.take(uid, now)
-    assert flight is not None
-    workers.failed(flight, now)
+    use = workers.take(uid, now)
+    assert use is not None
+    workers.failed(use, now)
 
 
 def fit_again(workers: Roster, uid: str, now: float) -> float:
@@ -63,9 +63,9 @@ def test_w40_round_robin_goes_by_admission_whatever_the_load() -> None:
     workers = roster("bac")
     busy = [workers.take("a", 0.0) for _ in range(50)]
     assert [goes_to(workers) for _ in range(7)] == list("bacbacb"), "nothing of it has ended"
-    for flight in busy:
-        assert flight is not None
-        workers.ended(flight)
+    for use in busy:
+        assert use is not None
+        workers.ended(use)
     assert [goes_to(workers) for _ in range(3)] == list("acb")
 
 
@@ -107,12 +107,12 @@ def test_w40_nobody_is_next_in_an_empty_roster() -> None:
 
 def test_w40_calls_of_a_worker_that_left_may_end() -> None:
     workers = roster("ab")
-    flights = [workers.next(0.0) for _ in range(6)]
+    uses = [workers.next(0.0) for _ in range(6)]
     workers.drop("a")
     workers.admit("a", "another")
-    ends: list[Any] = [workers.served, lambda flight: workers.failed(flight, 0.0), workers.ended]
-    for end, flight in zip([ends[0], ends[0], ends[1], ends[2], ends[2], ends[2]], flights, strict=True):
-        end(flight)
+    ends: list[Any] = [workers.served, lambda use: workers.failed(use, 0.0), workers.ended]
+    for end, use in zip([ends[0], ends[0], ends[1], ends[2], ends[2], ends[2]], uses, strict=True):
+        end(use)
     assert not workers.cooling("a", 0.0), "the failure was its predecessor's"
     assert not workers.cooling("b", 0.0)
 
@@ -155,9 +155,9 @@ def test_w41_cooldowns_escalate_while_failures_follow_each_other() -> None:
         assert fit_again(workers, "a", now) == pytest.approx(seconds, abs=0.011)
         now += seconds + 1
         assert not workers.cooling("a", now)
-    flight = workers.take("a", now)
-    assert flight is not None
-    workers.served(flight)
+    use = workers.take("a", now)
+    assert use is not None
+    workers.served(use)
     cool(workers, "a", now)
     assert fit_again(workers, "a", now) == pytest.approx(COOLDOWNS[0], abs=0.011), "a success begins anew"
 
@@ -165,20 +165,20 @@ def test_w41_cooldowns_escalate_while_failures_follow_each_other() -> None:
 def test_w41_one_outage_is_one_escalation() -> None:
     """Ten calls were under way when it failed: they fail for the same reason."""
     workers = roster("ab")
-    flights = [workers.take("a", 0.0) for _ in range(10)]
-    for flight in flights:
-        assert flight is not None
-        workers.failed(flight, 1.0)
+    uses = [workers.take("a", 0.0) for _ in range(10)]
+    for use in uses:
+        assert use is not None
+        workers.failed(use, 1.0)
     assert fit_again(workers, "a", 1.0) == pytest.approx(COOLDOWNS[0], abs=0.011)
 
 
 def test_w41_a_worker_that_serves_while_it_cools_is_fit_again() -> None:
     workers = roster("ab")
     cool(workers, "a", 0.0)
-    flight = workers.next(0.01, avoid="b")
-    assert uid_of(flight) == "a"
-    assert flight is not None
-    workers.served(flight)
+    use = workers.next(0.01, avoid="b")
+    assert uid_of(use) == "a"
+    assert use is not None
+    workers.served(use)
     assert not workers.cooling("a", 0.02), "it took the call and answered: it is fine"
     assert Counter(goes_to(workers, 0.03) for _ in range(4)) == {"a": 2, "b": 2}
 
@@ -186,9 +186,9 @@ def test_w41_a_worker_that_serves_while_it_cools_is_fit_again() -> None:
 def test_w41_a_worker_that_served_while_it_cooled_does_not_cool_for_ever() -> None:
     workers = roster("a")
     cool(workers, "a", 0.0)
-    flight = workers.next(0.01)
-    assert flight is not None
-    workers.served(flight)
+    use = workers.next(0.01)
+    assert use is not None
+    workers.served(use)
     for now in (0.05, 0.2, 5.0, 500.0):
         assert goes_to(workers, now) == "a", "the only worker there is"
     assert not workers.cooling("a", 500.0)
@@ -197,9 +197,9 @@ def test_w41_a_worker_that_served_while_it_cooled_does_not_cool_for_ever() -> No
 def test_w41_what_ends_without_a_verdict_changes_nothing() -> None:
     workers = roster("ab")
     cool(workers, "a", 0.0)
-    flight = workers.next(0.01, avoid="b")
-    assert flight is not None
-    workers.ended(flight)
+    use = workers.next(0.01, avoid="b")
+    assert use is not None
+    workers.ended(use)
     assert workers.cooling("a", 0.05)
     assert not workers.cooling("a", COOLDOWNS[0])
     assert {goes_to(workers, 0.2) for _ in range(2)} == {"a", "b"}
@@ -224,7 +224,7 @@ class Member:
         self.rests = False
         self.until = 0.0
         self.failures = 0
-        self.outage = 0  # flights up to this one belong to the failure that was noticed
+        self.outage = 0  # uses up to this one belong to the failure that was noticed
         self.used = 0.0
         self.gone = False
 
@@ -235,7 +235,7 @@ class Naive:
     def __init__(self, least_loaded: bool) -> None:
         self.least_loaded = least_loaded
         self.members: list[Member] = []
-        self.flights: list[tuple[int, Member]] = []
+        self.uses: list[tuple[int, Member]] = []
         self._last = -1
         self._places = self._orders = 0
 
@@ -259,7 +259,7 @@ class Naive:
 
     def load(self, member: Member) -> int:
         """Calls that it has, and those of a predecessor of its name that have not ended."""
-        return sum(other.uid == member.uid for _, other in self.flights)
+        return sum(other.uid == member.uid for _, other in self.uses)
 
     def next(self, now: float, avoid: str) -> Member | None:
         self.advance(now)
@@ -277,7 +277,7 @@ class Naive:
         if member is not None:
             self._orders += 1
             member.used = now
-            self.flights.append((self._orders, member))
+            self.uses.append((self._orders, member))
         return member
 
     def served(self, order: int, member: Member) -> None:
@@ -300,7 +300,7 @@ def test_w41_a_roster_chooses_as_one_that_looks_at_everybody(seed: int, least_lo
     for walk in range(int(3 + 60 * scale)):
         chance = random.Random(f"{seed} {walk}")
         real, naive, now = roster(strategy=round_robin() if least_loaded else Cycle()), Naive(least_loaded), 1.0
-        flights: list[Any] = []
+        uses: list[Any] = []
         for _ in range(200):
             now += chance.choice((0.0, 0.0, 0.001, 0.05, 0.1, 0.7, 3.0))
             uid = chance.choice("abcde")
@@ -314,24 +314,24 @@ def test_w41_a_roster_chooses_as_one_that_looks_at_everybody(seed: int, least_lo
                     naive.drop(uid)
             elif what < 0.55:
                 avoid = "".join(chance.sample("abcde", chance.choice((0, 0, 0, 1, 2, 4, 5))))
-                flight, member = real.next(now, avoid), naive.next(now, avoid)
-                assert uid_of(flight) == (member and member.uid)
-                flights += [flight] if flight is not None else []
+                use, member = real.next(now, avoid), naive.next(now, avoid)
+                assert uid_of(use) == (member and member.uid)
+                uses += [use] if use is not None else []
             elif what < 0.6:
-                flight = real.take(uid, now)
-                assert uid_of(flight) == ((found := naive.take(naive.find(uid), now)) and found.uid)
-                flights += [flight] if flight is not None else []
-            elif flights:
-                nth = chance.randrange(len(flights))
-                flight, (order, member) = flights.pop(nth), naive.flights.pop(nth)
+                use = real.take(uid, now)
+                assert uid_of(use) == ((found := naive.take(naive.find(uid), now)) and found.uid)
+                uses += [use] if use is not None else []
+            elif uses:
+                nth = chance.randrange(len(uses))
+                use, (order, member) = uses.pop(nth), naive.uses.pop(nth)
                 if what < 0.75:
-                    real.served(flight)
+                    real.served(use)
                     naive.served(order, member)
                 elif what < 0.9:
-                    real.failed(flight, now)
+                    real.failed(use, now)
                     naive.failed(order, member, now)
                 else:
-                    real.ended(flight)
+                    real.ended(use)
             naive.advance(now)
             assert list(real) == [member.uid.upper() for member in naive.members]
             assert [real.cooling(member.uid, now) for member in naive.members] == [

@@ -22,6 +22,8 @@ from headgate.workers.routines import ACTIVE, Routine, as_routine, dispatch_limi
 from headgate.workers.serialization.functions import inside, routine_of
 
 if TYPE_CHECKING:
+    from headgate.workers.client.dispatcher import Dispatcher
+    from headgate.workers.client.remote_stream import Stream
     from headgate.workers.pool import WorkerPool
 
 HERE: Any = object()
@@ -84,8 +86,8 @@ class Placing:
             here: Awaitable[Any] = HERE
             return here
         self.losses.limit(request)
-        proxy, caller = self._workers.__dispatcher__(), request.request_id
-        there: Awaitable[Any] = proxy.call(routine, given, kwargs, dispatch_limit(), caller, request=request)
+        dispatcher, caller = self._workers.__dispatcher__(), request.request_id
+        there: Awaitable[Any] = dispatcher.call(routine, given, kwargs, dispatch_limit(), caller, request=request)
         return there
 
     def stream(self, fn: Any, args: tuple[Any, ...], request: Request) -> AsyncGenerator[Any, Any]:
@@ -96,10 +98,13 @@ class Placing:
             here: AsyncGenerator[Any, Any] = HERE
             return here
         self.losses.limit(request)
-        proxy, limit, caller = self._workers.__dispatcher__(), dispatch_limit(), request.request_id
-        return generator_over(lambda args, kwargs: proxy.stream(routine, args, kwargs, limit, caller, request=request))(
-            *given, **kwargs
-        )
+        dispatcher: Dispatcher = self._workers.__dispatcher__()
+        limit, caller = dispatch_limit(), request.request_id
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
+            return dispatcher.stream(routine, args, kwargs, limit, caller, request=request)
+
+        return generator_over(begin)(*given, **kwargs)
 
     def _taken_apart(self, fn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The routine, and with what it is called: partials and methods bring arguments of their own."""

@@ -12,7 +12,7 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from headgate.errors import InvalidType
 from headgate.resources.members import ANY, Member, Use
@@ -30,44 +30,44 @@ COOLDOWNS = (0.1, 0.3, 1.0, 3.0, 10.0)
 class LoadBalancerLike(Protocol):
     """Chooses the order in which workers are asked to take a task. Both methods are plain and must not block."""
 
-    def order(self, task: Any, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
-        """Whom to ask, first to last. The next one is asked only if the one before refused."""
+    def order(self, task: Task, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
+        """Return the workers to ask, first to last. The next one is asked only if the one before refused."""
         ...
 
     def report(self, worker: WorkerView, report: Report) -> None:
-        """How it went: it took the task, it could not now, or it cannot be used at all."""
+        """Hear how a worker answered: it took the task, it could not now, or it cannot be used at all."""
         ...
 
 
 class _CyclePicker:
-    """In order of admission, around and around."""
+    """Picks members in the order of their admission, and then begins again."""
 
     def __init__(self) -> None:
-        self._seats: dict[int, Member] = {}
+        self._members: dict[int, Member] = {}
         self._indexes: list[int] = []
         self._last = -1
 
-    def offer(self, seat: Member) -> None:
-        """A new seat stands at the end of the order."""
-        if seat.index not in self._seats:
-            self._seats[seat.index] = seat
-            insort(self._indexes, seat.index)
+    def offer(self, member: Member) -> None:
+        """Put a new member at the end of the order."""
+        if member.index not in self._members:
+            self._members[member.index] = member
+            insort(self._indexes, member.index)
 
-    def withdraw(self, seat: Member) -> None:
-        """It left."""
-        if self._seats.pop(seat.index, None) is not None:
-            self._indexes.remove(seat.index)
+    def withdraw(self, member: Member) -> None:
+        """Remove a member from the order."""
+        if self._members.pop(member.index, None) is not None:
+            self._indexes.remove(member.index)
 
     def pick(self, skip: Container[str]) -> Member | None:
-        """The next one after the last that is open."""
-        indexes, seats = self._indexes, self._seats
+        """Return the next open member after the one that was picked last."""
+        indexes, members = self._indexes, self._members
         first, size = bisect_right(indexes, self._last), len(indexes)
         for step in range(size):
             index = indexes[(first + step) % size]
-            seat = seats[index]
-            if seat.is_open and not (skip and seat.resource.resource_id in skip):
+            member = members[index]
+            if member.is_open and not (skip and member.resource.resource_id in skip):
                 self._last = index
-                return seat
+                return member
         return None
 
 
@@ -76,12 +76,15 @@ class Cycle:
     """Round robin by admission order, whatever the load."""
 
     def picker(self) -> Picker:
-        """A new picker without seats."""
+        """Make a picker that has no members yet."""
         return _CyclePicker()
 
 
-class Roster:
-    """The workers that a pool may use from one event loop."""
+Worker = TypeVar("Worker")
+
+
+class Roster(Generic[Worker]):
+    """The workers that a pool may use from one event loop, each with what reaches it: for a dispatcher a Connection."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._rotation = Rotation((), strategy=strategy, cooldown_table=COOLDOWNS, cancel_siblings=False)
@@ -92,80 +95,85 @@ class Roster:
     def __contains__(self, uid: object) -> bool:
         return uid in self._rotation.members
 
-    def __iter__(self) -> Iterator[Any]:
-        return (seat.resource.value for seat in self._rotation.members.values())
+    def __iter__(self) -> Iterator[Worker]:
+        return (member.resource.value for member in self._rotation.members.values())
 
-    def get(self, uid: str) -> Any:
-        """Whatever was admitted under this uid, or None."""
-        seat = self._rotation.members.get(uid)
-        return None if seat is None else seat.resource.value
+    def get(self, uid: str) -> Worker | None:
+        """Return what was admitted under this uid, or None."""
+        member = self._rotation.members.get(uid)
+        return None if member is None else member.resource.value
 
-    def admit(self, uid: str, worker: Any) -> None:
-        """It may be used from now on, last in order."""
+    def worker_of(self, use: Use) -> Worker:
+        """Return what was admitted as the worker of this use."""
+        worker: Worker = use.member.resource.value
+        return worker
+
+    def admit(self, uid: str, worker: Worker) -> None:
+        """Add a worker, last in order."""
         self._rotation.add(Resource(uid, worker))
 
     def drop(self, uid: str) -> None:
-        """It may not any more. Calls it has go on."""
+        """Remove a worker. Its calls go on."""
         self._rotation.remove(uid)
 
     def cooling(self, uid: str, now: float) -> bool:
-        """Does it rest?"""
+        """Whether this worker rests after a transient failure."""
         self._rotation.advance(now)
-        seat = self._rotation.members.get(uid)
-        return seat is not None and seat.resource.status == "cooling_down"
+        member = self._rotation.members.get(uid)
+        return member is not None and member.resource.status == "cooling_down"
 
     def next(self, now: float, avoid: Collection[str] = ()) -> Use | None:
-        """The next worker in order and not in `avoid`; of those that cool, whoever is fit again first."""
+        """Take the next worker in order that is not in `avoid`; if all cool, the one whose cooldown ends first."""
         rotation = self._rotation
         if rotation.cooling:
             rotation.advance(now)
-        flight = rotation.acquire(now, ANY, avoid)
-        if flight is not None:
-            return flight
-        resting = [seat for seat in rotation.members.values() if seat.shut and seat.resource.resource_id not in avoid]
+        use = rotation.acquire(now, ANY, avoid)
+        if use is not None:
+            return use
+        resting = [one for one in rotation.members.values() if one.shut and one.resource.resource_id not in avoid]
         if not resting:
             return None
-        return rotation.take(min(resting, key=lambda seat: seat.resource.cooldown_until), now)
+        return rotation.take(min(resting, key=lambda one: one.resource.cooldown_until), now)
 
     def take(self, uid: str, now: float) -> Use | None:
-        """This one, as somebody else chose; None: it is not there."""
-        seat = self._rotation.members.get(uid)
-        return None if seat is None else self._rotation.take(seat, now)
+        """Take the worker that somebody else chose; None: it is not there."""
+        member = self._rotation.members.get(uid)
+        return None if member is None else self._rotation.take(member, now)
 
-    def served(self, flight: Use) -> None:
-        """It took the call and answered: it is fine."""
-        seat = flight.member
-        self._rotation.ok(flight)
-        if seat.shut and not seat.gone and not flight.is_late:
-            self._rotation.enable(seat.resource.resource_id)  # it was tried while it cooled
+    def served(self, use: Use) -> None:
+        """Note that a worker took the call and answered."""
+        member = use.member
+        self._rotation.ok(use)
+        if member.shut and not member.gone and not use.is_late:
+            self._rotation.enable(member.resource.resource_id)  # it was tried while it cooled
 
-    def failed(self, flight: Use, now: float) -> None:
-        """It could not, for now."""
-        self._rotation.cooled(flight, now=now)
+    def failed(self, use: Use, now: float) -> None:
+        """Note that a worker could not take the call for now: it cools."""
+        self._rotation.cooled(use, now=now)
 
-    def ended(self, flight: Use) -> None:
-        """The call ended in a way that says nothing about it."""
-        self._rotation.ended(flight)
+    def ended(self, use: Use) -> None:
+        """Note that a call ended in a way that says nothing about its worker."""
+        self._rotation.ended(use)
 
 
 class RoundRobinLoadBalancer:
-    """One worker after the other, in the order of their admission, whatever their load. Those that cool come last."""
+    """Balancer that asks one worker after the other, by admission, whatever their load. Those that cool come last."""
 
     strategy: Strategy = Cycle()
     """What pools use of it: their roster goes by this. `order` is for everyone else."""
 
     def __init__(self) -> None:
-        self._rosters: dict[tuple[str, ...], Roster] = {}
+        self._rosters: dict[tuple[str, ...], Roster[str]] = {}
 
-    def order(self, task: Any, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
-        """Each worker once, beginning with the one whose turn it is."""
+    def order(self, task: Task, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
+        """Yield each worker once, beginning with the one whose turn it is."""
         views = {worker.uid: worker for worker in workers}
         roster = self._roster(tuple(views))
         tried: set[str] = set()
         cooling = []
-        while (flight := roster.next(0.0, tried)) is not None:
-            uid = flight.member.resource.resource_id
-            roster.ended(flight)
+        while (use := roster.next(0.0, tried)) is not None:
+            uid = use.member.resource.resource_id
+            roster.ended(use)
             tried.add(uid)
             if views[uid].state == "cooling":
                 cooling.append(views[uid])
@@ -174,10 +182,10 @@ class RoundRobinLoadBalancer:
         yield from cooling
 
     def report(self, worker: WorkerView, report: Report) -> None:
-        """The turn has moved on already."""
+        """Do nothing: the turn has moved on already."""
 
-    def _roster(self, uids: tuple[str, ...]) -> Roster:
-        """One turn for each list of workers, so that one balancer may serve several pools."""
+    def _roster(self, uids: tuple[str, ...]) -> Roster[str]:
+        """Return the roster of these workers. Each list has its own turns, so one balancer may serve several pools."""
         roster = self._rosters.get(uids)
         if roster is None:
             while len(self._rosters) >= 64:
@@ -192,7 +200,7 @@ class RoundRobinLoadBalancer:
 
 
 class LeastLoadedLoadBalancer:
-    """The worker with the fewest calls in flight; among equals the one that was longest unused. Cooling ones last."""
+    """Balancer that asks the worker with the fewest calls in flight, of equals the longest unused. Cooling last."""
 
     strategy: Strategy = round_robin()
     """What pools use of it: their roster goes by this. `order` is for everyone else."""
@@ -201,8 +209,8 @@ class LeastLoadedLoadBalancer:
         self._turns = count(1)
         self._used: dict[str, int] = {}
 
-    def order(self, task: Any, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
-        """Fewest in flight first."""
+    def order(self, task: Task, workers: Sequence[WorkerView]) -> Iterable[WorkerView]:
+        """Yield each worker once, the one with the fewest calls in flight first."""
         used = self._used
         for worker in sorted(
             workers, key=lambda worker: (worker.state == "cooling", worker.in_flight, used.get(worker.uid, 0))
@@ -214,14 +222,14 @@ class LeastLoadedLoadBalancer:
             yield worker
 
     def report(self, worker: WorkerView, report: Report) -> None:
-        """What is in flight says it all."""
+        """Do nothing: the number of calls in flight says enough."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
 def strategy_of(balancer: object) -> Strategy | None:
-    """The order of a roster that stands for this balancer; None: it has a mind of its own, and must be asked."""
+    """Return the order of a roster that does what this balancer does; None: it is a user's, and must be asked."""
     for shipped in (RoundRobinLoadBalancer, LeastLoadedLoadBalancer):
         kind = type(balancer)
         if issubclass(kind, shipped) and (kind.order, kind.report) == (shipped.order, shipped.report):
@@ -230,7 +238,7 @@ def strategy_of(balancer: object) -> Strategy | None:
 
 
 def checked_order(balancer: LoadBalancerLike, task: Task, views: list[WorkerView]) -> Iterator[WorkerView]:
-    """The workers that a balancer of the user's names, in its order; InvalidType if it names something else."""
+    """Yield the workers that a user's balancer names, in its order; InvalidType if it names something else."""
     order = balancer.order(task, views)
     try:
         workers = iter(order)

@@ -1,7 +1,7 @@
 """Dispatch, from one event loop: choose a worker, send the call, see it to its one outcome.
 
-A proxy holds the roster of workers that discovery told it of and a connection to each. It is made at the first dispatch
-on its loop (`lazy`), in the client as in workers, whose routines call others through one of their own.
+A dispatcher holds the roster of workers that discovery told it of and a connection to each. It is made at the first
+dispatch on its loop (`lazy`), in the client as in workers, whose routines call others through one of their own.
 
 At most once: a call goes to another worker only if a worker refused it, or if it was never handed to a transport. What
 was sent and not answered is lost when its worker is, and runs again only if its routine allows `retries`.
@@ -81,7 +81,7 @@ class Dispatcher:
         """What its roster was last made of, for owners that compare."""
         strategy = strategy_of(balancer)
         self.custom: LoadBalancerLike | None = None if strategy is not None else balancer
-        self.roster: Roster = Roster(strategy if strategy is not None else Cycle())
+        self.roster: Roster[Connection] = Roster(strategy if strategy is not None else Cycle())
         self._quorum = quorum
         self._quorum_timeout = quorum_timeout
         self._on_lost = on_lost
@@ -119,7 +119,7 @@ class Dispatcher:
                     self.admit(event.metadata)
         finally:
             # The loop ends. A task that was cancelled keeps its frames (from Python 3.13 on), those of asyncio.run too,
-            # and with them every task and so every stream of that loop; the pool keeps this proxy.
+            # and with them every task and so every stream of that loop; the pool keeps this dispatcher.
             self._listener = None
 
     def admit(self, metadata: WorkerMetadata) -> None:
@@ -246,11 +246,11 @@ class Dispatcher:
         running = running or CALLER.get()
         return self.place(routine, args, kwargs, limit, caller, running, self.finished, to=to, request=request)
 
-    def finished(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, running: Any) -> Any:
+    def finished(self, routine: Routine, use: Use, call: Outgoing, answer: Answer, running: Any) -> Any:
         """It ran: return or raise what it did."""
-        connection: Connection = flight.member.resource.value
+        connection = self.roster.worker_of(use)
         scope = None if running is None else running.scope
-        self.roster.served(flight)
+        self.roster.served(use)
         failures = context_frames.came_back(call, answer, running) if answer.context else ()
         if self.custom is not None:
             self._report(connection, "accepted")
@@ -307,17 +307,17 @@ class Dispatcher:
             while True:
                 if isolation is not None:
                     chosen = isolation.place(self, routine, number, tried, bulky, until, limit, caller)
-                    flight: Use | None = await chosen
+                    use: Use | None = await chosen
                 elif to:
-                    flight = self._only(to, routine, tried)
+                    use = self._only(to, routine, tried)
                 else:
-                    flight = self.choose(routine, number, tried, bulky, may_stay)
-                if flight is None:
+                    use = self.choose(routine, number, tried, bulky, may_stay)
+                if use is None:
                     if patience is None and timeout and self.openings.crowded and routine.traveller.thread:
                         patience = clock.now() + timeout + CONFIRMATION
                     await self.until_there_is_one(routine, tried, until, limit, patience)
                     continue
-                connection: Connection = flight.member.resource.value
+                connection = self.roster.worker_of(use)
                 waiter = self.loop.create_future()
                 call = Outgoing(
                     number,
@@ -356,7 +356,7 @@ class Dispatcher:
                         answer = await self.cancelled(connection, call, error)
                 except BaseException as error:
                     self.give_up(connection, call)
-                    self.ended(routine, flight, call, connection, error)
+                    self.ended(routine, use, call, connection, error)
                     raise
                 finally:
                     self._calls.pop(call, None)
@@ -364,8 +364,8 @@ class Dispatcher:
                         connection.release(isolation.reservation)
                 kind = answer.kind
                 if kind in _RAN:
-                    return done(routine, flight, call, answer, running)
-                self.unanswered(routine, flight, call, answer, tried, again=attempts > 0)
+                    return done(routine, use, call, answer, running)
+                self.unanswered(routine, use, call, answer, tried, again=attempts > 0)
                 if kind == "lost" or (kind in _GONE and isolation is not None):  # it was lost before
                     isolation = after_loss(isolation, attempts, max(0, connection.casualties - 1))
                 if kind in _GONE:
@@ -378,11 +378,11 @@ class Dispatcher:
                 running.waits_no_more()
 
     def unanswered(
-        self, routine: Routine, flight: Use, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
+        self, routine: Routine, use: Use, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
     ) -> None:
         """It did not run, or nobody knows whether it did. Raises if it cannot be placed again; `again`: even then."""
-        connection: Connection = flight.member.resource.value
-        self._refused(flight, connection, answer, tried)
+        connection = self.roster.worker_of(use)
+        self._refused(use, connection, answer, tried)
         if self._closed or (answer.kind in _GONE and not again):
             raise_lost(routine, call, connection, answer, self._closed)
 
@@ -407,33 +407,31 @@ class Dispatcher:
         """It has its answer."""
         self._calls.pop(call, None)
 
-    def served(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> None:
+    def served(self, routine: Routine, use: Use, call: Outgoing, answer: Answer) -> None:
         """Its worker has seen a generator to its end."""
-        connection: Connection = flight.member.resource.value
-        self.roster.served(flight)
+        connection = self.roster.worker_of(use)
+        self.roster.served(use)
         self._report(connection, "accepted")
         if answer.kind == "returned":
             tell_ended(routine, call, connection, "returned")
 
-    def raise_gone(self, routine: Routine, flight: Use, call: Outgoing, answer: Answer) -> NoReturn:
+    def raise_gone(self, routine: Routine, use: Use, call: Outgoing, answer: Answer) -> NoReturn:
         """The worker of a generator is gone, or the pool is."""
-        connection: Connection = flight.member.resource.value
-        self.roster.ended(flight)
+        connection = self.roster.worker_of(use)
+        self.roster.ended(use)
         self.check_time(routine, call, connection, answer)
         raise_lost(routine, call, connection, answer, self._closed)
 
-    def ended(
-        self, routine: Routine, flight: Use, call: Outgoing, connection: Connection, error: BaseException
-    ) -> None:
+    def ended(self, routine: Routine, use: Use, call: Outgoing, connection: Connection, error: BaseException) -> None:
         """It was given up here, whatever became of it on its worker. Until that has ended it, it counts as load."""
         outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "raised"
         outcome = "timeout" if isinstance(error, TimeoutError) else outcome
         left = connection.has_left(call)
         if not left:
-            self.roster.ended(flight)
+            self.roster.ended(use)
         tell_ended(routine, call, connection, outcome, described(error))
         if left:
-            call.request, call.ended = None, lambda: self.roster.ended(flight)
+            call.request, call.ended = None, lambda: self.roster.ended(use)
 
     def is_usable(self, routine: Routine) -> bool:
         """Are enough workers there? Raises if the pool is closed."""
@@ -455,12 +453,12 @@ class Dispatcher:
             avoid = self.openings.avoided(self.roster, tried, routine.traveller.thread, here)
         if self.custom is not None:
             return self.custom_choice(self.custom, routine, number, avoid, bulky)
-        flight = self.roster.next(clock.now(), avoid)
-        while flight is not None and not flight.member.resource.value.can_take(bulky):
-            self.roster.ended(flight)
-            avoid = {*avoid, flight.member.resource.resource_id}
-            flight = self.roster.next(clock.now(), avoid)
-        return flight
+        use = self.roster.next(clock.now(), avoid)
+        while use is not None and not self.roster.worker_of(use).can_take(bulky):
+            self.roster.ended(use)
+            avoid = {*avoid, use.member.resource.resource_id}
+            use = self.roster.next(clock.now(), avoid)
+        return use
 
     def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Use | None:
         """This one, or none."""
@@ -604,15 +602,15 @@ class Dispatcher:
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _refused(self, flight: Use, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
+    def _refused(self, use: Use, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
         """It did not run there, or nobody knows whether it did."""
         uid = connection.metadata.uid
         assert isinstance(answer.payload, bytes), "a reason is text"
         reason = answer.payload.decode(errors="replace") or connection.reason
         if answer.kind == "unavailable":
-            self.roster.failed(flight, clock.now())
+            self.roster.failed(use, clock.now())
         else:
-            self.roster.ended(flight)
+            self.roster.ended(use)
         if answer.kind in ("unavailable", "exhausted"):
             status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
             tried[uid] = f"{status}: {reason}"

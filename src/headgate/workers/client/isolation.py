@@ -42,7 +42,7 @@ class Isolation:
 
     async def place(
         self,
-        proxy: Dispatcher,
+        dispatcher: Dispatcher,
         routine: Routine,
         number: int,
         tried: dict[str, str],
@@ -53,13 +53,13 @@ class Isolation:
     ) -> Use:
         """Find a worker that has room, and wait for it. Raises what placing any other call would."""
         while True:
-            connection = self._roomiest(proxy, routine, number, tried, bulky)
+            connection = self._roomiest(dispatcher, routine, number, tried, bulky)
             if connection is None and self._full:
                 self._full.clear()
                 self._patience *= 2
                 continue
             if connection is None:
-                await proxy.until_there_is_one(routine, tried, until, limit)
+                await dispatcher.until_there_is_one(routine, tried, until, limit)
                 continue
             left = None if until is None else until - clock.now()
             patience = self._patience if left is None else max(0.0, min(left, self._patience))
@@ -67,9 +67,9 @@ class Isolation:
             self.reservation = await connection.reserve(self.max_calls, caller, overdue, patience)
             if self.reservation:
                 uid = connection.metadata.uid
-                flight = proxy.roster.take(uid, clock.now()) if proxy.roster.get(uid) is connection else None
-                if flight is not None:
-                    return flight
+                use = dispatcher.roster.take(uid, clock.now()) if dispatcher.roster.get(uid) is connection else None
+                if use is not None:
+                    return use
                 connection.release(self.reservation)  # it has just left
             if until is not None and clock.now() >= until:
                 raise DispatchTimeout(
@@ -79,24 +79,23 @@ class Isolation:
             self._full.add(connection.metadata.uid)
 
     def _roomiest(
-        self, proxy: Dispatcher, routine: Routine, number: int, tried: dict[str, str], bulky: bool
+        self, dispatcher: Dispatcher, routine: Routine, number: int, tried: dict[str, str], bulky: bool
     ) -> Connection | None:
         """The worker to ask for room: the one with the fewest calls. The one on which we are comes behind those that
         are open, because what made this call would be lost with it, and before those that others wait for."""
-        if not proxy.is_usable(routine):
+        if not dispatcher.is_usable(routine):
             return None
-        avoid = {*tried, *self._full, *proxy.openings.unable(routine.traveller.thread)}
-        if proxy.custom is not None:
-            flight = proxy.custom_choice(proxy.custom, routine, number, avoid, bulky)
-            if flight is None:
+        avoid = {*tried, *self._full, *dispatcher.openings.unable(routine.traveller.thread)}
+        if dispatcher.custom is not None:
+            use = dispatcher.custom_choice(dispatcher.custom, routine, number, avoid, bulky)
+            if use is None:
                 return None
-            proxy.roster.ended(flight)
-            chosen: Connection = flight.member.resource.value
-            return chosen
-        there = (one for one in proxy.roster if one.metadata.uid not in avoid and one.can_take(bulky))
+            dispatcher.roster.ended(use)
+            return dispatcher.roster.worker_of(use)
+        there = (one for one in dispatcher.roster if one.metadata.uid not in avoid and one.can_take(bulky))
 
         def rank(one: Connection) -> tuple[int, int]:
-            return 1 if one.metadata.uid == proxy.here else 2 * one.reserved, one.load
+            return 1 if one.metadata.uid == dispatcher.here else 2 * one.reserved, one.load
 
         return min(there, key=rank, default=None)
 

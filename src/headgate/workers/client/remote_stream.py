@@ -34,7 +34,7 @@ class Stream:
 
     def __init__(
         self,
-        proxy: Dispatcher,
+        dispatcher: Dispatcher,
         routine: Routine,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -43,14 +43,14 @@ class Stream:
         running: Any = None,
         request: Request | None = None,
     ) -> None:
-        self._proxy = proxy
+        self._dispatcher = dispatcher
         self._routine = routine
         self._called = (args, kwargs, limit, caller, running)
         self._running = running
         self._request = request
         self._prefetch = routine.options.prefetch
         self._backlog: deque[Answer] = deque()
-        self._flight: Use | None = None
+        self._use: Use | None = None
         self._call: Outgoing | None = None
         self._sent = 0  # steps other than "next"
         self._taken = 0  # items that the worker was not told to replace
@@ -59,15 +59,16 @@ class Stream:
 
     @property
     def _connection(self) -> Connection:
-        assert self._flight is not None, "it was placed"
-        connection: Connection = self._flight.member.resource.value
-        return connection
+        assert self._use is not None, "it was placed"
+        return self._dispatcher.roster.worker_of(self._use)
 
     async def advance(self, what: Advance, value: Any = None) -> Any:
         """The next item, or `END`; raises what the generator raises."""
-        if asyncio.get_running_loop() is not self._proxy.loop:
-            if not self._proxy.loop.is_closed():
-                self._proxy.loop.call_soon_threadsafe(self._leave_for, RuntimeError("it was taken to another loop"))
+        if asyncio.get_running_loop() is not self._dispatcher.loop:
+            if not self._dispatcher.loop.is_closed():
+                self._dispatcher.loop.call_soon_threadsafe(
+                    self._leave_for, RuntimeError("it was taken to another loop")
+                )
             raise RuntimeError(
                 f"a generator of {self._routine.tag} was begun on another event loop: it can only be used there"
             )
@@ -86,10 +87,10 @@ class Stream:
         if self._over:
             return END
         if self._call is None:
-            proxy, (args, kwargs, limit, caller, running) = self._proxy, self._called
+            dispatcher, (args, kwargs, limit, caller, running) = self._dispatcher, self._called
             self._called = ((), {}, None, "", None)
             try:
-                placed: Placed = await proxy.place(
+                placed: Placed = await dispatcher.place(
                     self._routine,
                     args,
                     kwargs,
@@ -104,7 +105,7 @@ class Stream:
             except BaseException:
                 self._over = True
                 raise
-            self._flight, self._call, answer = placed
+            self._use, self._call, answer = placed
             self._call.waiter = None
         else:
             answer = await self._step(self._call, what, value)
@@ -128,7 +129,7 @@ class Stream:
                 what = "close"  # which also ends a step that its consumer did not ask for
             else:
                 payload = dump_sent(self._routine.tag, value) if what == "send" else dump_thrown(value)
-            refuse_long(self._routine, payload, self._proxy.max_payload)
+            refuse_long(self._routine, payload, self._dispatcher.max_payload)
             self._sent += 1
             self._taken = 0
             ends = isinstance(value, (GeneratorExit, asyncio.CancelledError))
@@ -157,33 +158,33 @@ class Stream:
         self._connection.step(call, "next", count=taken, context=self._context())
 
     def _context(self, *, lenient: bool = False) -> bytes:
-        return context_frames.sent(self._routine.tag, self._proxy.max_payload, self._exchange, lenient=lenient)
+        return context_frames.sent(self._routine.tag, self._dispatcher.max_payload, self._exchange, lenient=lenient)
 
     async def _answer(self, call: Outgoing) -> Answer:
         """Wait for what comes next."""
-        proxy = self._proxy
+        dispatcher = self._dispatcher
         connection = self._connection
         if self._backlog:  # it has come in the meantime, or had before
             return self._backlog.popleft()
         if connection.session.state == "over" and not connection.reads(call):
             return Answer(call, "lost")
-        call.waiter = proxy.loop.create_future()
-        proxy.waits_for(call)
+        call.waiter = dispatcher.loop.create_future()
+        dispatcher.waits_for(call)
         if self._running is not None:
             self._running.begins_to_wait()
         try:
             await call.waiter
             answer: Answer = call.waiter
             if call.timeout:
-                proxy.check_time(self._routine, call, connection, answer)
+                dispatcher.check_time(self._routine, call, connection, answer)
         except asyncio.CancelledError as error:
             try:
-                answer = await proxy.cancelled(connection, call, error)
+                answer = await dispatcher.cancelled(connection, call, error)
             except BaseException as end:
                 self._end(end)
                 raise
         finally:
-            proxy.waits_no_more_for(call)
+            dispatcher.waits_no_more_for(call)
             if self._running is not None:
                 self._running.waits_no_more()
         call.waiter = None
@@ -191,7 +192,7 @@ class Stream:
 
     def _read(self, call: Outgoing, answer: Answer, thrown: BaseException | None) -> Any:
         """What this answer means for the consumer."""
-        proxy, routine = self._proxy, self._routine
+        dispatcher, routine = self._dispatcher, self._routine
         scope = None if self._running is None else self._running.scope
         failures = context_frames.came_back(call, answer, self._running)
         if answer.kind == "yielded":
@@ -202,9 +203,9 @@ class Stream:
             if failures:
                 context_frames.tell(routine.tag, failures)
             return item
-        flight = self._read_end(call, answer)
+        use = self._read_end(call, answer)
         if answer.kind not in ("returned", "raised", "cancelled"):
-            proxy.raise_gone(routine, flight, call, answer)
+            dispatcher.raise_gone(routine, use, call, answer)
         if answer.kind == "returned":
             if failures:
                 context_frames.tell(routine.tag, failures)
@@ -213,10 +214,10 @@ class Stream:
 
     def _read_end(self, call: Outgoing, answer: Answer) -> Use:
         self._over = True
-        assert self._flight is not None, "it was placed"
+        assert self._use is not None, "it was placed"
         if answer.kind in ("returned", "raised", "cancelled"):
-            self._proxy.served(self._routine, self._flight, call, answer)
-        return self._flight
+            self._dispatcher.served(self._routine, self._use, call, answer)
+        return self._use
 
     def _abort(self, error: BaseException) -> None:
         """The consumer cannot go on: neither need the generator."""
@@ -231,9 +232,9 @@ class Stream:
     def _end(self, error: BaseException) -> None:
         """It is over here, whatever it does there."""
         self._over = True
-        if self._flight is not None and self._call is not None:
-            self._proxy.ended(self._routine, self._flight, self._call, self._connection, error)
+        if self._use is not None and self._call is not None:
+            self._dispatcher.ended(self._routine, self._use, self._call, self._connection, error)
 
 
-def _placed(_: Routine, flight: Use, call: Outgoing, answer: Answer, __: Any) -> Placed:
-    return flight, call, answer
+def _placed(_: Routine, use: Use, call: Outgoing, answer: Answer, __: Any) -> Placed:
+    return use, call, answer

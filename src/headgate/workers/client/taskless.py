@@ -43,15 +43,15 @@ class Owner(Protocol):
 class Direct:
     """One such call. Has `cancel` as a Task has."""
 
-    __slots__ = ("_call", "_connection", "_context", "_ending", "_flight", "_owner", "_proxy", "_routine")
+    __slots__ = ("_call", "_connection", "_context", "_dispatcher", "_ending", "_owner", "_routine", "_use")
 
     def __init__(
-        self, proxy: Dispatcher, routine: Routine, flight: Any, call: Outgoing, context: Context, owner: Owner
+        self, dispatcher: Dispatcher, routine: Routine, use: Any, call: Outgoing, context: Context, owner: Owner
     ):
-        self._proxy = proxy
+        self._dispatcher = dispatcher
         self._routine = routine
-        self._flight = flight
-        self._connection: Connection = flight.member.resource.value
+        self._use = use
+        self._connection: Connection = dispatcher.roster.worker_of(use)
         self._call = call
         self._context = context
         self._owner = owner
@@ -62,7 +62,7 @@ class Direct:
         if self._ending is None:
             body = self._cancelled(msg)
             body.send(None)
-            self._ending = self._proxy.loop.create_task(body, context=self._context.copy())
+            self._ending = self._dispatcher.loop.create_task(body, context=self._context.copy())
         else:
             self._ending.cancel(msg)
         return True
@@ -95,45 +95,47 @@ class Direct:
         except BaseException as error:  # of listeners and the like: whoever reads answers must go on
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            self._proxy.loop.call_exception_handler({"message": "what hears of answers failed", "exception": error})
+            self._dispatcher.loop.call_exception_handler(
+                {"message": "what hears of answers failed", "exception": error}
+            )
 
     def _answered(self, answer: Answer) -> None:
-        proxy, routine, call, flight = self._proxy, self._routine, self._call, self._flight
-        proxy.waits_no_more_for(call)
+        dispatcher, routine, call, use = self._dispatcher, self._routine, self._call, self._use
+        dispatcher.waits_no_more_for(call)
         if answer.kind in ("returned", "raised", "cancelled"):
             context = self._context.copy() if answer.context else self._context
             try:
-                result = context.run(proxy.finished, routine, flight, call, answer, None)
+                result = context.run(dispatcher.finished, routine, use, call, answer, None)
             except BaseException as error:
                 if self._owner.raised(error) and isinstance(error, (KeyboardInterrupt, SystemExit)):
                     # Ctrl-C in this very moment, for what a routine raises there is none of these. As its Task would:
                     # not from here, where answers are read.
-                    proxy.loop.call_soon(_raise, error)
+                    dispatcher.loop.call_soon(_raise, error)
             else:
                 self._owner.returned(result)
             return
         try:
-            proxy.unanswered(routine, flight, call, answer, {}, again=False)
+            dispatcher.unanswered(routine, use, call, answer, {}, again=False)
         except Exception as error:  # its worker or its pool is gone
             self._owner.raised(error)
         else:
             self._owner.unplaced()
 
     async def _cancelled(self, message: Any) -> None:
-        proxy, connection, call = self._proxy, self._connection, self._call
+        dispatcher, connection, call = self._dispatcher, self._connection, self._call
         begun = False
         try:
             await primed()
             if call.waiter is None:
                 return  # it has been answered
             begun = True
-            answer = await proxy.cancelled(connection, call, asyncio.CancelledError(message))
+            answer = await dispatcher.cancelled(connection, call, asyncio.CancelledError(message))
         except BaseException as error:
             if not begun and call.waiter is None:
                 raise  # it has been answered, and its loop ends
-            proxy.waits_no_more_for(call)
-            proxy.give_up(connection, call)
-            proxy.ended(self._routine, self._flight, call, connection, error)
+            dispatcher.waits_no_more_for(call)
+            dispatcher.give_up(connection, call)
+            dispatcher.ended(self._routine, self._use, call, connection, error)
             if self._owner.raised(error):
                 raise
         else:
@@ -145,7 +147,7 @@ def _raise(error: BaseException) -> None:
 
 
 def begin(
-    proxy: Dispatcher,
+    dispatcher: Dispatcher,
     routine: Routine,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -159,19 +161,19 @@ def begin(
         return None
     arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
     bulky = isinstance(arguments, BulkPayload)
-    if bulky or 0 < proxy.max_payload < len(arguments):
+    if bulky or 0 < dispatcher.max_payload < len(arguments):
         return None
     form = routine.traveller.form(routine.decorated)
-    set_here = b"" if context_frames.nothing() else context_frames.sent(routine.tag, proxy.max_payload)
+    set_here = b"" if context_frames.nothing() else context_frames.sent(routine.tag, dispatcher.max_payload)
     number = next(TASK_NUMBERS)
-    flight = proxy.choose(routine, number, {}, bulky)
-    if flight is None:
+    use = dispatcher.choose(routine, number, {}, bulky)
+    if use is None:
         return None
     call = Outgoing(number, form, arguments, 0.0, request.request_id, False, None, 0, set_here, request.tenant, request)
-    direct = Direct(proxy, routine, flight, call, context, owner)
-    connection: Connection = flight.member.resource.value
+    direct = Direct(dispatcher, routine, use, call, context, owner)
+    connection = dispatcher.roster.worker_of(use)
     request.placed(connection.metadata.uid)
     call.waiter = direct
-    proxy.waits_for(call)
+    dispatcher.waits_for(call)
     connection.submit(call)
     return direct
