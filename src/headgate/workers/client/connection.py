@@ -296,9 +296,7 @@ class Connection:
                 if call.backlog is not None or answer.payload.__class__ is Borrowed:
                     self._arrived(answer)
                     continue
-                waiter, call.waiter = call.waiter, answer
-                if not waiter.done():
-                    waiter.set_result(None)
+                _tell(call, answer)
             if self._pace is not None:
                 self._go_on()
             elif session.stirs:
@@ -490,15 +488,14 @@ class Connection:
                 continue  # it waits for its turn, or for an order
             due = self._due(call)
             waiter = call.waiter
-            if waiter is None or isinstance(waiter, Answer) or waiter.done():
+            if waiter is None or waiter.done():
                 continue
             if now < due + max(0.0, CONFIRMATION - 2 * _LOOK):  # less, because this is looked at twice a second
                 continue
             if call.request is not None and call.request.holds:
                 continue  # what it holds is in use until it has ended
             del self._timed[call]
-            call.waiter = Answer(call, "overdue")
-            waiter.set_result(None)
+            _tell(call, Answer(call, "overdue"))
 
     def _judge(self, now: float, silent: float) -> None:
         """It says nothing: is it because a routine holds the interpreter's lock for too long?"""
@@ -649,11 +646,15 @@ def _decide(granted: asyncio.Future[bool], result: bool) -> None:
 
 def _answer(answer: Answer) -> None:
     call = answer.call
-    if call.backlog is not None and (call.waiter is None or isinstance(call.waiter, Answer)):
+    if call.backlog is not None and call.waiter is None:
         call.backlog.append(answer)  # nobody has asked for it yet
-        return
-    waiter, call.waiter = call.waiter, answer
-    if not waiter.done():
+    else:
+        _tell(call, answer)
+
+
+def _tell(call: Outgoing, answer: Answer) -> None:
+    waiter, call.waiter, call.answer = call.waiter, None, answer
+    if waiter is not None and not waiter.done():
         waiter.set_result(None)
 
 

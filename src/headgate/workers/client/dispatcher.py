@@ -10,7 +10,7 @@ was sent and not answered is lost when its worker is, and runs again only if its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
@@ -37,25 +37,26 @@ from headgate.workers.client.failures import (
     too_late,
     unreadable,
 )
-from headgate.workers.client.isolation import after_loss, max_calls_of
 from headgate.workers.client.remote_stream import Stream
+from headgate.workers.client.routine_call import GONE, Attempts, RoutineCall
 from headgate.workers.events import TASKS
 from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import Ending
 from headgate.workers.protocol.bulk import BulkPayload
-from headgate.workers.protocol.messages import CONFIRMATION, UNREAD, Answer, Outgoing, Request
+from headgate.workers.protocol.messages import CONFIRMATION, UNREAD, Answer, Request, Waiter
 from headgate.workers.routines import CALLER
 from headgate.workers.serialization import context_frames
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.serialization.pickling import dump_arguments
 
 if TYPE_CHECKING:
+    from headgate.context.travel import Exchange
     from headgate.discovery.port import DiscoveryEvent
     from headgate.workers.routines import Routine
+    from headgate.workers.server.running_call import RunningCall
 
 _RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
-_GONE = frozenset({"lost", "stopped"})
-TASK_NUMBERS = count(1)
+_task_numbers = count(1)
 _epochs = count(1)
 
 
@@ -97,7 +98,7 @@ class Dispatcher:
         self._on_retiring = on_retiring
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
         self._evicted: dict[str, str] = {}
-        self._calls: dict[Outgoing, None] = {}
+        self._calls: dict[RoutineCall, None] = {}
         self._reached_quorum = False
         self._closed = ""
         self._failure: BaseException | None = None
@@ -230,161 +231,23 @@ class Dispatcher:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def call(
+    async def call(
         self,
         routine: Routine,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         limit: float | None,
         caller: str,
-        running: Any = None,
-        to: str = "",
-        request: Request | None = None,
-    ) -> Coroutine[Any, Any, Any]:
-        """Run it on a worker, or on the one whose uid is `to`; returns or raises what it does there. On a worker
-        `running` is the call that makes it."""
-        running = running or CALLER.get()
-        return self.place(routine, args, kwargs, limit, caller, running, self.finished, to=to, request=request)
-
-    def finished(self, routine: Routine, use: Use, call: Outgoing, answer: Answer, running: Any) -> Any:
-        """It ran: return or raise what it did."""
-        connection = self.roster.worker_of(use)
-        scope = None if running is None else running.scope
-        self.roster.served(use)
-        failures = context_frames.came_back(call, answer, running) if answer.context else ()
-        if self.custom is not None:
-            self._report(connection, "accepted")
-        if answer.kind != "returned":
-            raise_answer(routine, call, connection, answer, scope, failures)
-        if TASKS.listeners:
-            tell_ended(routine, call, connection, "returned")
-        try:
-            result = loads(answer.payload, scope)
-        except BaseException as error:
-            raise unreadable(routine, error) from error
-        if failures:
-            context_frames.tell(routine.tag, failures)
-        return result
-
-    async def place(
-        self,
-        routine: Routine,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        limit: float | None,
-        caller: str,
-        running: Any,
-        done: Callable[[Routine, Use, Outgoing, Answer, Any], Any],
-        backlog: Any = None,
-        exchange: Any = None,
+        running: RunningCall | None = None,
         to: str = "",
         request: Request | None = None,
     ) -> Any:
-        """Have a worker take it, and wait for its first answer: it returned, raised, was cancelled, or yielded. Gives
-        what `done` makes of that: one coroutine, not two, is what most calls are made of."""
-        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
-        if 0 < self.max_payload < len(arguments):
-            refuse_long(routine, arguments, self.max_payload)
-        bulky = isinstance(arguments, BulkPayload)
-        form = routine.traveller.form(routine.decorated)
-        context = b""
-        if exchange is not None or not context_frames.nothing():
-            context = context_frames.sent(routine.tag, self.max_payload, exchange)
-        number = next(TASK_NUMBERS)
-        options = routine.options
-        timeout = options.timeout or 0.0
-        attempts = options.retries if not to else 0
-        isolation = max_calls_of(request)
-        may_stay = True
-        tried: dict[str, str] = {}
-        until = None if limit is None else clock.now() + limit
-        patience: float | None = None
-        tenant = "" if request is None else request.tenant
-        if running is not None:
-            tenant = tenant or running.begun.tenant
-            running.begins_to_wait()
-        try:
-            while True:
-                if isolation is not None:
-                    chosen = isolation.place(self, routine, number, tried, bulky, until, limit, caller)
-                    use: Use | None = await chosen
-                elif to:
-                    use = self._only(to, routine, tried)
-                else:
-                    use = self.choose(routine, number, tried, bulky, may_stay)
-                if use is None:
-                    if patience is None and timeout and self.openings.crowded and routine.traveller.thread:
-                        patience = clock.now() + timeout + CONFIRMATION
-                    await self.until_there_is_one(routine, tried, until, limit, patience)
-                    continue
-                connection = self.roster.worker_of(use)
-                waiter = self.loop.create_future()
-                call = Outgoing(
-                    number,
-                    form,
-                    arguments,
-                    timeout,
-                    caller,
-                    limit is not None,
-                    waiter,
-                    options.prefetch,
-                    context,
-                    tenant,
-                    request,
-                )
-                call.backlog, call.exchange, call.limit = backlog, exchange, limit or 0.0
-                if isolation is not None:
-                    call.reservation = isolation.reservation
-                if request is not None:
-                    request.placed(connection.metadata.uid)
-                if TASKS.listeners:
-                    tell_dispatched(routine, call, connection)
-                self._calls[call] = None
-                try:
-                    try:
-                        connection.submit(call)
-                        if self.openings.waiters:
-                            self.openings.wake(1)  # there may be room for another
-                        if until is not None and not await connection.begins(call, waiter, until):
-                            raise not_begun(routine, connection, limit)
-                        await waiter
-                        answer: Answer = call.waiter
-                        call.waiter = None  # they would hold each other
-                        if timeout:
-                            self.check_time(routine, call, connection, answer)
-                    except asyncio.CancelledError as error:
-                        answer = await self.cancelled(connection, call, error)
-                except BaseException as error:
-                    self.give_up(connection, call)
-                    self.ended(routine, use, call, connection, error)
-                    raise
-                finally:
-                    self._calls.pop(call, None)
-                    if isolation is not None:
-                        connection.release(isolation.reservation)
-                kind = answer.kind
-                if kind in _RAN:
-                    return done(routine, use, call, answer, running)
-                self.unanswered(routine, use, call, answer, tried, again=attempts > 0)
-                if kind == "lost" or (kind in _GONE and isolation is not None):  # it was lost before
-                    isolation = after_loss(isolation, attempts, max(0, connection.casualties - 1))
-                if kind in _GONE:
-                    attempts -= 1
-                    tried.clear()
-                elif kind == "reserved":
-                    may_stay = may_stay and connection.metadata.uid != self.here
-        finally:
-            if running is not None:
-                running.waits_no_more()
-
-    def unanswered(
-        self, routine: Routine, use: Use, call: Outgoing, answer: Answer, tried: dict[str, str], *, again: bool
-    ) -> None:
-        """It did not run, or nobody knows whether it did. Raises if it cannot be placed again; `again`: even then."""
-        connection = self.roster.worker_of(use)
-        self._refused(use, connection, answer, tried)
-        if self._closed or (answer.kind in _GONE and not again):
-            raise_lost(routine, call, connection, answer, self._closed)
+        """Run a routine on a worker, or on the one whose uid is `to`; returns or raises what it does there. On a worker
+        `running` is the call that makes it."""
+        running = running or CALLER.get()
+        call = self.prepare(routine, args, kwargs, limit, caller, running, request)
+        call, answer = await self.place(call, running, to)
+        return self.finished(call, answer, running)
 
     def stream(
         self,
@@ -393,45 +256,169 @@ class Dispatcher:
         kwargs: dict[str, Any],
         limit: float | None,
         caller: str,
-        running: Any = None,
+        running: RunningCall | None = None,
         request: Request | None = None,
     ) -> Stream:
-        """A generator, to be run on a worker from its first step on."""
+        """Make a generator, which will run on a worker from its first step on."""
         return Stream(self, routine, args, kwargs, limit, caller, running or CALLER.get(), request)
 
-    def waits_for(self, call: Outgoing) -> None:
-        """A step of a generator counts as a call while it is under way."""
+    def prepare(
+        self,
+        routine: Routine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        limit: float | None,
+        caller: str,
+        running: RunningCall | None = None,
+        request: Request | None = None,
+        exchange: Exchange | None = None,
+    ) -> RoutineCall:
+        """Make a call with its arguments and the Context pickled, to be given to a worker. InvalidArgument: they are
+        too long. `exchange`: of a generator."""
+        most = self.max_payload
+        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
+        if 0 < most < len(arguments):
+            refuse_long(routine, arguments, most)
+        form = routine.traveller.form(routine.decorated)
+        context = b""  # after all else is pickled: see `context_frames.sent`
+        if exchange is not None or not context_frames.nothing():
+            context = context_frames.sent(routine.tag, most, exchange)
+        tenant = "" if request is None else request.tenant
+        if running is not None:
+            tenant = tenant or running.begun.tenant
+        options = routine.options
+        call = RoutineCall(
+            next(_task_numbers),
+            form,
+            arguments,
+            options.timeout or 0.0,
+            caller,
+            limit is not None,
+            None,
+            options.prefetch,
+            context,
+            tenant,
+            request,
+        )
+        call.routine, call.limit, call.exchange = routine, limit or 0.0, exchange
+        return call
+
+    def assign(self, call: RoutineCall, use: Use, waiter: Waiter) -> None:
+        """Note which worker a call is given to, and who is told of its answer."""
+        call.use, call.connection, call.waiter = use, self.roster.worker_of(use), waiter
+        if call.request is not None:
+            call.request.placed(call.connection.metadata.uid)
         self._calls[call] = None
 
-    def waits_no_more_for(self, call: Outgoing) -> None:
-        """It has its answer."""
+    async def place(
+        self, call: RoutineCall, running: RunningCall | None = None, to: str = ""
+    ) -> tuple[RoutineCall, Answer]:
+        """Have a worker take a call, and wait for its first answer: it returned, raised, was cancelled, or yielded.
+        Returns the attempt that was answered with its answer."""
+        attempts, arguments = Attempts(), call.arguments
+        if to or call.limit or call.request is not None or call.routine.options.retries:
+            attempts.limit(call, to)
+        if running is not None:
+            running.begins_to_wait()
+        try:
+            while True:
+                use = self._choice(call, attempts) or await self._until_chosen(call, attempts)
+                waiter = self.loop.create_future()
+                self.assign(call, use, waiter)
+                connection, isolation = call.connection, attempts.isolation
+                if isolation is not None:
+                    call.reservation = isolation.reservation
+                try:
+                    try:
+                        if TASKS.listeners:
+                            tell_dispatched(call)
+                        connection.submit(call)
+                        if self.openings.waiters:
+                            self.openings.wake(1)  # there may be room for another
+                        if attempts.until is not None and not await connection.begins(call, waiter, attempts.until):
+                            raise not_begun(call)
+                        await waiter
+                        answer = call.take_answer()
+                        if call.timeout:
+                            self.check_time(call, answer)
+                    except asyncio.CancelledError as error:
+                        answer = await self.cancelled(call, error)
+                except BaseException as error:
+                    self.give_up(call)
+                    self.ended(call, error)
+                    raise
+                finally:
+                    self._calls.pop(call, None)
+                    if isolation is not None:
+                        connection.release(isolation.reservation)
+                if answer.kind in _RAN:
+                    return call, answer
+                self.unanswered(call, answer, attempts)
+                attempts.after_answer(call, answer, self.here)
+                call = call.again(arguments)
+        finally:
+            if running is not None:
+                running.waits_no_more()
+
+    def finished(self, call: RoutineCall, answer: Answer, running: RunningCall | None) -> Any:
+        """Return or raise what the routine of a call did."""
+        scope = None if running is None else running.scope
+        self.roster.served(call.use)
+        failures = context_frames.came_back(call, answer, running) if answer.context else ()
+        if self.custom is not None:
+            self._report(call.connection, "accepted")
+        if answer.kind != "returned":
+            raise_answer(call, answer, scope, failures)
+        if TASKS.listeners:
+            tell_ended(call, "returned")
+        try:
+            result = loads(answer.payload, scope)
+        except BaseException as error:
+            raise unreadable(call.routine, error) from error
+        if failures:
+            context_frames.tell(call.routine.tag, failures)
+        return result
+
+    def unanswered(self, call: RoutineCall, answer: Answer, attempts: Attempts) -> None:
+        """Note that a call did not run, or that nobody knows whether it did. Raises if it cannot be placed again."""
+        self._refused(call, answer, attempts)
+        if self._closed or (answer.kind in GONE and attempts.left <= 0):
+            raise_lost(call, answer, self._closed)
+
+    def waits_for(self, call: RoutineCall) -> None:
+        """Count a step of a generator as a call while it is under way."""
+        self._calls[call] = None
+
+    def waits_no_more_for(self, call: RoutineCall) -> None:
+        """Stop counting a call, which has its answer."""
         self._calls.pop(call, None)
 
-    def served(self, routine: Routine, use: Use, call: Outgoing, answer: Answer) -> None:
-        """Its worker has seen a generator to its end."""
-        connection = self.roster.worker_of(use)
-        self.roster.served(use)
-        self._report(connection, "accepted")
+    def served(self, call: RoutineCall, answer: Answer) -> None:
+        """Note that a generator has ended on its worker."""
+        self.roster.served(call.use)
+        self._report(call.connection, "accepted")
         if answer.kind == "returned":
-            tell_ended(routine, call, connection, "returned")
+            tell_ended(call, "returned")
 
-    def raise_gone(self, routine: Routine, use: Use, call: Outgoing, answer: Answer) -> NoReturn:
-        """The worker of a generator is gone, or the pool is."""
-        connection = self.roster.worker_of(use)
-        self.roster.ended(use)
-        self.check_time(routine, call, connection, answer)
-        raise_lost(routine, call, connection, answer, self._closed)
+    def raise_gone(self, call: RoutineCall, answer: Answer) -> NoReturn:
+        """Raise that the worker of a generator is gone, or the pool is."""
+        self.roster.ended(call.use)
+        self.check_time(call, answer)
+        raise_lost(call, answer, self._closed)
 
-    def ended(self, routine: Routine, use: Use, call: Outgoing, connection: Connection, error: BaseException) -> None:
-        """It was given up here, whatever became of it on its worker. Until that has ended it, it counts as load."""
+    def ended(self, call: RoutineCall, error: BaseException) -> None:
+        """Note that a call was given up here, whatever becomes of it on its worker. Until that has ended it, it counts
+        as load."""
         outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else "raised"
         outcome = "timeout" if isinstance(error, TimeoutError) else outcome
-        left = connection.has_left(call)
+        use, left = call.use, call.connection.has_left(call)
         if not left:
             self.roster.ended(use)
-        tell_ended(routine, call, connection, outcome, described(error))
+        tell_ended(call, outcome, described(error))
         if left:
             call.request, call.ended = None, lambda: self.roster.ended(use)
+
+    # -- the choice of a worker ---------------------------------------------------------------------------------------
 
     def is_usable(self, routine: Routine) -> bool:
         """Are enough workers there? Raises if the pool is closed."""
@@ -440,19 +427,17 @@ class Dispatcher:
         self._reached_quorum = self._reached_quorum or len(self.roster) >= self._quorum
         return self._reached_quorum
 
-    def choose(
-        self, routine: Routine, number: int, tried: dict[str, str], bulky: bool, may_stay: bool = True
-    ) -> Use | None:
-        """The next worker that takes calls and has not refused this one. `may_stay`: on the one on which we are, even
-        if it refuses others."""
-        if (self._closed or not self._reached_quorum) and not self.is_usable(routine):
+    def choose(self, call: RoutineCall, attempts: Attempts) -> Use | None:
+        """Take the next worker that takes calls and has not refused this one."""
+        if (self._closed or not self._reached_quorum) and not self.is_usable(call.routine):
             return None
-        avoid: Any = tried
+        avoid: Collection[str] = attempts.tried
         if self.openings.limited:
-            here = self.here if may_stay else ""
-            avoid = self.openings.avoided(self.roster, tried, routine.traveller.thread, here)
+            here = self.here if attempts.may_stay else ""
+            avoid = self.openings.avoided(self.roster, attempts.tried, call.routine.traveller.thread, here)
         if self.custom is not None:
-            return self.custom_choice(self.custom, routine, number, avoid, bulky)
+            return self.custom_choice(self.custom, call, avoid)
+        bulky = isinstance(call.arguments, BulkPayload)
         use = self.roster.next(clock.now(), avoid)
         while use is not None and not self.roster.worker_of(use).can_take(bulky):
             self.roster.ended(use)
@@ -460,8 +445,38 @@ class Dispatcher:
             use = self.roster.next(clock.now(), avoid)
         return use
 
-    def _only(self, uid: str, routine: Routine, tried: dict[str, str]) -> Use | None:
-        """This one, or none."""
+    def custom_choice(self, balancer: LoadBalancerLike, call: RoutineCall, avoid: Collection[str]) -> Use | None:
+        """Take the first worker that a user's balancer names, that takes calls and that is not in `avoid`."""
+        task = Task(f"{client_id()}/{call.task}", None, call.routine.tag, call.routine.options.timeout)
+        for view in checked_order(balancer, task, self.views()):
+            connection = self.roster.get(view.uid)
+            if view.uid not in avoid and connection is not None and connection.can_take(call.is_bulky):
+                return self.roster.take(view.uid, clock.now())
+        return None
+
+    def _choice(self, call: RoutineCall, attempts: Attempts) -> Use | None:
+        """Take a worker for the next attempt, if one can be had without waiting."""
+        if attempts.isolation is not None:
+            return None
+        if attempts.to:
+            return self._only(attempts.to, call.routine, attempts.tried)
+        return self.choose(call, attempts)
+
+    async def _until_chosen(self, call: RoutineCall, attempts: Attempts) -> Use:
+        """Wait for a worker for the next attempt."""
+        if attempts.isolation is not None:
+            return await attempts.isolation.place(self, call, attempts)
+        use: Use | None = None
+        while use is None:
+            waits_for_thread = self.openings.crowded and call.routine.traveller.thread
+            if call.timeout and waits_for_thread and attempts.patience is None:
+                attempts.patience = clock.now() + call.timeout + CONFIRMATION
+            await self.until_there_is_one(call, attempts, attempts.patience)
+            use = self._choice(call, attempts)
+        return use
+
+    def _only(self, uid: str, routine: Routine, tried: Mapping[str, str]) -> Use | None:
+        """Take this worker and no other, if it takes calls now."""
         self.is_usable(routine)
         connection = self.roster.get(uid)
         if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
@@ -484,30 +499,15 @@ class Dispatcher:
         except Exception:  # the call has its outcome, and must not lose it
             log_exception("headgate.workers", "report() of the balancer %r failed", self.custom)
 
-    def custom_choice(
-        self, balancer: LoadBalancerLike, routine: Routine, number: int, avoid: Any, bulky: bool
-    ) -> Use | None:
-        task = Task(f"{client_id()}/{number}", None, routine.tag, routine.options.timeout)
-        for view in checked_order(balancer, task, self.views()):
-            connection = self.roster.get(view.uid)
-            if view.uid not in avoid and connection is not None and connection.can_take(bulky):
-                return self.roster.take(view.uid, clock.now())
-        return None
-
-    async def until_there_is_one(
-        self,
-        routine: Routine,
-        tried: dict[str, str],
-        until: float | None,
-        limit: float | None,
-        patience: float | None = None,
-    ) -> None:
-        """Nobody can take it now: wait for somebody new, or give up; at `patience`, because its timeout is over."""
+    async def until_there_is_one(self, call: RoutineCall, attempts: Attempts, patience: float | None = None) -> None:
+        """Wait until a worker may take a call that none can take now, or give up; at `patience`, because the call's
+        timeout is over."""
         if self._failure is not None:
             raise fresh(self._failure)
+        tag, tried, until = call.routine.tag, attempts.tried, attempts.until
         admitted = [one for one in self.roster if one.session.state not in ("stopping", "over")]
         if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
-            raise NoWorkersAvailable(f"no worker took {routine.tag}: {listed(tried)}")
+            raise NoWorkersAvailable(f"no worker took {tag}: {listed(tried)}")
         waiter = self.loop.create_future()
         self.openings.waiters.append(waiter)
         now, quorum_timeout = clock.now(), self._quorum_timeout
@@ -527,52 +527,53 @@ class Dispatcher:
                 raise
             if until is not None and clock.now() >= until:
                 raise DispatchTimeout(
-                    f"{routine.tag} did not reach a worker within dispatch_timeout={limit:g} s: {self._standing(tried)}"
+                    f"{tag} did not reach a worker within dispatch_timeout={call.limit:g} s: {self._standing(tried)}"
                 ) from None
             if patience is not None and clock.now() >= patience:
                 raise RoutineTimeout(
-                    f"no worker could begin {routine.tag} within its timeout of {routine.options.timeout:g} s and "
+                    f"no worker could begin {tag} within its timeout of {call.timeout:g} s and "
                     f"{CONFIRMATION:g} s more: {self._standing(tried)}"
                 ) from None
             raise NoWorkersAvailable(
-                f"no worker for {routine.tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
+                f"no worker for {tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
             ) from None
         if self._failure is not None:
             raise fresh(self._failure)
 
-    def _standing(self, tried: dict[str, str]) -> str:
+    def _standing(self, tried: Mapping[str, str]) -> str:
         reasons = {**self._evicted}
         for connection in self.roster:
             uid = connection.metadata.uid
             reasons[uid] = tried.get(uid, connection.obstacle or self.view(connection).state)
         return (listed(reasons) or "none is there") + ("" if len(self.roster) else self.why_none())
 
-    def check_time(self, routine: Routine, call: Outgoing, connection: Connection, answer: Answer) -> None:
-        """RoutineTimeout if its timeout is over, and its worker has not said how it ended."""
-        late = answer.kind in _GONE and not self._closed and connection.is_late(call)
+    def check_time(self, call: RoutineCall, answer: Answer) -> None:
+        """Raise RoutineTimeout if a call's timeout is over, and its worker has not said how it ended."""
+        late = answer.kind in GONE and not self._closed and call.connection.is_late(call)
         if late or answer.kind == "overdue":
-            raise too_late(routine, call, connection, gone=late)
+            raise too_late(call, gone=late)
 
-    def give_up(self, connection: Connection, call: Outgoing) -> None:
-        """Nobody waits for it any more: have it cancelled."""
+    def give_up(self, call: RoutineCall) -> None:
+        """Have a call cancelled that nobody waits for any more."""
+        connection = call.connection
         if connection.session.state != "over":
             connection.cancel(call)
             connection.give_up(call)
 
-    async def cancelled(self, connection: Connection, call: Outgoing, error: asyncio.CancelledError) -> Answer:
-        """The caller was cancelled: tell the worker and wait for the routine to end. Returns what it ended with, if it
-        swallowed the cancellation."""
+    async def cancelled(self, call: RoutineCall, error: asyncio.CancelledError) -> Answer:
+        """Tell the worker that the caller was cancelled, and wait for the routine to end. Returns what it ended with,
+        if it swallowed the cancellation."""
+        connection = call.connection
         patient = call.request is not None and call.request.holds
         deadline = clock.now() + CONFIRMATION
         told = False
         before: list[Answer] = []  # items that were on their way
         while True:
-            answer = call.waiter if isinstance(call.waiter, Answer) else None
+            answer, call.answer = call.answer, None
             if answer is not None:
-                call.waiter = None
                 if answer.swallowed and answer.kind in ("returned", "raised", "yielded"):
                     first, *rest = *before, answer
-                    if rest:
+                    if rest and call.backlog is not None:
                         call.backlog.extendleft(reversed(rest))
                     return first
                 if answer.kind != "yielded":
@@ -585,13 +586,13 @@ class Dispatcher:
                 raise error
             told = True
             if call.backlog:
-                call.waiter = call.backlog.popleft()
+                call.waiter, call.answer = None, call.backlog.popleft()
                 continue
-            call.waiter = self.loop.create_future()
+            waiter = call.waiter = self.loop.create_future()
             scope = asyncio.timeout(None if patient else max(0.0, deadline - clock.now()))
             try:
                 async with scope:
-                    await call.waiter
+                    await waiter
             except TimeoutError:
                 if scope.expired():
                     connection.give_up(call)
@@ -602,8 +603,9 @@ class Dispatcher:
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _refused(self, use: Use, connection: Connection, answer: Answer, tried: dict[str, str]) -> None:
-        """It did not run there, or nobody knows whether it did."""
+    def _refused(self, call: RoutineCall, answer: Answer, attempts: Attempts) -> None:
+        """Note what an attempt that did not run, or was lost, says of its worker."""
+        use, connection = call.use, call.connection
         uid = connection.metadata.uid
         assert isinstance(answer.payload, bytes), "a reason is text"
         reason = answer.payload.decode(errors="replace") or connection.reason
@@ -613,7 +615,7 @@ class Dispatcher:
             self.roster.ended(use)
         if answer.kind in ("unavailable", "exhausted"):
             status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
-            tried[uid] = f"{status}: {reason}"
+            attempts.after_refusal(uid, f"{status}: {reason}")
         elif answer.payload == UNREAD:
             connection.session.may_lend(False)
         elif answer.kind == "not_started":

@@ -24,11 +24,11 @@ from headgate.workers.serialization import context_frames
 from headgate.workers.serialization.pickling import load_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from headgate.workers.client.connection import Connection
+    from headgate.workers.client.routine_call import RoutineCall
     from headgate.workers.protocol.bulk import BulkPayload
-    from headgate.workers.protocol.messages import Answer, Outgoing
+    from headgate.workers.protocol.messages import Answer
     from headgate.workers.routines import Routine
     from headgate.workers.serialization.dynamic_classes import Scope
 
@@ -46,7 +46,7 @@ def client_id() -> str:
     return _client
 
 
-def task_id(call: Outgoing) -> str:
+def task_id(call: RoutineCall) -> str:
     """The id of the task that it is."""
     return f"{client_id()}/{call.task}"
 
@@ -54,23 +54,21 @@ def task_id(call: Outgoing) -> str:
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-def tell_dispatched(routine: Routine, call: Outgoing, connection: Connection) -> None:
+def tell_dispatched(call: RoutineCall) -> None:
     """A worker is given a call."""
     if TASKS.listeners:
         TASKS.emit(
             TaskDispatched(
                 at=clock.wall(),
                 task=task_id(call),
-                tag=routine.tag,
-                uid=connection.metadata.uid,
+                tag=call.routine.tag,
+                uid=call.connection.metadata.uid,
                 request_id=None if call.request is None else call.request.request_id,
             )
         )
 
 
-def tell_ended(
-    routine: Routine, call: Outgoing, connection: Connection, outcome: str, exception: TaskException | None = None
-) -> None:
+def tell_ended(call: RoutineCall, outcome: str, exception: TaskException | None = None) -> None:
     """A call has its outcome."""
     if TASKS.listeners:
         request = call.request
@@ -80,8 +78,8 @@ def tell_ended(
             TaskFinished(
                 at=clock.wall(),
                 task=task_id(call),
-                tag=routine.tag,
-                uid=connection.metadata.uid,
+                tag=call.routine.tag,
+                uid=call.connection.metadata.uid,
                 outcome=outcome,
                 exception=exception,
                 request_id=None if request is None else request.request_id,
@@ -97,10 +95,10 @@ def described(error: BaseException) -> TaskException:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def raise_lost(routine: Routine, call: Outgoing, connection: Connection, answer: Answer, closed: str) -> NoReturn:
+def raise_lost(call: RoutineCall, answer: Answer, closed: str) -> NoReturn:
     """Its worker is gone, or its pool was closed before it ended (`closed`: why)."""
-    error = _not_finished(routine, closed) if closed else _lost(routine, call, connection, answer.kind == "stopped")
-    tell_ended(routine, call, connection, "closed" if closed else "lost", described(error))
+    error = _not_finished(call.routine, closed) if closed else _lost(call, answer.kind == "stopped")
+    tell_ended(call, "closed" if closed else "lost", described(error))
     raise error
 
 
@@ -109,8 +107,8 @@ def _not_finished(routine: Routine, why: str) -> PoolClosed:
     return PoolClosed(f"{routine.tag} was not finished when its pool was closed ({why})", remedy=INSIDE)
 
 
-def _lost(routine: Routine, call: Outgoing, connection: Connection, stopped: bool) -> WorkerLost:
-    """Its worker is gone."""
+def _lost(call: RoutineCall, stopped: bool) -> WorkerLost:
+    routine, connection = call.routine, call.connection
     task, uid, pid = task_id(call), connection.metadata.uid, connection.metadata.pid
     what = "was stopped" if stopped else "was lost"
     why = "it did not wait for the task to end" if stopped else connection.reason
@@ -136,9 +134,7 @@ def _lost(routine: Routine, call: Outgoing, connection: Connection, stopped: boo
     return error
 
 
-def _raised(
-    routine: Routine, connection: Connection, answer: Answer, scope: Scope | None, thrown: BaseException | None
-) -> BaseException:
+def _raised(call: RoutineCall, answer: Answer, scope: Scope | None, thrown: BaseException | None) -> BaseException:
     """What a routine raised, or that it was cancelled, for its caller. `thrown`: what the consumer of a generator
     raised in it at this step."""
     if answer.kind == "cancelled":
@@ -146,20 +142,20 @@ def _raised(
         return error if isinstance(error, CancelledError) else CancelledError()
     error = load_exception(answer.payload, scope)
     if isinstance(error, _ENDS_A_PROGRAM) and not isinstance(thrown, type(error)):
-        return _exited(routine, connection, error)
+        return _exited(call, error)
     return error
 
 
-def _exited(routine: Routine, connection: Connection, error: BaseException) -> RoutineExited:
+def _exited(call: RoutineCall, error: BaseException) -> RoutineExited:
     """The error for a routine that raised one of `_ENDS_A_PROGRAM`, which is its cause."""
-    worker = f"on worker {connection.metadata.uid}"
+    tag, worker = call.routine.tag, f"on worker {call.connection.metadata.uid}"
     if isinstance(error, SystemExit):
         given = error.code
         code = 0 if given is None else given if isinstance(given, int) else 1  # as Python does
-        call = f"sys.exit({'' if given is None else redact(repr(given))})"
-        made = RoutineExited(f"{routine.tag} called {call} {worker}", exit_code=code)
+        argument = "" if given is None else redact(repr(given))
+        made = RoutineExited(f"{tag} called sys.exit({argument}) {worker}", exit_code=code)
     else:
-        made = RoutineExited(f"{routine.tag} raised KeyboardInterrupt {worker}", exit_code=130)
+        made = RoutineExited(f"{tag} raised KeyboardInterrupt {worker}", exit_code=130)
     notes = getattr(error, "__notes__", None)
     if notes:  # the last one is its traceback there
         made.add_note(notes.pop())
@@ -168,22 +164,20 @@ def _exited(routine: Routine, connection: Connection, error: BaseException) -> R
 
 
 def raise_answer(
-    routine: Routine,
-    call: Outgoing,
-    connection: Connection,
+    call: RoutineCall,
     answer: Answer,
     scope: Scope | None,
     failures: Sequence[str] = (),
     thrown: BaseException | None = None,
 ) -> NoReturn:
     """The routine ended so: raise it here. `thrown`: what its consumer raised in a generator at this step."""
-    error = _raised(routine, connection, answer, scope, thrown)
+    error = _raised(call, answer, scope, thrown)
     if TASKS.listeners:
         notes = getattr(error, "__notes__", None)
         text = str(notes[-1]) if isinstance(notes, list) and notes else ""
-        tell_ended(routine, call, connection, answer.kind, TaskException(type(error).__qualname__, text))
+        tell_ended(call, answer.kind, TaskException(type(error).__qualname__, text))
     if failures:
-        context_frames.tell(routine.tag, failures, error)
+        context_frames.tell(call.routine.tag, failures, error)
     context = error.__context__
     try:
         raise error
@@ -193,20 +187,21 @@ def raise_answer(
         del error
 
 
-def not_begun(routine: Routine, connection: Connection, limit: float | None) -> DispatchTimeout:
+def not_begun(call: RoutineCall) -> DispatchTimeout:
     """Its worker has not begun it in time."""
     return DispatchTimeout(
-        f"{routine.tag} had not begun on worker {connection.metadata.uid} {limit:g} s after it was called "
-        "(dispatch_timeout)"
+        f"{call.routine.tag} had not begun on worker {call.connection.metadata.uid} {call.limit:g} s after it was "
+        "called (dispatch_timeout)"
     )
 
 
-def too_late(routine: Routine, call: Outgoing, connection: Connection, *, gone: bool) -> RoutineTimeout:
+def too_late(call: RoutineCall, *, gone: bool) -> RoutineTimeout:
     """Its timeout is over, and its worker has not said how it ended, or is gone."""
+    routine = call.routine
     what = f"a step of {routine.tag}" if routine.traveller.generator else routine.tag
     how = "is gone" if gone else "did not confirm its end: it may be running still"
     return RoutineTimeout(
-        f"{what} ran longer than its timeout of {call.timeout:g} s, and worker {connection.metadata.uid} {how}"
+        f"{what} ran longer than its timeout of {call.timeout:g} s, and worker {call.connection.metadata.uid} {how}"
     )
 
 
@@ -228,7 +223,7 @@ def fresh(error: BaseException) -> BaseException:
     return again
 
 
-def listed(reasons: dict[str, str]) -> str:
+def listed(reasons: Mapping[str, str]) -> str:
     """Workers and why each of them did not take a call."""
     return "; ".join(f"{uid}: {redact(reason)}" for uid, reason in reasons.items())
 

@@ -13,11 +13,13 @@ from headgate.core.clock import clock
 from headgate.errors import DispatchTimeout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headgate.resources.members import Use
     from headgate.workers.client.connection import Connection
     from headgate.workers.client.dispatcher import Dispatcher
+    from headgate.workers.client.routine_call import Attempts, RoutineCall
     from headgate.workers.protocol.messages import Request
-    from headgate.workers.routines import Routine
 
 RESERVED = "reserved for a call that is run again after a loss"
 """Why a worker does not take a call."""
@@ -40,31 +42,22 @@ class Isolation:
         self._since = clock.now()
         self._full: set[str] = set()  # workers that had no room, this time around
 
-    async def place(
-        self,
-        dispatcher: Dispatcher,
-        routine: Routine,
-        number: int,
-        tried: dict[str, str],
-        bulky: bool,
-        until: float | None,
-        limit: float | None,
-        caller: str,
-    ) -> Use:
-        """Find a worker that has room, and wait for it. Raises what placing any other call would."""
+    async def place(self, dispatcher: Dispatcher, call: RoutineCall, attempts: Attempts) -> Use:
+        """Find a worker that has room for a call, and wait for it. Raises what placing any other call would."""
+        until = attempts.until
         while True:
-            connection = self._roomiest(dispatcher, routine, number, tried, bulky)
+            connection = self._roomiest(dispatcher, call, attempts.tried)
             if connection is None and self._full:
                 self._full.clear()
                 self._patience *= 2
                 continue
             if connection is None:
-                await dispatcher.until_there_is_one(routine, tried, until, limit)
+                await dispatcher.until_there_is_one(call, attempts)
                 continue
             left = None if until is None else until - clock.now()
             patience = self._patience if left is None else max(0.0, min(left, self._patience))
             overdue = clock.now() - self._since > OVERDUE
-            self.reservation = await connection.reserve(self.max_calls, caller, overdue, patience)
+            self.reservation = await connection.reserve(self.max_calls, call.caller, overdue, patience)
             if self.reservation:
                 uid = connection.metadata.uid
                 use = dispatcher.roster.take(uid, clock.now()) if dispatcher.roster.get(uid) is connection else None
@@ -73,26 +66,24 @@ class Isolation:
                 connection.release(self.reservation)  # it has just left
             if until is not None and clock.now() >= until:
                 raise DispatchTimeout(
-                    f"{routine.tag} is run again after its worker was lost, and no worker had room for it (at most "
-                    f"{self.max_calls - 1} other calls beside it) within dispatch_timeout={limit:g} s"
+                    f"{call.routine.tag} is run again after its worker was lost, and no worker had room for it (at "
+                    f"most {self.max_calls - 1} other calls beside it) within dispatch_timeout={call.limit:g} s"
                 )
             self._full.add(connection.metadata.uid)
 
-    def _roomiest(
-        self, dispatcher: Dispatcher, routine: Routine, number: int, tried: dict[str, str], bulky: bool
-    ) -> Connection | None:
+    def _roomiest(self, dispatcher: Dispatcher, call: RoutineCall, tried: Mapping[str, str]) -> Connection | None:
         """The worker to ask for room: the one with the fewest calls. The one on which we are comes behind those that
         are open, because what made this call would be lost with it, and before those that others wait for."""
-        if not dispatcher.is_usable(routine):
+        if not dispatcher.is_usable(call.routine):
             return None
-        avoid = {*tried, *self._full, *dispatcher.openings.unable(routine.traveller.thread)}
+        avoid = {*tried, *self._full, *dispatcher.openings.unable(call.routine.traveller.thread)}
         if dispatcher.custom is not None:
-            use = dispatcher.custom_choice(dispatcher.custom, routine, number, avoid, bulky)
+            use = dispatcher.custom_choice(dispatcher.custom, call, avoid)
             if use is None:
                 return None
             dispatcher.roster.ended(use)
             return dispatcher.roster.worker_of(use)
-        there = (one for one in dispatcher.roster if one.metadata.uid not in avoid and one.can_take(bulky))
+        there = (one for one in dispatcher.roster if one.metadata.uid not in avoid and one.can_take(call.is_bulky))
 
         def rank(one: Connection) -> tuple[int, int]:
             return 1 if one.metadata.uid == dispatcher.here else 2 * one.reserved, one.load

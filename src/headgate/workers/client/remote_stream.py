@@ -14,19 +14,17 @@ from headgate.context.travel import Exchange
 from headgate.errors import InvalidArgument, PoolClosed, WorkerLost
 from headgate.workers.client.failures import raise_answer, refuse_long, unreadable
 from headgate.workers.protocol.bulk import BulkPayload
-from headgate.workers.protocol.messages import Advance, Answer, Outgoing, Request
+from headgate.workers.protocol.messages import Advance, Answer, Request
 from headgate.workers.routines import END
 from headgate.workers.serialization import context_frames
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.serialization.pickling import dump_sent, dump_thrown
 
 if TYPE_CHECKING:
-    from headgate.resources.members import Use
-    from headgate.workers.client.connection import Connection
     from headgate.workers.client.dispatcher import Dispatcher
+    from headgate.workers.client.routine_call import RoutineCall
     from headgate.workers.routines import Routine
-
-    Placed = tuple[Use, Outgoing, Answer]
+    from headgate.workers.server.running_call import RunningCall
 
 
 class Stream:
@@ -40,27 +38,21 @@ class Stream:
         kwargs: dict[str, Any],
         limit: float | None,
         caller: str,
-        running: Any = None,
+        running: RunningCall | None = None,
         request: Request | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._routine = routine
-        self._called = (args, kwargs, limit, caller, running)
+        self._called = (args, kwargs, limit, caller)
         self._running = running
         self._request = request
         self._prefetch = routine.options.prefetch
         self._backlog: deque[Answer] = deque()
-        self._use: Use | None = None
-        self._call: Outgoing | None = None
+        self._call: RoutineCall | None = None
         self._sent = 0  # steps other than "next"
         self._taken = 0  # items that the worker was not told to replace
         self._over = False
         self._exchange = Exchange("consumer")
-
-    @property
-    def _connection(self) -> Connection:
-        assert self._use is not None, "it was placed"
-        return self._dispatcher.roster.worker_of(self._use)
 
     async def advance(self, what: Advance, value: Any = None) -> Any:
         """The next item, or `END`; raises what the generator raises."""
@@ -87,31 +79,23 @@ class Stream:
         if self._over:
             return END
         if self._call is None:
-            dispatcher, (args, kwargs, limit, caller, running) = self._dispatcher, self._called
-            self._called = ((), {}, None, "", None)
+            dispatcher, (args, kwargs, limit, caller) = self._dispatcher, self._called
+            running, self._called = self._running, ((), {}, None, "")
             try:
-                placed: Placed = await dispatcher.place(
-                    self._routine,
-                    args,
-                    kwargs,
-                    limit,
-                    caller,
-                    running,
-                    _placed,
-                    self._backlog,
-                    self._exchange,
-                    request=self._request,
+                call = dispatcher.prepare(
+                    self._routine, args, kwargs, limit, caller, running, self._request, self._exchange
                 )
+                del args, kwargs
+                call.backlog = self._backlog
+                self._call, answer = await dispatcher.place(call, running)
             except BaseException:
                 self._over = True
                 raise
-            self._use, self._call, answer = placed
-            self._call.waiter = None
         else:
             answer = await self._step(self._call, what, value)
         return self._read(self._call, answer, value if what == "throw" else None)
 
-    async def _step(self, call: Outgoing, what: Advance, value: Any) -> Answer:
+    async def _step(self, call: RoutineCall, what: Advance, value: Any) -> Answer:
         if what == "next":
             if self._backlog:
                 self._take()
@@ -133,7 +117,7 @@ class Stream:
             self._sent += 1
             self._taken = 0
             ends = isinstance(value, (GeneratorExit, asyncio.CancelledError))
-            self._connection.step(call, what, payload, context=self._context(lenient=ends))
+            call.connection.step(call, what, payload, context=self._context(lenient=ends))
         answer = await self._answer(call)
         while answer.kind == "yielded" and answer.steps < self._sent:
             context_frames.came_back(call, answer, self._running, skipped=True)
@@ -153,33 +137,33 @@ class Stream:
         if self._call is not None and (self._taken * 2 > self._prefetch or self._taken >= len(self._backlog)):
             self._grant(self._call)
 
-    def _grant(self, call: Outgoing) -> None:
+    def _grant(self, call: RoutineCall) -> None:
         taken, self._taken = self._taken, 0
-        self._connection.step(call, "next", count=taken, context=self._context())
+        call.connection.step(call, "next", count=taken, context=self._context())
 
     def _context(self, *, lenient: bool = False) -> bytes:
         return context_frames.sent(self._routine.tag, self._dispatcher.max_payload, self._exchange, lenient=lenient)
 
-    async def _answer(self, call: Outgoing) -> Answer:
+    async def _answer(self, call: RoutineCall) -> Answer:
         """Wait for what comes next."""
         dispatcher = self._dispatcher
-        connection = self._connection
+        connection = call.connection
         if self._backlog:  # it has come in the meantime, or had before
             return self._backlog.popleft()
         if connection.session.state == "over" and not connection.reads(call):
             return Answer(call, "lost")
-        call.waiter = dispatcher.loop.create_future()
+        waiter = call.waiter = dispatcher.loop.create_future()
         dispatcher.waits_for(call)
         if self._running is not None:
             self._running.begins_to_wait()
         try:
-            await call.waiter
-            answer: Answer = call.waiter
+            await waiter
+            answer = call.take_answer()
             if call.timeout:
-                dispatcher.check_time(self._routine, call, connection, answer)
+                dispatcher.check_time(call, answer)
         except asyncio.CancelledError as error:
             try:
-                answer = await dispatcher.cancelled(connection, call, error)
+                answer = await dispatcher.cancelled(call, error)
             except BaseException as end:
                 self._end(end)
                 raise
@@ -187,10 +171,9 @@ class Stream:
             dispatcher.waits_no_more_for(call)
             if self._running is not None:
                 self._running.waits_no_more()
-        call.waiter = None
         return answer
 
-    def _read(self, call: Outgoing, answer: Answer, thrown: BaseException | None) -> Any:
+    def _read(self, call: RoutineCall, answer: Answer, thrown: BaseException | None) -> Any:
         """What this answer means for the consumer."""
         dispatcher, routine = self._dispatcher, self._routine
         scope = None if self._running is None else self._running.scope
@@ -203,26 +186,24 @@ class Stream:
             if failures:
                 context_frames.tell(routine.tag, failures)
             return item
-        use = self._read_end(call, answer)
+        self._read_end(call, answer)
         if answer.kind not in ("returned", "raised", "cancelled"):
-            dispatcher.raise_gone(routine, use, call, answer)
+            dispatcher.raise_gone(call, answer)
         if answer.kind == "returned":
             if failures:
                 context_frames.tell(routine.tag, failures)
             return END
-        return raise_answer(routine, call, self._connection, answer, scope, failures, thrown)
+        return raise_answer(call, answer, scope, failures, thrown)
 
-    def _read_end(self, call: Outgoing, answer: Answer) -> Use:
+    def _read_end(self, call: RoutineCall, answer: Answer) -> None:
         self._over = True
-        assert self._use is not None, "it was placed"
         if answer.kind in ("returned", "raised", "cancelled"):
-            self._dispatcher.served(self._routine, self._use, call, answer)
-        return self._use
+            self._dispatcher.served(call, answer)
 
     def _abort(self, error: BaseException) -> None:
         """The consumer cannot go on: neither need the generator."""
         if self._call is not None and not self._over:
-            self._connection.give_up(self._call)
+            self._call.connection.give_up(self._call)
         self._end(error)
 
     def _leave_for(self, error: BaseException) -> None:
@@ -232,9 +213,5 @@ class Stream:
     def _end(self, error: BaseException) -> None:
         """It is over here, whatever it does there."""
         self._over = True
-        if self._use is not None and self._call is not None:
-            self._dispatcher.ended(self._routine, self._use, self._call, self._connection, error)
-
-
-def _placed(_: Routine, use: Use, call: Outgoing, answer: Answer, __: Any) -> Placed:
-    return use, call, answer
+        if self._call is not None:
+            self._dispatcher.ended(self._call, error)

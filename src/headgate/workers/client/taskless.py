@@ -13,16 +13,13 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headgate.core.cancellation import primed
-from headgate.workers.client.dispatcher import TASK_NUMBERS, Dispatcher
+from headgate.workers.client.dispatcher import Dispatcher
 from headgate.workers.client.failures import tell_dispatched
+from headgate.workers.client.routine_call import Attempts, RoutineCall
 from headgate.workers.events import TASKS
-from headgate.workers.protocol.bulk import BulkPayload
-from headgate.workers.protocol.messages import Answer, Outgoing, Request
-from headgate.workers.serialization import context_frames
-from headgate.workers.serialization.pickling import dump_arguments
+from headgate.workers.protocol.messages import Answer, Request
 
 if TYPE_CHECKING:
-    from headgate.workers.client.connection import Connection
     from headgate.workers.routines import Routine
 
 
@@ -43,15 +40,10 @@ class Owner(Protocol):
 class Direct:
     """One such call. Has `cancel` as a Task has."""
 
-    __slots__ = ("_call", "_connection", "_context", "_dispatcher", "_ending", "_owner", "_routine", "_use")
+    __slots__ = ("_call", "_context", "_dispatcher", "_ending", "_owner")
 
-    def __init__(
-        self, dispatcher: Dispatcher, routine: Routine, use: Any, call: Outgoing, context: Context, owner: Owner
-    ):
+    def __init__(self, dispatcher: Dispatcher, call: RoutineCall, context: Context, owner: Owner):
         self._dispatcher = dispatcher
-        self._routine = routine
-        self._use = use
-        self._connection: Connection = dispatcher.roster.worker_of(use)
         self._call = call
         self._context = context
         self._owner = owner
@@ -78,7 +70,7 @@ class Direct:
     def announce(self) -> None:
         """Tell that a worker was given it: when its owner has told what comes before."""
         if TASKS.listeners:
-            tell_dispatched(self._routine, self._call, self._connection)
+            tell_dispatched(self._call)
 
     # -- as the waiter of its call -------------------------------------------------------------------------------------
 
@@ -88,8 +80,7 @@ class Direct:
 
     def set_result(self, _: None) -> None:
         """The answer is there."""
-        answer: Answer = self._call.waiter
-        self._call.waiter = None
+        answer = self._call.take_answer()
         try:
             self._answered(answer)
         except BaseException as error:  # of listeners and the like: whoever reads answers must go on
@@ -100,12 +91,12 @@ class Direct:
             )
 
     def _answered(self, answer: Answer) -> None:
-        dispatcher, routine, call, use = self._dispatcher, self._routine, self._call, self._use
+        dispatcher, call = self._dispatcher, self._call
         dispatcher.waits_no_more_for(call)
         if answer.kind in ("returned", "raised", "cancelled"):
             context = self._context.copy() if answer.context else self._context
             try:
-                result = context.run(dispatcher.finished, routine, use, call, answer, None)
+                result = context.run(dispatcher.finished, call, answer, None)
             except BaseException as error:
                 if self._owner.raised(error) and isinstance(error, (KeyboardInterrupt, SystemExit)):
                     # Ctrl-C in this very moment, for what a routine raises there is none of these. As its Task would:
@@ -115,27 +106,27 @@ class Direct:
                 self._owner.returned(result)
             return
         try:
-            dispatcher.unanswered(routine, use, call, answer, {}, again=False)
+            dispatcher.unanswered(call, answer, Attempts())
         except Exception as error:  # its worker or its pool is gone
             self._owner.raised(error)
         else:
             self._owner.unplaced()
 
     async def _cancelled(self, message: Any) -> None:
-        dispatcher, connection, call = self._dispatcher, self._connection, self._call
+        dispatcher, call = self._dispatcher, self._call
         begun = False
         try:
             await primed()
             if call.waiter is None:
                 return  # it has been answered
             begun = True
-            answer = await dispatcher.cancelled(connection, call, asyncio.CancelledError(message))
+            answer = await dispatcher.cancelled(call, asyncio.CancelledError(message))
         except BaseException as error:
             if not begun and call.waiter is None:
                 raise  # it has been answered, and its loop ends
             dispatcher.waits_no_more_for(call)
-            dispatcher.give_up(connection, call)
-            dispatcher.ended(self._routine, self._use, call, connection, error)
+            dispatcher.give_up(call)
+            dispatcher.ended(call, error)
             if self._owner.raised(error):
                 raise
         else:
@@ -155,25 +146,16 @@ def begin(
     context: Context,
     owner: Owner,
 ) -> Direct | None:
-    """Send a call to a worker that can take it now; None: there is none, or the call is not simple."""
+    """Send a call to a worker that can take it now; None: there is none, or the call is not simple. Raises what
+    `Dispatcher.prepare` raises."""
     options = routine.options
     if options.retries or options.timeout is not None or request.max_calls:
         return None
-    arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
-    bulky = isinstance(arguments, BulkPayload)
-    if bulky or 0 < dispatcher.max_payload < len(arguments):
-        return None
-    form = routine.traveller.form(routine.decorated)
-    set_here = b"" if context_frames.nothing() else context_frames.sent(routine.tag, dispatcher.max_payload)
-    number = next(TASK_NUMBERS)
-    use = dispatcher.choose(routine, number, {}, bulky)
+    call = dispatcher.prepare(routine, args, kwargs, None, request.request_id, None, request)
+    use = None if call.is_bulky else dispatcher.choose(call, Attempts())
     if use is None:
         return None
-    call = Outgoing(number, form, arguments, 0.0, request.request_id, False, None, 0, set_here, request.tenant, request)
-    direct = Direct(dispatcher, routine, use, call, context, owner)
-    connection = dispatcher.roster.worker_of(use)
-    request.placed(connection.metadata.uid)
-    call.waiter = direct
-    dispatcher.waits_for(call)
-    connection.submit(call)
+    direct = Direct(dispatcher, call, context, owner)
+    dispatcher.assign(call, use, direct)
+    call.connection.submit(call)
     return direct

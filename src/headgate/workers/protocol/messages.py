@@ -10,6 +10,8 @@ from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending, Lent,
 from headgate.workers.protocol.wire.wire_pb2 import Call, Resent, Result, Step, ToClient, ToWorker, Yield
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from headgate.context.travel import Exchange
     from headgate.workers.serialization.functions import Arrived
 
@@ -87,10 +89,22 @@ class Request(Protocol):
         """Note which worker has the call."""
 
 
+class Waiter(Protocol):
+    """Who is told that a call was answered: a future that somebody awaits, or an object that acts on it at once."""
+
+    def done(self) -> bool:
+        """Whether it must not be told any more."""
+        ...
+
+    def set_result(self, result: None, /) -> None:
+        """Hear that the answer is there."""
+
+
 class Outgoing:
     """A call, as the client's end of a session keeps it."""
 
     __slots__ = (
+        "answer",
         "arguments",
         "backlog",
         "caller",
@@ -123,7 +137,7 @@ class Outgoing:
         timeout: float = 0.0,
         caller: str = "",
         tell_start: bool = False,
-        waiter: Any = None,
+        waiter: Waiter | None = None,
         prefetch: int = 0,
         context: bytes = b"",
         tenant: str = "",
@@ -144,8 +158,10 @@ class Outgoing:
         self.tell_start: bool = tell_start
         self.started: bool = False
         """Did the worker say so? Only calls with `tell_start` are told."""
-        self.waiter: Any = waiter
-        """Who waits for the answer; not used in a session."""
+        self.waiter: Waiter | None = waiter
+        """Who is told of the next answer; None: nobody, or it has been. Not used in a session."""
+        self.answer: Answer | None = None
+        """The answer that `waiter` was told of, until it is taken: the two hold each other. Not used in a session."""
         self.prefetch: int = prefetch
         self.context: bytes = context
         """The caller's Context, encoded; not read in a session."""
@@ -156,7 +172,7 @@ class Outgoing:
         """The reservation that was granted for it; 0: it needs none."""
         self.exchange: Exchange | None = None
         """Of a generator: which values of the Context its worker knows; not used in a session."""
-        self.backlog: Any = None
+        self.backlog: deque[Answer] | None = None
         """Of a generator: answers that nobody has taken yet; not used in a session."""
         self.limit: float = 0.0
         """Seconds in which calls that it makes itself must have begun; 0: no limit."""
@@ -166,6 +182,12 @@ class Outgoing:
         """Of one with a timeout: when that is over, as the worker last said; None: it has not begun."""
         self.ended: Callable[[], None] | None = None
         """Called when the worker has ended this abandoned call; not used in a session."""
+
+    def take_answer(self) -> Answer:
+        """Return the answer that the waiter was told of, which is not kept."""
+        answer, self.answer = self.answer, None
+        assert answer is not None, "a waiter is told when the answer is there"
+        return answer
 
 
 class Answer(NamedTuple):

@@ -1,0 +1,102 @@
+"""One call of a routine, as its dispatcher keeps it: with its routine, its worker, and what earlier attempts showed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headgate.core.clock import clock
+from headgate.workers.client.isolation import Isolation, after_loss, max_calls_of
+from headgate.workers.protocol.bulk import BulkPayload
+from headgate.workers.protocol.messages import Answer, Outgoing
+
+if TYPE_CHECKING:
+    from headgate.resources.members import Use
+    from headgate.workers.client.connection import Connection
+    from headgate.workers.routines import Routine
+
+GONE = frozenset({"lost", "stopped"})
+"""Kinds of answers that say that the worker of a call is gone."""
+
+
+class RoutineCall(Outgoing):
+    """A call of a routine. `Dispatcher.prepare` makes it, and `Dispatcher.assign` gives it to a worker."""
+
+    __slots__ = ("connection", "routine", "use")
+
+    routine: Routine
+    use: Use
+    """The hold on its worker, by which the roster counts it."""
+    connection: Connection
+    """The connection to its worker."""
+
+    @property
+    def is_bulky(self) -> bool:
+        """Whether its arguments are sent apart from frames. Known until it is sent."""
+        return isinstance(self.arguments, BulkPayload)
+
+    def again(self, arguments: bytes | BulkPayload) -> RoutineCall:
+        """Copy it for another attempt. (A session drops the arguments of a call that it has sent.)"""
+        call = RoutineCall(
+            self.task,
+            self.form,
+            arguments,
+            self.timeout,
+            self.caller,
+            self.tell_start,
+            None,
+            self.prefetch,
+            self.context,
+            self.tenant,
+            self.request,
+        )
+        call.routine, call.limit, call.exchange, call.backlog = self.routine, self.limit, self.exchange, self.backlog
+        return call
+
+
+_NOBODY: dict[str, str] = {}
+
+
+class Attempts:
+    """What decides where one call goes next: its limits, and what its attempts have shown so far."""
+
+    # What most calls never change is kept by the class (benchmarks/dispatch.py).
+    to: str = ""
+    """The uid of the only worker that may run it; "": any may."""
+    until: float | None = None
+    """When it must have begun; None: no limit."""
+    left: int = 0
+    """How many more times it may run after its worker was lost."""
+    isolation: Isolation | None = None
+    """What it needs since its worker was lost."""
+    tried: Mapping[str, str] = _NOBODY
+    """Workers that refused it, by uid, each with its reason."""
+    patience: float | None = None
+    """When its own timeout would be over, although no worker could begin it; None: not counted so far."""
+    may_stay: bool = True
+    """Whether it may go to the worker on which its caller runs although that refuses others."""
+
+    def limit(self, call: RoutineCall, to: str) -> None:
+        """Set the limits of a call, if it has any."""
+        if call.limit:
+            self.until = clock.now() + call.limit
+        if to:
+            self.to = to
+        else:
+            self.left = call.routine.options.retries
+        self.isolation = max_calls_of(call.request)
+
+    def after_refusal(self, uid: str, reason: str) -> None:
+        """Note that a worker refused the call."""
+        self.tried = {**self.tried, uid: reason}
+
+    def after_answer(self, call: RoutineCall, answer: Answer, here: str) -> None:
+        """Note an attempt that did not run, or was lost, before the next one. `here`: the worker of its caller."""
+        kind, connection = answer.kind, call.connection
+        if kind == "lost" or (kind in GONE and self.isolation is not None):  # it was lost before
+            self.isolation = after_loss(self.isolation, self.left, max(0, connection.casualties - 1))
+        if kind in GONE:
+            self.left -= 1
+            self.tried = _NOBODY
+        elif kind == "reserved" and connection.metadata.uid == here:
+            self.may_stay = False
