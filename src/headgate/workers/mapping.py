@@ -39,8 +39,8 @@ def map(  # noqa: A001 - it is headgate.map
     return _Map(routine, window or WINDOW, ordered).results(items, return_exceptions)
 
 
-def routine_for(fn: Any, what: str) -> Routine:
-    """The routine that was given, if it has one result; InvalidType says why not."""
+def routine_for(fn: object, what: str) -> Routine:
+    """Return the routine of a function if it has one result; InvalidType says why not."""
     found = routine_of(getattr(fn, "__func__", fn))
     if found is None:
         raise InvalidType(
@@ -52,12 +52,11 @@ def routine_for(fn: Any, what: str) -> Routine:
             f"{what} takes a routine with one result, and {found.tag} is a generator",
             remedy="Call it and iterate over it, or return a list.",
         )
-    routine: Routine = found
-    return routine
+    return found
 
 
 class _Map:
-    """Feeds, and hands out."""
+    """One run of `map`: it calls the routine for the items, and hands out the results."""
 
     def __init__(self, routine: Callable[[Any], Any], window: int, ordered: bool) -> None:
         self._routine = routine
@@ -70,8 +69,10 @@ class _Map:
         self._got_one = Bell()
         self._feeder = Feeder(self._got_one)
 
-    async def results(self, items: Any, return_exceptions: bool) -> AsyncGenerator[Any, None]:
-        """Feed and hand out until both are done."""
+    async def results(
+        self, items: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the results until all items were fed and handed out."""
         feeder = asyncio.ensure_future(self._feeder.feed(items, self._call))
         try:
             while (call := await self._next()) is not None:
@@ -104,7 +105,7 @@ class _Map:
         self._got_one.ring()
 
     async def _next(self) -> asyncio.Future[Any] | None:
-        """The next one that is done; None when there is none any more."""
+        """Wait for the next call that is done; None when there are no more."""
         while (call := self._ready()) is None:
             if self._feeder.over and not self._out:
                 return None

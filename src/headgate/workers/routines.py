@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
 from headgate.core.checks import is_finite, nearest
-from headgate.core.threads import call_in_thread
+from headgate.core.threads import call_in_thread, outlast_cancellation
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.workers.model import RoutineOptions, Task
 from headgate.workers.serialization.functions import ROUTINE, Traveller, routine_of
@@ -31,10 +31,10 @@ ACTIVE: ContextVar[Any] = ContextVar("headgate.worker_pool", default=None)
 OPEN: WeakSet[Any] = WeakSet()
 """The pools of this process that are open."""
 CALLER: ContextVar[Any] = ContextVar("headgate.caller", default=None)
-"""In a worker: the call that this code runs for."""
+"""On a worker: the call for which the current code runs."""
 _DISPATCHES: ContextVar[bool] = ContextVar("headgate.do_dispatch", default=True)
 MOST_AHEAD = 1_000_000
-"""The highest `prefetch`."""
+"""The highest `prefetch` that a generator may have."""
 _DISPATCH_TIMEOUT: ContextVar[float | None] = ContextVar("headgate.dispatch_timeout", default=None)
 
 
@@ -43,7 +43,7 @@ class END:
 
 
 class Routine:
-    """A decorated function."""
+    """A function that runs on workers, with its options and the way it is sent."""
 
     __slots__ = ("decorated", "fn", "options", "tag", "traveller")
 
@@ -53,7 +53,8 @@ class Routine:
         plain = not inspect.iscoroutinefunction(fn) and not inspect.isasyncgenfunction(fn)
         self.traveller: Traveller = Traveller(fn, options.thread or plain)
         self.tag: str = self.traveller.tag
-        self.decorated: Any = None
+        self.decorated: Callable[..., Any] | None = None
+        """What users hold: the wrapper that dispatches."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.fn, self.options)
@@ -64,11 +65,12 @@ def _rebuilt(fn: Callable[..., Any], options: RoutineOptions) -> Routine:
     return made
 
 
-def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Any:
+def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Callable[..., Any]:
     routine = Routine(fn, options)
 
     if inspect.isasyncgenfunction(fn):
-        made: Any = functools.wraps(fn)(generator_over(lambda args, kwargs: open_stream(routine, args, kwargs)))
+        generate = generator_over(lambda args, kwargs: open_stream(routine, args, kwargs))
+        made: Callable[..., Any] = functools.wraps(fn)(generate)
     else:
 
         @functools.wraps(fn)
@@ -84,7 +86,7 @@ def _decorate(fn: Callable[..., Any], options: RoutineOptions) -> Any:
 def generator_over(begin: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., AsyncGenerator[Any, Any]]:
     """A generator function of Python's own: what it makes is advanced, closed and abandoned in Python's own ways.
 
-    `begin` gives a stream (see `streams`), and for each step the generator has the stream do what was done to it.
+    `begin` gives a stream (see `remote_stream`), and for each step the generator has the stream do what was done to it.
     """
 
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
@@ -102,8 +104,8 @@ def generator_over(begin: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> C
     return generate
 
 
-def as_routine(fn: Any, options: RoutineOptions) -> Routine:
-    """A function that nobody decorated, to be called on a worker all the same."""
+def as_routine(fn: Callable[..., Any], options: RoutineOptions) -> Routine:
+    """Make a routine of a function that nobody decorated."""
     made = fn if hasattr(fn, "__code__") else _as_function(fn)
     routine = Routine(made, options)
     routine.decorated = made
@@ -111,17 +113,17 @@ def as_routine(fn: Any, options: RoutineOptions) -> Routine:
 
 
 def limit_dispatch(seconds: float) -> None:
-    """Calls must have begun within so many seconds, in this context."""
+    """Set the seconds within which calls of this context must have begun."""
     _DISPATCH_TIMEOUT.set(seconds)
 
 
 def dispatch_limit() -> float | None:
-    """Seconds in which a call must have begun here."""
+    """Return the seconds within which calls of this context must have begun; None: no limit."""
     return _DISPATCH_TIMEOUT.get()
 
 
 def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-    """Run it where it belongs: on a worker, or here."""
+    """Run a routine on a worker, or here if nothing is dispatched in this context."""
     if not _DISPATCHES.get():
         return _run_here(routine, args, kwargs)
     dispatcher, caller = _dispatcher_for(routine)
@@ -130,7 +132,7 @@ def dispatch(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def open_stream(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same for a generator: what advances it."""
+    """Return what advances a generator, on a worker or here."""
     if not _DISPATCHES.get():
         return _Here(routine.fn(*args, **kwargs))
     dispatcher, caller = _dispatcher_for(routine)
@@ -153,7 +155,7 @@ class _Here:
 
 
 def _dispatcher_for(routine: Routine) -> tuple[Any, str]:
-    """What reaches the workers here, and the id of the task that calls."""
+    """Return what calls the workers of this context, and the id of the task that calls."""
     pool, running = ACTIVE.get(), CALLER.get()
     if pool is None:
         if running is None:
@@ -200,12 +202,7 @@ async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, A
     future = asyncio.get_running_loop().run_in_executor(
         thread, lambda: elsewhere.context.run(call_in_thread, routine.fn, args, kwargs)
     )
-    stopped: asyncio.CancelledError | None = None
-    while not future.done():  # a thread cannot be interrupted, so neither can this wait: as on a worker
-        try:
-            await asyncio.wait((future,))
-        except asyncio.CancelledError as error:
-            stopped = error
+    stopped = await outlast_cancellation(future)  # as on a worker: a thread cannot be interrupted
     thread.shutdown(wait=False)
     elsewhere.bring_back()
     if stopped is not None:
@@ -216,7 +213,7 @@ async def _run_here(routine: Routine, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 class Decorator(Protocol):
-    """What ``@routine(...)`` is."""
+    """The type of ``@routine(...)``: what it makes of each kind of function."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap] # what is no generator is the last
@@ -249,14 +246,14 @@ def routine(
     *, timeout: float | None = None, retries: int = 0, thread: bool = False, prefetch: int = 0
 ) -> Decorator: ...
 def routine(
-    fn: Any = None,
+    fn: Callable[..., Any] | None = None,
     /,
     *,
     timeout: float | None = None,
     retries: int = 0,
     thread: bool = False,
     prefetch: int = 0,
-    **misspelt: Any,
+    **misspelt: object,
 ) -> Any:
     """Make a function run on a worker of the active WorkerPool when it is called and awaited, or iterated over.
 
@@ -301,8 +298,8 @@ def _made(fn: Any, options: RoutineOptions) -> Any:
     return _decorate(fn, options)
 
 
-def _check_generator(fn: Any, options: RoutineOptions) -> None:
-    """Some options are for generators, some are not."""
+def _check_generator(fn: Callable[..., Any], options: RoutineOptions) -> None:
+    """Raise InvalidArgument for options that do not fit a generator, or fit only one."""
     if not inspect.isasyncgenfunction(fn):
         if options.prefetch:
             raise InvalidArgument(
@@ -321,11 +318,11 @@ def _check_generator(fn: Any, options: RoutineOptions) -> None:
         )
 
 
-def _as_function(fn: Any) -> Any:
-    """For bound methods, partials, builtins and objects with `__call__`: a function that calls it."""
-    target = fn if inspect.ismethod(fn) or inspect.isbuiltin(fn) else getattr(fn, "func", fn)
+def _as_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that calls a bound method, a partial, a builtin or an object with `__call__`."""
+    target: Any = fn if inspect.ismethod(fn) or inspect.isbuiltin(fn) else getattr(fn, "func", fn)
     if inspect.isasyncgenfunction(target) or inspect.isasyncgenfunction(type(target).__call__):
-        made: Any = generator_over(lambda args, kwargs: _Here(fn(*args, **kwargs)))
+        made: Callable[..., Any] = generator_over(lambda args, kwargs: _Here(fn(*args, **kwargs)))
     elif inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
@@ -343,7 +340,7 @@ def _as_function(fn: Any) -> Any:
     return made
 
 
-def _checked(timeout: Any, retries: Any, thread: Any, prefetch: Any) -> RoutineOptions:
+def _checked(timeout: object, retries: object, thread: object, prefetch: object) -> RoutineOptions:
     if timeout is not None:
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise InvalidType(f"timeout must be a number of seconds or None, got {type(timeout).__name__}")
@@ -363,7 +360,7 @@ def _checked(timeout: Any, retries: Any, thread: Any, prefetch: Any) -> RoutineO
 
 
 class _Gate:
-    """The block of ``do_dispatch(...)``."""
+    """What ``with do_dispatch(...):`` enters and leaves."""
 
     __slots__ = ("_gate", "_token")
 
@@ -441,7 +438,7 @@ class RuntimeContext:
 
 
 def current_task() -> Task | None:
-    """The task that this code runs in, on a worker; None elsewhere."""
+    """Return the task that this code runs in, on a worker; None elsewhere."""
     running = CALLER.get()
     return None if running is None else running.describe()
 
