@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import Context
+from enum import Enum
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -26,36 +27,46 @@ if TYPE_CHECKING:
     from headgate.workers.client.remote_stream import Stream
     from headgate.workers.pool import WorkerPool
 
-HERE: Any = object()
-"""It is to be called here: it dispatches itself, or nothing is dispatched in this context."""
+Function = Callable[..., Any]
+Args = tuple[Any, ...]
+
+
+class Here(Enum):
+    """The type of `HERE`, which has this one value."""
+
+    HERE = "here"
+
+
+HERE = Here.HERE
+"""Says that a function is to be called here: it dispatches itself, or nothing is dispatched in this context."""
 
 _MOST_ROUTINES, _MOST_CLOSURES = 1024, 32
 _PLAIN = RoutineOptions()
 
 
 class Placing:
-    """Calls functions on the workers of one pool."""
+    """What calls any function on the workers of one pool."""
 
-    here: Any = HERE
+    here: Here = HERE
 
     def __init__(self, workers: WorkerPool) -> None:
         self._workers = workers
         self.losses: Losses = Losses()
-        self._routines: dict[Any, Any] = {}  # how functions travel is remembered there
-        self._closures: dict[Any, Any] = {}  # the same for a few of those that hold on to something
+        self._routines: dict[FunctionType, Routine | Here] = {}  # how functions travel is remembered there
+        self._closures: dict[FunctionType, Routine | Here] = {}  # the same for a few of those that hold on to something
 
-    def can_stop(self, fn: Any) -> bool:
-        """Does it run on its worker's loop, and not in a thread there?"""
+    def can_stop(self, fn: Function) -> bool:
+        """Whether a function runs on its worker's loop, and not in a thread there."""
         while isinstance(fn, functools.partial):
             fn = fn.func
-        routine = self._routines.get(fn) if fn.__class__ is FunctionType else None
+        routine = self._routines.get(fn) if isinstance(fn, FunctionType) else None
         if routine is None:
             routine = routine_of(getattr(fn, "__func__", fn))
         if routine is None or routine is HERE:
             return inspect.iscoroutinefunction(fn) or not isinstance(fn, (FunctionType, MethodType))
         return not routine.traveller.thread
 
-    def send(self, fn: Any, args: tuple[Any, ...], request: Request, context: Context, owner: Owner) -> Direct | None:
+    def send(self, fn: Any, args: Args, request: Request, context: Context, owner: Owner) -> Direct | None:
         """Call a function without awaiting it, in this context; None if it is not that simple, or something is wrong:
         it comes up again where it is awaited."""
         routine = self._routine(fn)
@@ -66,48 +77,43 @@ class Placing:
         except Exception:
             return None
 
-    def announce(self, sent: Any) -> None:
-        """Tell of a call that was begun by `send`."""
-        if sent.__class__ is Direct:
+    def announce(self, sent: object) -> None:
+        """Emit the event that a worker was given a call which `send` began."""
+        if isinstance(sent, Direct):
             sent.announce()
 
-    def _begin(
-        self, routine: Routine, args: tuple[Any, ...], request: Request, context: Context, owner: Owner
-    ) -> Direct | None:
+    def _begin(self, routine: Routine, args: Args, request: Request, context: Context, owner: Owner) -> Direct | None:
         if not do_dispatch() or dispatch_limit() is not None:
             return None
         return begin(self._workers.__dispatcher__(), routine, args, {}, request, context, owner)
 
-    def call(self, fn: Any, args: tuple[Any, ...], request: Request) -> Awaitable[Any]:
-        """What to await for what it returns there; or `HERE`."""
+    def call(self, fn: Any, args: Args, request: Request) -> Awaitable[Any] | Here:
+        """Return what to await for the result of a function on a worker; or `HERE`."""
         routine, given, kwargs = self._taken_apart(fn, args)
         if routine is HERE or not do_dispatch():
             ACTIVE.set(self._workers)
-            here: Awaitable[Any] = HERE
-            return here
+            return HERE
         self.losses.limit(request)
-        dispatcher, caller = self._workers.__dispatcher__(), request.request_id
-        there: Awaitable[Any] = dispatcher.call(routine, given, kwargs, dispatch_limit(), caller, request=request)
-        return there
+        dispatcher: Dispatcher = self._workers.__dispatcher__()
+        return dispatcher.call(routine, given, kwargs, dispatch_limit(), request.request_id, request=request)
 
-    def stream(self, fn: Any, args: tuple[Any, ...], request: Request) -> AsyncGenerator[Any, Any]:
-        """The items it makes there; or `HERE`."""
+    def stream(self, fn: Function, args: Args, request: Request) -> AsyncGenerator[Any, Any] | Here:
+        """Return the generator of the items that a function makes on a worker; or `HERE`."""
         routine, given, kwargs = self._taken_apart(fn, args)
         if routine is HERE or not do_dispatch():
             ACTIVE.set(self._workers)
-            here: AsyncGenerator[Any, Any] = HERE
-            return here
+            return HERE
         self.losses.limit(request)
         dispatcher: Dispatcher = self._workers.__dispatcher__()
         limit, caller = dispatch_limit(), request.request_id
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
+        def begin(args: Args, kwargs: dict[str, Any]) -> Stream:
             return dispatcher.stream(routine, args, kwargs, limit, caller, request=request)
 
         return generator_over(begin)(*given, **kwargs)
 
-    def _taken_apart(self, fn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The routine, and with what it is called: partials and methods bring arguments of their own."""
+    def _taken_apart(self, fn: Function, args: Args) -> tuple[Routine | Here, Args, dict[str, Any]]:
+        """Return the routine, and with what it is called: partials and methods bring arguments of their own."""
         kwargs: dict[str, Any] = {}
         while fn.__class__ is not FunctionType:
             if isinstance(fn, functools.partial):
@@ -118,9 +124,9 @@ class Placing:
                 break
         return self._routine(fn), args, kwargs
 
-    def _routine(self, fn: Any) -> Any:
-        """The routine that a function is, or is taken for."""
-        if fn.__class__ is not FunctionType:
+    def _routine(self, fn: Function) -> Routine | Here:
+        """Return the routine that a function is, or is taken for."""
+        if not isinstance(fn, FunctionType):
             return _made(fn)  # objects that are called may be equal, and yet do different things
         found = self._routines.get(fn)
         if found is None:
@@ -134,7 +140,7 @@ class Placing:
         return found
 
 
-def _made(fn: Any) -> Any:
+def _made(fn: Function) -> Routine | Here:
     routine = routine_of(fn)
     if routine is not None:
         return routine

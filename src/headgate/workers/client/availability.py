@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
 from headgate.workers.events import WORKERS, WorkerBlocked, WorkerUnblocked
@@ -17,19 +17,19 @@ _AT_A_TIME = 32  # of those who wait for room: each that finds some wakes anothe
 
 
 class Openings:
-    """What connections tell of their workers' openings."""
+    """Which workers take no calls now, as their connections tell, and the futures of calls that wait for one."""
 
     __slots__ = ("_busy", "_crowded", "_reserved", "waiters")
 
     def __init__(self) -> None:
         self.waiters: deque[asyncio.Future[None]] = deque()
-        """Those who wait for a worker."""
+        """A future for each call that waits for a worker."""
         self._busy: set[Connection] = set()  # blocked: no new calls
         self._crowded: set[Connection] = set()  # no new calls that need a thread
         self._reserved: set[Connection] = set()  # a call of few neighbours runs or waits there: no others
 
     def happened(self, connection: Connection, happening: Happening, reason: str) -> None:
-        """A connection tells how it is."""
+        """Note what a connection tells of its worker."""
         if happening == "blocked":
             self._busy.add(connection)
             _emit(WorkerBlocked, connection, tag=reason or None)
@@ -53,7 +53,7 @@ class Openings:
             self.wake(_AT_A_TIME)
 
     def forget(self, connection: Connection) -> None:
-        """It is not used any more."""
+        """Drop a connection that is not used any more."""
         self._busy.discard(connection)
         self._crowded.discard(connection)
         self._reserved.discard(connection)
@@ -61,16 +61,16 @@ class Openings:
 
     @property
     def limited(self) -> bool:
-        """Is there a worker that does not take every call?"""
+        """Whether some worker does not take every call."""
         return bool(self._busy or self._crowded or self._reserved)
 
     @property
     def reserved(self) -> bool:
-        """Is there a worker that refuses calls because one with few neighbours runs there, or waits for room?"""
+        """Whether some worker refuses calls because one with few neighbours runs there, or waits for room."""
         return bool(self._reserved)
 
     def avoided(self, roster: Iterable[Connection], tried: Collection[str], thread: bool, here: str) -> Collection[str]:
-        """The uids of workers that a call should not go to: it was tried there, or cannot begin there.
+        """Return the uids of workers that a call should not go to: it was tried there, or cannot begin there.
 
         The worker on which the caller itself runs (`here`) admits what is called from there even if it is reserved: it
         is left out when no other can take the call.
@@ -84,17 +84,17 @@ class Openings:
         return avoid
 
     def unable(self, thread: bool) -> set[str]:
-        """The uids of workers where no call can begin; `thread`: or no call that needs a thread."""
+        """Return the uids of workers where no call can begin; `thread`: or no call that needs a thread."""
         uids = {connection.metadata.uid for connection in self._busy}
         return uids | {connection.metadata.uid for connection in self._crowded} if thread else uids
 
     @property
     def crowded(self) -> bool:
-        """Is there a worker where no call that needs a thread can begin?"""
+        """Whether there is a worker where no call that needs a thread can begin."""
         return bool(self._crowded)
 
     def wake(self, most: int | None = None) -> None:
-        """Let those look again who wait for a worker; the first `most`, or all."""
+        """Let calls that wait for a worker look again: the first `most` of them, or all."""
         waiters = self.waiters
         while waiters and most != 0:
             waiter = waiters.popleft()
@@ -103,7 +103,6 @@ class Openings:
                 most = most if most is None else most - 1
 
 
-def _emit(event: Any, connection: Connection, **fields: Any) -> None:
-    """Tell whoever listens to workers."""
+def _emit(event: Callable[..., WorkerBlocked | WorkerUnblocked], connection: Connection, **fields: object) -> None:
     if WORKERS.listeners:
         WORKERS.emit(event(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid, **fields))

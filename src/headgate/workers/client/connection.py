@@ -1,4 +1,4 @@
-"""The client's side of one conversation: a gRPC stream to one worker, on one event loop.
+"""The client's side of one session: a gRPC stream to one worker, on one event loop.
 
 Reader and writer are tasks of ours that nothing cancels but `close`: cancelling a task inside ``read()`` or ``write()``
 would end the stream and every call on it. Calls may be submitted before the stream is open: they wait in the session's
@@ -25,7 +25,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 from headgate._version import __version__
 from headgate.core.clock import clock
@@ -36,7 +36,7 @@ from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ConversationBroken, Unreadable
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
-from headgate.workers.protocol.transport import EOF, dial, grpc
+from headgate.workers.protocol.transport import dial, grpc
 from headgate.workers.protocol.wire import CONVERSE
 from headgate.workers.protocol.wire.wire_pb2 import ToClient
 
@@ -51,6 +51,8 @@ PACE = 0.002
 _LOOK = 0.5
 _LATE = 0.3  # a look so much too late means that this loop was held
 _EXPIRY = 2.0  # what is known of a worker without calls is old after so long
+
+_Stream: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 Happening = Literal[
     "open",
@@ -69,7 +71,7 @@ Happening = Literal[
 
 
 class Connection:
-    """A conversation with one worker."""
+    """A session with one worker, and the gRPC stream that carries it."""
 
     def __init__(
         self,
@@ -85,24 +87,24 @@ class Connection:
         self.session: ClientSession = ClientSession(epoch, client, __version__, max_payload)
         self.blocked: bool = False
         self.crowded: bool = False
-        """Are all its thread places held by calls that nobody waits for?"""
+        """Whether all its thread places are held by calls that nobody waits for."""
         self.reason: str = ""
-        """Why it is over."""
+        """The reason why the session is over."""
         self.ending: Ending | None = None
         """How the worker's process ended, once that is known."""
         self.awaits_ending: bool = False
-        """Will somebody call `learn` when the process has ended?"""
+        """Whether somebody will call `learn` when the process has ended."""
         self._held: list[Answer] = []  # of calls that were lost: until it is known how the process ended
         self._hold: asyncio.TimerHandle | None = None
         self.casualties: int = 0
-        """Calls of this conversation that were lost when it broke."""
+        """Number of calls that were lost when the session broke."""
         self.reserved: bool = False
-        """Does the worker refuse calls, because one of few neighbours runs there or waits?"""
+        """Whether the worker refuses calls because one with few neighbours runs there, or waits for room."""
         self._asked: dict[int, asyncio.Future[bool]] = {}  # for room
         self._tell = tell
         self._loop = asyncio.get_running_loop()
-        self._channel: Any = None
-        self._stream: Any = None
+        self._channel: grpc.aio.Channel | None = None
+        self._stream: _Stream | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle: asyncio.Future[None] | None = None  # the writer waits for something to write
         self._look: asyncio.TimerHandle | None = None
@@ -122,12 +124,12 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Calls that were submitted and not answered, also those that nobody waits for any more."""
+        """Number of calls that were submitted and have not ended, also of those that nobody waits for any more."""
         return self.session.waiting + len(self.session.left)
 
     @property
     def state(self) -> WorkerState:
-        """How the worker is, as far as this conversation can tell."""
+        """The state of the worker, as far as this session can tell."""
         if self.session.state == "stopping":
             return "stopping"
         if self.session.state == "over":
@@ -136,13 +138,13 @@ class Connection:
 
     @property
     def load(self) -> int:
-        """The same, and calls that wait for room there."""
+        """Number of calls in flight, and of those that wait for room there."""
         return self.in_flight + len(self._asked)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def submit(self, call: Outgoing) -> None:
-        """Send it with the next message. Its waiter, a future, gets the Answer."""
+        """Send a call with the next message. Its waiter is told when the answer is there."""
         session = self.session
         session.submit(call)
         if call.timeout:
@@ -157,6 +159,7 @@ class Connection:
 
     async def begins(self, call: Outgoing, waiter: asyncio.Future[None], until: float) -> bool:
         """Wait until a call has begun, or was answered. False: it has not by `until`."""
+        # `started` is looked at: few calls have such a limit, and an event would need a place in each of them.
         while not (call.started or waiter.done()):
             left = until - clock.now()
             if left <= 0:
@@ -167,7 +170,7 @@ class Connection:
     def step(
         self, call: Outgoing, advance: Advance, payload: bytes | BulkPayload = b"", count: int = 0, context: bytes = b""
     ) -> None:
-        """Have a generator go on. Its waiter gets the Answer."""
+        """Tell a generator what to do next. The call's waiter is told when the answer is there."""
         if call.timeout:
             self._timed[call] = None
             call.handed, call.due = clock.now(), None
@@ -175,14 +178,14 @@ class Connection:
         self._rouse()
 
     def cancel(self, call: Outgoing) -> bool:
-        """True: it was never sent, and is gone. False: the worker is told, and its answer will come."""
+        """Cancel a call. True: it was never sent, and is gone. False: the worker is told, and will answer."""
         self._timed.pop(call, None)  # who cancels it knows for how long to wait
         gone = self.session.cancel(call)
         self._rouse()
         return gone
 
     async def reserve(self, max_calls: int, caller: str, overdue: bool, patience: float) -> int:
-        """Ask for room for a call; the number of the reservation, or 0 if none was granted in so many seconds."""
+        """Ask for room for a call. Returns the number of the reservation, or 0 if none came within `patience`."""
         number = self.session.room.ask(max_calls, caller, overdue)
         granted = self._asked[number] = self._loop.create_future()
         self.open()
@@ -199,13 +202,13 @@ class Connection:
         return number if kept else 0
 
     def release(self, number: int) -> None:
-        """Nobody needs this room any more."""
+        """Give back room that is not needed any more."""
         if self.session.state != "over":
             self.session.room.release(number)
             self._rouse()
 
     def give_no_room(self) -> None:
-        """Those who wait for room here are to look elsewhere."""
+        """Send those who wait for room here to other workers."""
         for granted in self._asked.values():
             _decide(granted, False)
 
@@ -228,7 +231,7 @@ class Connection:
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin to connect, if that has not begun."""
+        """Begin to connect, unless that has begun."""
         if not self._tasks and self.session.state == "opening":
             self._tasks.append(self._loop.create_task(self._run()))
 
@@ -237,18 +240,19 @@ class Connection:
         reason = "its stream ended"
         try:
             self._channel = dial(self.metadata.address)
-            self._stream = self._channel.stream_stream(CONVERSE)()
+            stream: _Stream = self._channel.stream_stream(CONVERSE)()
+            self._stream = stream
             local = self.metadata.address.startswith("unix:")
             offer = shared_memory.Offer() if local else None
             try:
                 hello = self.session.hello(offer.probe if offer is not None else None)
                 async with asyncio.timeout(OPENING):
-                    await self._stream.write(hello.SerializeToString())
-                    data = await self._stream.read()
+                    await stream.write(hello.SerializeToString())
+                    data = await stream.read()
             finally:
                 if offer is not None:
                     offer.close()
-            if data is EOF:
+            if not isinstance(data, bytes):  # the end of the stream
                 reason = "it closed the stream instead of answering"
                 return
             refusal = self.session.welcomed(ToClient.FromString(data))
@@ -259,8 +263,8 @@ class Connection:
                 self.session.can_read()
             self._tell(self, "open", "")
             self._heard_of_room()
-            self._tasks.append(self._loop.create_task(self._write()))
-            await self._read()
+            self._tasks.append(self._loop.create_task(self._write(stream)))
+            await self._read(stream)
         except TimeoutError:
             reason = f"it did not answer within {OPENING:g} s"
         except grpc.aio.AioRpcError as error:
@@ -275,11 +279,11 @@ class Connection:
             if not self._closing:
                 await self._hang_up()
 
-    async def _read(self) -> None:
-        stream, session = self._stream, self.session
+    async def _read(self, stream: _Stream) -> None:
+        session = self.session
         while True:
             data = await stream.read()
-            if data is EOF:
+            if not isinstance(data, bytes):  # the end of the stream
                 return
             self._heard = clock.now()
             message = ToClient.FromString(data)
@@ -313,7 +317,7 @@ class Connection:
                 self._hear_more(message)
 
     def _hear_more(self, message: ToClient) -> None:
-        """What is seldom said."""
+        """Read the parts of a message that seldom come."""
         self._note_ended()
         if message.HasField("takes_threads") and message.takes_threads == self.crowded:
             self.crowded = not message.takes_threads
@@ -332,14 +336,14 @@ class Connection:
                 ended()
 
     def _end(self, reason: str) -> None:
-        """It cannot go on: whoever started it is to end it."""
+        """Have a worker that cannot go on ended by whoever started it."""
         if not self._ending:
             self._ending = reason
             if self._replace is not None:
                 self._replace(self.metadata.uid, reason, True)
 
-    async def _write(self) -> None:
-        stream, session = self._stream, self.session
+    async def _write(self, stream: _Stream) -> None:
+        session = self.session
         try:
             while True:
                 if session.loans.waiting or session.loans.released or session.loans.recalled:
@@ -356,15 +360,15 @@ class Connection:
                         self._was_full = False
                         self._tell(self, "room", "")
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the stream has ended: the reader has it too, and ends the conversation
+            pass  # the stream has ended: the reader has it too, and ends the session
         except Exception as error:
             self._break("lost", f"a message to it could not be written: {type(error).__name__}: {error}")
-            self._stream.cancel()
+            stream.cancel()
 
     # -- answers that do not come at once ----------------------------------------------------------------------------
 
     def _arrived(self, answer: Answer) -> None:
-        """An answer of a generator, or one that is still to be read: each call has its answers in their order."""
+        """Take an answer of a generator, or one that is still to be read. Each call gets its answers in order."""
         call = answer.call
         line = self._fetching.get(call)
         if line is not None:
@@ -376,7 +380,7 @@ class Connection:
             _answer(answer)
 
     def reads(self, call: Outgoing) -> bool:
-        """Is an answer of this call still being read, or held?"""
+        """Whether an answer of this call is still being read, or held."""
         return call in self._fetching or any(answer.call is call for answer in self._held)
 
     def _fetch(self, answer: Answer, borrowed: Borrowed) -> None:
@@ -411,7 +415,7 @@ class Connection:
         )
 
     def _take_resent(self) -> None:
-        """What could not be read has come in chunks."""
+        """Finish answers whose payload could not be read, and has come in chunks."""
         for number, parcel in self.session.take_resent():
             finish = self._resent.pop(number, None)
             if finish is not None:
@@ -430,7 +434,7 @@ class Connection:
 
     @property
     def obstacle(self) -> str:
-        """Why calls cannot begin there, for people; "": they can."""
+        """The reason why calls cannot begin there, for messages; "": they can."""
         if self.blocked:
             return "blocked by a routine that holds its loop"
         if self.crowded:
@@ -438,7 +442,7 @@ class Connection:
         return RESERVED if self.reserved else ""
 
     def can_take(self, bulky: bool) -> bool:
-        """May the next call go here? Not when the worker stops, nor when the outbox is long."""
+        """Whether the next call may go here: not when the worker stops, nor when the outbox is long."""
         session = self.session
         if session.state in ("stopping", "over"):
             return False
@@ -498,7 +502,7 @@ class Connection:
             _tell(call, Answer(call, "overdue"))
 
     def _judge(self, now: float, silent: float) -> None:
-        """It says nothing: is it because a routine holds the interpreter's lock for too long?"""
+        """End a silent worker if a routine there has held the interpreter's lock for too long."""
         overdue, blocked = self._limits
         if blocked is not None and silent >= blocked:
             self._end(f"it gives no sign of life for {silent:.0f} s, and max_blocked is {blocked:g}")
@@ -509,7 +513,7 @@ class Connection:
             )
 
     def _holder(self, now: float, overdue: float) -> Outgoing | None:
-        """The call past its timeout that holds the interpreter's lock, if it can be no other.
+        """Return the call past its timeout that holds the interpreter's lock, if it can be no other.
 
         Calls begin in the order in which they were sent. So one that the worker never said had begun holds the lock,
         unless one that was sent before it does; one that had begun, unless any other does. Calls that need a thread may
@@ -533,12 +537,12 @@ class Connection:
         return bool(known) and clock.now() >= self._due(call)
 
     def _due(self, call: Outgoing) -> float:
-        """When its timeout is over."""
+        """Return when the timeout of a call is over."""
         since = self._heard if call.handed is None else max(call.handed, self._heard)
         return call.due if call.due is not None else since + call.timeout
 
     def block(self) -> None:
-        """It refused a call because its loop is held."""
+        """Note that the worker refused a call because its loop is held."""
         self._heard = clock.now()
         self._set_blocked(True, "")
         if self._look is None:
@@ -583,12 +587,12 @@ class Connection:
         self._tell(self, happening, reason)
 
     def learn(self, ending: Ending) -> None:
-        """The worker's process has ended so."""
+        """Hear how the worker's process has ended."""
         self.ending = ending
         self.let_go()
 
     def let_go(self) -> None:
-        """Nobody waits any longer to know how the process ended."""
+        """Hand out lost calls without waiting any longer to know how the process ended."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.cancel()
@@ -597,14 +601,14 @@ class Connection:
             self._arrived(answer)
 
     def give_up(self, call: Outgoing) -> None:
-        """Nobody waits for it any more: its answer, if one comes, is dropped, and a generator is closed."""
+        """Stop waiting for a call: its answer, if one comes, is dropped, and a generator is closed."""
         if call.backlog is not None:
             self.step(call, "close")
         self._timed.pop(call, None)
         self.session.abandon(call)
 
     def has_left(self, call: Outgoing) -> bool:
-        """Was it given up, and has its worker not ended it?"""
+        """Whether a call was given up here and has not ended on its worker."""
         return self.session.left.get(call.number) is call
 
     async def close(self, reason: str = "its pool was closed") -> None:
@@ -620,8 +624,8 @@ class Connection:
         await self._hang_up()
 
     def abandon(self) -> None:
-        """The loop is closed: let the worker see the end of the stream. gRPC's own way to close is a coroutine of that
-        loop, so this is what it would come to in the end."""
+        """Let the worker see the end of the stream when the loop is closed already. gRPC's own way to close is a
+        coroutine of that loop, so this is what it would come to in the end."""
         stream, self._stream = self._stream, None
         core = getattr(stream, "_cython_call", None)
         if core is not None:

@@ -1,4 +1,4 @@
-"""Dispatch, from one event loop: choose a worker, send the call, see it to its one outcome.
+"""Dispatch from one event loop: choose a worker, send the call, report its one outcome.
 
 A dispatcher holds the roster of workers that discovery told it of and a connection to each. It is made at the first
 dispatch on its loop (`lazy`), in the client as in workers, whose routines call others through one of their own.
@@ -61,11 +61,11 @@ _epochs = count(1)
 
 
 class Dispatcher:
-    """The workers of a pool, as one event loop uses them."""
+    """What calls routines on the workers of a pool, from one event loop."""
 
     def __init__(
         self,
-        balancer: Any,
+        balancer: LoadBalancerLike,
         *,
         quorum: int = 1,
         quorum_timeout: float | None = 60.0,
@@ -78,8 +78,6 @@ class Dispatcher:
         on_retiring: Callable[[str, str, bool], None] | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.seen: Any = None
-        """What its roster was last made of, for owners that compare."""
         strategy = strategy_of(balancer)
         self.custom: LoadBalancerLike | None = None if strategy is not None else balancer
         self.roster: Roster[Connection] = Roster(strategy if strategy is not None else Cycle())
@@ -90,7 +88,7 @@ class Dispatcher:
         self.why_none: Callable[[], str] = str  # tells why there may be no worker
         self.max_payload: int = max_payload
         self.here: str = here
-        """The uid of the worker that it is on; "": on none."""
+        """The uid of the worker in whose process this dispatcher is; "": in none."""
         self.openings: Openings = Openings()
         self._awaits_endings = awaits_endings
         self._known: WeakValueDictionary[str, Connection] = WeakValueDictionary()
@@ -104,6 +102,7 @@ class Dispatcher:
         self._failure: BaseException | None = None
         self._listener: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
+        self._watchers: list[asyncio.Future[None]] = []
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +123,7 @@ class Dispatcher:
             self._listener = None
 
     def admit(self, metadata: WorkerMetadata) -> None:
-        """It may be used."""
+        """Add a worker, which may be used from now on."""
         known = self.roster.get(metadata.uid)
         if known is not None:
             return
@@ -137,9 +136,10 @@ class Dispatcher:
         self.roster.admit(metadata.uid, connection)
         self._introduce()
         self.openings.wake()
+        self._changed()
 
     def drop(self, uid: str) -> None:
-        """It may not any more."""
+        """Remove a worker. Calls that it has may end."""
         connection = self.roster.get(uid)
         if connection is not None:
             self._remove(connection)
@@ -147,13 +147,13 @@ class Dispatcher:
         self._evicted.pop(uid, None)
 
     def learn(self, uid: str, ending: Ending) -> None:
-        """The process of this worker has ended so."""
+        """Hear how the process of a worker has ended."""
         connection = self._known.get(uid)
         if connection is not None:
             connection.learn(ending)
 
     def set_members(self, members: list[WorkerMetadata]) -> None:
-        """These and no others may be used."""
+        """Make these the workers that may be used, and no others."""
         uids = {metadata.uid for metadata in members}
         for connection in list(self.roster):
             if connection.metadata.uid not in uids:
@@ -162,22 +162,39 @@ class Dispatcher:
             self.admit(metadata)
 
     async def connect(self, workers: int) -> None:
-        """Connect to so many workers now, not at the first call."""
-        while len(self.roster) < workers and self._failure is None:
-            waiter = self.loop.create_future()
-            self.openings.waiters.append(waiter)
-            await waiter
+        """Connect to this number of workers now, not at the first call."""
+        await self._until(lambda: len(self.roster) >= workers or self._failure is not None)
         for connection in self.roster:
             connection.open()
-        while any(connection.session.state == "opening" for connection in self.roster):  # noqa: ASYNC110 - a moment
-            await asyncio.sleep(0.001)
+        await self._until(lambda: all(connection.session.state != "opening" for connection in self.roster))
+
+    async def until_known(self, uids: list[str]) -> None:
+        """Wait until discovery has told of these workers, for a second at most."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._until(lambda: all(uid in self.roster for uid in uids))
+        except TimeoutError:
+            pass
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on the roster holds, which is looked at whenever a worker or its state changes."""
+        while not condition():
+            watcher = self.loop.create_future()
+            self._watchers.append(watcher)
+            await watcher
+
+    def _changed(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
 
     def views(self) -> list[WorkerView]:
-        """The workers as they are."""
+        """Describe the workers that may be used now."""
         return [self.view(connection) for connection in self.roster]
 
     def view(self, connection: Connection) -> WorkerView:
-        """One of them."""
+        """Describe the worker of a connection, with its state and load."""
         state = connection.state
         if state == "ready" and self.roster.cooling(connection.metadata.uid, clock.now()):
             state = "cooling"
@@ -193,6 +210,7 @@ class Dispatcher:
         if self.roster.get(uid) is connection:
             self.roster.drop(uid)
             self._introduce()
+            self._changed()
         self.openings.forget(connection)
 
     def _end(self, connection: Connection) -> None:
@@ -202,15 +220,17 @@ class Dispatcher:
         task.add_done_callback(self._endings.discard)
 
     async def _ended(self, connection: Connection) -> None:
-        # What it has, it finishes: one that was told to stop answers first, and one that died ends the stream.
+        # What it has, it finishes: one that was told to stop answers first, and one that died ends the stream. It is
+        # looked at, because an event would have to be told with each answer of each worker (benchmarks/dispatch.py).
         while connection.in_flight and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await connection.close("it left the pool")
         self._gone.discard(connection)
 
     def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
-        """A connection tells how it is."""
+        """Act on what a connection tells of its worker."""
         self.openings.happened(connection, happening, reason)
+        self._changed()
         if happening == "closed":
             known = self.roster.get(connection.metadata.uid) is connection
             self._remove(connection)
@@ -421,7 +441,7 @@ class Dispatcher:
     # -- the choice of a worker ---------------------------------------------------------------------------------------
 
     def is_usable(self, routine: Routine) -> bool:
-        """Are enough workers there? Raises if the pool is closed."""
+        """Whether as many workers have come as the pool waits for. Raises if it is closed."""
         if self._closed:
             raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
         self._reached_quorum = self._reached_quorum or len(self.roster) >= self._quorum
@@ -484,12 +504,6 @@ class Dispatcher:
             raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
         shut = connection.reserved or (connection.crowded and routine.traveller.thread)
         return None if shut else self.roster.take(uid, clock.now())
-
-    async def until_known(self, uids: list[str]) -> None:
-        """Wait until discovery has told of these, for a moment at most."""
-        deadline = clock.now() + 1.0
-        while not all(uid in self.roster for uid in uids) and clock.now() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
     def _report(self, connection: Connection, report: Report) -> None:
         if self.custom is None:
@@ -626,30 +640,31 @@ class Dispatcher:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException | None) -> None:
-        """No worker can be started: tell whoever waits for one, and whoever comes. None: it can be again."""
+        """Raise this in every call that waits for a worker, because none can be started. None: they can be again."""
         self._failure = error
         self.openings.wake()
+        self._changed()
 
     @property
     def calls(self) -> int:
-        """Calls that were placed and not answered."""
+        """Number of calls that were placed and not answered."""
         return len(self._calls)
 
     def refuse(self, why: str) -> None:
-        """No new calls from now on."""
+        """Refuse new calls from now on."""
         self._closed = why
         for connection in self.roster:
             connection.give_no_room()
         self.openings.wake()
 
     def abandon(self) -> None:
-        """Its loop is closed, so nothing can be awaited: break every conversation."""
+        """Break every session without awaiting anything, because the loop is closed."""
         self._closed = self._closed or "its event loop is closed"
         for connection in [*self.roster, *self._gone]:
             connection.abandon()
 
     async def close(self, why: str) -> None:
-        """End every conversation. Calls that are left raise PoolClosed."""
+        """End every session. Calls that are left raise PoolClosed."""
         self._closed = self._closed or why
         listener, self._listener = self._listener, None
         if listener is not None:

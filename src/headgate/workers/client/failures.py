@@ -1,4 +1,4 @@
-"""How a call went, for people: the errors its caller gets, and the events others see."""
+"""The errors that the caller of a routine gets, and the events that tell how a call went."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _client = ""  # what the ids of this process's tasks begin with
 
 
 def client_id() -> str:
-    """Made when first needed, once for each process."""
+    """Return what the ids of this process's tasks begin with. Made when first needed."""
     global _client
     if not _client:
         _client = clock.token()[:12]
@@ -47,7 +47,7 @@ def client_id() -> str:
 
 
 def task_id(call: RoutineCall) -> str:
-    """The id of the task that it is."""
+    """Return the id by which events name a call."""
     return f"{client_id()}/{call.task}"
 
 
@@ -55,7 +55,7 @@ def task_id(call: RoutineCall) -> str:
 
 
 def tell_dispatched(call: RoutineCall) -> None:
-    """A worker is given a call."""
+    """Emit the event that a worker is given a call."""
     if TASKS.listeners:
         TASKS.emit(
             TaskDispatched(
@@ -69,7 +69,7 @@ def tell_dispatched(call: RoutineCall) -> None:
 
 
 def tell_ended(call: RoutineCall, outcome: str, exception: TaskException | None = None) -> None:
-    """A call has its outcome."""
+    """Emit the event that a call has its outcome."""
     if TASKS.listeners:
         request = call.request
         if exception is not None:
@@ -88,7 +88,7 @@ def tell_ended(call: RoutineCall, outcome: str, exception: TaskException | None 
 
 
 def described(error: BaseException) -> TaskException:
-    """An exception of ours, for events."""
+    """Describe an exception of this library for events."""
     return TaskException(type(error).__qualname__, str(error))
 
 
@@ -96,7 +96,7 @@ def described(error: BaseException) -> TaskException:
 
 
 def raise_lost(call: RoutineCall, answer: Answer, closed: str) -> NoReturn:
-    """Its worker is gone, or its pool was closed before it ended (`closed`: why)."""
+    """Raise that the worker of a call is gone, or that its pool was closed before it ended (`closed`: why)."""
     error = _not_finished(call.routine, closed) if closed else _lost(call, answer.kind == "stopped")
     tell_ended(call, "closed" if closed else "lost", described(error))
     raise error
@@ -135,8 +135,8 @@ def _lost(call: RoutineCall, stopped: bool) -> WorkerLost:
 
 
 def _raised(call: RoutineCall, answer: Answer, scope: Scope | None, thrown: BaseException | None) -> BaseException:
-    """What a routine raised, or that it was cancelled, for its caller. `thrown`: what the consumer of a generator
-    raised in it at this step."""
+    """Return what a routine raised, or that it was cancelled, for its caller. `thrown`: what the consumer of a
+    generator raised in it at this step."""
     if answer.kind == "cancelled":
         error = load_exception(answer.payload, scope) if answer.payload else None
         return error if isinstance(error, CancelledError) else CancelledError()
@@ -147,7 +147,7 @@ def _raised(call: RoutineCall, answer: Answer, scope: Scope | None, thrown: Base
 
 
 def _exited(call: RoutineCall, error: BaseException) -> RoutineExited:
-    """The error for a routine that raised one of `_ENDS_A_PROGRAM`, which is its cause."""
+    """Make the error for a routine that raised one of `_ENDS_A_PROGRAM`, which is its cause."""
     tag, worker = call.routine.tag, f"on worker {call.connection.metadata.uid}"
     if isinstance(error, SystemExit):
         given = error.code
@@ -170,7 +170,7 @@ def raise_answer(
     failures: Sequence[str] = (),
     thrown: BaseException | None = None,
 ) -> NoReturn:
-    """The routine ended so: raise it here. `thrown`: what its consumer raised in a generator at this step."""
+    """Raise here what the routine raised there. `thrown`: what its consumer raised in a generator at this step."""
     error = _raised(call, answer, scope, thrown)
     if TASKS.listeners:
         notes = getattr(error, "__notes__", None)
@@ -188,7 +188,7 @@ def raise_answer(
 
 
 def not_begun(call: RoutineCall) -> DispatchTimeout:
-    """Its worker has not begun it in time."""
+    """Make the error for a call that its worker has not begun in time."""
     return DispatchTimeout(
         f"{call.routine.tag} had not begun on worker {call.connection.metadata.uid} {call.limit:g} s after it was "
         "called (dispatch_timeout)"
@@ -196,7 +196,7 @@ def not_begun(call: RoutineCall) -> DispatchTimeout:
 
 
 def too_late(call: RoutineCall, *, gone: bool) -> RoutineTimeout:
-    """Its timeout is over, and its worker has not said how it ended, or is gone."""
+    """Make the error for a call past its timeout, whose worker has not said how it ended, or is gone."""
     routine = call.routine
     what = f"a step of {routine.tag}" if routine.traveller.generator else routine.tag
     how = "is gone" if gone else "did not confirm its end: it may be running still"
@@ -206,7 +206,7 @@ def too_late(call: RoutineCall, *, gone: bool) -> RoutineTimeout:
 
 
 def unreadable(routine: Routine, error: BaseException) -> RemoteError:
-    """What it returned or yielded cannot be read here."""
+    """Make the error for what a routine returned or yielded, and that cannot be unpickled here."""
     how = "yielded" if routine.traveller.generator else "returned"
     return RemoteError(
         f"what {routine.tag} {how} cannot be read here: {type(error).__name__}: {redact(str(error))}",
@@ -215,7 +215,7 @@ def unreadable(routine: Routine, error: BaseException) -> RemoteError:
 
 
 def fresh(error: BaseException) -> BaseException:
-    """A copy to raise: one that is raised again and again drags all its tracebacks along."""
+    """Copy an error to raise it: one that is raised again and again keeps all its tracebacks."""
     again = copy(error)
     for note in getattr(error, "__notes__", ()):
         again.add_note(note)
@@ -224,12 +224,12 @@ def fresh(error: BaseException) -> BaseException:
 
 
 def listed(reasons: Mapping[str, str]) -> str:
-    """Workers and why each of them did not take a call."""
+    """List workers with the reason why each of them did not take a call."""
     return "; ".join(f"{uid}: {redact(reason)}" for uid, reason in reasons.items())
 
 
 def refuse_long(routine: Routine, payload: bytes | BulkPayload, most: int) -> None:
-    """InvalidArgument: it takes more bytes than `most`, if that is not 0."""
+    """Raise InvalidArgument if a payload takes more bytes than `most`, unless that is 0."""
     if 0 < most < len(payload):
         raise InvalidArgument(
             f"what is sent to {routine.tag} takes {len(payload):,} bytes, and max_payload is {most:,}",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headgate.workers.protocol.messages import Request
 
 RESERVED = "reserved for a call that is run again after a loss"
-"""Why a worker does not take a call."""
+"""The reason why a worker does not take a call."""
 PATIENCE = 0.1
 """Seconds to wait for room on one worker, the first time around."""
 OVERDUE = 600.0
@@ -31,13 +31,13 @@ _MOST_LOSSES = 10_000
 
 
 class Isolation:
-    """What one call needs that is run again after a loss."""
+    """What a call needs that is run again after its worker was lost."""
 
     def __init__(self, max_calls: int) -> None:
         self.max_calls: int = max_calls
         """How many calls may run on its worker while it does, itself included."""
         self.reservation: int = 0
-        """The number of the room that it was granted."""
+        """The number of the reservation that it was granted."""
         self._patience = PATIENCE
         self._since = clock.now()
         self._full: set[str] = set()  # workers that had no room, this time around
@@ -72,8 +72,8 @@ class Isolation:
             self._full.add(connection.metadata.uid)
 
     def _roomiest(self, dispatcher: Dispatcher, call: RoutineCall, tried: Mapping[str, str]) -> Connection | None:
-        """The worker to ask for room: the one with the fewest calls. The one on which we are comes behind those that
-        are open, because what made this call would be lost with it, and before those that others wait for."""
+        """Return the worker to ask for room: the one with the fewest calls. The caller's own worker comes behind those
+        that are open, because what made this call would be lost with it, and before those that others wait for."""
         if not dispatcher.is_usable(call.routine):
             return None
         avoid = {*tried, *self._full, *dispatcher.openings.unable(call.routine.traveller.thread)}
@@ -92,12 +92,12 @@ class Isolation:
 
 
 def after_loss(before: Isolation | None, attempts: int, neighbours: int) -> Isolation:
-    """For a call that may run so many times more, and was lost with so many others."""
+    """Make the isolation of a call that was lost with `neighbours` others, and may run `attempts` times more."""
     return Isolation(max_calls_after(0 if before is None else before.max_calls, attempts, neighbours))
 
 
 def max_calls_after(before: int, attempts: int, neighbours: int) -> int:
-    """How many calls may run where it runs next, itself included; `before`: how many were allowed (0: any number)."""
+    """Return how many calls may run where it runs next, itself included; `before`: as many as were allowed (0: any)."""
     if attempts <= 1:
         return 1
     most = neighbours if before == 0 else min(neighbours, before - 1)
@@ -117,7 +117,7 @@ class Losses:
         return request_id in self._known
 
     def note(self, request_id: str, attempts: int, neighbours: int) -> None:
-        """It was lost with so many others, and has so many attempts left."""
+        """Note that a request was lost with `neighbours` others, and has so many attempts left."""
         before, _ = self._known.pop(request_id, (0, 0))
         if attempts > 0:
             self._known[request_id] = max_calls_after(before, attempts, neighbours), attempts
@@ -125,7 +125,7 @@ class Losses:
                 del self._known[next(iter(self._known))]
 
     def limit(self, request: Request) -> None:
-        """It is run again now: set with how many others. Each time may be the last that counts, so it is counted."""
+        """Set with how many others a request is run again now, and count that as an attempt."""
         if request.request_id in self._known:
             most, attempts = self._known[request.request_id]
             self._known[request.request_id] = most, attempts - 1
@@ -133,5 +133,5 @@ class Losses:
 
 
 def max_calls_of(request: Request | None) -> Isolation | None:
-    """What a request asks for that its owner runs again."""
+    """Return the isolation that a request needs, if its owner runs it again after a loss."""
     return None if request is None or not request.max_calls else Isolation(request.max_calls)

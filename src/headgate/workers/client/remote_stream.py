@@ -55,7 +55,7 @@ class Stream:
         self._exchange = Exchange("consumer")
 
     async def advance(self, what: Advance, value: Any = None) -> Any:
-        """The next item, or `END`; raises what the generator raises."""
+        """Return the next item, or `END`; raises what the generator raises."""
         if asyncio.get_running_loop() is not self._dispatcher.loop:
             if not self._dispatcher.loop.is_closed():
                 self._dispatcher.loop.call_soon_threadsafe(
@@ -130,7 +130,7 @@ class Stream:
         return answer
 
     def _take(self) -> None:
-        """One of the items that are here: the worker may make another, and is told so for several at once."""
+        """Take one of the items that are here: the worker may make another, and is told so for several at once."""
         if not self._prefetch:
             return  # it came without being asked for
         self._taken += 1
@@ -145,7 +145,7 @@ class Stream:
         return context_frames.sent(self._routine.tag, self._dispatcher.max_payload, self._exchange, lenient=lenient)
 
     async def _answer(self, call: RoutineCall) -> Answer:
-        """Wait for what comes next."""
+        """Wait for the next answer of the worker."""
         dispatcher = self._dispatcher
         connection = call.connection
         if self._backlog:  # it has come in the meantime, or had before
@@ -174,7 +174,7 @@ class Stream:
         return answer
 
     def _read(self, call: RoutineCall, answer: Answer, thrown: BaseException | None) -> Any:
-        """What this answer means for the consumer."""
+        """Return or raise what an answer means for the consumer."""
         dispatcher, routine = self._dispatcher, self._routine
         scope = None if self._running is None else self._running.scope
         failures = context_frames.came_back(call, answer, self._running)
@@ -201,7 +201,7 @@ class Stream:
             self._dispatcher.served(call, answer)
 
     def _abort(self, error: BaseException) -> None:
-        """The consumer cannot go on: neither need the generator."""
+        """End the generator on its worker, because its consumer cannot go on."""
         if self._call is not None and not self._over:
             self._call.connection.give_up(self._call)
         self._end(error)
@@ -211,7 +211,7 @@ class Stream:
             self._abort(error)
 
     def _end(self, error: BaseException) -> None:
-        """It is over here, whatever it does there."""
+        """Note that it is over here, whatever becomes of it on its worker."""
         self._over = True
         if self._call is not None:
             self._dispatcher.ended(self._call, error)

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """Who is told."""
+    """Who is told what came of a call that nobody awaits."""
 
     def returned(self, result: Any) -> None:
-        """It returned this."""
+        """Hear what the routine returned."""
 
     def raised(self, error: BaseException) -> bool:
-        """It raised this, or was cancelled. Must whoever ran it raise it too?"""
+        """Hear what the routine raised, or that it was cancelled. Returns whether whoever ran it must raise it too."""
         ...
 
     def unplaced(self) -> None:
-        """No worker has run it: place it in the ordinary way."""
+        """Hear that no worker has run the call: it is to be placed in the ordinary way."""
 
 
 class Direct:
-    """One such call. Has `cancel` as a Task has."""
+    """A call that nobody awaits. It is the waiter of its call, and has `cancel` as a Task has."""
 
     __slots__ = ("_call", "_context", "_dispatcher", "_ending", "_owner")
 
@@ -49,8 +49,8 @@ class Direct:
         self._owner = owner
         self._ending: asyncio.Task[None] | None = None
 
-    def cancel(self, msg: Any = None) -> bool:
-        """Tell the worker, and wait for the end there: that takes a Task."""
+    def cancel(self, msg: object = None) -> bool:
+        """Tell the worker that the call is cancelled, and wait in a Task for the routine to end there."""
         if self._ending is None:
             body = self._cancelled(msg)
             body.send(None)
@@ -60,26 +60,26 @@ class Direct:
         return True
 
     def stop(self, why: object) -> None:
-        """Interrupt it, for a reason that is no cancellation of its owner."""
+        """Interrupt the call for a reason that is no cancellation of its owner."""
         self.cancel(why)
 
     def is_ours(self, error: asyncio.CancelledError) -> bool:
-        """Does this CancelledError, which ended it, come from `stop` alone? (Whoever cancels its owner knows that.)"""
+        """Whether this CancelledError, which ended the call, comes from `stop` alone. (Its owner's canceller knows.)"""
         return self._ending is None or not self._ending.cancelling()
 
     def announce(self) -> None:
-        """Tell that a worker was given it: when its owner has told what comes before."""
+        """Emit the event that a worker was given the call. Its owner first emits what comes before."""
         if TASKS.listeners:
             tell_dispatched(self._call)
 
     # -- as the waiter of its call -------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Never before `set_result`."""
+        """Return False: it can be told of an answer at any time."""
         return False
 
     def set_result(self, _: None) -> None:
-        """The answer is there."""
+        """Act on the answer that has come."""
         answer = self._call.take_answer()
         try:
             self._answered(answer)
@@ -112,7 +112,7 @@ class Direct:
         else:
             self._owner.unplaced()
 
-    async def _cancelled(self, message: Any) -> None:
+    async def _cancelled(self, message: object) -> None:
         dispatcher, call = self._dispatcher, self._call
         begun = False
         try:
