@@ -19,6 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from headgate.testing import run
 from tests.frozen import jobs
 from tests.frozen.inside import (
+    RECORDED_NAMES,
     Borrowed,
     BulkPayload,
     ClientSession,
@@ -123,7 +124,7 @@ class Conversation:
                 self._heard(error)
                 continue
             told_answers = [[answer.call.task, *list(answer)[1:]] for answer in answers]
-            room = self.client.room
+            room = self.client.reservations
             started = sorted(call.task for call in self.client.sent.values() if call.started)
             pulse = told(self.client.pulse)
             self._heard([told_answers, self.client.state, pulse, list(room.granted), room.closed, started])
@@ -163,7 +164,7 @@ def meant(value: Any) -> Any:
         ]
         return {"parcel": parts, "lifted": value.lifted}
     if isinstance(value, Exception):
-        return {"raised": type(value).__name__, "message": str(value.args[0])}
+        return {"raised": RECORDED_NAMES.get(type(value).__name__, type(value).__name__), "message": str(value.args[0])}
     if isinstance(value, Borrowed) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return {name: meant(getattr(value, name)) for name in value._fields}
     if isinstance(value, (list, tuple)):
@@ -355,14 +356,14 @@ def loans(talk: Conversation) -> None:
 @script
 def room(talk: Conversation) -> None:
     talk.open()
-    first = talk.client.room.ask(2, "client-1/7", False)
-    second = talk.client.room.ask(1, "", True)
+    first = talk.client.reservations.ask(2, "client-1/7", False)
+    second = talk.client.reservations.ask(1, "", True)
     talk.to_worker()
     talk.worker.grant(first)
     talk.worker.reserved(True)
     talk.to_client()
     talk.call(1, reservation=first)
-    talk.client.room.release(second)
+    talk.client.reservations.release(second)
     talk.to_worker()
     talk.worker.answer(1, "returned")
     talk.worker.reserved(False)

@@ -19,7 +19,7 @@ from headgate.workers.protocol.wire.wire_pb2 import Probe, ToClient, ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
 from headgate.workers.routines import as_routine
 from headgate.workers.serialization.dynamic_classes import loads
-from headgate.workers.serialization.functions import Traveller
+from headgate.workers.serialization.functions import PortableFunction
 from headgate.workers.serialization.pickling import (
     dump_arguments,
     dump_exception,
@@ -34,10 +34,14 @@ from headgate.workers.serialization.pickling import (
 CONVERSE = "/headgate.wire.v1.Worker/Converse"
 """The method of the stream, as gRPC names it."""
 
+RECORDED_NAMES = {"ProtocolViolation": "ProtocolViolation"}
+"""Classes that were renamed since: their names now, and the names in the recordings."""
+
 __all__ = [
     "CONVERSE",
     "NEWEST",
     "OLDEST",
+    "RECORDED_NAMES",
     "Borrowed",
     "BulkPayload",
     "ClientSession",
@@ -45,11 +49,11 @@ __all__ = [
     "Exchange",
     "FunctionForm",
     "Outgoing",
+    "PortableFunction",
     "Probe",
     "RoutineOptions",
     "ToClient",
     "ToWorker",
-    "Traveller",
     "View",
     "WorkerSession",
     "as_routine",

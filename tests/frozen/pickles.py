@@ -25,8 +25,8 @@ from tests.frozen import jobs
 from tests.frozen.inside import (
     BulkPayload,
     Event,
+    PortableFunction,
     RoutineOptions,
-    Traveller,
     as_routine,
     clock,
     dump_arguments,
@@ -320,7 +320,7 @@ def payloads() -> dict[str, Made]:
         _bytes(dump_exception(trouble, "worker w-1")), load_exception, fixed=False
     )
     for name, fn in {"plain": main["plain"], "closure": main["closure"](3), "calls": main["calls"]}.items():
-        form = Traveller(fn, False).form(fn)
+        form = PortableFunction(fn, False).form(fn)
         made[f"function: {name}"] = Made(form.value, functools.partial(_called, name), False, False)
     for name, fn in {
         "object": jobs.Adder(3),
@@ -330,7 +330,7 @@ def payloads() -> dict[str, Made]:
     }.items():
         routine = as_routine(fn, RoutineOptions())
         made[f"function: {name}"] = Made(
-            routine.traveller.form(routine.decorated).value, functools.partial(_called, name), False, False
+            routine.portable.form(routine.decorated).value, functools.partial(_called, name), False, False
         )
     return made
 

@@ -414,7 +414,7 @@ def test_w04_a_function_run_here_may_raise_stop_iteration() -> None:
 def test_w03_private_methods_and_properties_travel_by_name(shared: Shared) -> None:
     async def main() -> None:
         assert os.getpid() not in await attack_jobs.Held().ask()
-        form = attack_jobs.Held._Held__private.__headgate_routine__.traveller._form  # type: ignore[attr-defined]
+        form = attack_jobs.Held._Held__private.__headgate_routine__.portable._form  # type: ignore[attr-defined]
         assert form.module and not form.value  # noqa: PT018
 
     shared(main)

@@ -47,7 +47,7 @@ def routine_for(fn: object, what: str) -> Routine:
             f"{what} takes a routine, got {getattr(fn, '__qualname__', None) or type(fn).__name__}",
             remedy="Decorate the function with @headgate.routine.",
         )
-    if found.traveller.generator:
+    if found.portable.generator:
         raise InvalidType(
             f"{what} takes a routine with one result, and {found.tag} is a generator",
             remedy="Call it and iterate over it, or return a list.",

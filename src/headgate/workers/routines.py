@@ -20,7 +20,7 @@ from headgate.core.checks import is_finite, nearest
 from headgate.core.threads import call_in_thread, outlast_cancellation
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.workers.model import RoutineOptions, Task
-from headgate.workers.serialization.functions import ROUTINE, Traveller, routine_of
+from headgate.workers.serialization.functions import ROUTINE, PortableFunction, routine_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,14 +45,14 @@ class END:
 class Routine:
     """A function that runs on workers, with its options and the way it is sent."""
 
-    __slots__ = ("decorated", "fn", "options", "tag", "traveller")
+    __slots__ = ("decorated", "fn", "options", "portable", "tag")
 
     def __init__(self, fn: Callable[..., Any], options: RoutineOptions) -> None:
         self.fn: Callable[..., Any] = fn
         self.options: RoutineOptions = options
         plain = not inspect.iscoroutinefunction(fn) and not inspect.isasyncgenfunction(fn)
-        self.traveller: Traveller = Traveller(fn, options.thread or plain)
-        self.tag: str = self.traveller.tag
+        self.portable: PortableFunction = PortableFunction(fn, options.thread or plain)
+        self.tag: str = self.portable.tag
         self.decorated: Callable[..., Any] | None = None
         """What users hold: the wrapper that dispatches."""
 
@@ -168,7 +168,7 @@ def _dispatcher_for(routine: Routine) -> tuple[Any, str]:
 
 def _no_pool(routine: Routine) -> NoActivePool:
     name = routine.tag.rpartition(".")[2].partition(":")[0]
-    if routine.traveller.generator:
+    if routine.portable.generator:
         use, through = f"async for item in {name}(...): print(item)", f"async for item in pool.stream({name}, ...):"
         through += " print(item)"
     else:

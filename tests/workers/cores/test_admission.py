@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headgate.workers.client.isolation import Losses, max_calls_after
 from headgate.workers.protocol.wire.wire_pb2 import Reserve, ToClient, ToWorker
 from headgate.workers.server.admission import Admission, Ask, Reservations
-from headgate.workers.server.reserved_calls import Room
+from headgate.workers.server.reserved_calls import ReservedCalls
 from tests.conftest import SCALE
 
 
@@ -184,7 +184,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def it_is_idle_when_nobody_asks(self) -> None:
         if not self.asks and not self.admission.unconfirmed and not any(call.most for call in self.calls()):
-            limited = [guest for guest in self.admission.limited if guest in self.calls()]
+            limited = [call for call in self.admission.limited if call in self.calls()]
             assert bool(limited) == self.admission.active
 
 
@@ -192,13 +192,13 @@ Machine.TestCase.settings = settings(max_examples=max(20, int(300 * SCALE)), sta
 TestAdmission = Machine.TestCase
 
 
-class Guest(Call):
+class UnlimitedCall(Call):
     def __init__(self, number: int, caller: Call | None = None) -> None:
         super().__init__(number, caller, 0)
 
 
 def test_w92_one_that_is_alone_is_alone() -> None:
-    running: dict[Any, Any] = {1: Guest(1), 2: Guest(2)}
+    running: dict[Any, Any] = {1: UnlimitedCall(1), 2: UnlimitedCall(2)}
     admission = Admission(running)
     assert admission.admits("")
     ask = Ask("session", 1, "", 1)
@@ -207,19 +207,19 @@ def test_w92_one_that_is_alone_is_alone() -> None:
     assert admission.closed
     assert not admission.admits("")
     assert admission.admits("c/1"), "what runs may call others"
-    running[3] = Guest(3, running[1])
+    running[3] = UnlimitedCall(3, running[1])
     admission.began()
     for number in (3, 1, 2):
         assert admission.grant() == []
         admission.ended(running.pop(number))
     assert admission.grant() == [ask]
-    assert not admission.begins("another session", 1, Guest(4))
-    running[4] = alone = Guest(4)
+    assert not admission.begins("another session", 1, UnlimitedCall(4))
+    running[4] = alone = UnlimitedCall(4)
     assert admission.begins("session", 1, alone)
     admission.began()
     assert admission.closed
     assert admission.admits("c/4")
-    running[5] = Guest(5, alone)
+    running[5] = UnlimitedCall(5, alone)
     admission.began()
     assert admission.admits("c/5")
     admission.ended(running.pop(5))
@@ -232,11 +232,11 @@ def test_w92_one_that_is_alone_is_alone() -> None:
 
 @pytest.mark.parametrize("first", ["client", "call"])
 def test_w92_a_client_that_goes_away_leaves_no_reservation(first: str) -> None:
-    running: dict[Any, Any] = {1: Guest(1)}
+    running: dict[Any, Any] = {1: UnlimitedCall(1)}
     admission = Admission(running)
     admission.ask(Ask("session", 1, "", 2))
     [ask] = admission.grant()
-    running[2] = Guest(2)
+    running[2] = UnlimitedCall(2)
     assert admission.begins("session", ask.number, running[2])
     admission.began()
     if first == "client":
@@ -268,8 +268,8 @@ def test_w92_what_began_while_nobody_asked_may_call_others(before: str) -> None:
 
 
 def test_w92_callers_and_generators_at_rest_are_no_neighbours() -> None:
-    caller = Guest(1)
-    generator = Guest(2)
+    caller = UnlimitedCall(1)
+    generator = UnlimitedCall(2)
     generator.rests = True
     running: dict[Any, Any] = {1: caller, 2: generator}
     admission = Admission(running)
@@ -277,7 +277,7 @@ def test_w92_callers_and_generators_at_rest_are_no_neighbours() -> None:
     admission.ask(outer)
     admission.ask(inner)
     assert admission.grant() == [inner], "its caller waits for it, and so must not be waited for"
-    running[3] = Guest(3, caller)
+    running[3] = UnlimitedCall(3, caller)
     assert admission.begins("s", 2, running[3])
     admission.began()
     assert admission.grant() == []
@@ -289,7 +289,7 @@ def test_w92_callers_and_generators_at_rest_are_no_neighbours() -> None:
 
 
 def test_w92_room_for_some() -> None:
-    running: dict[Any, Any] = {n: Guest(n) for n in range(5)}
+    running: dict[Any, Any] = {n: UnlimitedCall(n) for n in range(5)}
     admission = Admission(running)
     asks = [Ask("s", n, "", 3) for n in range(2)]
     for ask in asks:
@@ -299,7 +299,7 @@ def test_w92_room_for_some() -> None:
         assert admission.grant() == []
     admission.ended(running.pop(2))
     assert admission.grant() == asks[:1], "two others and itself"
-    running[5] = Guest(5)
+    running[5] = UnlimitedCall(5)
     assert admission.begins("s", 0, running[5])
     admission.began()
     admission.leave("s")
@@ -313,32 +313,34 @@ def test_w92_one_that_begins_is_a_neighbour_of_those_who_wait() -> None:
     running: dict[Any, Any] = {}
     granted: list[int] = []
     server: Any = SimpleNamespace(call_soon_threadsafe=lambda tell, asks, closed: tell(asks, closed))
-    room = Room(running, server, lambda asks, closed: granted.extend(ask.number for ask in asks), lambda: None)
+    reserved = ReservedCalls(
+        running, server, lambda asks, closed: granted.extend(ask.number for ask in asks), lambda: None
+    )
     for number, most in ((1, 2), (2, 1)):
-        room.ask("session", [Reserve(number=number, max_calls=most)], ())
-        room.hear()
+        reserved.ask("session", [Reserve(number=number, max_calls=most)], ())
+        reserved.process_requests()
     assert granted == [1], "the second is to be alone"
-    begins: Any = Guest(1)
+    begins: Any = UnlimitedCall(1)
     begins.stream, begins.begun = "session", SimpleNamespace(reservation=1, caller="")
-    assert room.admits(begins)
+    assert reserved.admits(begins)
     assert granted == [1], "it begins now"
     running[1] = begins
-    room.began()
+    reserved.began()
     assert granted == [1]
-    room.ended(running.pop(1))
+    reserved.ended(running.pop(1))
     assert granted == [1], "its client has not heard of it"
-    room.ask("session", (), [1])
-    room.hear()
+    reserved.ask("session", (), [1])
+    reserved.process_requests()
     assert granted == [1, 2]
 
 
 def test_w92_one_that_has_waited_for_long_does_not_wait_for_what_may_never_end() -> None:
-    running: dict[Any, Any] = {1: Guest(1)}
+    running: dict[Any, Any] = {1: UnlimitedCall(1)}
     admission = Admission(running)
     late = Ask("s", 1, "", 1, overdue=True)
     admission.ask(late)
     assert admission.grant() == [late]
-    running[2] = Guest(2)
+    running[2] = UnlimitedCall(2)
     assert admission.begins("s", 1, running[2])
     admission.ask(another := Ask("s", 2, "", 1, overdue=True))
     admission.began()
@@ -349,23 +351,23 @@ def test_w92_one_that_has_waited_for_long_does_not_wait_for_what_may_never_end()
 
 
 def test_w92_what_a_session_says_and_hears_of_room() -> None:
-    room = Reservations()
-    assert not room.unsaid
-    assert (room.ask(1, "c/1", False), room.ask(3, "", True)) == (1, 2)
-    room.release(1)
-    assert room.unsaid
+    reservations = Reservations()
+    assert not reservations.unsaid
+    assert (reservations.ask(1, "c/1", False), reservations.ask(3, "", True)) == (1, 2)
+    reservations.release(1)
+    assert reservations.unsaid
     message = ToWorker()
-    room.write(message)
+    reservations.write(message)
     said = [(one.number, one.max_calls, one.caller, one.overdue) for one in message.reserves]
     assert said == [(1, 1, "c/1", False), (2, 3, "", True)]
     assert list(message.released) == [1]
-    assert not room.unsaid
-    room.hear(ToClient(granted=[2], reserved=True))
-    assert (room.granted, room.closed) == ([2], True)
-    room.hear(ToClient())
-    assert room.closed
-    room.hear(ToClient(reserved=False))
-    assert not room.closed
+    assert not reservations.unsaid
+    reservations.hear(ToClient(granted=[2], reserved=True))
+    assert (reservations.granted, reservations.closed) == ([2], True)
+    reservations.hear(ToClient())
+    assert reservations.closed
+    reservations.hear(ToClient(reserved=False))
+    assert not reservations.closed
 
 
 def test_w92_fewer_neighbours_each_time_and_none_at_last() -> None:

@@ -15,9 +15,9 @@ from headgate.errors import RpcError
 from headgate.workers.protocol import bulk
 from headgate.workers.protocol.bulk import (
     BulkPayload,
-    ConversationBroken,
     Lending,
     Loans,
+    ProtocolViolation,
     Transfers,
     segments_of,
 )
@@ -109,7 +109,7 @@ def test_w05_a_parcel_arrives_as_it_was(shape: Shape) -> None:
     assert [type(buffer) for buffer in got.buffers] == [bytes if readonly else bytearray for readonly in writable]
     assert len(got) == len(sent)
     assert not receiver.grants
-    with pytest.raises(ConversationBroken):
+    with pytest.raises(ProtocolViolation):
         receiver.received(number)  # once
 
 
@@ -274,7 +274,7 @@ BEGUN = Chunk(transfer=1, data=b"abc", layout=Layout(pickle=5, buffers=[{"length
 def test_w40a_chunks_that_were_not_announced_break_the_conversation(chunks: list[Chunk]) -> None:
     receiver = Transfers[str]()
     receiver.receive(ToWorker(chunks=[BEGUN]))
-    with pytest.raises(ConversationBroken) as caught:
+    with pytest.raises(ProtocolViolation) as caught:
         receiver.receive(carried(ToWorker(chunks=chunks)))
     assert isinstance(caught.value, RpcError)
     assert caught.value.remedy
@@ -294,7 +294,7 @@ def test_w40a_a_frame_that_names_what_has_not_come_breaks_the_conversation(chunk
     receiver = Transfers[str]()
     receiver.receive(ToWorker(chunks=[BEGUN, *chunks]))
     for transfer in (1, 2, 0):
-        with pytest.raises(ConversationBroken, match=f"transfer {transfer}, of which not all has come"):
+        with pytest.raises(ProtocolViolation, match=f"transfer {transfer}, of which not all has come"):
             receiver.received(transfer)
 
 

@@ -29,8 +29,8 @@ from headgate.workers.routines import routine
 from headgate.workers.serialization import functions
 from headgate.workers.serialization.functions import (
     PYTHON,
-    Arrived,
-    Traveller,
+    PortableFunction,
+    ReceivedFunction,
     code_digest,
     importable,
     missing_module,
@@ -46,12 +46,12 @@ def program(text: str, name: str = "__main__", **names: Any) -> dict[str, Any]:
 
 
 def form_of(fn: Any, thread: bool = False) -> FunctionForm:
-    return Traveller(fn, thread).form(fn)
+    return PortableFunction(fn, thread).form(fn)
 
 
-def arrived(form: FunctionForm) -> Arrived:
+def arrived(form: FunctionForm) -> ReceivedFunction:
     """The worker's side of it."""
-    return Arrived(Definition(**form._asdict()))
+    return ReceivedFunction(Definition(**form._asdict()))
 
 
 class Outer:
@@ -158,8 +158,8 @@ def test_w03_by_reference_travels_a_name_and_a_digest() -> None:
         file=__file__,
     )
     assert (form.value, form.fresh) == (b"", False)
-    traveller = Traveller(plain, False)
-    assert traveller.form(plain) is traveller.form(plain), "made once"
+    portable = PortableFunction(plain, False)
+    assert portable.form(plain) is portable.form(plain), "made once"
 
 
 def test_w03_a_decorated_function_is_found_by_its_decorated_name(plant: Callable[..., Any]) -> None:
@@ -167,10 +167,10 @@ def test_w03_a_decorated_function_is_found_by_its_decorated_name(plant: Callable
     inner = module.f
     module.f = routine(inner)
     decorated = module.f.__headgate_routine__
-    form = decorated.traveller.form(decorated.decorated)
+    form = decorated.portable.form(decorated.decorated)
     assert (form.module, form.qualname, form.value) == ("planted_routine", "f", b"")
     assert arrived(form).load() is inner, "a worker runs the function, and dispatches nothing"
-    undecorated = Traveller(inner, False).form(inner)
+    undecorated = PortableFunction(inner, False).form(inner)
     assert arrived(undecorated).load() is inner, "under its name stands the routine, and inside that the function"
 
 
@@ -217,12 +217,12 @@ SETTLED = {
 def test_w03_what_no_call_can_change_is_settled(name: str) -> None:
     namespace = program(SETTLED[name])
     fn = namespace["f"]
-    traveller = Traveller(fn, False)
-    form = traveller.form(fn)
+    portable = PortableFunction(fn, False)
+    form = portable.form(fn)
     assert form.value
     assert not form.fresh
     assert (form.module, form.qualname, form.digest) == ("", "", b"")
-    assert traveller.form(fn) is form, "dumped once"
+    assert portable.form(fn) is form, "dumped once"
     worker = arrived(form)
     loaded = worker.load()
     assert worker.load() is loaded, "loaded once"
@@ -316,11 +316,11 @@ def test_w03_a_change_that_a_call_makes_is_seen_by_no_later_call(name: str) -> N
 @pytest.mark.parametrize("name", FRESH)
 def test_w03_what_a_call_could_change_is_fresh(name: str) -> None:
     fn = program(FRESH[name])["f"]
-    traveller = Traveller(fn, True)
-    form = traveller.form(fn)
+    portable = PortableFunction(fn, True)
+    form = portable.form(fn)
     assert form.fresh
     assert form.thread
-    again = traveller.form(fn)
+    again = portable.form(fn)
     assert again == form, "dumped anew, and the same bytes while nothing changed: it is sent once"
     worker = arrived(form)
     assert worker.load() is not worker.load()
@@ -397,24 +397,24 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 def test_w03_a_function_sees_its_names_as_they_are_at_each_call(name: str) -> None:
     text, change = CHANGES[name]
     names = program(text)
-    traveller = Traveller(names["f"], False)
-    assert arrived(traveller.form(names["f"])).load()() == 1
-    assert arrived(traveller.form(names["f"])).load()() == 1
+    portable = PortableFunction(names["f"], False)
+    assert arrived(portable.form(names["f"])).load()() == 1
+    assert arrived(portable.form(names["f"])).load()() == 1
     change(names)
     assert names["f"]() == 2, "here it does"
-    assert arrived(traveller.form(names["f"])).load()() == 2
-    assert arrived(traveller.form(names["f"])).load()() == 2
+    assert arrived(portable.form(names["f"])).load()() == 2
+    assert arrived(portable.form(names["f"])).load()() == 2
 
 
 def test_w03_what_a_module_by_value_holds_is_seen_as_it_is(plant: Callable[..., Any]) -> None:
     module = plant("planted_state", "n = 1\ndef g(): return n")
     fn = program("from planted_state import g\ndef f(): return g()")["f"]
-    traveller = Traveller(fn, False)
+    portable = PortableFunction(fn, False)
     cloudpickle.register_pickle_by_value(module)
     try:
-        forms = [traveller.form(fn)]
+        forms = [portable.form(fn)]
         module.n = 2
-        forms.append(traveller.form(fn))
+        forms.append(portable.form(fn))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
     assert [arrived(form).load()() for form in forms] == [1, 2]
@@ -427,10 +427,10 @@ class Names(dict[str, Any]):
 def test_w03_names_may_stand_in_a_namespace_of_any_kind() -> None:
     names = Names(__name__="__main__")
     exec("n = 1\ndef f(): return n", names)
-    traveller = Traveller(names["f"], False)
+    portable = PortableFunction(names["f"], False)
     for value in (1, 1, 2, 2):
         names["n"] = value
-        assert arrived(traveller.form(names["f"])).load()() == value
+        assert arrived(portable.form(names["f"])).load()() == value
 
 
 def test_w03_a_worker_shares_nothing_with_the_client() -> None:
@@ -533,21 +533,21 @@ def test_w03_digests_of_two_pythons_are_not_compared(caplog: pytest.LogCaptureFi
 
 def test_w42_a_function_that_sees_what_cannot_travel_is_refused_at_the_caller() -> None:
     names = program("def f(): return lock", lock=threading.Lock())
-    traveller = Traveller(names["f"], False)
+    portable = PortableFunction(names["f"], False)
     with pytest.raises(InvalidType, match="lock") as caught:
-        traveller.form(names["f"])
+        portable.form(names["f"])
     assert caught.value.message.startswith("__main__.f:1 cannot be pickled")
     assert "Move it to a module" in caught.value.remedy
     names["lock"] = 1
-    assert arrived(traveller.form(names["f"])).load()() == 1, "nothing of the failure is left"
+    assert arrived(portable.form(names["f"])).load()() == 1, "nothing of the failure is left"
 
 
 def test_w03_a_heavy_function_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     names = program("seen = []\ndef f(): return len(data) + len(seen)", data=b"x" * (functions.HEAVY_BYTES + 1))
-    traveller = Traveller(names["f"], False)
+    portable = PortableFunction(names["f"], False)
     with caplog.at_level(logging.WARNING, "headgate.workers"):
         for _ in range(3):
-            traveller.form(names["f"])
+            portable.form(names["f"])
     (record,) = caplog.records
     assert "__main__.f:2" in record.getMessage()
     assert "1.0 MB" in record.getMessage()
@@ -570,11 +570,11 @@ def test_w03_a_slow_function_is_named_once_it_is_slow_again_and_again(
 ) -> None:
     monkeypatch.setattr(functions, "clock", SlowClock())
     names = program("seen = []\ndef f(): return len(seen)")
-    traveller = Traveller(names["f"], False)
+    portable = PortableFunction(names["f"], False)
     said = []
     with caplog.at_level(logging.WARNING, "headgate.workers"):
         for _ in range(12):
-            traveller.form(names["f"])
+            portable.form(names["f"])
             said.append(len(caplog.records))
     assert said == [0] * 8 + [1] * 4, "some take long because the machine is busy"
 

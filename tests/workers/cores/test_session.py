@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from headgate.errors import RpcError
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol import bulk, client_session, worker_session
-from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ConversationBroken
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ProtocolViolation
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import Answer, Heard, Outgoing, Stepped
 from headgate.workers.protocol.wire.wire_pb2 import (
@@ -1767,7 +1767,7 @@ def test_w45_nothing_is_begun_before_the_hello() -> None:
     assert worker.receive(early) == SILENCE
     assert (worker.open, worker.take(), worker.state) == ({}, None, "opening")
     assert worker.greet(ClientSession(1, "client", "1.0").hello())
-    with pytest.raises(ConversationBroken, match="not defined"):
+    with pytest.raises(ProtocolViolation, match="not defined"):
         worker.receive(ToWorker(calls=[Call(number=1, function=1)]))
 
 
@@ -1821,7 +1821,7 @@ def test_w40a_a_worker_ends_a_conversation_it_cannot_follow(message: ToWorker, s
             chunks=[Chunk(transfer=8, data=b"begun", layout=Layout(pickle=10))],
         )
     )
-    with pytest.raises(ConversationBroken, match=said) as caught:
+    with pytest.raises(ProtocolViolation, match=said) as caught:
         worker.receive(message)
     assert isinstance(caught.value, RpcError)
     assert caught.value.remedy
@@ -1836,7 +1836,7 @@ def test_w40a_a_forgotten_function_may_not_be_called() -> None:
         ToWorker(definitions=[DEFINED], calls=[Call(number=1, function=1)], forgotten=[1, 1, 77])
     )
     assert [got.function.tag for got in begun] == ["jobs.add:1"], "the message that forgets it may use it"
-    with pytest.raises(ConversationBroken, match="not defined"):
+    with pytest.raises(ProtocolViolation, match="not defined"):
         worker.receive(ToWorker(calls=[Call(number=2, function=1)]))
 
 
@@ -1857,7 +1857,7 @@ def answering() -> tuple[ClientSession, WorkerSession, list[Outgoing]]:
 
 def test_w40a_an_answer_whose_transfer_nobody_sent_breaks_the_conversation() -> None:
     client, _, calls = answering()
-    with pytest.raises(ConversationBroken, match="transfer 4, of which not all has come"):
+    with pytest.raises(ProtocolViolation, match="transfer 4, of which not all has come"):
         client.receive(ToClient(results=[Result(number=2, transfer=4)]))
     assert kinds(client.broken()) == [(one, "lost") for one in calls]
 
@@ -1879,7 +1879,7 @@ def test_w40a_a_client_ends_a_conversation_it_cannot_follow(message: ToClient) -
     client, _, calls = answering()
     client.receive(ToClient(chunks=[Chunk(transfer=8, data=b"begun", layout=Layout(pickle=10))]))
     message.results.add(number=calls[0].number, payload=b"fine")
-    with pytest.raises(ConversationBroken):
+    with pytest.raises(ProtocolViolation):
         client.receive(message)
     assert kinds(client.broken()) == [(one, "lost") for one in calls], "no call is left without an answer"
     assert not retained(client)
@@ -1923,7 +1923,7 @@ def test_w40a_an_item_of_a_call_that_is_no_generator_is_no_answer() -> None:
     client, _, calls = answering()
     try:
         answers = client.receive(ToClient(yields=[Yield(number=calls[0].number, payload=b"item")]))
-    except ConversationBroken:
+    except ProtocolViolation:
         answers = []
     assert answers == []
 
@@ -1944,7 +1944,7 @@ def test_w40a_a_message_that_breaks_the_conversation_costs_no_call_its_outcome()
     first = Result(number=calls[0].number, payload=b"fine")
     try:
         answers = client.receive(ToClient(results=[first, Result(number=calls[1].number, transfer=4)]))
-    except ConversationBroken:
+    except ProtocolViolation:
         answers = []
     answers += client.broken()
     assert sorted(answer.call.task for answer in answers) == [1, 2, 3]
@@ -2054,7 +2054,7 @@ def test_w40a_whatever_a_client_says_no_number_is_begun_twice(messages: list[ToW
             taken = borrowed_in([*(got.arguments for got in calls), *(step.payload for step in steps)])
             assert sorted(taken + worker._returns) == sorted(lent_by([*message.calls, *message.steps]))
             worker._returns.clear()
-    except ConversationBroken:
+    except ProtocolViolation:
         pass
     assert begun == sorted(set(begun))
     assert worker.broken()[: len(begun)] == begun
@@ -2080,7 +2080,7 @@ def test_w40a_whatever_a_worker_says_each_call_ends_once(messages: list[ToClient
             taken = borrowed_in([answer.payload for answer in more])
             assert sorted(taken + client._returns) == sorted(lent_by([*message.results, *message.yields]))
             client._returns.clear()
-    except ConversationBroken:
+    except ProtocolViolation:
         pass
     answers += client.broken()
     assert sorted(answer.call.task for answer in answers) == [one.task for one in calls]
@@ -2110,7 +2110,7 @@ def test_w40a_whatever_a_worker_says_each_descriptor_is_released_once(
         for message in messages:
             answers += [answer for answer in client.receive(message) if answer.kind != "yielded"]
             assert len(client.loans._lent) + len(client.loans.writing) <= LOANS
-    except ConversationBroken:
+    except ProtocolViolation:
         pass
     answers += client.broken()
     assert sorted(answer.call.task for answer in answers) == [1, 2, 3, 4]

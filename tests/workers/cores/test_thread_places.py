@@ -36,14 +36,14 @@ def test_w34_who_stands_in_line_is_refused_when_every_place_is_held() -> None:
         assert await places.take()
         waits = asyncio.ensure_future(places.take())
         await asyncio.sleep(0)
-        places.forsake()
+        places.abandon()
         await asyncio.sleep(0)
         assert not waits.done(), "the other one is waited for, and will end"
-        places.forsake()
+        places.abandon()
         assert await waits is False
         assert await places.take() is False
         assert places.are_held
-        places.give_back(forsaken=True)
+        places.give_back(abandoned=True)
         assert await places.take()
         assert said == [False, True]
 
@@ -76,7 +76,7 @@ def test_w34_no_place_is_lost_nor_made_whatever_happens(seed: int) -> None:
         told = [True]
         places = Places(total, told.append)
         waiting: list[asyncio.Future[bool]] = []
-        held: list[bool] = []  # forsaken?
+        held: list[bool] = []  # abandoned?
         for _ in range(2000):
             what = chance.random()
             if what < 0.4:
@@ -85,9 +85,9 @@ def test_w34_no_place_is_lost_nor_made_whatever_happens(seed: int) -> None:
                 chance.choice(waiting).cancel()
             elif what < 0.7 and False in held:
                 held[held.index(False)] = True
-                places.forsake()
+                places.abandon()
             elif held:
-                places.give_back(forsaken=held.pop(chance.randrange(len(held))))
+                places.give_back(abandoned=held.pop(chance.randrange(len(held))))
             for _ in range(chance.choice([0, 3])):
                 await asyncio.sleep(0)
             for turn in [turn for turn in waiting if turn.done()]:
@@ -98,7 +98,7 @@ def test_w34_no_place_is_lost_nor_made_whatever_happens(seed: int) -> None:
             assert len(held) <= total
             assert places.are_held == (held.count(True) == total)
         while held:
-            places.give_back(forsaken=held.pop())
+            places.give_back(abandoned=held.pop())
         for _ in range(5):
             await asyncio.sleep(0)
         places_taken = sum(not turn.cancelled() and turn.result() for turn in waiting if turn.done())

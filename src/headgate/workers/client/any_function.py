@@ -64,7 +64,7 @@ class Placing:
             routine = routine_of(getattr(fn, "__func__", fn))
         if routine is None or routine is HERE:
             return inspect.iscoroutinefunction(fn) or not isinstance(fn, (FunctionType, MethodType))
-        return not routine.traveller.thread
+        return not routine.portable.thread
 
     def send(self, fn: Any, args: Args, request: Request, context: Context, owner: Owner) -> Direct | None:
         """Call a function without awaiting it, in this context; None if it is not that simple, or something is wrong:

@@ -33,7 +33,7 @@ from headgate.workers.client.isolation import RESERVED
 from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerState
 from headgate.workers.processes.exit_status import LAST_WORD, Ending
 from headgate.workers.protocol import shared_memory
-from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ConversationBroken, Unreadable
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ProtocolViolation, Unreadable
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
 from headgate.workers.protocol.transport import dial, grpc
@@ -186,7 +186,7 @@ class Connection:
 
     async def reserve(self, max_calls: int, caller: str, overdue: bool, patience: float) -> int:
         """Ask for room for a call. Returns the number of the reservation, or 0 if none came within `patience`."""
-        number = self.session.room.ask(max_calls, caller, overdue)
+        number = self.session.reservations.ask(max_calls, caller, overdue)
         granted = self._asked[number] = self._loop.create_future()
         self.open()
         self._rouse()
@@ -204,7 +204,7 @@ class Connection:
     def release(self, number: int) -> None:
         """Give back room that is not needed any more."""
         if self.session.state != "over":
-            self.session.room.release(number)
+            self.session.reservations.release(number)
             self._rouse()
 
     def give_no_room(self) -> None:
@@ -213,7 +213,7 @@ class Connection:
             _decide(granted, False)
 
     def _heard_of_room(self) -> None:
-        room = self.session.room
+        room = self.session.reservations
         for number in room.granted:
             if number in self._asked:
                 _decide(self._asked[number], True)
@@ -270,7 +270,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             reason = _status(error)
             happening = "refused" if error.code() not in _TRANSIENT else "lost"
-        except ConversationBroken as error:
+        except ProtocolViolation as error:
             happening, reason = "refused", error.message
         except asyncio.CancelledError:
             happening, reason = "closed", "its event loop or its pool ended"
@@ -305,7 +305,7 @@ class Connection:
                 self._go_on()
             elif session.stirs:
                 self._rouse()
-            if session.room.granted or session.room.closed != self.reserved:
+            if session.reservations.granted or session.reservations.closed != self.reserved:
                 self._heard_of_room()
             if message.stopping:
                 self.give_no_room()

@@ -299,7 +299,7 @@ class Dispatcher:
         arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
         if 0 < most < len(arguments):
             refuse_long(routine, arguments, most)
-        form = routine.traveller.form(routine.decorated)
+        form = routine.portable.form(routine.decorated)
         context = b""  # after all else is pickled: see `context_frames.sent`
         if exchange is not None or not context_frames.nothing():
             context = context_frames.sent(routine.tag, most, exchange)
@@ -454,7 +454,7 @@ class Dispatcher:
         avoid: Collection[str] = attempts.tried
         if self.openings.limited:
             here = self.here if attempts.may_stay else ""
-            avoid = self.openings.avoided(self.roster, attempts.tried, call.routine.traveller.thread, here)
+            avoid = self.openings.avoided(self.roster, attempts.tried, call.routine.portable.thread, here)
         if self.custom is not None:
             return self.custom_choice(self.custom, call, avoid)
         bulky = isinstance(call.arguments, BulkPayload)
@@ -488,7 +488,7 @@ class Dispatcher:
             return await attempts.isolation.place(self, call, attempts)
         use: Use | None = None
         while use is None:
-            waits_for_thread = self.openings.crowded and call.routine.traveller.thread
+            waits_for_thread = self.openings.crowded and call.routine.portable.thread
             if call.timeout and waits_for_thread and attempts.patience is None:
                 attempts.patience = clock.now() + call.timeout + CONFIRMATION
             await self.until_there_is_one(call, attempts, attempts.patience)
@@ -502,7 +502,7 @@ class Dispatcher:
         if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
             why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
             raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
-        shut = connection.reserved or (connection.crowded and routine.traveller.thread)
+        shut = connection.reserved or (connection.crowded and routine.portable.thread)
         return None if shut else self.roster.take(uid, clock.now())
 
     def _report(self, connection: Connection, report: Report) -> None:

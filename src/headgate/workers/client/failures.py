@@ -198,7 +198,7 @@ def not_begun(call: RoutineCall) -> DispatchTimeout:
 def too_late(call: RoutineCall, *, gone: bool) -> RoutineTimeout:
     """Make the error for a call past its timeout, whose worker has not said how it ended, or is gone."""
     routine = call.routine
-    what = f"a step of {routine.tag}" if routine.traveller.generator else routine.tag
+    what = f"a step of {routine.tag}" if routine.portable.generator else routine.tag
     how = "is gone" if gone else "did not confirm its end: it may be running still"
     return RoutineTimeout(
         f"{what} ran longer than its timeout of {call.timeout:g} s, and worker {call.connection.metadata.uid} {how}"
@@ -207,7 +207,7 @@ def too_late(call: RoutineCall, *, gone: bool) -> RoutineTimeout:
 
 def unreadable(routine: Routine, error: BaseException) -> RemoteError:
     """Make the error for what a routine returned or yielded, and that cannot be unpickled here."""
-    how = "yielded" if routine.traveller.generator else "returned"
+    how = "yielded" if routine.portable.generator else "returned"
     return RemoteError(
         f"what {routine.tag} {how} cannot be read here: {type(error).__name__}: {redact(str(error))}",
         remedy="Its class must be importable here, and what it pickles must unpickle.",

@@ -76,7 +76,7 @@ class Isolation:
         that are open, because what made this call would be lost with it, and before those that others wait for."""
         if not dispatcher.is_usable(call.routine):
             return None
-        avoid = {*tried, *self._full, *dispatcher.openings.unable(call.routine.traveller.thread)}
+        avoid = {*tried, *self._full, *dispatcher.openings.unable(call.routine.portable.thread)}
         if dispatcher.custom is not None:
             use = dispatcher.custom_choice(dispatcher.custom, call, avoid)
             if use is None:

@@ -31,8 +31,8 @@ LOANS = 16
 FrameT = TypeVar("FrameT")
 
 
-class ConversationBroken(RpcError):
-    """The other side sent a message that breaks the protocol."""
+class ProtocolViolation(RpcError):
+    """A message of the other side breaks the protocol: the session with it ends."""
 
 
 class BulkPayload:
@@ -135,7 +135,7 @@ class _Arriving:
 
     def feed(self, data: bytes) -> None:
         if len(data) > self._left or self._sink is None:
-            raise ConversationBroken("a chunk goes beyond what was announced")
+            raise ProtocolViolation("a chunk goes beyond what was announced")
         if isinstance(self._sink, bytearray):
             self._sink += data
         else:
@@ -213,7 +213,7 @@ class Transfers(Generic[FrameT]):
             arriving = self._arriving.get(chunk.transfer)
             if arriving is None:
                 if not chunk.HasField("layout"):
-                    raise ConversationBroken(f"chunks of the transfer {chunk.transfer}, of which no layout came")
+                    raise ProtocolViolation(f"chunks of the transfer {chunk.transfer}, of which no layout came")
                 arriving = self._arriving[chunk.transfer] = _Arriving(segments_of(chunk.layout), chunk.layout.lifted)
             arriving.feed(chunk.data)
             if arriving.taken >= GRANT and not arriving.complete:
@@ -241,7 +241,7 @@ class Transfers(Generic[FrameT]):
         arrived = self._arriving.pop(transfer, None)
         self.grants.pop(transfer, None)
         if arrived is None or not arrived.complete:
-            raise ConversationBroken(f"a frame names the transfer {transfer}, of which not all has come")
+            raise ProtocolViolation(f"a frame names the transfer {transfer}, of which not all has come")
         pickle, *buffers = arrived.done
         return BulkPayload(bytes(pickle), buffers, arrived.lifted)
 

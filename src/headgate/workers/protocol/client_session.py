@@ -80,7 +80,7 @@ class ClientSession(Side):
         self._abandoned: list[int] = []
         self._peers: tuple[str, list[tuple[str, str]]] | None = None
         self._can_read = False
-        self.room: Reservations = Reservations()
+        self.reservations: Reservations = Reservations()
         self._definitions = Definitions()
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class ClientSession(Side):
             or self._abandoned
             or self._peers is not None
             or self._can_read
-            or self.room.unsaid
+            or self.reservations.unsaid
         )
 
     @property
@@ -248,7 +248,7 @@ class ClientSession(Side):
         self.may_lend(message.welcome.shares)
         self.probe = message.welcome.probe if message.welcome.HasField("probe") else None
         self.state = "stopping" if message.stopping else "open"
-        self.room.hear(message)
+        self.reservations.hear(message)
         for call in self._bulky:
             assert isinstance(call.arguments, BulkPayload), "_bulky holds no others"
             self._depart(call.arguments, call)
@@ -278,8 +278,8 @@ class ClientSession(Side):
                 message.peers.workers.add(uid=uid, address=address)
             message.peers.SetInParent()
             self._peers = None
-        if self.room.unsaid:
-            self.room.write(message)
+        if self.reservations.unsaid:
+            self.reservations.write(message)
         if self._abandoned:
             for transfer in self._abandoned:
                 message.chunks.add(transfer=transfer, abandoned=True)
@@ -316,7 +316,7 @@ class ClientSession(Side):
             self.pulse = message.pulse
         if message.stopping:
             self.state = "stopping"
-        self.room.hear(message)
+        self.reservations.hear(message)
         # Before anything is taken out: a message that breaks the session must leave every call to `broken`.
         items = [self._payload(one, one.payload) for one in message.yields]
         payloads = [self._payload(one, one.payload) for one in message.results]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections import deque
 
     from headgate.context.travel import Exchange
-    from headgate.workers.serialization.functions import Arrived
+    from headgate.workers.serialization.functions import ReceivedFunction
 
 OLDEST, NEWEST = 1, 1
 """The protocols that this release speaks."""
@@ -209,7 +209,7 @@ class Begun(NamedTuple):
 
     number: int
     task: int
-    function: Arrived
+    function: ReceivedFunction
     arguments: Payload
     timeout: float
     caller: str

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
-from headgate.workers.protocol.bulk import BulkPayload, ConversationBroken
+from headgate.workers.protocol.bulk import BulkPayload, ProtocolViolation
 from headgate.workers.protocol.call_ends import REFUSAL_OF_KIND, RESULT_OF_KIND
 from headgate.workers.protocol.messages import (
     FRAME,
@@ -38,7 +38,7 @@ from headgate.workers.protocol.wire.wire_pb2 import (
 )
 
 if TYPE_CHECKING:
-    from headgate.workers.serialization.functions import Arrived
+    from headgate.workers.serialization.functions import ReceivedFunction
 
 
 class WorkerSession(Side):
@@ -47,7 +47,7 @@ class WorkerSession(Side):
     `define` makes what calls run out of a definition.
     """
 
-    def __init__(self, uid: str, version: str, define: Callable[[Definition], Arrived]) -> None:
+    def __init__(self, uid: str, version: str, define: Callable[[Definition], ReceivedFunction]) -> None:
         super().__init__()
         self.client: str = ""
         self.state: Literal["opening", "open", "over"] = "opening"
@@ -60,7 +60,7 @@ class WorkerSession(Side):
         self._uid = uid
         self._version = version
         self._define = define
-        self._functions: dict[int, Arrived] = {}
+        self._functions: dict[int, ReceivedFunction] = {}
         self._reply: ToClient | None = None
         self._size = 0  # about how many bytes it has
         self._outbox: deque[Result | Yield] = deque()
@@ -129,11 +129,11 @@ class WorkerSession(Side):
 
     def _begun(self, call: Call) -> Begun:
         if call.number <= self._highest:
-            raise ConversationBroken(f"call {call.number} comes after call {self._highest}: it was sent before")
+            raise ProtocolViolation(f"call {call.number} comes after call {self._highest}: it was sent before")
         self._highest = call.number
         function = self._functions.get(call.function)
         if function is None:
-            raise ConversationBroken(f"call {call.number} names the function {call.function}, which was not defined")
+            raise ProtocolViolation(f"call {call.number} names the function {call.function}, which was not defined")
         payload = self._payload(call, call.arguments)
         begun = Begun(
             call.number,

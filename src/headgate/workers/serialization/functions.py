@@ -62,7 +62,7 @@ def tag_of(fn: object) -> str:
 # -- at the client ----------------------------------------------------------------------------------------------------
 
 
-class Traveller:
+class PortableFunction:
     """A function that is sent to workers, and the form in which it was sent last."""
 
     __slots__ = ("_form", "_seen", "_slow", "_warned", "fn", "generator", "tag", "thread")
@@ -357,7 +357,7 @@ def _feed(digest: hashlib.blake2b, code: CodeType) -> None:
 # -- at the worker ----------------------------------------------------------------------------------------------------
 
 
-class Arrived:
+class ReceivedFunction:
     """A function that a client defined, on the worker. Loaded at its first call: importing a module runs user code."""
 
     __slots__ = ("_definition", "_loaded", "generator", "tag", "thread")

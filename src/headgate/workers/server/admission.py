@@ -29,32 +29,32 @@ from typing import Any, Protocol
 from headgate.workers.protocol.wire.wire_pb2 import Reserve, ToClient, ToWorker
 
 
-class Guest(Protocol):
-    """A call that runs on the worker."""
+class RunningCallLike(Protocol):
+    """What admission has to know about a call that runs on the worker."""
 
     @property
     def id(self) -> str:
-        """The id of the task that it is."""
+        """The id of the task that this call runs."""
         ...
 
     @property
     def caller(self) -> str:
-        """The id of the task that called it; "": none did."""
+        """The id of the task that made this call; "" if no task did."""
         ...
 
     @property
     def rests(self) -> bool:
-        """Is it a generator between two steps?"""
+        """Is the call a generator that is between two steps?"""
         ...
 
     @property
     def waits(self) -> int:
-        """For how many calls that it made it waits."""
+        """The number of calls that it made and waits for."""
         ...
 
 
 class Ask:
-    """A client asks for a reservation for a call."""
+    """The request of a client for a reservation for one call."""
 
     __slots__ = ("caller", "max_calls", "number", "overdue", "released", "stream")
 
@@ -75,17 +75,17 @@ class Ask:
 class Admission:
     """Decides which calls may begin, given those that run."""
 
-    def __init__(self, running: Mapping[Any, Guest]) -> None:
+    def __init__(self, running: Mapping[Any, RunningCallLike]) -> None:
         self.waiting: list[Ask] = []
-        """In the order in which they came."""
+        """Requests that were not granted yet, in the order in which they came."""
         self.granted: dict[Ask, None] = {}
         """Granted reservations whose calls have not come yet."""
-        self.limited: dict[Guest, Ask] = {}
+        self.limited: dict[RunningCallLike, Ask] = {}
         """Running calls with a reservation."""
         self.unconfirmed: dict[Ask, None] = {}
         """Reservations of calls that have ended, and whose clients have not given them back yet."""
         self._running = running
-        self._known: dict[str, Guest] | None = None  # by id; None: it has to be looked up
+        self._known: dict[str, RunningCallLike] | None = None  # by id; None: it has to be looked up
 
     @property
     def active(self) -> bool:
@@ -94,12 +94,12 @@ class Admission:
 
     @property
     def closed(self) -> bool:
-        """Is a call refused that none of the running ones makes?"""
-        return bool(self.waiting) or not self._bears_another([])
+        """Are calls refused that are not made by a running call?"""
+        return bool(self.waiting) or not self._allows_another([])
 
     def admits(self, caller: str) -> bool:
         """Tell whether a call without a limit, made by this caller, may begin."""
-        return not self.closed or caller in self._guests()
+        return not self.closed or caller in self._by_id()
 
     def ask(self, ask: Ask) -> None:
         """Add a reservation to the waiting ones; `grant` returns it when its call may begin."""
@@ -112,7 +112,7 @@ class Admission:
         stuck = False
         for ask in list(self.waiting):
             callers = self._callers(ask.caller)
-            if (callers or not stuck) and self._has_room(ask, callers):
+            if (callers or not stuck) and self._may_begin(ask, callers):
                 self.waiting.remove(ask)
                 self.granted[ask] = None
                 made.append(ask)
@@ -120,24 +120,24 @@ class Admission:
                 stuck = True
         return made
 
-    def begins(self, stream: Any, number: int, guest: Guest) -> bool:
+    def begins(self, stream: Any, number: int, call: RunningCallLike) -> bool:
         """Begin the call of a granted reservation. False: it was not granted."""
         for ask in self.granted:
             if ask.stream is stream and ask.number == number:
                 del self.granted[ask]
-                self.limited[guest] = ask
+                self.limited[call] = ask
                 return True
         return False
 
-    def ended(self, guest: Guest) -> None:
-        """A call has ended, and is not among the running ones any more."""
-        ask = self.limited.pop(guest, None)
+    def ended(self, call: RunningCallLike) -> None:
+        """Note that a call has ended. It is not among the running ones any more."""
+        ask = self.limited.pop(call, None)
         if ask is not None and not ask.released:
             self.unconfirmed[ask] = None
         self._known = None
 
     def began(self) -> None:
-        """A call has begun, and is among the running ones."""
+        """Note that a call has begun. It is among the running ones."""
         self._known = None
 
     def withdraw(self, stream: Any, number: int) -> None:
@@ -157,44 +157,46 @@ class Admission:
 
     # -- who is whose neighbour ----------------------------------------------------------------------------------------
 
-    def _guests(self) -> dict[str, Guest]:
+    def _by_id(self) -> dict[str, RunningCallLike]:
         if self._known is None:
-            self._known = {guest.id: guest for guest in self._running.values()}
+            self._known = {call.id: call for call in self._running.values()}
         return self._known
 
-    def _callers(self, caller: str) -> list[Guest]:
-        """The running call of this id, the one that called that, and so on, as far as they are here."""
-        known = self._guests()
-        found: list[Guest] = []
-        while (guest := known.get(caller)) is not None and guest not in found:
-            found.append(guest)
-            caller = guest.caller
+    def _callers(self, caller: str) -> list[RunningCallLike]:
+        """Return the running call of this id, the call that made that one, and so on, as far as they run here."""
+        known = self._by_id()
+        found: list[RunningCallLike] = []
+        while (call := known.get(caller)) is not None and call not in found:
+            found.append(call)
+            caller = call.caller
         return found
 
-    def _neighbours(self, family: list[Guest], nested: bool) -> int:
-        """Count running calls that are none of these, and reservations without a running call; `nested`: without calls
-        that wait."""
-        running = (guest for guest in self._running.values() if not guest.rests and not (nested and guest.waits))
-        return sum(guest not in family for guest in running) + len(self.granted) + len(self.unconfirmed)
+    def _neighbours(self, family: list[RunningCallLike], nested: bool) -> int:
+        """Count the running calls outside this family, and the reservations without a running call.
 
-    def _has_room(self, ask: Ask, callers: list[Guest]) -> bool:
+        With `nested`, calls that wait for other calls are not counted.
+        """
+        running = (call for call in self._running.values() if not call.rests and not (nested and call.waits))
+        return sum(call not in family for call in running) + len(self.granted) + len(self.unconfirmed)
+
+    def _may_begin(self, ask: Ask, callers: list[RunningCallLike]) -> bool:
         if not ask.overdue and self._neighbours(callers, bool(callers)) >= ask.max_calls:
             return False
-        return self._bears_another(callers)
+        return self._allows_another(callers)
 
-    def _bears_another(self, callers: list[Guest]) -> bool:
-        """Does every call with a limit bear one more neighbour, which is made by these?"""
+    def _allows_another(self, callers: list[RunningCallLike]) -> bool:
+        """Does every call with a limit allow one more call beside it, made by these callers?"""
         nested = bool(callers)
-        for guest, ask in self.limited.items():
-            if guest not in callers and self._neighbours(self._family(guest), nested) + 1 >= ask.max_calls:
+        for call, ask in self.limited.items():
+            if call not in callers and self._neighbours(self._family(call), nested) + 1 >= ask.max_calls:
                 return False
         apart = (*self.granted, *self.unconfirmed)
         return all(self._neighbours(self._callers(ask.caller), nested) < ask.max_calls for ask in apart)
 
-    def _family(self, guest: Guest) -> list[Guest]:
-        """It, its callers, and the calls that it and those that it called made."""
-        made = [other for other in self._running.values() if guest in self._callers(other.caller)]
-        return [guest, *self._callers(guest.caller), *made]
+    def _family(self, call: RunningCallLike) -> list[RunningCallLike]:
+        """Return a call with its callers and with all calls that it made, directly or through others."""
+        made = [other for other in self._running.values() if call in self._callers(other.caller)]
+        return [call, *self._callers(call.caller), *made]
 
 
 class Reservations:
@@ -202,7 +204,7 @@ class Reservations:
 
     def __init__(self) -> None:
         self.granted: list[int] = []
-        """Those that were granted since the shell has last looked."""
+        """Numbers of the reservations that were granted, until the connection takes them."""
         self.closed: bool = False
         """Does the worker refuse other calls?"""
         self.unsaid: bool = False
@@ -219,12 +221,12 @@ class Reservations:
         return self._last
 
     def release(self, number: int) -> None:
-        """Give up a reservation."""
+        """Give up a reservation, which is not needed any more."""
         self._released.append(number)
         self.unsaid = True
 
     def write(self, message: ToWorker) -> None:
-        """Write what there is to say into a message."""
+        """Write the new requests and the given up reservations into a message."""
         message.reserves.extend(self._asks)
         message.released.extend(self._released)
         self._asks, self._released, self.unsaid = [], [], False

@@ -15,7 +15,7 @@ from headgate.workers.protocol.messages import Begun, Heard, Stepped
 from headgate.workers.protocol.transport import grpc
 from headgate.workers.protocol.wire.wire_pb2 import ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
-from headgate.workers.serialization.functions import Arrived
+from headgate.workers.serialization.functions import ReceivedFunction
 
 if TYPE_CHECKING:
     from headgate.workers.server.nested_pool import NestedPool
@@ -26,7 +26,7 @@ class ClientStream:
 
     def __init__(self, uid: str, context: grpc.aio.ServicerContext[Any, Any], nested: NestedPool) -> None:
         self.nested: NestedPool = nested
-        self.session: WorkerSession = WorkerSession(uid, __version__, Arrived)
+        self.session: WorkerSession = WorkerSession(uid, __version__, ReceivedFunction)
         self.asked: bool = False
         """Has its client ever asked for a reservation?"""
         self.fetching: dict[int, Begun] = {}

@@ -33,5 +33,5 @@ def places_overdue(tasks: TaskLoop, now: float) -> float:
     """Return for how many seconds every thread place has been held by a call that is past its timeout."""
     if not tasks.places.are_held:
         return 0.0
-    late = [now - one.due for one in list(tasks.running.values()) if one.forsaken and one.due is not None]
+    late = [now - one.due for one in list(tasks.running.values()) if one.abandoned and one.due is not None]
     return min(late) if len(late) >= tasks.places.total else 0.0

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headgate.workers.protocol.wire.wire_pb2 import Reserve
-from headgate.workers.server.admission import Admission, Ask, Guest
+from headgate.workers.server.admission import Admission, Ask, RunningCallLike
 
 if TYPE_CHECKING:
     from headgate.workers.server.client_stream import ClientStream
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 REFUSED = b"a call that is to have few neighbours runs there, or waits for room"
 
 
-class Room:
-    """Grants and refuses. `running` are the calls that run on its task loop; `tell` is called on the server's loop with
-    what was granted, and whether other calls are refused from now on."""
+class ReservedCalls:
+    """The reservations on one worker: which are granted, and whether other calls are refused.
+
+    `running` are the calls on the task loop. `tell` is called on the server's loop with what was granted, and whether
+    other calls are refused from now on.
+    """
 
     def __init__(
         self,
-        running: Mapping[Any, Guest],
+        running: Mapping[Any, RunningCallLike],
         server: asyncio.AbstractEventLoop,
         tell: Callable[[list[Ask], bool], None],
         wake: Callable[[], None],
@@ -36,7 +39,7 @@ class Room:
         self._server = server
         self._tell = tell
         self._wake = wake
-        self._heard: deque[Callable[[], None]] = deque()
+        self._requests: deque[Callable[[], None]] = deque()
         self._closed = False  # what was last told
 
     @property
@@ -50,47 +53,47 @@ class Room:
         """Note reservations that a client asks for, or does not need any more."""
         for one in asked:
             ask = Ask(stream, one.number, one.caller, max(1, one.max_calls), one.overdue)
-            self._heard.append(partial(self._admission.ask, ask))
+            self._requests.append(partial(self._admission.ask, ask))
         for number in released:
-            self._heard.append(partial(self._admission.withdraw, stream, number))
+            self._requests.append(partial(self._admission.withdraw, stream, number))
         self._wake()
 
     def leave(self, stream: ClientStream) -> None:
         """Drop the reservations of a client that has gone."""
-        self._heard.append(partial(self._admission.leave, stream))
+        self._requests.append(partial(self._admission.leave, stream))
         self._wake()
 
     # -- on the task loop ----------------------------------------------------------------------------------------------
 
-    def hear(self) -> None:
-        """Process what clients asked for."""
-        if self._heard:
-            while self._heard:
-                self._heard.popleft()()
-            self.look()
+    def process_requests(self) -> None:
+        """Process the requests of clients for reservations."""
+        if self._requests:
+            while self._requests:
+                self._requests.popleft()()
+            self.update()
 
-    def admits(self, guest: RunningCall) -> bool:
+    def admits(self, call: RunningCall) -> bool:
         """Decide whether this call may begin. If so, it must begin now."""
-        begun, admission = guest.begun, self._admission
+        begun, admission = call.begun, self._admission
         if begun.reservation:
-            may = admission.begins(guest.stream, begun.reservation, guest)
+            may = admission.begins(call.stream, begun.reservation, call)
         else:
             may = admission.admits(begun.caller)
         if not may:
-            self.look()  # its caller is told that others are refused before it hears that it is
-        return may  # if so, `began` looks: until then it is not among the running ones, and would be nobody's neighbour
+            self.update()  # its client learns that others are refused before it learns that this call is
+        return may  # `began` updates: before it, the call is not among the running ones and would not be counted
 
     def began(self) -> None:
-        """Note that the admitted call runs."""
+        """Note that the call which `admits` let in is running."""
         self._admission.began()
-        self.look()
+        self.update()
 
-    def ended(self, guest: Guest) -> None:
-        """Note that a call has ended."""
-        self._admission.ended(guest)
-        self.look()
+    def ended(self, call: RunningCallLike) -> None:
+        """Note that a call has ended, and grant what can be granted now."""
+        self._admission.ended(call)
+        self.update()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Grant what can be granted, and tell the server when other calls begin or cease to be refused."""
         granted = self._admission.grant()
         closed = self._admission.closed

@@ -25,7 +25,7 @@ class RunningCall:
     cancels: int = 0
     has_thread_place: bool = False
     """Does it hold one of the thread places?"""
-    forsaken: bool = False
+    abandoned: bool = False
     """Does it hold a thread place although nobody waits for it any more?"""
     due: float | None = None
     """When its timeout is over; None: it has none, or has not begun, or is a generator between two steps."""

@@ -52,7 +52,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self._deliver,
             backpressure,
             loop,
-            on_room=self._tell_room,
+            on_reservations=self._tell_reservations,
             on_threads=self._threads_changed,
         )
         self.retiring: bool = False
@@ -110,7 +110,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                     return
                 self._hear(stream, _parsed(data))
         except HeadgateError as error:
-            _log.warning("a conversation with %s ended: %s", session.client or "an unknown client", error)
+            _log.warning("the session with %s ended: %s", session.client or "an unknown client", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         except asyncio.CancelledError:
             pass  # the client went without a word; gRPC would print this
@@ -120,7 +120,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             if left:
                 self.tasks.abandon(stream, left)
             if stream.asked:
-                self.tasks.room.leave(stream)
+                self.tasks.reserved_calls.leave(stream)
             self._leave(stream)
             if writer is not None:
                 writer.cancel()
@@ -136,7 +136,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             stream.nested.max_payload = session.max_payload
         if message.reserves or message.released:
             stream.asked = True
-            self.tasks.room.ask(stream, () if self.stopping else message.reserves, message.released)
+            self.tasks.reserved_calls.ask(stream, () if self.stopping else message.reserves, message.released)
         if self.stopping and begun:
             for call in begun:
                 session.answer(call.number, "unavailable", b"the worker is stopping")
@@ -214,7 +214,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         if not self.tasks.busy:
             self._idle.set()
 
-    def _tell_room(self, granted: list[Ask], reserved: bool) -> None:
+    def _tell_reservations(self, granted: list[Ask], reserved: bool) -> None:
         """Tell clients which reservations were granted, and whether calls without one are refused."""
         for ask in granted:
             ask.stream.session.grant(ask.number)
@@ -363,7 +363,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         if not forgetful:
             return self.tasks.busy
         fetching = any(stream.fetching for stream in self._streams)
-        return fetching or self.tasks.is_waited_for(clock.now(), forsaken=not self.retiring)
+        return fetching or self.tasks.is_waited_for(clock.now(), abandoned=not self.retiring)
 
     async def _drained(self, timeout: float | None, *, forgetful: bool = True) -> None:
         """Wait until nothing runs that is worth waiting for. It has to look again and again: a generator becomes

@@ -41,9 +41,9 @@ from headgate.workers.server.admission import Ask
 from headgate.workers.server.event_loops import end_loop
 from headgate.workers.server.generators import Order, Orders, advance
 from headgate.workers.server.outcomes import TURN, Outcome, Outcomes, dump_raised, dump_result
-from headgate.workers.server.reserved_calls import REFUSED, Room
+from headgate.workers.server.reserved_calls import REFUSED, ReservedCalls
 from headgate.workers.server.running_call import RunningCall
-from headgate.workers.server.thread_places import Aside, Places
+from headgate.workers.server.thread_places import Places, ThreadCall
 
 if TYPE_CHECKING:
     from headgate.workers.server.client_stream import ClientStream
@@ -60,7 +60,7 @@ FORGOTTEN = 5.0
 """Seconds between two steps after which a worker that stops does not wait for a generator any longer."""
 HELD_PLACES = b"its thread places are held by calls that timed out or were cancelled"
 """Reason of a refusal: the call needs a thread, and there is none."""
-FAREWELL = 1.5
+ENDING_SECONDS = 1.5
 """Seconds that tasks and generators which routines left on the loop have to end, when the worker stops."""
 _log = logging.getLogger("headgate.workers")
 
@@ -75,14 +75,16 @@ class TaskLoop:
         deliver: Callable[[list[Outcome]], None],
         backpressure: Callable[[BackpressureContext], Any] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
-        on_room: Callable[[list[Ask], bool], None] | None = None,
+        on_reservations: Callable[[list[Ask], bool], None] | None = None,
         on_threads: Callable[[bool], None] | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
         self.asked: float | None = None
         """When the loop was asked for a turn that it has not had yet; None: it has had it."""
         self.running: dict[tuple[ClientStream, int], RunningCall] = {}
-        self.room: Room = Room(self.running, server, on_room or (lambda granted, closed: None), self._wake)
+        self.reserved_calls: ReservedCalls = ReservedCalls(
+            self.running, server, on_reservations or (lambda granted, closed: None), self._wake
+        )
         self._where = where
         self._server = server
         self._backpressure = backpressure
@@ -112,10 +114,10 @@ class TaskLoop:
 
     def stop(self) -> None:
         """End the loop and its thread. Whatever still runs on it is cancelled, and what routines left there ended."""
-        concurrent.futures.wait(self._closings, timeout=FAREWELL / 3)
+        concurrent.futures.wait(self._closings, timeout=ENDING_SECONDS / 3)
         self._stopping = True
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=FAREWELL)
+        self._thread.join(timeout=ENDING_SECONDS)
 
     # -- called on the server's thread --------------------------------------------------------------------------------
 
@@ -163,11 +165,14 @@ class TaskLoop:
         """Are there calls that run, or that wait to begin?"""
         return bool(self.running or self._incoming)
 
-    def is_waited_for(self, now: float, *, forsaken: bool = True) -> bool:
-        """Is there anything that a worker which is to stop should wait for? A generator that nobody has asked for an
-        item in a while is not, nor, unless `forsaken`, a thread that nobody waits for."""
+    def is_waited_for(self, now: float, *, abandoned: bool = True) -> bool:
+        """Is there a call that a stopping worker should wait for?
+
+        Generators that nobody has advanced for a while do not count. Calls in threads that nobody waits for count only
+        with `abandoned`.
+        """
         recent = (
-            (one.paused is None or now - one.paused < FORGOTTEN) and (forsaken or not one.forsaken)
+            (one.paused is None or now - one.paused < FORGOTTEN) and (abandoned or not one.abandoned)
             for one in list(self.running.values())
         )
         return bool(self._incoming) or any(recent)
@@ -205,7 +210,7 @@ class TaskLoop:
                 self.loop.run_forever()
             except BaseException as error:  # a task that a routine left behind raised SystemExit
                 _log.warning("something a routine started raised %s; the worker goes on", redact(repr(error)))
-        end_loop(self.loop, FAREWELL - 0.2)
+        end_loop(self.loop, ENDING_SECONDS - 0.2)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -222,8 +227,8 @@ class TaskLoop:
         else:
             self._slice = FIRST
         self._began, self._began_at = 0, now
-        incoming, loop, room = self._incoming, self.loop, self.room
-        room.hear()
+        incoming, loop, reserved = self._incoming, self.loop, self.reserved_calls
+        reserved.process_requests()
         while self._steps:
             stream, step = self._steps.popleft()
             stepping = self.running.get((stream, step.number))
@@ -236,13 +241,13 @@ class TaskLoop:
                 running = incoming.popleft()
             except IndexError:
                 break
-            limited = running.begun.reservation or room.active
-            if limited and not room.admits(running):
+            limited = running.begun.reservation or reserved.active
+            if limited and not reserved.admits(running):
                 self._outcomes.send((running.stream, running.begun.number, "reserved", REFUSED, False, 0, b""))
                 continue
             self.running[running.stream, running.begun.number] = running
             if limited:
-                room.began()
+                reserved.began()
             running.executes = True
             self._executing += 1
             if running.begun.function.generator:
@@ -454,18 +459,18 @@ class TaskLoop:
             return await fn(*args, **kwargs)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1000, thread_name_prefix="headgate routine")
-        aside, elsewhere = Aside(fn, args, kwargs), Elsewhere()
-        future = self.loop.run_in_executor(self._threads, elsewhere.context.run, aside)
+        call, elsewhere = ThreadCall(fn, args, kwargs), Elsewhere()
+        future = self.loop.run_in_executor(self._threads, elsewhere.context.run, call)
 
         def cancelled() -> None:
-            aside.cancel()
-            if running.has_thread_place and not running.forsaken:
-                running.forsaken = True
-                self.places.forsake()
+            call.cancel()
+            if running.has_thread_place and not running.abandoned:
+                running.abandoned = True
+                self.places.abandon()
 
         stopped = await outlast_cancellation(future, cancelled)
         elsewhere.bring_back()
-        if stopped is not None and aside.loop is None and not future.cancelled():
+        if stopped is not None and call.loop is None and not future.cancelled():
             future.exception()
             raise stopped
         return future.result()
@@ -509,8 +514,8 @@ class TaskLoop:
     def _free(self) -> None:
         """Note that one call fewer executes, and begin another."""
         self._executing -= 1
-        if self.room.active:
-            self.room.look()
+        if self.reserved_calls.active:
+            self.reserved_calls.update()
         if self._incoming and not self._awake:
             self._awake = True
             self.loop.call_soon(self._drain, context=self._clean)
@@ -519,8 +524,8 @@ class TaskLoop:
         """Give back the thread place of a call that has ended or waits for others."""
         if running.has_thread_place:
             running.has_thread_place = False
-            forsaken, running.forsaken = running.forsaken, False
-            self.places.give_back(forsaken=forsaken)
+            abandoned, running.abandoned = running.abandoned, False
+            self.places.give_back(abandoned=abandoned)
 
     def _tell_places(self, free: bool) -> None:
         """Tell the server whether calls that need a thread can begin."""
@@ -532,8 +537,8 @@ class TaskLoop:
         self.running.pop((running.stream, running.begun.number), None)
         self._unbegun.pop(running, None)
         running.task = None  # its Context holds this, and it holds its Context
-        if self.room.active:
-            self.room.ended(running)
+        if self.reserved_calls.active:
+            self.reserved_calls.ended(running)
         self._admitted -= running.admitted
         if running.executes:
             running.executes = False

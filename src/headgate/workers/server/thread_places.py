@@ -20,7 +20,7 @@ from headgate.core.threads import call_in_thread
 
 
 class Places:
-    """A number of places for calls in threads. `changed` is called when calls can, or cannot, wait for one."""
+    """A fixed number of places for calls in threads. `changed` is called when calls can, or cannot, wait for one."""
 
     __slots__ = ("_changed", "_free", "_held", "_waiting", "total")
 
@@ -54,7 +54,7 @@ class Places:
                 self._waiting.remove(turn)
             raise
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Note that nobody waits any more for a call that has a place."""
         self._held += 1
         if self.are_held:
@@ -64,10 +64,10 @@ class Places:
                     turn.set_result(False)
             self._changed(False)
 
-    def give_back(self, *, forsaken: bool = False) -> None:
-        """Give back the place of a call; `forsaken`: nobody waited for that call."""
+    def give_back(self, *, abandoned: bool = False) -> None:
+        """Give back the place of a call; `abandoned`: nobody waited for that call."""
         were_held = self.are_held
-        self._held -= forsaken
+        self._held -= abandoned
         self._free += 1
         while self._waiting and self._free:
             turn = self._waiting.popleft()
@@ -78,7 +78,7 @@ class Places:
             self._changed(True)
 
 
-class Aside:
+class ThreadCall:
     """A call in a thread: a plain function, or an async one on a loop of its own."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
