@@ -99,6 +99,7 @@ PURE = (
     "workers/model.py",
     "workers/protocol/messages.py",
     "workers/protocol/bulk.py",
+    "workers/protocol/bulk_channel.py",
     "workers/processes/restarts.py",
     "workers/protocol/client_session.py",
     "workers/protocol/worker_session.py",

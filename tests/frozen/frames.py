@@ -100,7 +100,7 @@ class Conversation:
         hello = self._sent("worker", self.client.hello(greeting.pop("offer", None)))
         self._heard(self.worker.greet(hello, **greeting))
         welcome = self._sent("client", self.worker.take())
-        self._heard([self.client.welcomed(welcome), self.client.state, self.client.uid, self.client.shares])
+        self._heard([self.client.welcomed(welcome), self.client.state, self.client.uid, self.client.bulk.shares])
 
     def to_worker(self, message: Any = None) -> None:
         """Send one message, or all that the client has."""
@@ -329,27 +329,27 @@ def loans(talk: Conversation) -> None:
     talk.call(2, arguments=BulkPayload(bytes(300_000)))
     talk.call(3, arguments=BulkPayload(bytes(300_000)))
     for descriptor in (21, 22):
-        lending = talk.client.loans.begin()
+        lending = talk.client.bulk.loans.begin()
         assert lending is not None
-        talk.client.lend(lending, descriptor)
-    lending = talk.client.loans.begin()
+        talk.client.bulk.lend(lending, descriptor)
+    lending = talk.client.bulk.loans.begin()
     assert lending is not None
-    talk.client.not_lent(lending)
+    talk.client.bulk.not_lent(lending)
     talk.to_worker()
     begun = [one.arguments for one in talk.worker.open.values()]
-    talk.worker.has_read(begun[0])
-    talk.worker.cannot_read(begun[1])
+    talk.worker.bulk.has_read(begun[0])
+    talk.worker.bulk.cannot_read(begun[1])
     talk.to_client()
-    for lent in talk.client.loans.take_recalled():
-        talk.client.resend(lent, BulkPayload(bytes(300_000)))
+    for lent in talk.client.bulk.loans.take_recalled():
+        talk.client.bulk.resend(lent, BulkPayload(bytes(300_000)))
     talk.to_worker()
     talk.worker.answer(1, "returned", BulkPayload(bytes(400_000)))
-    lending = talk.worker.loans.begin()
+    lending = talk.worker.bulk.loans.begin()
     assert lending is not None
-    talk.worker.lend(lending, 31)
+    talk.worker.bulk.lend(lending, 31)
     talk.to_client()
-    talk.client.has_read(Borrowed(1, 31, [(400_000, False)]))
-    talk.client.cannot_read(Borrowed(7, 31, [(400_000, False)]))
+    talk.client.bulk.has_read(Borrowed(1, 31, [(400_000, False)]))
+    talk.client.bulk.cannot_read(Borrowed(7, 31, [(400_000, False)]))
     talk.to_worker()
 
 

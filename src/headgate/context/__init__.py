@@ -1,7 +1,8 @@
-"""Context variables that are sent with each call of a routine to its worker, and come back changed.
+"""Context variables that are sent to the worker with each call of a routine, and come back with the changes.
 
-May import `headgate.core`, `headgate.errors` and `headgate.resources`. Entry points: `ContextVar` in `variables`,
-`Context` in `contexts`; `travel` encodes and decodes what a call carries.
+`variables` has `ContextVar` and `Token`, `contexts` has `Context` and the task factory, `chains` keeps the values and
+the identity of each Context, `travel` encodes and decodes what a call carries. May import `errors`, `core` and
+`resources`. Entry points: `ContextVar`, `Context`, `copy_context`.
 """
 
 from headgate.core.lazy import lazy

@@ -458,15 +458,15 @@ class End:
         return self.over and not (self.late or self.released or self.reads)
 
     def check(self) -> None:
-        loans = self.session.loans
+        loans = self.session.bulk.loans
         assert len(loans) == len(self.waiting) + len(self.writing)
         assert sorted(loans.released) == sorted(self.released)
         assert len(self.lent) + len(self.writing) <= bulk.LOANS
-        assert self.session._transfers._arriving.keys() == self.parts.keys(), "nothing is kept of what was given up"
-        assert self.session.owes is self.owes
-        assert self.session.stirs is bool(self.owes or self.bulk or len(loans) or self.released)
+        assert self.session.bulk.transfers._arriving.keys() == self.parts.keys(), "nothing is kept of what was given up"
+        assert self.session.bulk.has_notices is self.owes
+        assert self.session.bulk.has_work is bool(self.owes or self.bulk or len(loans) or self.released)
         if not self.over:
-            assert self.session.shares is self.shares
+            assert self.session.bulk.shares is self.shares
         for long in self.parked:
             assert bulk.WINDOW <= long.ahead < bulk.WINDOW + bulk.INLINE
 
@@ -958,7 +958,7 @@ class World:
         """Begin to write the next payload that is to be lent. Was there one that may be?"""
         end = pair.side(side)
         may = bool(end.waiting) and len(end.lent) + len(end.writing) < bulk.LOANS
-        lending = end.session.loans.begin()
+        lending = end.session.bulk.loans.begin()
         assert (lending is not None) is may
         if lending is not None:
             end.writing.append(Written(lending, end.waiting.pop(0)))
@@ -972,13 +972,13 @@ class World:
         one = writing[nth % len(writing)]
         (end.writing if one in end.writing else end.late).remove(one)
         if fails:
-            end.session.not_lent(one.lending)
+            end.session.bulk.not_lent(one.lending)
             if one.key is not None:
                 end.bulk.append(Long(one.key))
             return
         self._descriptor += 1
         self.memory[self._descriptor] = b"".join(one.lending.bulk.segments())
-        end.session.lend(one.lending, self._descriptor)
+        end.session.bulk.lend(one.lending, self._descriptor)
         if one.key is None:
             end.released.append(self._descriptor)
         else:
@@ -990,7 +990,7 @@ class World:
     def close(self, pair: Pair, side: SideName) -> bool:
         """Let go of what came back. Was there anything?"""
         end = pair.side(side)
-        released = list(end.session.loans.take_released())
+        released = list(end.session.bulk.loans.take_released())
         assert sorted(released) == sorted(end.released)
         end.released = []
         for descriptor in released:
@@ -1006,7 +1006,7 @@ class World:
             assert lender.over, "it is there until it was read"
         else:
             assert cut(data, borrowed) == plain(payload)
-        end.session.has_read(borrowed)
+        end.session.bulk.has_read(borrowed)
         if not end.over:
             end.returns.append(borrowed.number)
 

@@ -92,7 +92,7 @@ def opened(*, shares: bool = False) -> tuple[ClientSession, WorkerSession]:
     if shares:
         client.can_read()
         assert worker.receive(carried(client.take(), ToWorker)) == SILENCE
-    assert (client.shares, worker.shares) == (shares, shares)
+    assert (client.bulk.shares, worker.bulk.shares) == (shares, shares)
     return client, worker
 
 
@@ -118,7 +118,7 @@ def told(client: ClientSession, worker: WorkerSession) -> Heard:
     for message in all_of(client.take):
         for some, more in zip(everything, worker.receive(carried(message, ToWorker)), strict=True):
             some.extend(more)  # type: ignore[arg-type]
-        if worker.owes:
+        if worker.bulk.has_notices:
             assert client.receive(carried(worker.take(), ToClient)) == []
     return everything
 
@@ -128,7 +128,7 @@ def heard(client: ClientSession, worker: WorkerSession) -> list[Answer]:
     answers = []
     for message in all_of(worker.take):
         answers += client.receive(carried(message, ToClient))
-        if client.owes:
+        if client.bulk.has_notices:
             assert worker.receive(carried(client.take(), ToWorker)) == SILENCE
     return answers
 
@@ -344,7 +344,7 @@ def test_w40a_a_transfer_that_is_cancelled_is_forgotten_by_both() -> None:
         assert (client.outbox, client.apart) == (client_session.FRAME, 3 * INLINE)
         begun = told(client, worker).begun
         assert [(got.task, plain(got.arguments)) for got in begun] == [(2, plain(packed(2, 3 * INLINE)))]
-        assert worker._transfers._arriving == {}
+        assert worker.bulk.transfers._arriving == {}
 
 
 def test_w40a_a_sent_call_that_is_cancelled_waits_for_the_worker() -> None:
@@ -374,7 +374,7 @@ def test_w40a_the_answer_of_an_abandoned_call_is_dropped(size: int) -> None:
     assert client.waiting == 0
     worker.answer(one.number, "returned", packed(0, size))
     assert heard(client, worker) == []
-    assert client._transfers._arriving == {}, "nor is it kept"
+    assert client.bulk.transfers._arriving == {}, "nor is it kept"
     assert client.broken() == []
 
 
@@ -571,16 +571,16 @@ class Shells:
     def lend(self, side: ClientSession | WorkerSession) -> list[int]:
         """Write what may be lent. The descriptors."""
         descriptors = []
-        while (lending := side.loans.begin()) is not None:
+        while (lending := side.bulk.loans.begin()) is not None:
             self._last += 1
             descriptors.append(self._last)
             self.memory[self._last] = b"".join(lending.bulk.segments())
-            side.lend(lending, self._last)
+            side.bulk.lend(lending, self._last)
         return descriptors
 
     def close(self, side: ClientSession | WorkerSession) -> list[int]:
         """Let go of what came back. The descriptors."""
-        released = list(side.loans.take_released())
+        released = list(side.bulk.loans.take_released())
         for descriptor in released:
             del self.memory[descriptor]
         self.closed += released
@@ -590,7 +590,7 @@ class Shells:
         """What it holds. What was lent is read, and returned."""
         if not isinstance(payload, Borrowed):
             return plain(payload)
-        side.has_read(payload)
+        side.bulk.has_read(payload)
         return cut(self.memory[payload.descriptor], payload)
 
     def send(self) -> bool:
@@ -773,7 +773,7 @@ def test_w05_what_is_sent_to_a_generator_that_has_ended_is_dropped(shares: bool)
     shells.settle()
     assert shells.heard == SILENCE
     assert [answer.kind for answer in shells.answers] == ["returned"]
-    assert worker._transfers._arriving == {}
+    assert worker.bulk.transfers._arriving == {}
     assert len(shells.closed) == shares, "lent memory came back unread"
 
 
@@ -789,7 +789,7 @@ def test_w05_items_of_an_abandoned_generator_are_dropped(shares: bool) -> None:
     worker.answer(one.number, "returned", packed(2, 2 * WINDOW))
     shells.settle()
     assert shells.answers == []
-    assert client._transfers._arriving == {}
+    assert client.bulk.transfers._arriving == {}
     assert len(shells.closed) == 2 * shares, "lent memory came back unread"
     assert [step.advance for step in shells.heard.steps] == ["close"]
     assert client.broken() == []
@@ -897,7 +897,7 @@ def test_w52_a_transfer_waits_for_room_and_small_frames_do_not() -> None:
     messages = list(all_of(client.take))
     assert sum(len(chunk.data) for message in messages for chunk in message.chunks) == WINDOW
     assert (client.waiting, client.sent) == (1, {})
-    assert not client.stirs, "nothing can be sent"
+    assert not client.bulk.has_work, "nothing can be sent"
     client.submit(call(SMALL, task=2))
     message = client.take()
     assert message is not None
@@ -911,7 +911,7 @@ def test_w52_a_transfer_waits_for_room_and_small_frames_do_not() -> None:
     assert [(credit.transfer, credit.bytes) for credit in room.credits] == [(1, WINDOW)]
     assert worker.take() is None
     assert client.receive(carried(room, ToClient)) == []
-    assert client.stirs, "it goes on"
+    assert client.bulk.has_work, "it goes on"
     assert not client.can_wait
     assert [got.task for got in told(client, worker).begun] == [1]
 
@@ -934,11 +934,11 @@ def test_w52_a_long_answer_waits_for_room_and_small_ones_do_not() -> None:
     assert not message.chunks
     for before in sent:
         assert client.receive(carried(before, ToClient)) == []
-    assert client.owes
+    assert client.bulk.has_notices
     assert not client.can_wait, "the worker waits for it"
     assert kinds(client.receive(carried(message, ToClient))) == [(two, "returned")]
     told(client, worker)
-    assert worker.stirs
+    assert worker.bulk.has_work
     assert same(heard(client, worker)) == [(one, "returned", plain(packed(0, 3 * WINDOW)), False, 0, b"")]
 
 
@@ -967,7 +967,7 @@ def test_w52_the_answer_of_an_abandoned_call_has_room_to_come() -> None:
     worker.answer(one.number, "returned", packed(0, 5 * WINDOW))
     assert heard(client, worker) == []
     assert not worker.has_more
-    assert client._transfers._arriving == {}
+    assert client.bulk.transfers._arriving == {}
 
 
 @pytest.mark.usefixtures("small")
@@ -984,7 +984,7 @@ def test_w40a_room_for_a_transfer_that_was_given_up_changes_nothing() -> None:
     assert message is not None
     assert [(chunk.transfer, chunk.abandoned) for chunk in message.chunks] == [(1, True)]
     assert worker.receive(carried(message, ToWorker)) == SILENCE
-    assert (client.take(), worker.take(), worker._transfers._arriving) == (None, None, {})
+    assert (client.take(), worker.take(), worker.bulk.transfers._arriving) == (None, None, {})
 
 
 # -- memory that is lent ----------------------------------------------------------------------------------------------
@@ -998,7 +998,7 @@ def test_w05_both_sides_say_whether_they_can_read_the_others_memory() -> None:
     assert worker.greet(hello, probe=theirs, shares=True)
     assert worker.max_payload == 77
     assert client.welcomed(carried(worker.take(), ToClient)) is None
-    assert (client.probe, client.shares, worker.shares) == (theirs, True, False)
+    assert (client.probe, client.bulk.shares, worker.bulk.shares) == (theirs, True, False)
     assert client.take() is None
     client.can_read()
     assert not client.can_wait, "until then the worker sends chunks"
@@ -1006,13 +1006,13 @@ def test_w05_both_sides_say_whether_they_can_read_the_others_memory() -> None:
     assert message is not None
     assert message.shares
     assert worker.receive(carried(message, ToWorker)) == SILENCE
-    assert worker.shares
+    assert worker.bulk.shares
     assert client.take() is None, "said once"
     quiet, deaf = ClientSession(1, "client", "1.0"), WorkerSession("w1", "1.0", form_of)
     assert not quiet.hello().hello.HasField("probe")
     assert deaf.greet(quiet.hello())
     assert quiet.welcomed(carried(deaf.take(), ToClient)) is None
-    assert (quiet.probe, quiet.shares, deaf.shares, deaf.max_payload) == (None, False, False, 0)
+    assert (quiet.probe, quiet.bulk.shares, deaf.bulk.shares, deaf.max_payload) == (None, False, False, 0)
 
 
 @pytest.mark.usefixtures("small")
@@ -1021,13 +1021,13 @@ def test_w05_a_call_whose_arguments_are_being_lent_is_unsent() -> None:
     one = call((3, (2 * INLINE, True)))
     client.submit(one)
     assert client.take() is None, "it waits for memory"
-    assert client.stirs
-    lending = client.loans.begin()
+    assert client.bulk.has_work
+    lending = client.bulk.loans.begin()
     assert lending is not None
     assert client.take() is None, "it is being written"
     assert (client.waiting, client.sent) == (1, {})
     assert (client.outbox, client.apart) == (client_session.FRAME, 2 * INLINE + 3)
-    client.lend(lending, 55)
+    client.bulk.lend(lending, 55)
     assert (one.number, client.waiting, client.sent) == (0, 1, {})
     message = client.take()
     assert message is not None
@@ -1038,15 +1038,15 @@ def test_w05_a_call_whose_arguments_are_being_lent_is_unsent() -> None:
     assert one.lending is None, "nobody needs them any more"
     (begun,) = worker.receive(carried(message, ToWorker)).begun
     assert begun.arguments == Borrowed(1, 55, [(3, False), (2 * INLINE, True)])
-    assert not list(client.loans.take_released()), "it is being read"
-    worker.has_read(begun.arguments)
-    assert worker.owes
+    assert not list(client.bulk.loans.take_released()), "it is being read"
+    worker.bulk.has_read(begun.arguments)
+    assert worker.bulk.has_notices
     assert client.receive(carried(worker.take(), ToClient)) == []
-    assert client.stirs
-    assert list(client.loans.take_released()) == [55]
-    assert not client.stirs
+    assert client.bulk.has_work
+    assert list(client.bulk.loans.take_released()) == [55]
+    assert not client.bulk.has_work
     assert kinds(client.broken()) == [(one, "lost")]
-    assert not list(client.loans.take_released())
+    assert not list(client.bulk.loans.take_released())
 
 
 @pytest.mark.usefixtures("small")
@@ -1061,7 +1061,7 @@ def test_w05_only_so_many_loans_are_open() -> None:
     assert [got.task for got in begun] == [6, 1, 2], "the others wait, and no small one for them"
     assert shells.lend(client) == []
     assert isinstance(begun[1].arguments, Borrowed)
-    worker.has_read(begun[1].arguments)
+    worker.bulk.has_read(begun[1].arguments)
     assert client.receive(carried(worker.take(), ToClient)) == []
     assert len(shells.lend(client)) == 1, "one was returned"
     assert [got.task for got in told(client, worker).begun] == [3]
@@ -1076,8 +1076,8 @@ def test_w05_without_memory_it_goes_in_chunks() -> None:
     worker.yielded(one.number, packed("item", LONG))
     worker.yielded(one.number, b"behind it")
     for side in (client, worker):
-        while (lending := side.loans.begin()) is not None:
-            side.not_lent(lending)
+        while (lending := side.bulk.loans.begin()) is not None:
+            side.bulk.not_lent(lending)
     shells.settle()
     assert [got.arguments for got in shells.heard.begun] == [plain(packed(2, LONG))]
     assert [step.payload for step in shells.heard.steps] == [plain(packed("sent", LONG))]
@@ -1119,16 +1119,16 @@ def staged(stage: str) -> tuple[ClientSession, WorkerSession, Outgoing, Shells, 
         if (message := client.take()) is not None:
             worker.receive(carried(message, ToWorker))
     if stage.startswith("is written") or stage == "lies in memory":
-        lending = client.loans.begin()
+        lending = client.bulk.loans.begin()
         assert lending is not None
         shells.memory[55] = b"".join(lending.bulk.segments())
         if stage == "lies in memory":
-            client.lend(lending, 55)
+            client.bulk.lend(lending, 55)
         elif stage == "is written":
-            later = partial(client.lend, lending, 55)
+            later = partial(client.bulk.lend, lending, 55)
         else:
             del shells.memory[55]
-            later = partial(client.not_lent, lending)
+            later = partial(client.bulk.not_lent, lending)
     assert (one.number > 0) is (stage == "sent")
     return client, worker, one, shells, later
 
@@ -1147,7 +1147,7 @@ def test_w40a_a_call_may_be_cancelled_at_any_stage(stage: str) -> None:
     shells.settle()
     assert (client.outbox, client.apart, client.waiting) == (0, 0, 0)
     assert (shells.heard, shells.answers) == (SILENCE, [])
-    assert worker._transfers._arriving == {}
+    assert worker.bulk.transfers._arriving == {}
     assert len(shells.closed) == (stage in ("is written", "lies in memory"))
     assert not retained(client)
     another = call(LONG, task=2)
@@ -1169,7 +1169,7 @@ def test_w40a_a_stream_may_break_at_any_stage(stage: str) -> None:
     shells.close(client)
     assert len(shells.closed) == (stage in ("is written", "lies in memory"))
     assert shells.memory == {}
-    assert client.loans.begin() is None
+    assert client.bulk.loans.begin() is None
     assert not retained(client)
     assert client.take() is None
     worker.broken()
@@ -1184,7 +1184,7 @@ def test_w40a_what_a_worker_lends_is_released_when_the_stream_breaks(stage: str)
     worker.yielded(one.number, b"behind it")
     lending = None
     if stage == "is written":
-        lending = worker.loans.begin()
+        lending = worker.bulk.loans.begin()
     elif stage != "waits for memory":
         shells.lend(worker)
         if stage != "lies in memory":
@@ -1195,7 +1195,7 @@ def test_w40a_what_a_worker_lends_is_released_when_the_stream_breaks(stage: str)
     assert worker.broken() == [one.number]
     if lending is not None:
         shells.memory[55] = b""
-        worker.lend(lending, 55)
+        worker.bulk.lend(lending, 55)
     shells.close(worker)
     assert shells.memory == {}
     assert len(shells.closed) == (stage != "waits for memory")
@@ -1208,12 +1208,12 @@ def test_w40a_what_was_read_after_the_break_is_told_to_nobody() -> None:
     """A thread may still be reading when the stream ends."""
     client, worker = opened(shares=True)
     for side in (client, worker):
-        side.has_read(Borrowed(1, 55, [(3, False)]))
-        assert side.owes
+        side.bulk.has_read(Borrowed(1, 55, [(3, False)]))
+        assert side.bulk.has_notices
         side.broken()
-        assert not side.owes
+        assert not side.bulk.has_notices
         assert side.take() is None
-        side.has_read(Borrowed(2, 56, [(3, False)]))
+        side.bulk.has_read(Borrowed(2, 56, [(3, False)]))
         assert side.take() is None
     assert not worker.has_more
 
@@ -1318,8 +1318,8 @@ def test_w81_contexts_wait_in_line_with_their_frames(sizes: tuple[int, ...], rou
         for item, context in items:
             assert worker.yielded(one.number, item, context=context)
         assert worker.answer(one.number, "returned", end[0], context=end[1])
-        while route == "no memory" and (lending := worker.loans.begin()) is not None:
-            worker.not_lent(lending)
+        while route == "no memory" and (lending := worker.bulk.loans.begin()) is not None:
+            worker.bulk.not_lent(lending)
         shells.settle()
         expected = [("yielded", plain(item), context) for item, context in items]
         assert in_order(shells, one) == [*expected, ("returned", plain(end[0]), end[1])]
@@ -1889,7 +1889,7 @@ def test_w40a_room_and_returns_of_nobody_are_ignored() -> None:
     client, worker, _ = answering()
     assert client.receive(ToClient(credits=[Credit(transfer=5, bytes=7)], returned=[0, 4, 4])) == []
     assert worker.receive(ToWorker(credits=[Credit(transfer=5, bytes=7)], returned=[0, 4, 4])) == SILENCE
-    assert (client.stirs, worker.stirs) == (False, False)
+    assert (client.bulk.has_work, worker.bulk.has_work) == (False, False)
     assert worker.receive(ToWorker(steps=[Step(number=99), Step(number=98, loan=Loan(number=4))])) == SILENCE
     reply = worker.take()
     assert reply is not None
@@ -1913,9 +1913,9 @@ def test_w40a_a_loan_that_is_returned_twice_or_too_early_is_released_once() -> N
     client.receive(ToClient(returned=[1]))
     assert client.cancel(one)
     assert client.cancel(two)
-    assert list(client.loans.take_released()) == lent
+    assert list(client.bulk.loans.take_released()) == lent
     client.broken()
-    assert list(client.loans.take_released()) == []
+    assert list(client.bulk.loans.take_released()) == []
 
 
 def test_w40a_an_item_of_a_call_that_is_no_generator_is_no_answer() -> None:
@@ -2052,8 +2052,8 @@ def test_w40a_whatever_a_client_says_no_number_is_begun_twice(messages: list[ToW
             assert [got.context for got in calls] == [one.context for one in message.calls]
             assert list(worker.open) == begun
             taken = borrowed_in([*(got.arguments for got in calls), *(step.payload for step in steps)])
-            assert sorted(taken + worker._returns) == sorted(lent_by([*message.calls, *message.steps]))
-            worker._returns.clear()
+            assert sorted(taken + worker.bulk._returns) == sorted(lent_by([*message.calls, *message.steps]))
+            worker.bulk._returns.clear()
     except ProtocolViolation:
         pass
     assert begun == sorted(set(begun))
@@ -2078,8 +2078,8 @@ def test_w40a_whatever_a_worker_says_each_call_ends_once(messages: list[ToClient
             for answer in more:
                 assert answer.context == (b"" if answer.kind in REFUSALS else firsts[answer.call.number])
             taken = borrowed_in([answer.payload for answer in more])
-            assert sorted(taken + client._returns) == sorted(lent_by([*message.results, *message.yields]))
-            client._returns.clear()
+            assert sorted(taken + client.bulk._returns) == sorted(lent_by([*message.results, *message.yields]))
+            client.bulk._returns.clear()
     except ProtocolViolation:
         pass
     answers += client.broken()
@@ -2100,24 +2100,24 @@ def test_w40a_whatever_a_worker_says_each_descriptor_is_released_once(
     calls = [call(2 * INLINE, task=task) for task in range(1, 5)]
     for one in calls:
         client.submit(one)
-    lendings = [lending for _ in calls if (lending := client.loans.begin()) is not None]
+    lendings = [lending for _ in calls if (lending := client.bulk.loans.begin()) is not None]
     for descriptor, lending in enumerate(lendings[:written], 100):
-        client.lend(lending, descriptor)
+        client.bulk.lend(lending, descriptor)
     if sent:
         client.take()
     answers: list[Answer] = []
     try:
         for message in messages:
             answers += [answer for answer in client.receive(message) if answer.kind != "yielded"]
-            assert len(client.loans._lent) + len(client.loans.writing) <= LOANS
+            assert len(client.bulk.loans._lent) + len(client.bulk.loans.writing) <= LOANS
     except ProtocolViolation:
         pass
     answers += client.broken()
     assert sorted(answer.call.task for answer in answers) == [1, 2, 3, 4]
     for descriptor, lending in enumerate(lendings[written:], 100 + written):
-        client.lend(lending, descriptor)
-    assert sorted(client.loans.take_released()) == [100 + nth for nth in range(len(lendings))]
-    assert list(client.loans.take_released()) == []
+        client.bulk.lend(lending, descriptor)
+    assert sorted(client.bulk.loans.take_released()) == [100 + nth for nth in range(len(lendings))]
+    assert list(client.bulk.loans.take_released()) == []
 
 
 # -- any interleaving -------------------------------------------------------------------------------------------------

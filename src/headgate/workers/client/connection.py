@@ -293,7 +293,7 @@ class Connection:
                     if told is not None:
                         told.due = self._heard + timed.left / 1000
             answers = session.receive(message)
-            if session.resent:
+            if session.bulk.resent:
                 self._take_resent()
             for answer in answers:
                 call = answer.call
@@ -303,7 +303,7 @@ class Connection:
                 _tell(call, answer)
             if self._pace is not None:
                 self._go_on()
-            elif session.stirs:
+            elif session.bulk.has_work:
                 self._rouse()
             if session.reservations.granted or session.reservations.closed != self.reserved:
                 self._heard_of_room()
@@ -346,8 +346,8 @@ class Connection:
         session = self.session
         try:
             while True:
-                if session.loans.waiting or session.loans.released or session.loans.recalled:
-                    shared_memory.lend(session, self._rouse)
+                if session.bulk.loans.waiting or session.bulk.loans.released or session.bulk.loans.recalled:
+                    shared_memory.lend(session.bulk, self._rouse)
                 message = None if self._pace is not None and session.can_wait else session.take()
                 if message is None:
                     self._idle = self._loop.create_future()
@@ -388,12 +388,12 @@ class Connection:
         pid = probe.pid if probe is not None else 0
 
         def done(parcel: BulkPayload | None, error: BaseException | None) -> None:
-            if isinstance(error, shared_memory.Unopened) and not self.session.over:
-                self.session.cannot_read(borrowed)
+            if isinstance(error, shared_memory.Unopened) and not self.session.bulk.over:
+                self.session.bulk.cannot_read(borrowed)
                 self._resent[borrowed.number] = finish
                 self._rouse()
                 return
-            self.session.has_read(borrowed)
+            self.session.bulk.has_read(borrowed)
             self._rouse()
             finish(parcel, error)
 
@@ -416,7 +416,7 @@ class Connection:
 
     def _take_resent(self) -> None:
         """Finish answers whose payload could not be read, and has come in chunks."""
-        for number, parcel in self.session.take_resent():
+        for number, parcel in self.session.bulk.take_resent():
             finish = self._resent.pop(number, None)
             if finish is not None:
                 finish(parcel, None if parcel is not None else OSError("its worker cannot read it either"))
@@ -570,7 +570,7 @@ class Connection:
             if timer is not None:
                 timer.cancel()
         self._look = self._pace = None
-        for descriptor in self.session.loans.take_released():
+        for descriptor in self.session.bulk.loans.take_released():
             os.close(descriptor)
         for finish in list(self._resent.values()):
             finish(None, ProcessLookupError())

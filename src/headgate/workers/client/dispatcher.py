@@ -631,7 +631,7 @@ class Dispatcher:
             status = "UNAVAILABLE" if answer.kind == "unavailable" else "RESOURCE_EXHAUSTED"
             attempts.after_refusal(uid, f"{status}: {reason}")
         elif answer.payload == UNREAD:
-            connection.session.may_lend(False)
+            connection.session.bulk.shares = False
         elif answer.kind == "not_started":
             connection.block()  # until it says that its loop is free
         if answer.kind not in ("lost", "unsent", "stopped"):

@@ -1,7 +1,7 @@
-"""What clients and workers say to each other.
+"""The protocol between clients and workers: messages, sessions, bulk payloads and the transport.
 
-`wire` has the messages. `client_session` and `worker_session` decide what is sent and what an answer means (pure).
-`bulk` and `shared_memory` send what is too long for a frame. `transport` opens channels and binds servers; no other
-module imports grpc. Imports `core`, `context`, the values of `workers.model`, the definitions of functions in
-`workers.serialization` and the reservations in `workers.server.admission`. Begin with `client_session`.
+`client_session` and `worker_session` decide what is sent and what an answer means; they are pure. `bulk`,
+`bulk_channel` and `shared_memory` move payloads that are too long for a frame. Only `transport` imports grpc. May
+import `errors`, `core`, `context`, `workers.model`, and of the packages beside it only `serialization.definitions` and
+`server.admission`. Entry points: `client_session.ClientSession`, `worker_session.WorkerSession`.
 """

@@ -19,9 +19,10 @@ value until the client says that it may forget them (at most `KEPT` bytes; the l
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from headgate.workers.protocol.bulk import INLINE, BulkPayload, Lending
+from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import KIND_OF_REFUSAL, KIND_OF_RESULT
 from headgate.workers.protocol.messages import (
     ADVANCE_TO_STEP,
@@ -35,19 +36,17 @@ from headgate.workers.protocol.messages import (
     Advance,
     Answer,
     Outgoing,
-    Side,
-    name_loan,
 )
 from headgate.workers.protocol.wire.wire_pb2 import Hello, Probe, Pulse, Step, ToClient, ToWorker
 from headgate.workers.serialization.definitions import Definitions
 from headgate.workers.server.admission import Reservations
 
 
-class ClientSession(Side):
+class ClientSession:
     """One session with one worker, as the client keeps it: which calls are unsent, sent and answered."""
 
     def __init__(self, epoch: int, client: str, version: str, max_payload: int = 0) -> None:
-        super().__init__()
+        self.bulk: BulkChannel[Outgoing | Step] = BulkChannel(self._payload_sent, self._name_loan)
         self.epoch: int = epoch
         self.state: Literal["opening", "open", "stopping", "over"] = "opening"
         self.uid: str = ""
@@ -92,10 +91,9 @@ class ClientSession(Side):
     @property
     def _urgent(self) -> bool:
         """Is there something to send that is neither a call nor a step?"""
-        transfers = self._transfers
         return bool(
-            transfers.leaving
-            or self.owes
+            self.bulk.transfers.leaving
+            or self.bulk.has_notices
             or self._cancels
             or self._abandoned
             or self._peers is not None
@@ -122,18 +120,19 @@ class ClientSession(Side):
             self.apart += len(arguments)
             self._bulky[call] = None
             if self.state == "open":
-                self._depart(arguments, call)
+                self.bulk.send(arguments, call)
         else:
             self.outbox += FRAME + len(arguments)
             self._ready[call] = None
 
-    def _name(self, frame: Any, lending: Lending[Any]) -> None:
+    def _name_loan(self, frame: Outgoing | Step, lending: Lending[Outgoing | Step]) -> None:
         if isinstance(frame, Outgoing):
             frame.lending = lending
         else:
             name_loan(frame, lending)
 
-    def _landed(self, frame: Any) -> None:
+    def _payload_sent(self, frame: Outgoing | Step) -> None:
+        """Send the frame whose bulk payload was sent: a call, or a step of a generator."""
         if isinstance(frame, Outgoing):
             del self._bulky[frame]
             self._ready[frame] = None
@@ -157,7 +156,7 @@ class ClientSession(Side):
             step.context = context
         if isinstance(payload, BulkPayload):
             self._departing.add(call.number)
-            self._depart(payload, step)
+            self.bulk.send(payload, step)
         else:
             step.payload = payload
             self._steps.append(step)
@@ -167,12 +166,12 @@ class ClientSession(Side):
         if call in self._ready:
             del self._ready[call]
             if call.lending is not None:
-                self.loans.returned((call.lending.number,))
+                self.bulk.loans.returned((call.lending.number,))
             elif call.transfer:
                 self._abandoned.append(call.transfer)
         elif call in self._bulky:
             del self._bulky[call]
-            if not self.loans.stop(call) and self._transfers.stop(call) is not None:
+            if not self.bulk.loans.stop(call) and self.bulk.transfers.stop(call) is not None:
                 self._abandoned.append(call.transfer)
         else:
             if self.sent.get(call.number) is call:
@@ -245,13 +244,13 @@ class ClientSession(Side):
                 f"{OLDEST} to {NEWEST}"
             )
         self.uid = message.welcome.uid
-        self.may_lend(message.welcome.shares)
+        self.bulk.shares = message.welcome.shares
         self.probe = message.welcome.probe if message.welcome.HasField("probe") else None
         self.state = "stopping" if message.stopping else "open"
         self.reservations.hear(message)
         for call in self._bulky:
             assert isinstance(call.arguments, BulkPayload), "_bulky holds no others"
-            self._depart(call.arguments, call)
+            self.bulk.send(call.arguments, call)
         return None
 
     def can_read(self) -> None:
@@ -265,13 +264,12 @@ class ClientSession(Side):
         ready = self._ready
         if not (ready or self._steps or self._urgent):
             return None
-        message, size = ToWorker(), 0
-        transfers = self._transfers
+        message, size, bulk = ToWorker(), 0, self.bulk
         if self._can_read:
             message.shares = True
             self._can_read = False
-        if self.owes:
-            self._settle(message)
+        if bulk.has_notices:
+            bulk.write_notices(message)
         if self._peers is not None:
             message.peers.pool, peers = self._peers
             for uid, address in peers:
@@ -299,10 +297,8 @@ class ClientSession(Side):
             call = next(iter(ready))
             del ready[call]
             size += self._write(message, call)
-        if transfers.leaving:
-            last = transfers.next(message)
-            if last is not None:
-                self._follows(last)
+        if bulk.transfers.leaving:
+            bulk.write_chunk(message)
         if self._definitions.kept > KEPT:
             self._definitions.forget(message, KEPT)
         return message
@@ -311,15 +307,16 @@ class ClientSession(Side):
         """Read a message; returns the answers to calls that somebody waits for."""
         if self.state in ("opening", "over"):
             return []
-        self._hear(message)
+        bulk = self.bulk
+        bulk.receive(message)
         if message.HasField("pulse"):
             self.pulse = message.pulse
         if message.stopping:
             self.state = "stopping"
         self.reservations.hear(message)
         # Before anything is taken out: a message that breaks the session must leave every call to `broken`.
-        items = [self._payload(one, one.payload) for one in message.yields]
-        payloads = [self._payload(one, one.payload) for one in message.results]
+        items = [bulk.payload(one, one.payload) for one in message.yields]
+        payloads = [bulk.payload(one, one.payload) for one in message.results]
         sent = self.sent
         for number in message.started:
             if number in sent:
@@ -330,14 +327,14 @@ class ClientSession(Side):
             if call is not None and call.form.generator:
                 answers.append(Answer(call, "yielded", payload, item.swallowed, item.steps, item.context))
             else:
-                self._drop(payload)
+                bulk.drop(payload)
         for result, payload in zip(message.results, payloads, strict=True):
             call = sent.pop(result.number, None)
             if call is not None:
                 kind = KIND_OF_RESULT.get(result.kind, "lost")
                 answers.append(Answer(call, kind, payload, result.swallowed, result.steps, result.context))
             else:
-                self._drop(payload)
+                bulk.drop(payload)
                 self._ends(result.number)
         for refusal in message.refusals:
             call = sent.pop(refusal.number, None)
@@ -356,7 +353,7 @@ class ClientSession(Side):
         self.ended += self.left.values()
         self.left = {}
         self._steps, self._departing, self._late = [], set(), []
-        self._end()
+        self.bulk.end()
         self.outbox = self.apart = 0
         return [*unsent, *lost]
 

@@ -1,4 +1,4 @@
-"""What both ends of a session share: calls and answers, limits, and the handling of bulk payloads. Pure."""
+"""What both ends of a session share: calls, answers, steps of generators, and limits. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from headgate.workers.model import FunctionForm
-from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending, Lent, Loans, Payload, Transfers, segments_of
-from headgate.workers.protocol.wire.wire_pb2 import Call, Resent, Result, Step, ToClient, ToWorker, Yield
+from headgate.workers.protocol.bulk import BulkPayload, Lending, Payload
+from headgate.workers.protocol.wire.wire_pb2 import Step
 
 if TYPE_CHECKING:
     from collections import deque
@@ -237,151 +237,3 @@ class Heard(NamedTuple):
     begun: list[Begun]
     cancels: list[int]
     steps: list[Stepped]
-
-
-class Side:
-    """The part of a session that both ends have: sending and receiving bulk payloads."""
-
-    def __init__(self) -> None:
-        self.shares: bool = False
-        """Can the other side read memory that is lent to it?"""
-        self.over: bool = False
-        """Has the session ended?"""
-        self.loans: Loans[Any] = Loans()
-        self._transfers: Transfers[Any] = Transfers()
-        self._returns: list[int] = []
-        self._unread: list[int] = []  # loans of the other side that it is to send in chunks
-        self._resending: list[Resent] = []  # what it could not read of ours, and has in chunks
-        self.resent: list[tuple[int, BulkPayload | None]] = []
-        """Loans of the other side that came in chunks, until `take_resent` takes them; None: they could not be sent."""
-
-    def may_lend(self, may: bool) -> None:
-        """Note whether the other side can read memory of this one."""
-        self.shares = may
-
-    def _depart(self, bulk: BulkPayload, frame: Any) -> None:
-        """Send a bulk payload; `_landed(frame)` follows when the frame may be sent."""
-        if self.shares:
-            self.loans.ask(bulk, frame)
-        else:
-            frame.transfer = self._transfers.begin(bulk, frame)
-
-    def _landed(self, frame: Any) -> None:
-        raise NotImplementedError
-
-    def lend(self, lending: Lending[Any], descriptor: int) -> None:
-        """Lend a payload that was written into this memory."""
-        frame = self.loans.written(lending, descriptor)
-        if frame is not None:
-            self._name(frame, lending)
-            self._landed(frame)
-
-    def _name(self, frame: Any, lending: Lending[Any]) -> None:
-        name_loan(frame, lending)
-
-    def not_lent(self, lending: Lending[Any]) -> None:
-        """Send a payload in chunks, because there is no memory for it."""
-        frame = self.loans.failed(lending)
-        if frame is not None:
-            frame.transfer = self._transfers.begin(lending.bulk, frame)
-
-    def has_read(self, borrowed: Borrowed) -> None:
-        """Return memory of the other side that was read."""
-        if not self.over:
-            self._returns.append(borrowed.number)
-
-    def cannot_read(self, borrowed: Borrowed) -> None:
-        """Ask the other side to send in chunks what it lent. It comes as one of `resent`."""
-        if not self.over:
-            self._unread.append(borrowed.number)
-
-    def resend(self, lent: Lent, bulk: BulkPayload | None) -> None:
-        """Send in chunks a loan that the other side could not read. None: it cannot be read here either."""
-        if self.over:
-            return
-        frame = Resent(loan=lent.number)
-        if bulk is None:
-            self._resending.append(frame)
-        else:
-            frame.transfer = self._transfers.begin(bulk, frame)
-
-    def take_resent(self) -> list[tuple[int, BulkPayload | None]]:
-        """Return the loans that came in chunks, each once."""
-        resent, self.resent = self.resent, []
-        return resent
-
-    def _follows(self, frame: Any) -> None:
-        """Send the frame whose last chunk was taken."""
-        if isinstance(frame, Resent):
-            self._resending.append(frame)
-        else:
-            self._landed(frame)
-
-    def _payload(self, frame: Any, inline: bytes) -> Payload:
-        """Return the payload of a received frame, however it was sent."""
-        if inline:
-            return inline
-        if frame.transfer:
-            return self._transfers.received(frame.transfer)
-        if frame.HasField("loan"):
-            layout = frame.loan.layout
-            return Borrowed(frame.loan.number, frame.loan.descriptor, segments_of(layout), layout.lifted)
-        return inline
-
-    def _drop(self, payload: Payload) -> None:
-        """Return a payload that nobody needs."""
-        if isinstance(payload, Borrowed):
-            self.has_read(payload)
-
-    def _hear(self, message: ToWorker | ToClient) -> None:
-        if message.chunks or message.credits:
-            self._transfers.receive(message)
-        if message.returned:
-            self.loans.returned(message.returned)
-        if message.unread:
-            self.loans.recall(message.unread)
-        for resent in message.resent:
-            bulk = self._transfers.received(resent.transfer) if resent.transfer else None
-            self.resent.append((resent.loan, bulk))
-
-    @property
-    def stirs(self) -> bool:
-        """Is there something to send, to write or to close after a message was read?"""
-        transfers, loans = self._transfers, self.loans
-        return bool(
-            self.owes or transfers.leaving or loans.waiting or loans.writing or loans.released or loans.recalled
-        )
-
-    @property
-    def owes(self) -> bool:
-        """Is there something to tell the other side about the payloads that it sent?"""
-        return bool(self._returns or self._transfers.grants or self._unread or self._resending)
-
-    def _settle(self, message: ToWorker | ToClient) -> None:
-        """Write into a message what was read, what could not be read, and new credit."""
-        if self._unread:
-            message.unread.extend(self._unread)
-            self._unread.clear()
-        if self._resending:
-            message.resent.extend(self._resending)
-            self._resending.clear()
-        if self._returns:
-            message.returned.extend(self._returns)
-            self._returns.clear()
-        if self._transfers.grants:
-            self._transfers.grant(message)
-
-    def _end(self) -> None:
-        self.over = True
-        self.loans.end()
-        self._transfers = Transfers()
-        self._returns.clear()
-        self._unread.clear()
-        self._resending.clear()
-        self.resent.clear()
-
-
-def name_loan(frame: Call | Step | Result | Yield, lending: Lending[Any]) -> None:
-    """Write into a frame in which memory its payload is."""
-    frame.loan.number, frame.loan.descriptor = lending.number, lending.descriptor
-    lending.bulk.describe(frame.loan.layout)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending, Lent
-from headgate.workers.protocol.messages import Side
+from headgate.workers.protocol.bulk_channel import BulkChannel, FrameT
 from headgate.workers.protocol.wire.wire_pb2 import Probe
 
 AT_ONCE = 1024 * 1024
@@ -199,19 +199,19 @@ def _on(loop: asyncio.AbstractEventLoop, done: Callable[[Any, BaseException | No
             os.close(outcome[0])
 
 
-def lend(side: Side, flush: Callable[[], None]) -> None:
+def lend(channel: BulkChannel[FrameT], flush: Callable[[], None]) -> None:
     """Write the payloads that a session wants to lend, and close what was returned or cannot be read there."""
-    for descriptor in side.loans.take_released():
+    for descriptor in channel.loans.take_released():
         os.close(descriptor)
-    for lent in side.loans.take_recalled():
-        _send_instead(side, lent, flush)
-    while (lending := side.loans.begin()) is not None:
-        _lend(side, lending, flush)
+    for lent in channel.loans.take_recalled():
+        _send_instead(channel, lent, flush)
+    while (lending := channel.loans.begin()) is not None:
+        _lend(channel, lending, flush)
 
 
-def _send_instead(side: Side, lent: Lent, flush: Callable[[], None]) -> None:
+def _send_instead(channel: BulkChannel[FrameT], lent: Lent, flush: Callable[[], None]) -> None:
     def done(bulk: BulkPayload | None, error: BaseException | None) -> None:
-        side.resend(lent, bulk)
+        channel.resend(lent, bulk)
         flush()
 
     def read() -> BulkPayload:
@@ -223,13 +223,13 @@ def _send_instead(side: Side, lent: Lent, flush: Callable[[], None]) -> None:
     aside(sum(length for length, _ in lent.segments), read, done)
 
 
-def _lend(side: Side, lending: Lending[Any], flush: Callable[[], None]) -> None:
+def _lend(channel: BulkChannel[FrameT], lending: Lending[FrameT], flush: Callable[[], None]) -> None:
     def done(descriptor: int | None, error: BaseException | None) -> None:
         if descriptor is None:
-            side.not_lent(lending)
+            channel.not_lent(lending)
         else:
-            side.lend(lending, descriptor)
-        for released in side.loans.take_released():
+            channel.lend(lending, descriptor)
+        for released in channel.loans.take_released():
             os.close(released)
         flush()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from headgate.workers.protocol.bulk import BulkPayload, ProtocolViolation
+from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import REFUSAL_OF_KIND, RESULT_OF_KIND
 from headgate.workers.protocol.messages import (
     FRAME,
@@ -21,7 +22,6 @@ from headgate.workers.protocol.messages import (
     Begun,
     Heard,
     Kind,
-    Side,
     Stepped,
 )
 from headgate.workers.protocol.wire.wire_pb2 import (
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from headgate.workers.serialization.functions import ReceivedFunction
 
 
-class WorkerSession(Side):
+class WorkerSession:
     """One session with one client, as the worker keeps it: open calls, and what is to be sent.
 
     `define` makes what calls run out of a definition.
     """
 
     def __init__(self, uid: str, version: str, define: Callable[[Definition], ReceivedFunction]) -> None:
-        super().__init__()
+        self.bulk: BulkChannel[Result | Yield] = BulkChannel(self._payload_sent, name_loan)
         self.client: str = ""
         self.state: Literal["opening", "open", "over"] = "opening"
         self.max_payload: int = 0
@@ -108,9 +108,9 @@ class WorkerSession(Side):
             return Heard([], [], [])
         for definition in message.definitions:
             self._functions[definition.function] = self._define(definition)
-        self._hear(message)
+        self.bulk.receive(message)
         if message.shares:
-            self.may_lend(True)
+            self.bulk.shares = True
         if message.HasField("peers"):
             self.peers = message.peers.pool, [(peer.uid, peer.address) for peer in message.peers.workers]
         begun = [self._begun(call) for call in message.calls]
@@ -121,9 +121,9 @@ class WorkerSession(Side):
         return Heard(begun, cancels, steps)
 
     def _stepped(self, step: Step) -> Stepped | None:
-        payload = self._payload(step, step.payload)
+        payload = self.bulk.payload(step, step.payload)
         if step.number not in self.open:
-            self._drop(payload)
+            self.bulk.drop(payload)
             return None
         return Stepped(step.number, STEP_TO_ADVANCE.get(step.kind, "close"), step.count, payload, step.context)
 
@@ -134,7 +134,7 @@ class WorkerSession(Side):
         function = self._functions.get(call.function)
         if function is None:
             raise ProtocolViolation(f"call {call.number} names the function {call.function}, which was not defined")
-        payload = self._payload(call, call.arguments)
+        payload = self.bulk.payload(call, call.arguments)
         begun = Begun(
             call.number,
             call.task,
@@ -230,12 +230,13 @@ class WorkerSession(Side):
             frames.append((frame, payload))
         elif isinstance(payload, BulkPayload):
             self._behind[frame.number] = deque()
-            self._depart(payload, frame)
+            self.bulk.send(payload, frame)
         else:
             frame.payload = payload
             self._outbox.append(frame)
 
-    def _landed(self, frame: Result | Yield) -> None:
+    def _payload_sent(self, frame: Result | Yield) -> None:
+        """Send the frame whose bulk payload was sent, and the frames of the same call behind it."""
         self._outbox.append(frame)
         frames = self._behind.pop(frame.number)
         while frames:
@@ -281,11 +282,11 @@ class WorkerSession(Side):
         """Return the next message, to be given to the transport now. None: nothing to send."""
         message, self._reply = self._reply, None
         size, self._size = self._size, 0
-        transfers = self._transfers
-        if self._outbox or transfers.leaving or self.owes:
+        bulk = self.bulk
+        if self._outbox or bulk.transfers.leaving or bulk.has_notices:
             message = message or ToClient()
-            if self.owes:
-                self._settle(message)
+            if bulk.has_notices:
+                bulk.write_notices(message)
             while self._outbox and size < MESSAGE:
                 frame = self._outbox.popleft()
                 size += len(frame.payload) + len(frame.context) + FRAME
@@ -293,16 +294,17 @@ class WorkerSession(Side):
                     message.results.append(frame)
                 else:
                     message.yields.append(frame)
-            if transfers.leaving:
-                last = transfers.next(message)
-                if last is not None:
-                    self._follows(last)
+            if bulk.transfers.leaving:
+                bulk.write_chunk(message)
         return message
 
     @property
     def has_more(self) -> bool:
         """Is there something to take, now or later?"""
-        return self._reply is not None or bool(self._outbox or self._behind) or len(self._transfers) > 0 or self.owes
+        bulk = self.bulk
+        return bool(
+            self._reply is not None or self._outbox or self._behind or bulk.transfers.leaving or bulk.has_notices
+        )
 
     def broken(self) -> list[int]:
         """End the session because its stream is gone; returns the calls that nobody waits for any more."""
@@ -311,7 +313,7 @@ class WorkerSession(Side):
         self.open = {}
         self._outbox.clear()
         self._behind.clear()
-        self._end()
+        self.bulk.end()
         self._reply = None
         return left
 

@@ -56,7 +56,7 @@ class ClientStream:
             self._offer.close()
             self._offer = None
         heard = self.session.receive(message)
-        for number, bulk in self.session.take_resent():
+        for number, bulk in self.session.bulk.take_resent():
             done = self._resent.pop(number, None)
             if done is not None:
                 done(bulk)
@@ -66,12 +66,12 @@ class ClientStream:
         """Read memory that the client lends; `resend`: if it cannot be read, have the client send it in chunks."""
 
         def returned(bulk: BulkPayload | None, error: BaseException | None) -> None:
-            if resend and isinstance(error, shared_memory.Unopened) and not self.session.over:
-                self.session.cannot_read(borrowed)
+            if resend and isinstance(error, shared_memory.Unopened) and not self.session.bulk.over:
+                self.session.bulk.cannot_read(borrowed)
                 self._resent[borrowed.number] = done
                 self.flush()
                 return
-            self.session.has_read(borrowed)
+            self.session.bulk.has_read(borrowed)
             self.flush()
             done(bulk)
 
@@ -124,16 +124,16 @@ class ClientStream:
         left = self.session.broken()
         if self._offer is not None:
             self._offer.close()
-        for descriptor in self.session.loans.take_released():
+        for descriptor in self.session.bulk.loans.take_released():
             os.close(descriptor)
         return left
 
     async def write(self) -> None:
         """Send whatever there is, until the end of the stream cancels this."""
         while True:
-            loans = self.session.loans
+            loans = self.session.bulk.loans
             if loans.waiting or loans.released or loans.recalled:
-                shared_memory.lend(self.session, self.flush)
+                shared_memory.lend(self.session.bulk, self.flush)
             message = self.session.take()
             if message is None:
                 if not self.session.has_more:

@@ -141,7 +141,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             for call in begun:
                 session.answer(call.number, "unavailable", b"the worker is stopping")
                 if isinstance(call.arguments, Borrowed):
-                    session.has_read(call.arguments)
+                    session.bulk.has_read(call.arguments)
             begun = []
             stream.flush()
         lent = [call for call in begun if call.arguments.__class__ is Borrowed]
@@ -156,7 +156,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             cancels = self._cancel(stream, cancels)
         if begun or cancels:
             self._run(stream, begun, cancels)
-        if session.stirs:
+        if session.bulk.has_work:
             stream.flush()
 
     def _cancel(self, stream: ClientStream, numbers: list[int]) -> list[int]:
