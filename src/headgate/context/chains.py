@@ -1,16 +1,17 @@
-"""Where the values of context variables live, and which Context this is.
+"""The values of context variables, and the identity of each Context.
 
-All of them stand in one stdlib context variable, `VALUES`, as a mapping that is never changed: so tasks, callbacks,
-timers and threads see what Python's own rules let them see, to take a snapshot costs nothing, and if two are the same
-object nothing has changed.
+All values are in one context variable of the standard library, `VALUES`, as a mapping that is never changed. So tasks,
+callbacks, timers and threads see what Python's own rules let them see. A snapshot costs nothing, and as long as two
+snapshots are the same object, nothing has changed.
 
-A *chain* is one Context as all processes see it that a call goes through. Python does not tell which Context is the
-current one, but it knows: a token can be reset only where it was made. So a chain keeps a token of its Context, and who
-finds a chain in a Context that was copied (a task, a callback) can tell that it is not the original.
+A *chain* is one Context as seen by all processes that a call goes through. Python does not tell which Context is the
+current one, but a token can be reset only in the Context where it was made. So a chain keeps a token of its Context. If
+the token cannot be reset, the chain was found in a copy of that Context (a task, a callback).
 
-A Context knows its chain weakly, for each holds the other: it lives as long as a token or somebody who asked for it. If
-its id has become known that is remembered without it, by the task whose Context it is; only a token that has travelled
-makes the Context hold it.
+A Context refers to its chain weakly, because each would keep the other alive: the chain lives as long as a token of it
+or a `Context` object that somebody asked for. When another process may know the id of a chain, the id is kept apart
+from the chain, with the task whose Context it is. Only a token that was sent to another process makes the Context hold
+the chain itself.
 """
 
 from __future__ import annotations
@@ -28,39 +29,43 @@ if TYPE_CHECKING:
     from headgate.context.travel import Exchange
     from headgate.context.variables import ContextVar, Token
 
-ABSENT: Any = object()
-"""Not a value."""
+ABSENT: object = object()
+"""Stands for the value of a variable that is not set."""
+
+
+Owner = int | weakref.ref[asyncio.Task[Any]]
+"""Who runs in a Context: the id of a thread, or a task (weakly, because a task holds its Context)."""
 
 
 class Values(dict["ContextVar[Any]", Any]):
-    """The variables that are set, with their values. Not changed once it stands in `VALUES`."""
+    """The variables that are set, with their values. Never changed once it is the value of `VALUES`."""
 
     __slots__ = ("encoded",)
 
     encoded: bytes
-    """What it looks like on the wire, if that was asked for and it is short and simple."""
+    """The encoded form, kept after the first use if it is short and all values are plain."""
 
 
 NONE = Values()
-"""Nothing is set."""
+"""The mapping of a Context in which nothing is set."""
 SEEN: dict[bytes, Values] = {}
-"""Frames that came lately, and what they mean: the next call with the same values need not read them again."""
+"""Values by the frame that they were read from: the next call with the same values need not read them again."""
 VALUES: contextvars.ContextVar[Values] = contextvars.ContextVar("headgate.context.values", default=NONE)
 CHAIN: contextvars.ContextVar[weakref.ref[Chain] | None] = contextvars.ContextVar(
     "headgate.context.chain", default=None
 )
 
-_KEPT: contextvars.ContextVar[tuple[Identity, Any, Chain | None] | None] = contextvars.ContextVar(
+_KEPT: contextvars.ContextVar[tuple[Identity, Owner, Chain | None] | None] = contextvars.ContextVar(
     "headgate.context.kept", default=None
 )
 _MARK: contextvars.ContextVar[None] = contextvars.ContextVar("headgate.context.mark")
 
 
 class Identity:
-    """What the Contexts of a chain have in common in one process: ids, and tokens that were used.
+    """What the Contexts of a chain have in common in one process: their ids, and the tokens that were used.
 
-    Two processes may each make an id for one chain before they hear of each other: a generator that runs ahead, and its
-    consumer. Then the caller's is used from then on, and the other is still known.
+    Two processes may each make an id for the same chain, for example a generator that runs ahead and its consumer. Then
+    the id of the caller is used from then on, and the other one stays known.
     """
 
     __slots__ = ("_also", "_id", "_listeners", "_spent")
@@ -73,53 +78,53 @@ class Identity:
 
     @property
     def id(self) -> str:
-        """The id of this chain, made when it is first read."""
+        """The id of this chain, which is made when it is first read."""
         if not self._id:
             self._id = clock.token()[:16]
         return self._id
 
     @property
     def known(self) -> str:
-        """The id if somebody has asked; else empty."""
+        """The id of this chain if it was made already; else empty."""
         return self._id
 
-    def call(self, id: str) -> None:
-        """Use the id of another process. One that was made here is still known."""
+    def rename(self, id: str) -> None:
+        """Use the id that another process made. An id that was made here stays known."""
         if self._id and self._id != id:
             self._also |= {self._id}
         self._id = id
 
     def also_known_as(self, id: str) -> None:
-        """Another process has made this id. It is the chain's own if that has none."""
+        """Note an id that another process made for this chain; it becomes the id if the chain has none."""
         if not self._id:
             self._id = id
         elif self._id != id:
             self._also |= {id}
 
     def is_same(self, other: Identity) -> bool:
-        """Whether another identity is of the same chain, perhaps by way of other processes."""
+        """Tell whether another identity is of the same chain, also if they were made in different processes."""
         if self is other or (self._id and self._id == other.known):
             return True
         return not self.names.isdisjoint(other.names)
 
     @property
     def names(self) -> frozenset[str]:
-        """All ids by which processes know this chain."""
+        """All ids that processes made for this chain."""
         return self._also | {self._id} if self._id else self._also
 
     @property
     def spent(self) -> list[str]:
-        """Tokens that have travelled, were used, and are still in somebody's hands here."""
+        """Numbers of tokens that were sent to other processes, were used, and are still referred to here."""
         return [] if self._spent is None else list(self._spent.values())
 
     def listen(self, exchange: Exchange) -> None:
-        """On its other side there may be copies of tokens: it is to be told of those that are used."""
+        """Tell an exchange of tokens that are used from now on: there may be copies of them on its other side."""
         if self._listeners is None:
             self._listeners = weakref.WeakSet()
         self._listeners.add(exchange)
 
     def spend(self, number: str, token: Token[Any] | None, source: Exchange | None = None) -> None:
-        """A token that has travelled was used: here, or as `source` has just said."""
+        """Note that a token was used which other processes know: here, or elsewhere as `source` reports."""
         if token is not None:
             if self._spent is None:
                 self._spent = weakref.WeakKeyDictionary()
@@ -130,20 +135,20 @@ class Identity:
 
 
 class Chain:
-    """A Context that has an identity."""
+    """One Context together with its identity in all processes."""
 
     __slots__ = ("__weakref__", "_origin", "_proof", "context", "identity")
 
     def __init__(self, identity: Identity, origin: Chain | None = None) -> None:
         self._origin = origin
         self.identity: Identity = identity
-        """Whose Context it is now: a generator on a worker runs in that of whoever asks for its next item."""
+        """The current identity; a generator on a worker takes that of whoever asks for its next item."""
         self.context: weakref.ref[Context] | None = None
-        """Who asked for it as an object."""
+        """The `Context` object of this chain, if somebody has asked for it."""
         self._proof: contextvars.Token[None] | None = _MARK.set(None)
 
     def is_here(self) -> bool:
-        """Whether the Context of this chain is the current one."""
+        """Tell whether the Context of this chain is the current one."""
         proof = self._proof
         if proof is None:
             return False
@@ -154,27 +159,27 @@ class Chain:
         self._proof = _MARK.set(None)
         return True
 
-    def remember(self, owner: Any = None) -> Chain:
-        """Somebody may know its id: whoever is the owner of this Context, which is its own, will have it again."""
+    def remember(self, owner: Owner | None = None) -> Chain:
+        """Keep the identity for the owner of this Context: its id may be known elsewhere. Returns this chain."""
         kept = _KEPT.get()
         if kept is None or kept[0] is not self.identity or owner is not None:
             _KEPT.set((self.identity, owner or _owner(), None))
         return self
 
     def hold_if_here(self) -> None:
-        """A token of it may come back, from wherever: it is not forgotten as long as there is its Context."""
+        """Keep this chain as long as its Context exists, because a token of it may come back from another process."""
         if self.is_here():
             _KEPT.set((self.identity, _owner(), self))
         elif self._origin is not None:
             self._origin.hold_if_here()
 
     def end(self) -> None:
-        """Nothing will run in its Context any more: let go of that, for it may hold this too."""
+        """Release the Context, in which nothing will run any more: it may hold this chain in turn."""
         self._proof = None
 
 
-def _owner() -> Any:
-    """Who runs here: a task, or a thread. Tasks weakly: their Contexts are theirs."""
+def _owner() -> Owner:
+    """Return the current task or, outside of tasks, the current thread."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -183,7 +188,7 @@ def _owner() -> Any:
 
 
 def present() -> Chain | None:
-    """The chain of this Context, if it has one."""
+    """Return the chain of the current Context, if it has one."""
     ref = CHAIN.get()
     if ref is None:
         return None
@@ -197,21 +202,21 @@ def present() -> Chain | None:
 
 
 def bind(chain: Chain) -> Chain:
-    """Make it the chain of this Context, in which it was made."""
+    """Make a chain that was made in the current Context the chain of that Context."""
     CHAIN.set(weakref.ref(chain))
     return chain
 
 
 def adopt(origin: Chain) -> Chain:
-    """Make this Context part of another's chain, which lives as long."""
+    """Make the current Context a part of another chain, and keep that chain as long."""
     return bind(Chain(origin.identity, origin))
 
 
 def begin() -> Chain:
-    """Make this Context the beginning of a chain."""
+    """Begin a new chain with the current Context."""
     return bind(Chain(Identity()))
 
 
 def here() -> Chain:
-    """The chain of this Context, begun now if it has none."""
+    """Return the chain of the current Context; it is begun now if there is none."""
     return present() or begin()

@@ -1,4 +1,4 @@
-"""`Context` as an object: a copy to run code in, and tasks that run in one."""
+"""`Context` objects: copies of the current Context to run code in, and tasks that run in one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast, final
 
 from headgate.context.chains import NONE, VALUES, Chain, Values, begin, here
@@ -15,6 +15,9 @@ from headgate.errors import InvalidType
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+CoroutineLike = Generator[Any, None, R] | Coroutine[Any, Any, R]
+"""What a task can run, as asyncio declares it."""
 
 
 @final
@@ -40,21 +43,21 @@ class Context(Mapping[ContextVar[Any], Any]):
     _context: contextvars.Context | None  # None: it is one that somebody else made, and is in
     _chain: Chain
     _seen: Values
-    _task: Callable[[], Any] | None
+    _task: Callable[[], asyncio.Task[Any] | _Taken | None] | None
 
     @property
     def id(self) -> str:
-        """The same in every process that a call in this Context goes through."""
+        """The id of this Context, the same in every process that a call made in it goes through."""
         return self._chain.identity.id
 
     def run(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function in this Context."""
+        """Call a function in this Context, as `contextvars.Context.run` does."""
         if self._context is None:
             raise RuntimeError(f"cannot enter context: {self!r} is already entered")
         return self._context.run(fn, *args, **kwargs)
 
     def copy(self) -> Context:
-        """A copy, with an id of its own."""
+        """Return a copy of this Context, with an id of its own."""
         if self._context is not None:
             return _made(self._context.copy())
         if self._chain.is_here():
@@ -102,7 +105,7 @@ class Context(Mapping[ContextVar[Any], Any]):
         )
 
     def _take(self) -> contextvars.Context:
-        """What a new task is to run in; RuntimeError: another one does."""
+        """Return the Context for a new task to run in; RuntimeError: another task runs in it."""
         with _lock:
             task = None if self._task is None else self._task()
             if self._context is None or (task is not None and not task.done()):
@@ -111,7 +114,7 @@ class Context(Mapping[ContextVar[Any], Any]):
         return self._context
 
     def _give(self, task: asyncio.Task[Any] | None) -> None:
-        """This is the task; None: there is none after all."""
+        """Note the task that runs in this Context; None: it could not be made."""
         self._task = None if task is None else weakref.ref(task)
         if self._task is None or self._context is None:
             return
@@ -122,7 +125,7 @@ class Context(Mapping[ContextVar[Any], Any]):
 
 
 class _Taken:
-    """A task that is just being made."""
+    """Stands for a task that is just being made."""
 
     def done(self) -> bool:
         return False
@@ -132,7 +135,7 @@ _lock = threading.Lock()
 _being_made = _Taken()
 
 
-def _taken() -> Any:
+def _taken() -> _Taken:
     return _being_made
 
 
@@ -144,7 +147,7 @@ def _made(context: contextvars.Context | None, chain: Chain | None = None) -> Co
 
 
 def copy_context() -> Context:
-    """A copy of the current Context, with an id of its own."""
+    """Return a copy of the current Context, with an id of its own."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -155,7 +158,7 @@ def copy_context() -> Context:
 
 
 def current_context() -> Context:
-    """The Context of the code that asks."""
+    """Return the Context of the code that calls this."""
     chain = here().remember()
     found = None if chain.context is None else chain.context()
     return found if found is not None else _made(None, chain)
@@ -164,18 +167,19 @@ def current_context() -> Context:
 def create_task(
     coro: Coroutine[Any, Any, R], *, name: str | None = None, context: Context | contextvars.Context | None = None
 ) -> asyncio.Task[R]:
-    """`asyncio.create_task`, in a Context of ours too."""
+    """Make a task as `asyncio.create_task` does; `context` may be one of `headgate.Context` too."""
     if context is not None and not isinstance(context, (Context, contextvars.Context)):
         raise InvalidType(f"context must be a Context, got {type(context).__name__}")
     loop = asyncio.get_running_loop()
     if not isinstance(context, Context):
         return loop.create_task(coro, name=name, context=context)
-    task: asyncio.Task[R] = _in(context, coro, lambda inner: loop.create_task(coro, name=name, context=inner))
-    return task
+    return _in(context, coro, lambda inner: loop.create_task(coro, name=name, context=inner))
 
 
-def _in(context: Context, coro: Any, make: Callable[[contextvars.Context], Any]) -> Any:
-    """Make a task that runs in a Context of ours."""
+def _in(
+    context: Context, coro: CoroutineLike[R], make: Callable[[contextvars.Context], asyncio.Task[R]]
+) -> asyncio.Task[R]:
+    """Make a task that runs in a `headgate.Context`."""
     try:
         inner = context._take()
     except RuntimeError:
@@ -191,25 +195,26 @@ def _in(context: Context, coro: Any, make: Callable[[contextvars.Context], Any])
 
 
 class _Factory:
-    """Makes tasks as the loop did before, and takes a Context of ours where it would take one of Python's."""
+    """A task factory that makes tasks as the loop did before, and also accepts a `headgate.Context`."""
 
-    def __init__(self, before: Any) -> None:
+    def __init__(self, before: Callable[..., Any] | None) -> None:
         self._before = before
 
-    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: CoroutineLike[R], **options: Any) -> asyncio.Task[R]:
         context = options.get("context")
         make = self._before or _task
         if not isinstance(context, Context):
-            return make(loop, coro, **options)
+            made: asyncio.Task[R] = make(loop, coro, **options)
+            return made
         return _in(context, coro, lambda inner: make(loop, coro, **(options | {"context": inner})))
 
 
-def _task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+def _task(loop: asyncio.AbstractEventLoop, coro: CoroutineLike[R], **options: Any) -> asyncio.Task[R]:
     return asyncio.Task(coro, loop=loop, **options)
 
 
 def install_task_factory(loop: asyncio.AbstractEventLoop | None = None) -> None:
-    """Let `create_task(..., context=ctx)` of this loop take a Context of ours. A factory that it has works on."""
+    """Let `create_task(..., context=ctx)` of this loop accept a `headgate.Context`; its own factory is still used."""
     loop = loop or asyncio.get_running_loop()
     before = loop.get_task_factory()
     if not isinstance(before, _Factory):

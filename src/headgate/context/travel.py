@@ -1,11 +1,12 @@
-"""How values travel with a call: what is set goes out, what has changed comes back, at each step of a generator both.
+"""Encoding and decoding of the context variables that are sent with calls.
 
-A frame is a few bytes in a message of its own kind of bytes: nothing at all when there is nothing to say. Each value is
-pickled by itself, so one that cannot be read costs nothing but itself; plain ones (numbers, text) go together, and are
-written down once for all calls that find the same values set.
+What is set is sent with a call, and what has changed comes back with its outcome. A generator does both at each step.
+A frame is the encoded form, and is empty when there is nothing to say. Each value is pickled by itself, so a value that
+cannot be read does not affect the others. Plain values (numbers, text) are pickled together, and encoded once for all
+calls that find the same values set.
 
-What cannot be read is dropped and told by a `ContextDecodeWarning`: a routine's outcome is never lost because of it,
-unless a filter of the `warnings` module makes that an error.
+A value that cannot be read is dropped, with a `ContextDecodeWarning`. The outcome of a routine is never lost because of
+that, unless a filter of the `warnings` module makes the warning an error.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 Dump = Callable[[Any], bytes]
 Load = Callable[[bytes], Any]
 Role = Literal["caller", "consumer", "worker"]
-"""Whose side it is; a consumer's generator runs in the Context of whoever asks for its next item."""
+"""Which end of a call an exchange is; the generator of a consumer runs in the Context of whoever asks for an item."""
 
 _PLAIN, _LOOSE, _FULL = b"\x01", b"\x02", b"\x03"
-_FEW = 64  # what has so many members, and theirs, is looked into
-_SHORT = 4096  # frames up to this length are remembered,
-_MANY = 64  # and so many of them
+_FEW = 64  # containers with more members than this, counting those inside, are not examined
+_SHORT = 4096  # length up to which frames are remembered
+_MANY = 64  # number of frames that are remembered
 
 
 class ContextDecodeWarning(Warning):
@@ -39,28 +40,29 @@ class ContextDecodeWarning(Warning):
 
 
 class Frame(NamedTuple):
-    """What one side tells the other."""
+    """What one end of a call tells the other about the variables in its Context."""
 
     plain: dict[str, Any] = {}  # noqa: RUF012 - never changed
-    """Values that anybody can read,"""
+    """Values by key that every process can read: atoms, and containers of atoms."""
     pickled: dict[str, bytes] = {}  # noqa: RUF012
-    """and those that have to be tried."""
+    """Values by key that are pickled, because reading them may fail."""
     unset: tuple[str, ...] = ()
     chain: str = ""
-    """The id of the Context, if it has one,"""
+    """The id of the Context, if it has one."""
     before: str = ""
-    """and of the one the last frame spoke of, if it was another. From a worker: the same id, if it was made there."""
+    """The id of the Context of the last frame, if that was another one. From a worker: the id in `chain`, if the worker
+    made it."""
     spent: tuple[str, ...] = ()
-    """Tokens that were used."""
+    """Numbers of the tokens that were used."""
     failed: tuple[str, ...] = ()
-    """What could not be written down, as text."""
+    """Texts about values that could not be pickled."""
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def outgoing(dump: Dump = pickle.dumps) -> bytes:
-    """What is set here, for a call; empty if nothing is. InvalidType names a variable whose value cannot travel."""
+    """Encode what is set here, for a call; empty if nothing is. InvalidType names a value that cannot be pickled."""
     values = VALUES.get()
     if CHAIN.get() is None:
         if not values:
@@ -72,7 +74,7 @@ def outgoing(dump: Dump = pickle.dumps) -> bytes:
 
 
 def _plain(values: Values) -> bytes:
-    """All of them, if all are plain; else empty."""
+    """Encode values that are all plain; empty if some are not."""
     try:
         return values.encoded
     except AttributeError:
@@ -92,7 +94,7 @@ def _plain(values: Values) -> bytes:
 
 
 def _kind(value: Any) -> bytes:
-    """Plain: it cannot change. Loose: it can. Full: nobody knows what it is, and it travels by itself."""
+    """Return the kind of frame that can hold a value: plain (it cannot change), loose (it can) or full (anything)."""
     found, todo = _PLAIN, [value]
     for member in todo:
         kind = type(member)
@@ -109,7 +111,7 @@ def _kind(value: Any) -> bytes:
 
 
 class Exchange:
-    """One side of a call: what the other side knows of the values here."""
+    """One end of a call: which values of the Context here the other end knows."""
 
     __slots__ = ("__weakref__", "_first", "_identity", "_known", "_role", "_told", "untold")
 
@@ -117,16 +119,18 @@ class Exchange:
         self._role = role
         self._known = NONE
         self._first: Identity | None = None
-        """Of whom a consumer's worker heard first: the only one for whom it may make an id."""
+        """Of a consumer: the first identity that the worker was told, the only one for which it may make an id."""
         self._identity: Identity | None = None
-        self._told = ""  # the chain's id, as the other side has it
+        self._told = ""  # the id of the chain that the other end knows
         self.untold: list[str] = []
-        """Tokens that were used, of which the other side may have copies."""
+        """Numbers of used tokens that the other end was not told of, and may have copies of."""
 
     def send(self, dump: Dump, *, lenient: bool = False, tag: str = "", most: int = 0) -> bytes:
-        """What has changed since the last time; empty if nothing has. `lenient`: what cannot be written down is told,
-        by both sides, and not raised, and so is what takes more than `most` bytes; `tag` is of the routine that set
-        it."""
+        """Encode what has changed since the last time; empty if nothing has.
+
+        With `lenient`, a value that cannot be pickled, or a frame of more than `most` bytes, is not an error: both ends
+        warn. `tag` names the routine that set the values.
+        """
         values, chain = VALUES.get(), here() if self._role == "consumer" else present()
         spent: list[str] = []
         name = before = ""
@@ -190,8 +194,10 @@ class Exchange:
         return data
 
     def receive(self, data: bytes, load: Load, *, skipped: bool = False) -> list[str]:
-        """Take over what the other side says; what of it could not be read. `skipped`: it came with an item that nobody
-        takes, and so nothing is set here."""
+        """Set what the other end has sent; returns texts about what could not be read.
+
+        `skipped`: it came with an item that nobody takes, so nothing is set.
+        """
         if not data:
             return []
         first = self._known is NONE and VALUES.get() is NONE and not skipped
@@ -224,12 +230,12 @@ class Exchange:
         return failures
 
     def _take_over(self, frame: Frame) -> None:
-        """Its chain is ours, and what was used there is used."""
+        """Take over the chain of the other end, and mark the tokens that were used there."""
         chain = here()
         if frame.chain:
             self._told = frame.chain
             if self._role == "worker":
-                chain.identity.call(frame.before or frame.chain)
+                chain.identity.rename(frame.before or frame.chain)
                 if frame.before:
                     chain.identity = Identity(frame.chain)
             elif frame.before:
@@ -245,12 +251,12 @@ class Exchange:
 
 
 def refused(text: str) -> bytes:
-    """A frame that says nothing but that."""
+    """Encode a frame that holds only a text about what could not be sent."""
     return _FULL + pickle.dumps(tuple(Frame(failed=(text,))), 5)
 
 
 def received(data: bytes, load: Load) -> list[str]:
-    """The same for one who awaits a call: what came back with its outcome."""
+    """Set what came back with the outcome of a call; returns texts about what could not be read."""
     return Exchange("caller").receive(data, load)
 
 
@@ -263,7 +269,7 @@ def _changed(values: Values, new: dict[Any, Any], unset: Iterable[Any]) -> Value
 
 
 def _plainly(data: bytes) -> Values:
-    """What a frame of plain values says to one who had none."""
+    """Decode a frame of plain values for a Context in which nothing is set."""
     values, sure = Values(), len(data) <= _SHORT
     for key, value in pickle.loads(memoryview(data)[1:]).items():
         var = variable(key)
@@ -301,8 +307,10 @@ def _said(error: BaseException) -> str:
 
 
 def warn(failures: Iterable[str], tag: str) -> None:
-    """Tell of it, as coming from the code that waits, or else from the routine with this tag. A filter may make that an
-    exception."""
+    """Warn of values that could not be sent or read. A filter may make the warning an exception.
+
+    The warning points at the code of the user that waits or, if an event loop runs this, at the routine of this tag.
+    """
     for text in failures:
         warning, depth = ContextDecodeWarning(text), _depth()
         if depth:
@@ -313,7 +321,7 @@ def warn(failures: Iterable[str], tag: str) -> None:
 
 
 def warn_and_go_on(failures: Iterable[str], tag: str) -> None:
-    """The same where there is something that matters more, whatever a filter says."""
+    """Warn as `warn` does, and continue even if a filter makes the warning an exception."""
     for text in failures:
         try:
             warn([text], tag)
@@ -322,7 +330,7 @@ def warn_and_go_on(failures: Iterable[str], tag: str) -> None:
 
 
 def _depth() -> int:
-    """How many frames are ours: the next one is the user's. For `stacklevel`; 0: there is none, a loop runs this."""
+    """Return the `stacklevel` of the first frame outside headgate; 0: an event loop runs this, there is none."""
     package = __name__.partition(".")[0]
     frame, depth = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
@@ -334,7 +342,7 @@ def _depth() -> int:
 
 
 class Elsewhere:
-    """A copy of this Context that counts as this one, for code that runs in another thread while this waits."""
+    """A copy of the current Context with the same identity, for code in another thread that this code waits for."""
 
     def __init__(self) -> None:
         self._here = here()
@@ -343,7 +351,7 @@ class Elsewhere:
         self._before = VALUES.get()
 
     def bring_back(self) -> None:
-        """It has ended: what it set is set here."""
+        """Set here what the code in the other thread has set. To be called after it has ended."""
         values, before = self.context.get(VALUES, NONE), self._before
         if values is not before:
             now = VALUES.get()

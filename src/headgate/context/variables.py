@@ -1,11 +1,11 @@
-"""`ContextVar` and `Token`: the stdlib's, with names that are the same in every process.
+"""`ContextVar` and `Token`: like those of the standard library, with names that are the same in every process.
 
-A variable is known by its key. What comes from elsewhere for a key that nobody has declared here waits in a *stub*,
-which lives as long as somebody holds it or a Context has a value for it; the declaration, when it comes, finds the stub
-and makes it a variable in its place.
+A variable is known by its key. A value that comes from another process for a key that is not declared here is kept in
+a *stub*, which lives as long as somebody refers to it or a Context has a value for it. A later declaration finds the
+stub and turns it into the variable.
 
-Both can be pickled. A variable lands on the one object of its key in the process; a token on the one it was copied
-from, as long as that is in somebody's hands, and a token that was used is used wherever it has travelled.
+Both can be pickled. An unpickled variable is the one object of its key in the process. An unpickled token is the object
+that it was copied from, if that still exists. A token that was used is used in every process that has a copy of it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from headgate.errors import ContextVarCollision, InvalidArgument, InvalidType
 T = TypeVar("T")
 D = TypeVar("D")
 
-MISSING: Any = contextvars.Token.MISSING
+MISSING: object = contextvars.Token.MISSING
 ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
-"""Of these and of containers of these anybody can read a pickle."""
+"""Types of which every process can read a pickle, as it can of containers of them."""
 
-_UNKNOWN: Any = object()
+_UNKNOWN = object()
 
 _known: dict[str, weakref.ref[ContextVar[Any]]] = {}
 _travelled: weakref.WeakValueDictionary[str, Token[Any]] = weakref.WeakValueDictionary()
@@ -41,18 +41,18 @@ _NO_DEFAULTS: dict[Any, Any] = {}
 
 
 def known(key: str) -> ContextVar[Any] | None:
-    """The variable, or the stub, with this key."""
+    """Return the variable, or the stub, with this key; None: there is none in this process."""
     ref = _known.get(key)
     return None if ref is None else ref()
 
 
 def travelled(number: str) -> Token[Any] | None:
-    """The token here that has this number in every process."""
+    """Return the token of this process that has this number in every process."""
     return _travelled.get(number)
 
 
 def is_declared(var: ContextVar[Any]) -> bool:
-    """Whether a variable was declared in this process; else it is a stub."""
+    """Tell whether a variable was declared in this process; else it is a stub."""
     return bool(var._place)
 
 
@@ -62,7 +62,7 @@ def mark_used(token: Token[Any]) -> None:
 
 
 def not_a_base(name: str) -> InvalidType:
-    """What a class statement raises that derives from a final class of ours, as from those of contextvars."""
+    """Make the error for a class that derives from a final one, as `contextvars` has it for its classes."""
     return InvalidType(
         f"type 'headgate.{name}' is not an acceptable base type",
         remedy="Hold one in an attribute of your class.",
@@ -71,7 +71,7 @@ def not_a_base(name: str) -> InvalidType:
 
 @final
 class ContextVar(Generic[T]):
-    """A value for the code of one Context that goes along where routines go, and comes back changed.
+    """A context variable whose value is sent with calls of routines, and comes back with their changes.
 
     `namespace` is part of its name everywhere; without it, the top-level package of the module that declares it.
     """
@@ -127,17 +127,17 @@ class ContextVar(Generic[T]):
 
     @property
     def key(self) -> str:
-        """Its name in every process: ``namespace:name``."""
+        """The name of the variable in every process: ``namespace:name``."""
         return self._key
 
     @property
     def name(self) -> str:
-        """Its name as it was declared."""
+        """The name of the variable as it was declared."""
         return self._key.partition(":")[2]
 
     @property
     def namespace(self) -> str:
-        """The part of its key before the colon."""
+        """The part of the key before the colon."""
         return self._key.partition(":")[0]
 
     @overload
@@ -147,8 +147,8 @@ class ContextVar(Generic[T]):
     @overload
     def get(self, default: D, /) -> D | T: ...
     def get(self, default: Any = ABSENT, /) -> Any:  # type: ignore[misc] # mypy does not see the default
-        """Its value in this Context; else `default`, else its own default, else LookupError."""
-        value: Any = VALUES.get().get(self, ABSENT)
+        """Return the value in this Context; else `default`, else the default of the variable; else LookupError."""
+        value = VALUES.get().get(self, ABSENT)
         if value is ABSENT:
             value = default
             if value is ABSENT:
@@ -158,7 +158,7 @@ class ContextVar(Generic[T]):
         return value
 
     def set(self, value: T) -> Token[T]:
-        """Give it a value in this Context. The token takes that back."""
+        """Set the value in this Context. The returned token restores the value before."""
         values, chain = VALUES.get(), here()
         token: Token[T] = Token.__new__(Token, self, values.get(self, ABSENT), chain.identity, chain)
         values = Values(values)
@@ -167,7 +167,7 @@ class ContextVar(Generic[T]):
         return token
 
     def reset(self, token: Token[T]) -> None:
-        """Give it back the value it had before the `set` that made this token."""
+        """Restore the value that the variable had before the `set` that made this token."""
         if not isinstance(token, Token):
             raise InvalidType(
                 f"expected an instance of headgate.Token, got {token!r}",
@@ -183,7 +183,7 @@ class ContextVar(Generic[T]):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no default, or one that is the same in every process."""
+        """Has the variable no default, or one that is the same in every process?"""
         return self._default is ABSENT or type(self._default) in ATOMS
 
     def __repr__(self) -> str:
@@ -199,15 +199,15 @@ class ContextVar(Generic[T]):
     def __copy__(self) -> ContextVar[T]:
         return self
 
-    def __deepcopy__(self, _: Any) -> ContextVar[T]:
+    def __deepcopy__(self, _: object) -> ContextVar[T]:
         return self
 
     def _fallback(self) -> Any:
-        """The default in this process and Context."""
+        """Return the default of the variable in this process and Context."""
         return self._default if self._place else _DEFAULTS.get(_NO_DEFAULTS).get(self, self._default)
 
     def _is_portable(self) -> bool:
-        """Whether the default can be pickled."""
+        """Tell whether the default of the variable can be pickled."""
         if self._portable is None:
             self._portable = type(self._default) in ATOMS or _can_be_pickled(self._default, pickle)
         if self._portable or not bare.depth:
@@ -218,7 +218,7 @@ class ContextVar(Generic[T]):
 
 
 def _make(key: str) -> ContextVar[Any]:
-    """A stub, known from now on. With the lock held."""
+    """Make a stub and register it. To be called with the lock held."""
     made = cast(Any, object.__new__(ContextVar))
     made._key, made._default, made._module, made._place, made._portable = key, ABSENT, "", "", None
     _known[key] = weakref.ref(made, lambda gone: _forget(key, gone))
@@ -231,7 +231,7 @@ def _forget(key: str, gone: weakref.ref[Any]) -> None:
 
 
 def variable(key: str) -> ContextVar[Any]:
-    """The one with this key, or a stub."""
+    """Return the variable with this key; if there is none, a new stub."""
     ref = _known.get(key)
     found = None if ref is None else ref()
     if found is None:
@@ -241,7 +241,7 @@ def variable(key: str) -> ContextVar[Any]:
 
 
 def _arrived(key: str, default: tuple[Any, ...]) -> ContextVar[Any]:
-    """The variable of this key, with the default that it was pickled with."""
+    """Unpickle a variable: the one of this key, with the default that it was pickled with."""
     found = variable(key)
     if default and not found._place:
         if type(default[0]) not in ATOMS:
@@ -252,7 +252,7 @@ def _arrived(key: str, default: tuple[Any, ...]) -> ContextVar[Any]:
 
 
 def _set_where_unset(found: ContextVar[Any], state: tuple[Any, ...]) -> None:
-    """Unpickled with a value. What is set here stays."""
+    """Set the value that a variable was pickled with, unless a value is set here."""
     values = VALUES.get()
     if found not in values:
         values = Values(values)
@@ -260,7 +260,7 @@ def _set_where_unset(found: ContextVar[Any], state: tuple[Any, ...]) -> None:
         VALUES.set(values)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: object, other: object) -> bool:
     if one is other:
         return True
     try:
@@ -269,7 +269,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return False
 
 
-def _can_be_pickled(value: Any, by: Any) -> bool:
+def _can_be_pickled(value: object, by: types.ModuleType) -> bool:
     try:
         by.dumps(value, 5)
     except Exception:
@@ -278,9 +278,9 @@ def _can_be_pickled(value: Any, by: Any) -> bool:
 
 
 class _Bare(threading.local):
-    """In a dispatch the values travel in a place of their own: what is pickled there holds variables without them.
+    """While it is entered, variables are pickled without their values. Used for all that is sent with a call.
 
-    A function that was pickled once for many calls must not take a value of the first one along.
+    The values are sent beside it. A function that is pickled once for many calls must not hold the values of the first.
     """
 
     depth: int = 0
@@ -297,7 +297,7 @@ bare: _Bare = _Bare()
 
 @final
 class Token(Generic[T]):
-    """What `ContextVar.set` gives, and `ContextVar.reset` takes, once."""
+    """The result of `ContextVar.set`, which `ContextVar.reset` accepts once."""
 
     __slots__ = ("__weakref__", "_chain", "_identity", "_number", "_old", "_used", "_var")
 
@@ -334,12 +334,12 @@ class Token(Generic[T]):
 
     @property
     def old_value(self) -> Any:
-        """What it was before; `Token.MISSING` if it was not set."""
+        """The value of the variable before the `set`; `Token.MISSING` if it was not set."""
         return MISSING if self._old is ABSENT else self._old
 
     @property
     def used(self) -> bool:
-        """Whether its variable was reset with it: here, or on a worker from which an answer has come since."""
+        """Was the variable reset with this token, here or on a worker from which an answer has come since?"""
         return self._used
 
     def _use(self, var: ContextVar[Any]) -> None:
@@ -372,7 +372,7 @@ class Token(Generic[T]):
     def __copy__(self) -> Token[T]:
         return self
 
-    def __deepcopy__(self, _: Any) -> Token[T]:
+    def __deepcopy__(self, _: object) -> Token[T]:
         return self
 
 
@@ -388,7 +388,7 @@ def _token_arrived(number: str, key: str, chain: str, used: bool) -> Token[Any]:
 
 
 def _remember(token: Token[Any], state: tuple[Any, tuple[Any, ...]]) -> None:
-    """Unpickled: what its variable was before."""
+    """Give an unpickled token the value that its variable had before."""
     _, old = state
     if token._old is _UNKNOWN:
         token._old = old[0] if old else ABSENT

@@ -7,6 +7,7 @@ releases exchange. So they, and this module, never move: `tests/frozen` asks.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from typing import Any, cast
 
 
@@ -20,9 +21,8 @@ def reduced(error: BaseException) -> Any:
         return _by_itself, (reduced[0], tuple(reduced[1]), *reduced[2:3]), (notes, chain), None, None, _restore
     state = reduced[2] if len(reduced) > 2 else None
     if hasattr(kind, "__setstate__") and _defines(kind, ("__setstate__", "__getstate__")):
-        attributes: Any = _State(state)
-        return _made, (kind, tuple(reduced[1])), (attributes, chain), None, None, _restore
-    attributes = dict(state) if isinstance(state, dict) else {}
+        return _made, (kind, tuple(reduced[1])), (_State(state), chain), None, None, _restore
+    attributes: dict[str, Any] = dict(state) if isinstance(state, dict) else {}
     for name in _slots(kind):
         if hasattr(error, name):
             attributes[name] = getattr(error, name)
@@ -39,7 +39,7 @@ def _defines(kind: type[BaseException], names: tuple[str, ...]) -> bool:
 
 
 class _State:
-    """What a class's own ``__getstate__`` gave, for its own ``__setstate__``."""
+    """The state of an exception whose class has its own ``__getstate__`` and ``__setstate__``."""
 
     def __init__(self, state: Any) -> None:
         self.state: Any = state
@@ -74,7 +74,7 @@ def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return error
 
 
-def _by_itself(make: Any, args: tuple[Any, ...], state: Any = None) -> BaseException:
+def _by_itself(make: Callable[..., BaseException], args: tuple[Any, ...], state: Any = None) -> BaseException:
     error: BaseException = make(*args)
     if state is not None:
         error.__setstate__(state)

@@ -128,7 +128,7 @@ def read_back(lent: Lent) -> BulkPayload:
 
 
 def _read(descriptor: int, length: int, writable: bool, removal: _Removal | None) -> bytes | bytearray:
-    sink: Any = bytearray() if writable else io.BytesIO()  # which gives away what it holds without a copy
+    sink = bytearray() if writable else io.BytesIO()  # which gives away what it holds without a copy
     left = length
     while left:
         data = os.read(descriptor, min(left, _IOV if removal is None else _PIECE))
@@ -136,15 +136,14 @@ def _read(descriptor: int, length: int, writable: bool, removal: _Removal | None
             raise OSError("memory of another process ended too early")
         if len(data) == length and not writable:
             return data
-        if writable:
+        if isinstance(sink, bytearray):
             sink += data
         else:
             sink.write(data)
         left -= len(data)
         if removal is not None:
             removal.read(len(data))
-    whole: bytes | bytearray = sink if writable else sink.getvalue()
-    return whole
+    return sink if isinstance(sink, bytearray) else sink.getvalue()
 
 
 class _Removal:

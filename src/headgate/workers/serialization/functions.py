@@ -19,8 +19,8 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Collection, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Collection, Iterator
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from headgate.context.variables import ContextVar, bare
@@ -45,6 +45,11 @@ _INNER = frozenset({"__dict__", "__globals__", "__closure__", "cell_contents", "
 _MAINS = ("__main__", "__mp_main__")
 _log = logging.getLogger("headgate.workers")
 
+Holder = dict[str, Any] | CellType | FunctionType
+"""What holds a value that a function sees: globals or defaults, a cell of its closure, or the function itself."""
+Seen = tuple[Holder, str, Any]
+"""A value that a function sees: what holds it, under which name, and the value."""
+
 
 def routine_of(fn: object) -> Routine | None:
     """Return the routine of a decorated function; None: it is none, or only wraps one (`functools.wraps`)."""
@@ -67,17 +72,17 @@ class PortableFunction:
 
     __slots__ = ("_form", "_seen", "_slow", "_warned", "fn", "generator", "tag", "thread")
 
-    def __init__(self, fn: Any, thread: bool) -> None:
-        self.fn: Any = fn
+    def __init__(self, fn: Callable[..., Any], thread: bool) -> None:
+        self.fn: Callable[..., Any] = fn
         self.tag: str = _plain(tag_of(fn))
         self.thread: bool = thread
         self.generator: bool = inspect.isasyncgenfunction(fn)
         self._form: FunctionForm | None = None
-        self._seen: list[tuple[Any, Any, Any]] | None = None  # what a form by value was made of; None: by reference
+        self._seen: list[Seen] | None = None  # what a form by value was made of; None: by reference
         self._warned = False
         self._slow = 0  # dumps that took long: some do because the machine is busy
 
-    def form(self, decorated: Any) -> FunctionForm:
+    def form(self, decorated: Callable[..., Any]) -> FunctionForm:
         """Return the form in which the function has to be sent now."""
         form = self._form
         if form is not None:
@@ -91,7 +96,7 @@ class PortableFunction:
                 return form
         return self._make(decorated)
 
-    def _make(self, decorated: Any) -> FunctionForm:
+    def _make(self, decorated: Callable[..., Any]) -> FunctionForm:
         fn = self.fn
         if importable(decorated):
             self._form = FunctionForm(
@@ -144,12 +149,12 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def importable(decorated: Any) -> bool:
+def importable(decorated: Callable[..., Any]) -> bool:
     """Tell whether a worker that imports the module finds this function under its name."""
     module = getattr(decorated, "__module__", None)
     if module is None or module in _MAINS or _registered(module):
         return False
-    found: Any = sys.modules.get(module)
+    found = sys.modules.get(module)
     if found is None or getattr(found, "__spec__", None) is None:  # made by hand: no file to import it from
         return False
     try:
@@ -158,9 +163,9 @@ def importable(decorated: Any) -> bool:
         return False
 
 
-def _reach(module: Any, qualname: str) -> Any:
+def _reach(module: ModuleType, qualname: str) -> Any:
     """Look up a qualified name in a module, also of ``__private`` members of a class."""
-    found = module
+    found: object = module
     for name in qualname.split("."):
         if isinstance(found, type) and name.startswith("__") and not name.endswith("__"):
             name = f"_{found.__name__.lstrip('_')}{name}"
@@ -168,7 +173,7 @@ def _reach(module: Any, qualname: str) -> Any:
     return found
 
 
-def inside(found: Any) -> Iterator[Any]:
+def inside(found: object) -> Iterator[object]:
     """Yield an object and what it wraps: methods, properties, decorators above the routine."""
     for _ in range(32):
         yield found
@@ -200,11 +205,11 @@ def _registered(module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in modules_by_value())
 
 
-def _look(holder: Any, name: Any) -> Any:
+def _look(holder: Holder, name: str) -> Any:
     """Return the current value of a name: of a global, a cell, or an attribute of a function."""
     if isinstance(holder, dict):
         return dict.get(holder, name, _ABSENT)
-    if name == "cell":
+    if isinstance(holder, CellType):
         try:
             return holder.cell_contents
         except ValueError:
@@ -223,10 +228,11 @@ def _attributes(function: FunctionType) -> set[str]:
     return {name for name in function.__dict__ if name not in (ROUTINE, "__wrapped__")}
 
 
-def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
+def _settled(fn: Callable[..., Any]) -> list[Seen] | None:
     """Return all that a function can see, as (holder, name, value); None when a call could change some of it."""
-    seen: list[tuple[Any, Any, Any]] = []
-    todo, done, writes, carries = [fn], set[int](), False, False
+    seen: list[Seen] = []
+    todo: list[Any] = [fn]
+    done, writes, carries = set[int](), False, False
     while todo:
         function = todo.pop()
         if not isinstance(function, FunctionType) or _attributes(function):
@@ -253,13 +259,14 @@ def _settled(fn: Any) -> list[tuple[Any, Any, Any]] | None:
     return None if writes and carries else seen  # it may hang something on a function that travels with it
 
 
-def _seen_by(function: FunctionType, code: _Reading) -> Iterator[tuple[Any, Any, Any]]:
+def _seen_by(function: FunctionType, code: _Reading) -> Iterator[Seen]:
     for cell in function.__closure__ or ():
         yield cell, "cell", _look(cell, "cell")
     for value in function.__defaults__ or ():
         yield {"": value}, "", value
-    for name, value in (function.__kwdefaults__ or {}).items():
-        yield function.__kwdefaults__, name, value
+    defaults = function.__kwdefaults__ or {}
+    for name, value in defaults.items():
+        yield defaults, name, value
     for name in code.globals:
         value = dict.get(function.__globals__, name, _ABSENT)
         if value is _ABSENT and name in _UNSETTLING:
@@ -323,8 +330,8 @@ class _Reading:
                 self._read(constant)
 
 
-def _by_name(value: Any) -> bool:
-    found: Any = sys.modules.get(value.__module__ or "")
+def _by_name(value: FunctionType | type) -> bool:
+    found: object = sys.modules.get(value.__module__ or "")
     if found is None or value.__module__ in _MAINS or getattr(found, "__spec__", None) is None:
         return found is not None and value.__module__ == "builtins"
     if _registered(value.__module__):
@@ -364,12 +371,12 @@ class ReceivedFunction:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self._loaded: Any = None
+        self._loaded: Callable[..., Any] | None = None
         self.tag: str = definition.tag
         self.thread: bool = definition.thread
         self.generator: bool = definition.generator
 
-    def load(self, scope: Scope | None = None) -> Any:
+    def load(self, scope: Scope | None = None) -> Callable[..., Any]:
         """Return the function itself, with the classes of this scope; RemoteError says why it cannot be loaded."""
         if self._loaded is not None:
             return self._loaded
@@ -378,7 +385,7 @@ class ReceivedFunction:
             self._loaded = _imported(definition)
             return self._loaded
         try:
-            fn = loads(definition.value, scope)
+            fn: Callable[..., Any] = loads(definition.value, scope)
         except ModuleNotFoundError as error:
             raise missing_module(self.tag, error) from error
         except Exception as error:
@@ -402,9 +409,9 @@ def missing_module(tag: str, error: ModuleNotFoundError) -> RemoteError:
 _warned: set[tuple[str, str]] = set()
 
 
-def _imported(definition: Definition) -> Any:
+def _imported(definition: Definition) -> Callable[..., Any]:
     try:
-        found: Any = importlib.import_module(definition.module)
+        module = importlib.import_module(definition.module)
     except ModuleNotFoundError as error:
         raise missing_module(definition.tag, error) from error
     except (Exception, SystemExit) as error:
@@ -413,16 +420,15 @@ def _imported(definition: Definition) -> Any:
             f"{type(error).__name__}: {error}",
             remedy="Mend the module, or what differs there: its environment, its folder, its arguments.",
         ) from error
-    module = found
     try:
-        found = _reach(found, definition.qualname)
+        found = _reach(module, definition.qualname)
     except AttributeError as error:
         raise RemoteError(
             f"{definition.module} on the worker ({getattr(module, '__file__', '?')}) has no {definition.qualname}",
             remedy=f"Give workers the same code as the client, which has it in {definition.file}.",
         ) from error
     routine = next(filter(None, map(routine_of, inside(found))), None)
-    fn = routine.fn if routine is not None else getattr(found, "__func__", found)
+    fn: Callable[..., Any] = routine.fn if routine is not None else getattr(found, "__func__", found)
     key = (definition.module, definition.qualname)
     code = getattr(fn, "__code__", None)
     if definition.python != PYTHON or key in _warned or code is None:

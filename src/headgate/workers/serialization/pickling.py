@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from headgate.context.variables import bare
 from headgate.core.redaction import redact
@@ -98,12 +98,14 @@ class _Lifted:
             for member in value.values() if kind is dict else value:
                 self._look(member, depth - 1)
 
-    def pickled(self, pickler: Any, value: object, keep: Callable[[pickle.PickleBuffer], bool]) -> bytes:
+    def pickled(
+        self, pickler: type[pickle.Pickler], value: object, keep: Callable[[pickle.PickleBuffer], bool]
+    ) -> bytes:
         """Pickle the object, with a number in the place of each of these bytes."""
         if self._numbers:
             numbers = self._numbers
 
-            class Naming(pickler):  # type: ignore[misc] # one of two
+            class Naming(pickler):  # type: ignore[misc, valid-type] # one of two
                 def persistent_id(self, obj: object) -> int | None:
                     return numbers.get(id(obj))
 
@@ -136,7 +138,9 @@ def dump_whole(value: object) -> bytes:
     return data
 
 
-def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Any = None) -> bytes | BulkPayload:
+def dump_arguments(
+    tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Callable[..., Any] | None = None
+) -> bytes | BulkPayload:
     """Pickle the arguments of a call; InvalidType names the one that cannot be pickled."""
     if not kwargs:
         for value in args:
@@ -165,10 +169,10 @@ def dump_arguments(tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: 
         raise InvalidType(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
 
 
-def _names(fn: Any) -> Iterator[str]:
+def _names(fn: Callable[..., Any] | None) -> Iterator[str]:
     """Yield how the positional arguments of a function are named in errors: by name, then by number."""
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
+        parameters = list(inspect.signature(fn).parameters.values()) if fn is not None else []
     except (TypeError, ValueError):
         parameters = []
     named = [repr(p.name) for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -218,7 +222,7 @@ def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
     except BaseException as cause:
         return RemoteError(f"the routine raised something that cannot be read here ({redact(_said(cause))})")
     note, said = redact(note), redact(said)  # ours to write; the exception itself stays as it is
-    error: Any = None
+    error: object = None
     reason, remedy = "which cannot travel", None
     if dumped:
         try:
@@ -234,7 +238,7 @@ def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
         BaseException.__setattr__(error, "__notes__", notes)  # whatever its class thinks of being changed
     except BaseException:
         pass
-    return cast(BaseException, error)
+    return error
 
 
 def dump_sent(tag: str, value: object) -> bytes | BulkPayload:

@@ -24,9 +24,12 @@ for them any longer: they may never end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headgate.workers.protocol.wire.wire_pb2 import Reserve, ToClient, ToWorker
+
+if TYPE_CHECKING:
+    from headgate.workers.server.client_stream import ClientStream
 
 
 class RunningCallLike(Protocol):
@@ -58,8 +61,8 @@ class Ask:
 
     __slots__ = ("caller", "max_calls", "number", "overdue", "released", "stream")
 
-    def __init__(self, stream: Any, number: int, caller: str, max_calls: int, overdue: bool = False) -> None:
-        self.stream: Any = stream
+    def __init__(self, stream: ClientStream, number: int, caller: str, max_calls: int, overdue: bool = False) -> None:
+        self.stream: ClientStream = stream
         """The stream of the client that asks; only compared here."""
         self.number: int = number
         """The number of the reservation in this stream."""
@@ -75,7 +78,7 @@ class Ask:
 class Admission:
     """Decides which calls may begin, given those that run."""
 
-    def __init__(self, running: Mapping[Any, RunningCallLike]) -> None:
+    def __init__(self, running: Mapping[tuple[ClientStream, int], RunningCallLike]) -> None:
         self.waiting: list[Ask] = []
         """Requests that were not granted yet, in the order in which they came."""
         self.granted: dict[Ask, None] = {}
@@ -120,7 +123,7 @@ class Admission:
                 stuck = True
         return made
 
-    def begins(self, stream: Any, number: int, call: RunningCallLike) -> bool:
+    def begins(self, stream: ClientStream, number: int, call: RunningCallLike) -> bool:
         """Begin the call of a granted reservation. False: it was not granted."""
         for ask in self.granted:
             if ask.stream is stream and ask.number == number:
@@ -140,11 +143,11 @@ class Admission:
         """Note that a call has begun. It is among the running ones."""
         self._known = None
 
-    def withdraw(self, stream: Any, number: int) -> None:
+    def withdraw(self, stream: ClientStream, number: int) -> None:
         """Give a reservation back. If its call runs, it continues."""
         self._release(lambda ask: ask.stream is stream and ask.number == number)
 
-    def leave(self, stream: Any) -> None:
+    def leave(self, stream: ClientStream) -> None:
         """Forget all that this client asked for."""
         self._release(lambda ask: ask.stream is stream)
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headgate.workers.protocol.wire.wire_pb2 import Reserve
 from headgate.workers.server.admission import Admission, Ask, RunningCallLike
@@ -30,7 +30,7 @@ class ReservedCalls:
 
     def __init__(
         self,
-        running: Mapping[Any, RunningCallLike],
+        running: Mapping[tuple[ClientStream, int], RunningCallLike],
         server: asyncio.AbstractEventLoop,
         tell: Callable[[list[Ask], bool], None],
         wake: Callable[[], None],
