@@ -251,18 +251,18 @@ def test_w92_a_client_that_goes_away_leaves_no_reservation(first: str) -> None:
 
 @pytest.mark.parametrize("before", ["withdrawn", "ended"])
 def test_w92_what_began_while_nobody_asked_may_call_others(before: str) -> None:
-    running: dict[Any, Any] = {} if before == "ended" else {1: Guest(1)}
+    running: dict[Any, Any] = {} if before == "ended" else {1: UnlimitedCall(1)}
     admission = Admission(running)
     admission.ask(Ask("s", 1, "", 1))
     if admission.grant():
-        running[2] = Guest(2)
+        running[2] = UnlimitedCall(2)
         assert admission.begins("s", 1, running[2])
         admission.began()
         admission.ended(running.pop(2))
         assert admission.closed
     admission.withdraw("s", 1)
     assert not admission.active
-    running[3] = Guest(3)  # it is not told of: there is nothing to decide
+    running[3] = UnlimitedCall(3)  # it is not told of: there is nothing to decide
     admission.ask(Ask("s", 2, "", 1))
     assert admission.admits("c/3")
 
