@@ -189,9 +189,9 @@ def _in(
     task = None
     try:
         task = make(inner)
+        return task
     finally:
         context._give(task)
-    return task
 
 
 class _Factory:

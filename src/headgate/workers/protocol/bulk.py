@@ -45,7 +45,7 @@ class BulkPayload:
         self.lifted: int = lifted
         """How many of the buffers, the first ones, the pickle names by their number."""
         self.buffers: Sequence[Any] = buffers
-        """Going out: memoryviews of bytes. Arrived: bytes, or a bytearray where it was writable."""
+        """Before sending: memoryviews of bytes. After receiving: bytes, or a bytearray where it was writable."""
         self.size: int = len(pickle) + sum(len(buffer) for buffer in buffers)
 
     def __len__(self) -> int:
@@ -70,14 +70,14 @@ class BulkPayload:
 
 
 class Borrowed(NamedTuple):
-    """A bulk in memory of the other side, which this side has to read."""
+    """A bulk payload in memory of the other side, which this side has to read."""
 
     number: int
     descriptor: int
     segments: list[tuple[int, bool]]
     """Lengths, and whether each is to be writable."""
     lifted: int = 0
-    """See `BulkPayload`."""
+    """How many of the buffers the pickle names by number, as in `BulkPayload`."""
 
 
 class Unreadable(NamedTuple):
@@ -247,7 +247,7 @@ class Transfers(Generic[FrameT]):
 
 
 class Lending(Generic[FrameT]):
-    """A bulk that will be lent, or is lent."""
+    """A bulk payload that will be lent, or is lent."""
 
     __slots__ = ("bulk", "descriptor", "frame", "number")
 
@@ -260,14 +260,14 @@ class Lending(Generic[FrameT]):
 
 
 class Lent(NamedTuple):
-    """A bulk in memory of this side, which the other side has to read."""
+    """A bulk payload in memory of this side, which the other side has to read."""
 
     number: int
     descriptor: int
     segments: list[tuple[int, bool]]
     """Lengths, and whether each is writable."""
     lifted: int
-    """See `BulkPayload`."""
+    """How many of the buffers the pickle names by number, as in `BulkPayload`."""
 
 
 class Loans(Generic[FrameT]):

@@ -34,7 +34,7 @@ class BulkChannel(Generic[FrameT]):
         self.shares: bool = False
         """Can the other side read memory that is lent to it?"""
         self.over: bool = False
-        """Has the session ended?"""
+        """Is the session over? Then nothing is sent or returned any more."""
         self.loans: Loans[FrameT] = Loans()
         self.transfers: Transfers[FrameT | Resent] = Transfers()
         self.resent: list[tuple[int, BulkPayload | None]] = []

@@ -1,7 +1,7 @@
 """Memory that one process lends to another on the same machine: files without a name, read through ``/proc`` (Linux).
 
-Nothing is left behind when a process is killed: such a file ends with the last descriptor that holds it. Long ones are
-written and read in threads, so that no event loop waits for the copy.
+Nothing is left behind when a process is killed, because such a file is deleted with the last descriptor of it. Long
+payloads are written and read in threads, so that no event loop waits for the copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ AT_ONCE = 1024 * 1024
 SWITCH = "HEADGATE_SHARED_MEMORY"
 """Environment variable that switches shared memory off with the value 0."""
 PIECEWISE = 8 * 1024 * 1024
-"""From this length on, what was read is given back while the rest is: else it would be there three times."""
+"""Payloads of this length or more are freed piece by piece while they are read: else they would be in memory three
+times."""
 _IOV = 1 << 30  # what one system call is asked to move
 _PIECE = 1 << 20
 

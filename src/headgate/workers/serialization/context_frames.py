@@ -77,7 +77,7 @@ def tell(tag: str, failures: Sequence[str], error: BaseException | None = None) 
 # -- at the worker ----------------------------------------------------------------------------------------------------
 
 
-def arrived(running: RunningCall, data: bytes) -> None:
+def receive(running: RunningCall, data: bytes) -> None:
     """Set in this Context what came with a call or with a step."""
     if running.exchange is None:
         running.exchange = Exchange("worker")

@@ -1,15 +1,15 @@
 """Classes that are sent by value, and how they are loaded.
 
-cloudpickle gives a class of ``__main__`` an id when it first sends it. Whoever loads it looks for a class of that id
-and, if there is one, writes what was sent over it. That is right for nobody here:
+cloudpickle gives a class of ``__main__`` an id when it first sends it. When such a class is loaded in a process that
+has a class of that id, cloudpickle overwrites that class with what was sent. This is wrong on both sides:
 
-* **At the client** the class is the program's own. A result that comes home must find it, and must not change it: its
-  counters, its patched methods, the globals its methods see.
-* **On a worker** every call has its own copy of what it sees. A class that two calls shared would carry what one of
-  them did to it into the other.
+* **At the client** the class belongs to the program. A result must refer to it and must not change it: its counters,
+  its patched methods, the globals of its methods.
+* **On a worker** every call has its own copy of what it sees. If two calls shared a class, one would see what the other
+  did to it.
 
-So data in which such a class is found is loaded here: with a `Scope`, the classes of one call; or without one, into the
-classes that are there, leaving alone those that this process defined itself.
+So data that holds such a class is loaded here. With a `Scope`, the classes of one call are used. Without one, the
+classes of the process are used, and those that this process defined itself are not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Payload, Unreadable
 
 _SIGN = b"_make_skeleton"
-_arrived: weakref.WeakSet[type] = weakref.WeakSet()
+_received: weakref.WeakSet[type] = weakref.WeakSet()
 
 Scope = dict[str, type]
 """The classes of one call, by cloudpickle's id."""
@@ -117,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
         known = tracker is not None and tracker in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
         made: type = make()
         if not known:
-            _arrived.add(made)
+            _received.add(made)
         return made
 
     def _enter(self, made: type, tracker: str) -> None:
@@ -126,13 +126,13 @@ class _Unpickler(pickle.Unpickler):
 
         assert self._scope is not None, "asked for"
         self._scope[tracker] = made
-        _arrived.add(made)
+        _received.add(made)
         with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
             cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = tracker
 
     def _set_state(self, made: type, state: object) -> type:
         from cloudpickle import cloudpickle
 
-        if made in _arrived:
+        if made in _received:
             cloudpickle._class_setstate(made, state)
         return made

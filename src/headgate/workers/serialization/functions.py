@@ -3,12 +3,12 @@
 **By reference** when it can be imported: module and qualified name, with a digest of its compiled code, so that a
 worker whose file differs can say so.
 
-**By value** otherwise (``__main__``, notebooks, closures, lambdas). A function is more than its code: it sees its
-module's globals, its defaults and its closure, and the caller expects the ones of this very moment. So it is dumped for
-each call, unless everything it can see is *settled*: atoms, modules, objects that are imported by name, and functions
-that see nothing else. Then those objects are remembered and compared by identity; as long as they are the same, so is
-the function, and the worker may keep the one it has loaded. What is not settled is loaded again for each call there: a
-call may change what it sees, and no later call may see that.
+**By value** otherwise (``__main__``, notebooks, closures, lambdas). A function sees the globals of its module, its
+defaults and its closure, and the caller expects their values at the time of the call. So it is pickled for each call,
+unless everything it can see is *settled*: atoms, modules, objects that are imported by name, and functions that see
+nothing else. Settled objects are remembered and compared by identity. As long as they are the same, the pickle is
+reused, and the worker may keep the function that it has loaded. A function that is not settled is loaded again for each
+call, because a call may change what it sees, and no later call may see that change.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class _Reading:
     def __init__(self, code: CodeType) -> None:
         self.globals: set[str] = set()
         self.unsettles: bool = False
-        """It writes to globals, or to a closure that outlives the call."""
+        """Does the code write to globals, or to a closure that outlives the call?"""
         self.writes_attributes: bool = False
         self._free = frozenset(code.co_freevars)
         self._read(code)

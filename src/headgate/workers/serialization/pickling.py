@@ -1,13 +1,13 @@
 """Python objects as bytes: arguments, results, exceptions.
 
-Plain pickle is three times as fast as cloudpickle, and wrong for what lives in ``__main__``: it pickles it by name, and
-a worker's ``__main__`` is another. So plain pickle goes first, and cloudpickle takes over where it fails or where the
-name of a module that travels by value is found in what it wrote.
+Plain pickle is three times as fast as cloudpickle, but wrong for objects of ``__main__``: it pickles them by name, and
+the ``__main__`` of a worker is another module. So plain pickle is tried first. cloudpickle is used where that fails, or
+where the pickle contains the name of a module that is sent by value.
 
-**Exceptions.** Python rebuilds one by calling its class with its ``args``, which fails as soon as the constructor takes
-anything else. Here it is rebuilt without its constructor: by the ``__new__`` and ``__init__`` of the builtin class it
-descends from, then its attributes. Cause, context and notes travel with it, and so do the members of a group. One that
-cannot travel at all becomes a RemoteError that tells its type and its text.
+**Exceptions.** Python rebuilds an exception by calling its class with its ``args``, which fails if the constructor has
+other parameters. Here it is rebuilt without its constructor: by the ``__new__`` and ``__init__`` of the builtin class
+that it descends from, and then its attributes. Its cause, context and notes are sent with it, and so are the members of
+a group. An exception that cannot be pickled becomes a RemoteError with its type and its text.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ def as_payload(data: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> byt
 
 
 class _Lifted:
-    """Long bytes near the top of an object: pickle would copy them, and so they travel beside the pickle, which names
-    them wherever they occur."""
+    """Long bytes near the top of an object, which are sent beside its pickle because pickle would copy them.
+
+    The pickle has a number in each place where they occur.
+    """
 
     def __init__(self, value: object) -> None:
         self.buffers: list[bytes | bytearray] = []
@@ -180,7 +182,7 @@ def _names(fn: Callable[..., Any] | None) -> Iterator[str]:
 
 
 def load_arguments(data: bytes | BulkPayload, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Unpickle what `dump_arguments` wrote."""
+    """Unpickle the arguments of a call that `dump_arguments` pickled."""
     args, kwargs = loads(data, scope)
     return args, kwargs
 
@@ -264,8 +266,10 @@ def dump_thrown(error: BaseException) -> bytes | BulkPayload:
 
 
 def _dumped(error: BaseException) -> bytes:
-    """It with its chain; or without the members of the chain that cannot travel; or, of a signal, what it says about
-    its resource; or nothing."""
+    """Pickle an exception with its chain; empty if it cannot be pickled at all.
+
+    If the chain cannot be pickled, its members are replaced; of a signal, at least its verdict on the resource is kept.
+    """
     for form in (lambda error: error, _stripped, _bare_signal):
         try:
             data = _pickled(form(error))

@@ -1,4 +1,4 @@
-"""Event loops of workers: of which kind they are, and how they end."""
+"""Event loops of workers: making one of the right kind, and ending one within a time limit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def new_loop(kind: str) -> asyncio.AbstractEventLoop:
 
 
 def end_loop(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-    """In the thread of a loop that has stopped: cancel its tasks, close its generators, end its threads.
+    """Cancel the tasks of a stopped loop, close its generators and end its threads. Called in its thread.
 
-    As `asyncio.run` does, but within a limit: that waits for ever for a task that swallows its cancellation, or for a
-    thread that goes on. A worker that stops does not.
+    `asyncio.run` does the same without a limit: it waits for ever for a task that swallows its cancellation, or for a
+    thread that continues. A worker that stops must not.
     """
     until = clock.now() + seconds
     left = asyncio.all_tasks(loop)
@@ -47,7 +47,7 @@ def end_loop(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
 
 
 def _complete(loop: asyncio.AbstractEventLoop, ending: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, also if tasks beside it raise what ends a loop (SystemExit)."""
+    """Run a coroutine to its end, even if other tasks raise what ends a loop (SystemExit)."""
     task = loop.create_task(ending)
     while not task.done():
         try:

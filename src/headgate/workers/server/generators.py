@@ -1,8 +1,8 @@
 """A generator on a worker: advanced when its consumer asks, and paused in between.
 
-One task drives it from its first step to its end, so what its body keeps in its task and context it finds again. The
-consumer's steps come as orders: go on, with a value, with an exception, or end. With `prefetch` it goes on by itself,
-by so many items and about `AHEAD` bytes.
+One task runs it from its first step to its end, so its body always sees the same task and context. The steps of the
+consumer come as orders: continue, send a value, throw an exception, or close. With `prefetch` it continues without
+being asked, by that many items and at most about `AHEAD` bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.workers.protocol.messages import Advance, Stepped
 from headgate.workers.serialization.dynamic_classes import Scope, loads
 
 AHEAD = 8 * 1024 * 1024
-"""Bytes of items that were not asked for; one item more is made when there are fewer."""
+"""Bytes of items that were produced and not asked for; below this, one more item is produced."""
 
 Order = tuple[Advance, Any]
 
@@ -37,9 +37,9 @@ class Orders:
         self._bytes = 0
         self._wake: asyncio.Future[None] | None = None
         self.contexts: list[bytes] = []
-        """What was set in its consumer's Context since it was last advanced."""
+        """Encoded changes of the Context of the consumer since the last step."""
         self.steps: int = 0
-        """How many other than "next" were taken."""
+        """Number of steps other than "next" that were taken."""
 
     def put(self, step: Stepped) -> None:
         """Add a step that the consumer asks for."""

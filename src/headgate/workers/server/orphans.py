@@ -1,9 +1,9 @@
-"""Reaping, in a worker, what the children of routines left behind.
+"""Reaping of processes that the children of routines left behind in a worker.
 
 A worker is a child subreaper: a process whose parent ends becomes a child of the worker, so that it ends with it. When
-such an orphan ends, nobody waits for it, and it would stay a zombie for as long as the worker lives. So the worker
-reaps it. It must never reap a process that a routine started itself: its exit status belongs to whoever waits for it
-(subprocess, asyncio, multiprocessing, `os.waitpid`).
+such an orphan ends, nobody waits for it, and it would stay a zombie as long as the worker lives. So the worker reaps
+it. It must never reap a process that a routine started itself, because the exit status belongs to whoever waits for
+that process (subprocess, asyncio, multiprocessing, `os.waitpid`).
 
 How to tell them apart: Linux keeps the children of each thread apart. A process that a routine starts is a child of the
 thread that started it, and no routine runs on the main thread; an orphan is given to the main thread. There is one way
@@ -14,11 +14,12 @@ main thread is left alone, whatever became of it, if
 - it was made by `os.fork` (noted at once, by a hook), or
 - a `subprocess.Popen` or a `multiprocessing.Process` that was not waited for stands for it.
 
-What is left, and has been a zombie at two looks, is reaped. Not known in that way is only a process that C code started
-in a thread which ended within a second, and that was not waited for within a second of its own end.
+Any other child that was a zombie at two checks is reaped. This is wrong in one case only: C code started the process in
+a thread that ended within a second, and nobody waited for the process within a second of its end.
 
-The worker looks each second while it has calls, and each five as long as it has children after that. (Not by SIGCHLD:
-its handler may be somebody else's, such as uvloop's, and a look costs a microsecond while there are no children.)
+The worker checks each second while it has calls, and after that every five seconds as long as it has children. It does
+not use SIGCHLD, because the handler may belong to somebody else, such as uvloop. A check costs a microsecond while
+there are no children.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 BUSY, IDLE = 1.0, 5.0
-"""Seconds between two looks: while there are calls, and while there are only children."""
+"""Seconds between two checks: while there are calls, and while there are only children."""
 
 _live: weakref.WeakSet[Orphans] = weakref.WeakSet()
 
 
 class Adopted:
-    """Decides which children are orphans that nobody waits for. Pure."""
+    """The decision which children are orphans that nobody waits for. Pure."""
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self.own: set[int] = set(own)
         """Children that this process started itself, and that were not waited for yet."""
         self.ended: set[int] = set()
-        """Children that were zombies at the last look and will be reaped at the next."""
+        """Children that were zombies at the last check and will be reaped at the next."""
 
     def due(
         self,
@@ -53,10 +54,10 @@ class Adopted:
         state: Callable[[int], str],
         claimed: Callable[[], Iterable[int]],
     ) -> list[int]:
-        """Which to reap: children of the main thread that are no own ones and had ended at the last look already.
+        """Return the children to reap: those of the main thread that are not own ones and had ended at the last check.
 
-        `state` tells of a pid whether it "lives", has "ended", or is "gone" (no child any more); `claimed` which
-        children somebody is known to wait for, and is asked only when there is something to reap.
+        `state` returns for a pid "lives", "ended" or "gone" (no child any more). `claimed` returns the children that
+        somebody is known to wait for; it is called only when there is something to reap.
         """
         self.own.update(of_others)
         self.own = {pid for pid in self.own if state(pid) != "gone"}
@@ -70,7 +71,7 @@ class Adopted:
 
 
 class Orphans:
-    """Looks after the children of this process, on the running loop, for as long as there is reason to."""
+    """Reaps orphans of this process from the running loop, as long as there are calls or children."""
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
@@ -82,7 +83,7 @@ class Orphans:
         _live.add(self)
 
     def begin(self) -> None:
-        """There may be children from now on."""
+        """Begin to check, because there may be children from now on."""
         if self._works and (self._timer is None or self._pause != BUSY):
             self._look_in(BUSY)
 
@@ -116,13 +117,13 @@ class Orphans:
         return True
 
     def forked(self) -> None:
-        """In the thread that called `os.fork`: note its child."""
+        """Note the child that was just forked. Called in the thread that called `os.fork`."""
         if os.getpid() == self._pid:
             self._adopted.own.update(_children("thread-self"))
 
 
 def _children(thread: int | str) -> list[int]:
-    """The children of one thread of this process; none, if it has ended or cannot be looked at."""
+    """Return the children of one thread of this process; none if the thread has ended or cannot be examined."""
     path = "/proc/thread-self/children" if thread == "thread-self" else f"/proc/self/task/{thread}/children"
     try:
         with open(path, "rb") as file:
@@ -132,7 +133,7 @@ def _children(thread: int | str) -> list[int]:
 
 
 def _state(pid: int | None) -> str:
-    """How this child is, without reaping it; None: whether there is any."""
+    """Return the state of a child without reaping it; for None, "gone" if there are no children."""
     kind, number = (os.P_ALL, 0) if pid is None else (os.P_PID, pid)
     try:
         ended = os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -142,7 +143,7 @@ def _state(pid: int | None) -> str:
 
 
 def _claimed() -> set[int]:
-    """The processes that objects of subprocess and multiprocessing stand for, and that were not waited for."""
+    """Return the processes of `subprocess` and `multiprocessing` objects that were not waited for."""
     found: set[Any] = set()
     popen = getattr(sys.modules.get("subprocess"), "Popen", None)
     if popen is not None:

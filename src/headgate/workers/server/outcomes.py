@@ -23,9 +23,9 @@ TURN = 0.005
 """Seconds that a turn of the task loop should take, and that an outcome may wait for others to share a message with."""
 
 Outcome = tuple["ClientStream", int, Kind | None, bytes | BulkPayload, bool, int, bytes]
-"""What the server's loop is told of a call: the stream of its client; its number; how it ended (None: it has begun, and
-its caller wants to know); the payload; whether it was cancelled and ended otherwise; of a generator, how many steps
-other than "next" it had taken; and what has changed in its Context."""
+"""What the task loop reports about a call: the stream of its client; its number; how it ended (None: it has begun, and
+its caller wants to know); the payload; whether it was cancelled and ended in another way; of a generator, how many
+steps other than "next" it had taken; and the changes of its Context."""
 
 
 class Outcomes:

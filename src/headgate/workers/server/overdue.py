@@ -1,6 +1,6 @@
-"""Which calls of a task loop are past their timeout and still hold it, or hold its thread places.
+"""Which calls are past their timeout and still hold the task loop, or its thread places.
 
-Asked from the server's thread: the dict of running calls may change meanwhile, so it is copied.
+These functions run on the server's thread. The dict of running calls may change meanwhile, so it is copied.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class RunningCall:
     paused: float | None = None
     """Of a generator between two steps: since when."""
     waits: int = 0
-    """Number of routines it has called and waits for."""
+    """Number of calls that it made and waits for."""
     orders: Orders | None = None
     """Of a generator: the steps that its consumer asked for."""
     exchange: Exchange | None = None
@@ -66,7 +66,7 @@ class RunningCall:
 
     @property
     def rests(self) -> bool:
-        """Is it a generator between two steps?"""
+        """Is the call a generator that is between two steps?"""
         return self.paused is not None
 
     @property

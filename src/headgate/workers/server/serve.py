@@ -49,7 +49,7 @@ def _hook(path: str | None) -> Any:
 
 
 def _listen_to_signals(service: Service, drain: float) -> None:
-    """SIGTERM and SIGINT: finish what runs, then stop. SIGINT again: cancel it."""
+    """Stop after SIGTERM or SIGINT when the running calls have finished; cancel them after a second SIGINT."""
     loop = asyncio.get_running_loop()
     stops: list[asyncio.Task[None]] = []
 
@@ -76,7 +76,7 @@ _held = _Held()
 
 
 def _hold_signals() -> None:
-    """Before a routine forks: what comes for its process waits until that has handlers of its own."""
+    """Block signals before a routine forks, until the new process has handlers of its own."""
     _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
@@ -86,8 +86,11 @@ def _release_signals() -> None:
 
 
 def _forget_signals() -> None:
-    """In a process that a routine forked: our handlers are not its own. With them a signal to that process would not
-    end it, and would be told to the worker's loop, through a descriptor that both have."""
+    """Remove the handlers of the worker in a process that a routine forked.
+
+    With them a signal to that process would not end it, and would be reported to the worker's loop through a descriptor
+    that both have.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -34,7 +34,7 @@ _log = logging.getLogger("headgate.workers")
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
-    """Handles every gRPC call that comes to a worker."""
+    """The handler of every gRPC call that comes to a worker."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 stream.session.retiring(reason, at_once=True, uid=uid)
                 stream.flush()
 
-    def judge(self, now: float, age: float) -> None:
+    def check_limits(self, now: float, age: float) -> None:
         """Have this worker replaced if it is of no use any more; `age`: seconds since its task loop last had a turn."""
         overdue, blocked = self.limits
         if age > HELD:
@@ -302,7 +302,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             stream.flush()
 
     async def _exit(self) -> None:
-        await self._said_all(1.0)
+        await self._all_sent(1.0)
         await asyncio.sleep(0.005)  # gRPC passes what was written to the kernel in a thread of its own
         os._exit(ENDED)
 
@@ -348,10 +348,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self.tasks.stop_all()
             self._cut.clear()
             await self._drained(2.0, forgetful=False)
-        await self._said_all(2.0)
+        await self._all_sent(2.0)
         self.stopped.set()
 
-    async def _said_all(self, seconds: float) -> None:
+    async def _all_sent(self, seconds: float) -> None:
         """Wait until every client was sent what there is to say, for at most so many seconds."""
         waits = [asyncio.ensure_future(stream.all_sent()) for stream in self._streams]
         if waits:
@@ -366,8 +366,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         return fetching or self.tasks.is_waited_for(clock.now(), abandoned=not self.retiring)
 
     async def _drained(self, timeout: float | None, *, forgetful: bool = True) -> None:
-        """Wait until nothing runs that is worth waiting for. It has to look again and again: a generator becomes
-        forgotten, and so not worth waiting for, by the passing of time alone."""
+        """Wait until nothing runs that is worth waiting for.
+
+        This polls, because no event tells that a generator was not advanced for so long that it is not worth waiting
+        for.
+        """
         deadline = None if timeout is None else clock.now() + timeout
         while self._busy(forgetful) and not self._cut.is_set():
             left = 0.05 if deadline is None else min(0.05, deadline - clock.now())

@@ -1,11 +1,11 @@
 """The task loop of a worker: an event loop in a thread of its own, on which only routines run.
 
 The server's loop submits calls in batches: it appends them to a deque and wakes this loop once. Outcomes go back the
-same way. While a routine computes and holds this loop, the server's loop still answers. Its thread can take back what
-is still in the deque, and calls whose Tasks were made and had no turn yet: nothing of them has begun.
+same way. While a routine computes and holds this loop, the server's loop still answers. The server's thread can take
+back calls that are still in the deque, and calls whose Tasks have not had a turn yet: nothing of them has begun.
 
-A routine's exception is its outcome, whatever it is: SystemExit and KeyboardInterrupt too, caught inside its coroutine,
-because asyncio lets those two end a loop. Its caller gets them as RoutineExited, for the same reason.
+Every exception of a routine is its outcome, also SystemExit and KeyboardInterrupt. Those two are caught inside the
+coroutine of the call, because asyncio lets them end a loop. For the same reason the caller gets them as RoutineExited.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from headgate.workers.server.client_stream import ClientStream
 
 THREADS = 32
-"""Routines that run in threads at the same time, not counting those that wait for others: the rest wait. With one
-thread for each of a thousand calls that compute, all of them would be slow, and the loop too."""
+"""Number of routines that run in threads at the same time, not counting those that wait for others. With one thread for
+each of a thousand calls that compute, all of them would be slow, and the loop too."""
 EXECUTING = 1000
-"""Routines that execute at the same time, not counting those that wait for routines they called, and generators
-between two steps: the rest wait, and have not begun."""
+"""Number of routines that execute at the same time. Routines that wait for others, and generators between two steps, do
+not count. Calls above this number wait, and have not begun."""
 FIRST, SLICE = 32, 512
-"""Calls that are begun in one turn of the loop: at first, and at most, when they prove to be short."""
+"""Number of calls that are begun in one turn of the loop: at first, and at most, if they prove to be short."""
 FORGOTTEN = 5.0
 """Seconds between two steps after which a worker that stops does not wait for a generator any longer."""
 HELD_PLACES = b"its thread places are held by calls that timed out or were cancelled"
@@ -90,7 +90,7 @@ class TaskLoop:
         self._backpressure = backpressure
         self._incoming: deque[RunningCall] = deque()
         self._outcomes = Outcomes(self.loop, server, deliver, self._incoming)
-        self._unbegun: dict[RunningCall, bool] = {}  # they have Tasks and no step was taken; who takes one out has it
+        self._unbegun: dict[RunningCall, bool] = {}  # their Tasks had no turn; whoever removes a call decides about it
         self._cancels: deque[tuple[ClientStream, int]] = deque()
         self._steps: deque[tuple[ClientStream, Stepped]] = deque()
         self._abandoned: deque[tuple[ClientStream, int]] = deque()
@@ -105,15 +105,15 @@ class TaskLoop:
         self.places: Places = Places(THREADS, self._tell_places)
         self._on_threads = on_threads
         self._stopping = False
-        self._closings: set[concurrent.futures.Future[Any]] = set()  # of what clients had here
+        self._closings: set[concurrent.futures.Future[Any]] = set()  # closing what clients had here
         self._thread = threading.Thread(target=self._run, name="headgate tasks", daemon=True)
 
     def start(self) -> None:
-        """Begin to run calls."""
+        """Start the thread on which calls run."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop and its thread. Whatever still runs on it is cancelled, and what routines left there ended."""
+        """End the loop and its thread. Calls that run, and tasks that routines left there, are cancelled."""
         concurrent.futures.wait(self._closings, timeout=ENDING_SECONDS / 3)
         self._stopping = True
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -218,7 +218,7 @@ class TaskLoop:
         self.asked = None
 
     def _drain(self) -> None:
-        """Begin submitted calls, as many as fit into a turn: the rest can still be taken back meanwhile."""
+        """Begin submitted calls, as many as fit into a turn of the loop. The others can still be taken back."""
         self._awake = False
         now = clock.now()
         if self._began:
@@ -309,7 +309,7 @@ class TaskLoop:
             running.task.cancel()
 
     async def _drive(self, running: RunningCall) -> None:
-        """Run one call to its outcome, whatever it is."""
+        """Run one call and send its outcome, which may be any exception."""
         kind: Kind
         begun = running.begun
         try:
@@ -323,7 +323,7 @@ class TaskLoop:
             if begun.timeout:
                 running.due = clock.now() + begun.timeout
             if begun.context:
-                context_frames.arrived(running, begun.context)
+                context_frames.receive(running, begun.context)
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)
                 return
@@ -378,7 +378,7 @@ class TaskLoop:
                 if running.begun.timeout:
                     running.due = clock.now() + running.begun.timeout
                 while orders.contexts:
-                    context_frames.arrived(running, orders.contexts.pop(0))
+                    context_frames.receive(running, orders.contexts.pop(0))
                 step = advance(generator, order)
                 try:
                     item = await (self._within(running.begun, step) if running.begun.timeout else step)

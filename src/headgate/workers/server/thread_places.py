@@ -1,8 +1,8 @@
-"""Calls in threads: how many a worker runs at a time, and which of them nobody waits for any more.
+"""Places for calls in threads: how many run at a time, and which of them nobody waits for any more.
 
-A thread cannot be interrupted: a plain function that timed out or was cancelled goes on, and keeps its place. When such
-calls hold every place, no other call that needs a thread can begin, and none is kept waiting for one: it is refused, so
-that another worker can run it. Behind calls that somebody waits for, it waits.
+A thread cannot be interrupted, so a plain function that timed out or was cancelled continues and keeps its place. When
+such calls hold every place, other calls that need a thread are refused, so that another worker can run them. Otherwise
+they wait for a place.
 
 Used on one event loop, without a lock.
 """

@@ -1,8 +1,8 @@
-"""Watches the task loop of a worker from its server's thread, while routines run.
+"""Watches the task loop of a worker from the thread of its server, while routines run.
 
-A loop that had no turn for a second is held by a routine. Its callers are told, it is named in the log with its stack,
-and what it keeps waiting goes elsewhere. If even this thread cannot run, because that routine holds the interpreter's
-lock, faulthandler writes the stacks by itself.
+A loop that had no turn for a second is held by a routine. The callers are told, the log names the routine with its
+stack, and calls that have not begun are given to other workers. If this thread cannot run either, because the routine
+holds the interpreter's lock, faulthandler writes the stacks by itself.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from headgate.workers.server.service import Service
 
 _BEAT = 0.25
-_MUTE = 1.75  # as long as this thread is not heard, faulthandler speaks
+_DUMP_AFTER = 1.75  # seconds without a turn of this thread after which faulthandler writes the stacks
 _log = logging.getLogger("headgate.workers")
 
 
 class Watch:
-    """Looks after the task loop, while it has something to do."""
+    """Checks the task loop at short intervals, as long as it has calls."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._timer: asyncio.TimerHandle | None = None
-        self._suspect: object = None  # what held the loop at the last look
+        self._suspect: object = None  # what held the loop at the last check
         self._named: object = None  # what was last named as holding the loop
         self._told = 0.0
         self._looked = 0.0
         self._orphans = Orphans(lambda: service.tasks.busy)
 
     def begin(self) -> None:
-        """There is something to look after."""
+        """Begin to check: the task loop has calls now."""
         if self._timer is None:
             self._told = self._looked = clock.now()
             self._look()
@@ -49,10 +49,10 @@ class Watch:
         if not tasks.busy:
             self._timer = None
             self._named = self._suspect = None
-            if _SPEAKS:
+            if _CAN_DUMP:
                 faulthandler.cancel_dump_traceback_later()
             return
-        # First of all: what fails below must not end the looks, and with them the signs of life.
+        # First of all: an error below must not end the checks, and with them the reports to clients.
         self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
         now = clock.now()
         if tasks.asked is not None and now - self._looked > 2 * _BEAT:
@@ -60,22 +60,22 @@ class Watch:
         self._looked = now
         age = 0.0 if tasks.asked is None else now - tasks.asked
         tasks.ask(now)
-        _speak_later()
+        _dump_later()
         if age > HELD - _BEAT:
-            self._name(age)
+            self._log_holder(age)
         if age > HELD:
             self._service.give_back()
         else:
             self._named = self._suspect = None
-        self._service.judge(now, age)
+        self._service.check_limits(now, age)
         if now - self._told >= PULSE or (age > HELD and now - self._told >= _BEAT):
             self._told = now
             self._service.beat(age)
 
-    def _name(self, age: float) -> None:
+    def _log_holder(self, age: float) -> None:
         held = self._service.tasks.held_by() or self
         suspect, self._suspect = self._suspect, held
-        if held is self._named or held is not suspect:  # only one that is there at two looks holds the loop
+        if held is self._named or held is not suspect:  # only what is there at two checks holds the loop
             return
         self._named = held
         what = "something a routine started"
@@ -91,14 +91,16 @@ class Watch:
         )
 
 
-_SPEAKS = hasattr(faulthandler, "dump_traceback_later")
+_CAN_DUMP = hasattr(faulthandler, "dump_traceback_later")
 
 
-def _speak_later() -> None:
-    """Have faulthandler write the stacks if this thread has no turn. It needs a thread for that: where none can be
-    started now, nothing is written, and the next look tries again."""
-    if _SPEAKS:
+def _dump_later() -> None:
+    """Have faulthandler write the stacks if this thread has no turn soon.
+
+    faulthandler needs a thread for that. If none can be started now, the next check tries again.
+    """
+    if _CAN_DUMP:
         try:
-            faulthandler.dump_traceback_later(_MUTE, file=2)
+            faulthandler.dump_traceback_later(_DUMP_AFTER, file=2)
         except (RuntimeError, MemoryError):
             pass
