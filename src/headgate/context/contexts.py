@@ -90,7 +90,7 @@ class Context(Mapping[ContextVar[Any], Any]):
         return len(self._values())
 
     def __eq__(self, other: object) -> bool:
-        """The same variables with equal values, as with those of contextvars; the ids may differ."""
+        """Compare as `contextvars.Context` does: the same variables with equal values. The ids may differ."""
         return self._values() == dict(other) if isinstance(other, Context) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment] # what is set in it changes

@@ -22,7 +22,7 @@ from headgate.workers.protocol import bulk, client_session, worker_session
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending
 from headgate.workers.protocol.call_ends import KIND_OF_RESULT, REFUSAL_OF_KIND
 from headgate.workers.protocol.client_session import ClientSession
-from headgate.workers.protocol.messages import Advance, Answer, Begun, Heard, Outgoing
+from headgate.workers.protocol.messages import Advance, Answer, Begun, Outgoing, Received
 from headgate.workers.protocol.wire.wire_pb2 import Definition, Layout, Result, Step, ToClient, ToWorker, Yield
 from headgate.workers.protocol.worker_session import WorkerSession
 
@@ -38,7 +38,7 @@ SideName = Literal["client", "worker"]
 REFUSALS = tuple(REFUSAL_OF_KIND)
 ENDS = ("returned", "raised", "cancelled", "stopped")
 NOTHING: Mapping[Any, int] = {}
-SILENCE = Heard([], [], [])
+SILENCE = Received([], [], [])
 """A message of which nothing concerns anybody."""
 
 

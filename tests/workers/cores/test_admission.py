@@ -362,11 +362,11 @@ def test_w92_what_a_session_says_and_hears_of_room() -> None:
     assert said == [(1, 1, "c/1", False), (2, 3, "", True)]
     assert list(message.released) == [1]
     assert not reservations.unsaid
-    reservations.hear(ToClient(granted=[2], reserved=True))
+    reservations.receive(ToClient(granted=[2], reserved=True))
     assert (reservations.granted, reservations.closed) == ([2], True)
-    reservations.hear(ToClient())
+    reservations.receive(ToClient())
     assert reservations.closed
-    reservations.hear(ToClient(reserved=False))
+    reservations.receive(ToClient(reserved=False))
     assert not reservations.closed
 
 

@@ -29,7 +29,7 @@ from headgate.workers.model import FunctionForm
 from headgate.workers.protocol import bulk, client_session, worker_session
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ProtocolViolation
 from headgate.workers.protocol.client_session import ClientSession
-from headgate.workers.protocol.messages import Answer, Heard, Outgoing, Stepped
+from headgate.workers.protocol.messages import Answer, Outgoing, Received, Stepped
 from headgate.workers.protocol.wire.wire_pb2 import (
     Buffer,
     Call,
@@ -112,9 +112,9 @@ def all_of(take: Callable[[], Any]) -> Iterator[Any]:
     pytest.fail("it has something to say for ever")
 
 
-def told(client: ClientSession, worker: WorkerSession) -> Heard:
+def told(client: ClientSession, worker: WorkerSession) -> Received:
     """All that the client has to say arrives, and the worker makes room for more of it."""
-    everything = Heard([], [], [])
+    everything = Received([], [], [])
     for message in all_of(client.take):
         for some, more in zip(everything, worker.receive(carried(message, ToWorker)), strict=True):
             some.extend(more)  # type: ignore[arg-type]
@@ -563,7 +563,7 @@ class Shells:
         self.client, self.worker = client, worker
         self.memory: dict[int, bytes] = {}
         self.closed: list[int] = []
-        self.heard = Heard([], [], [])
+        self.heard = Received([], [], [])
         self.answers: list[Any] = []
         self.frames: list[Any] = []  # as they were on the wire
         self._last = 100

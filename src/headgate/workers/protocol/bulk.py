@@ -43,7 +43,7 @@ class BulkPayload:
     def __init__(self, pickle: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> None:
         self.pickle: bytes = pickle
         self.lifted: int = lifted
-        """How many of the buffers, the first ones, the pickle names by their number."""
+        """How many of the buffers the pickle names by number: the first ones."""
         self.buffers: Sequence[Any] = buffers
         """Before sending: memoryviews of bytes. After receiving: bytes, or a bytearray where it was writable."""
         self.size: int = len(pickle) + sum(len(buffer) for buffer in buffers)

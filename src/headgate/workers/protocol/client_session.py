@@ -247,7 +247,7 @@ class ClientSession:
         self.bulk.shares = message.welcome.shares
         self.probe = message.welcome.probe if message.welcome.HasField("probe") else None
         self.state = "stopping" if message.stopping else "open"
-        self.reservations.hear(message)
+        self.reservations.receive(message)
         for call in self._bulky:
             assert isinstance(call.arguments, BulkPayload), "_bulky holds no others"
             self.bulk.send(call.arguments, call)
@@ -313,7 +313,7 @@ class ClientSession:
             self.pulse = message.pulse
         if message.stopping:
             self.state = "stopping"
-        self.reservations.hear(message)
+        self.reservations.receive(message)
         # Before anything is taken out: a message that breaks the session must leave every call to `broken`.
         items = [bulk.payload(one, one.payload) for one in message.yields]
         payloads = [bulk.payload(one, one.payload) for one in message.results]

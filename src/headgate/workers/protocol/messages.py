@@ -232,7 +232,7 @@ class Stepped(NamedTuple):
     context: bytes = b""
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     """The contents of a message to a worker."""
 
     begun: list[Begun]

@@ -20,8 +20,8 @@ from headgate.workers.protocol.messages import (
     OLDEST,
     STEP_TO_ADVANCE,
     Begun,
-    Heard,
     Kind,
+    Received,
     Stepped,
 )
 from headgate.workers.protocol.wire.wire_pb2 import (
@@ -102,10 +102,10 @@ class WorkerSession:
         self.state = "over"
         return False
 
-    def receive(self, message: ToWorker) -> Heard:
+    def receive(self, message: ToWorker) -> Received:
         """Read a message; returns calls to begin, numbers of calls to cancel, and steps of generators."""
         if self.state != "open":
-            return Heard([], [], [])
+            return Received([], [], [])
         for definition in message.definitions:
             self._functions[definition.function] = self._define(definition)
         self.bulk.receive(message)
@@ -118,7 +118,7 @@ class WorkerSession:
         cancels = [number for number in message.cancels if number in self.open]
         for function in message.forgotten:
             self._functions.pop(function, None)
-        return Heard(begun, cancels, steps)
+        return Received(begun, cancels, steps)
 
     def _stepped(self, step: Step) -> Stepped | None:
         payload = self.bulk.payload(step, step.payload)

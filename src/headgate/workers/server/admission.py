@@ -234,7 +234,7 @@ class Reservations:
         message.released.extend(self._released)
         self._asks, self._released, self.unsaid = [], [], False
 
-    def hear(self, message: ToClient) -> None:
+    def receive(self, message: ToClient) -> None:
         """Read what a message of the worker says about reservations."""
         if message.granted:
             self.granted.extend(message.granted)

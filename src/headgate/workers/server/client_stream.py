@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headgate._version import __version__
 from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
-from headgate.workers.protocol.messages import Begun, Heard, Stepped
+from headgate.workers.protocol.messages import Begun, Received, Stepped
 from headgate.workers.protocol.transport import grpc
 from headgate.workers.protocol.wire.wire_pb2 import ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
@@ -50,17 +50,17 @@ class ClientStream:
         offered = self._offer.probe if probe is not None else None
         return self.session.greet(message, stopping=stopping, probe=offered, shares=shared_memory.can_read(probe))
 
-    def hear(self, message: ToWorker) -> Heard:
+    def receive(self, message: ToWorker) -> Received:
         """Read the next message. A client that sends one has tried the memory it was offered."""
         if self._offer is not None:
             self._offer.close()
             self._offer = None
-        heard = self.session.receive(message)
+        received = self.session.receive(message)
         for number, bulk in self.session.bulk.take_resent():
             done = self._resent.pop(number, None)
             if done is not None:
                 done(bulk)
-        return heard
+        return received
 
     def read(self, borrowed: Borrowed, done: Callable[[BulkPayload | None], None], *, resend: bool = False) -> None:
         """Read memory that the client lends; `resend`: if it cannot be read, have the client send it in chunks."""

@@ -44,7 +44,7 @@ class NestedPool:
         self._introduced: list[tuple[str, str]] | None = None  # the peers that the dispatcher knows
 
     def __dispatcher__(self) -> NestedPool | Dispatcher:
-        """What runs calls for the current loop: the dispatcher, or this object in a routine that runs in a thread."""
+        """Return what runs calls for the current loop: the dispatcher or, in a routine in a thread, this object."""
         return self if asyncio.get_running_loop() is not self._tasks.loop else self._dispatcher()
 
     def _dispatcher(self) -> Dispatcher:

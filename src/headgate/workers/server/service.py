@@ -108,7 +108,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 data = await context.read()
                 if data is EOF:
                     return
-                self._hear(stream, _parsed(data))
+                self._handle(stream, _parsed(data))
         except HeadgateError as error:
             _log.warning("the session with %s ended: %s", session.client or "an unknown client", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
@@ -126,9 +126,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
-    def _hear(self, stream: ClientStream, message: ToWorker) -> None:
+    def _handle(self, stream: ClientStream, message: ToWorker) -> None:
         session = stream.session
-        begun, cancels, steps = stream.hear(message)
+        begun, cancels, steps = stream.receive(message)
         if message.HasField("peers") and session.peers is not None:
             pool, peers = session.peers
             stream.nested = self._nested.setdefault(pool, NestedPool(pool, self))
@@ -391,5 +391,5 @@ def _parsed(data: bytes) -> ToWorker:
 
 
 def _known_service(request: bytes) -> bool:
-    """Of a HealthCheckRequest: field 1 is the name of the service; empty means the whole server."""
+    """Tell whether a HealthCheckRequest names our service (field 1), or with an empty name the whole server."""
     return request in (b"", b"\x0a\x00") or request[2:] == b"headgate.wire.v1.Worker"
