@@ -53,7 +53,7 @@ class Routine:
         plain = not inspect.iscoroutinefunction(fn) and not inspect.isasyncgenfunction(fn)
         self.portable: PortableFunction = PortableFunction(fn, options.thread or plain)
         self.tag: str = self.portable.tag
-        self.decorated: Callable[..., Any] | None = None
+        self.decorated: Callable[..., Any] = fn
         """What users hold: the wrapper that dispatches."""
 
     def __reduce__(self) -> tuple[Any, ...]:

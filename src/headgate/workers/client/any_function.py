@@ -55,7 +55,7 @@ class Placing:
         self._routines: dict[FunctionType, Routine | Here] = {}  # how functions travel is remembered there
         self._closures: dict[FunctionType, Routine | Here] = {}  # the same for a few of those that hold on to something
 
-    def can_stop(self, fn: Function) -> bool:
+    def can_stop(self, fn: Function | None) -> bool:
         """Whether a function runs on its worker's loop, and not in a thread there."""
         while isinstance(fn, functools.partial):
             fn = fn.func
