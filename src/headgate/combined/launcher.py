@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
@@ -105,7 +105,7 @@ class TaskLauncher:
         if isinstance(task.fn, StreamBody):
             items = placing.stream(task.fn.fn, args, permit)
             if items is not placing.here:
-                return task.fn.feed(items)
+                return task.fn.feed(cast("AsyncIterator[Any]", items))
         else:
             called = placing.call(task.fn, args, permit)
             if called is not placing.here:
