@@ -34,7 +34,7 @@ from headgate.workers.serialization.pickling import (
 CONVERSE = "/headgate.wire.v1.Worker/Converse"
 """The method of the stream, as gRPC names it."""
 
-RECORDED_NAMES = {"ProtocolViolation": "ProtocolViolation"}
+RECORDED_NAMES = {"ProtocolViolation": "ConversationBroken"}
 """Classes that were renamed since: their names now, and the names in the recordings."""
 
 __all__ = [
