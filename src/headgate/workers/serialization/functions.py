@@ -207,16 +207,14 @@ def _registered(module: str) -> bool:
 
 def _look(holder: Holder, name: str) -> Any:
     """Return the current value of a name: of a global, a cell, or an attribute of a function."""
+    if isinstance(holder, FunctionType):  # most are
+        return getattr(holder, name) if name != "attributes" else None if _attributes(holder) else ()
     if isinstance(holder, dict):
         return dict.get(holder, name, _ABSENT)
-    if isinstance(holder, CellType):
-        try:
-            return holder.cell_contents
-        except ValueError:
-            return _ABSENT
-    if name == "attributes":
-        return None if _attributes(holder) else ()
-    return getattr(holder, name)
+    try:
+        return holder.cell_contents
+    except ValueError:
+        return _ABSENT
 
 
 _ABSENT = object()
