@@ -65,6 +65,7 @@ PURE = (
     "core/wait_queue.py",
     "resources/affinity.py",
     "resources/attempts.py",
+    "resources/cooldowns.py",
     "resources/effects.py",
     "resources/stats.py",
     "resources/model.py",

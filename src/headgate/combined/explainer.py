@@ -63,9 +63,9 @@ class TaskExplainer:
         """All resources that could serve the task, if each is in full use by these tasks alone; else nothing."""
         held_uses = {one.permit.use for one in stuck if isinstance(one.permit, Permit)}
         full = []
-        for resource_id, limit, shut, uses in self._usable(task):
+        for resource_id, limit, unavailable, uses in self._usable(task):
             held = sum(use in held_uses for use in uses)
-            if not (limit is not None and held >= limit) and not (shut and held == len(uses)):
+            if not (limit is not None and held >= limit) and not (unavailable and held == len(uses)):
                 return []
             full.append(resource_id)
         return full

@@ -75,10 +75,10 @@ class Member:
         "resource",
         "rotation",
         "sharing",
-        "shut",
         "sibling_cancels",
         "successes",
         "trial",
+        "unavailable",
         "uses",
     )
 
@@ -92,7 +92,7 @@ class Member:
         """Uses of the resource that have not ended, in whichever pool, oldest first."""
         self.notes: Any = None
         self.pickers: tuple[Picker, ...] = ()
-        self.shut: bool = False  # cooling, disabled, or on trial with as many uses as that allows
+        self.unavailable: bool = False  # cooling, disabled, or on trial with as many uses as that allows
         self.gone: bool = False  # removed from the rotation
         self.trial: Trial | None = None  # recovered from a cooldown, and not yet allowed its full limit
         self.plain: bool = True  # the end of a use takes the short path: see `Rotation.is_plain`
@@ -106,16 +106,16 @@ class Member:
     def is_open(self) -> bool:
         """Whether it may be used now. (The end of its cooldown is noticed before a picker asks.)"""
         limit = self.resource.max_in_flight
-        return not self.shut and (limit is None or len(self.uses) < limit)
+        return not self.unavailable and (limit is None or len(self.uses) < limit)
 
     @property
     def in_flight(self) -> int:
         """How many uses of its resource have not ended, in whichever pool."""
         return len(self.uses)
 
-    def update_shut(self) -> None:
-        """Set `shut` from the resource's status and the trial."""
-        self.shut = self.resource.status != "healthy" or (self.trial is not None and self.trial.is_full)
+    def update_availability(self) -> None:
+        """Set `unavailable` from the resource's status and the trial."""
+        self.unavailable = self.resource.status != "healthy" or (self.trial is not None and self.trial.is_full)
 
     def stats(self, status: ResourceStatus, left: float) -> ResourceStats:
         """Gauges and counters of this member, with `status` and the seconds `left` of a cooldown as they are now."""

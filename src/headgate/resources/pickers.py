@@ -167,7 +167,7 @@ class RoundRobin(LazyHeap):
         if len(current) == 1 and not skip:  # a single member: its place in the order does not matter
             member = next(iter(current.values()))[3]
             limit = member.resource.max_in_flight
-            if not member.shut and (limit is None or len(member.uses) < limit):
+            if not member.unavailable and (limit is None or len(member.uses) < limit):
                 return member
         aside: list[Entry] = []
         chosen = None
@@ -181,7 +181,7 @@ class RoundRobin(LazyHeap):
             if current.get(index) is entry:
                 if load != uses or last != resource.last_acquired_at:
                     true = current[index] = (uses, resource.last_acquired_at, index, member)
-                elif member.shut or ((limit := resource.max_in_flight) is not None and uses >= limit):
+                elif member.unavailable or ((limit := resource.max_in_flight) is not None and uses >= limit):
                     del current[index]
                 elif skip and resource.resource_id in skip:
                     aside.append(entry)
@@ -265,7 +265,7 @@ class LeastLatency:
 
     To take the cheapest of all would send everybody to the same member until it has slowed down, and would need an
     order that changes with time. The members that may be open are in a list, in no order: to draw is to index, to
-    remove is to swap with the last. Members found shut are removed, and come back when they are offered.
+    remove is to swap with the last. Members found unavailable are removed, and come back when they are offered.
     """
 
     def __init__(self, decay: float) -> None:
@@ -334,8 +334,8 @@ class Sticky(RoundRobin):
     """Hash order for calls with an affinity, round robin for calls without one.
 
     Usually one of the favourites that are remembered for an affinity is open. If none is, either few members are open
-    at all, and their distances are computed (`_current` has them, and some that shut since); or the affinity keeps many
-    members busy by itself, and more of its favourites are worth remembering.
+    at all, and their distances are computed (`_current` has them, and some that became unavailable since); or the
+    affinity keeps many members busy by itself, and more of its favourites are worth remembering.
     """
 
     def __init__(self) -> None:
@@ -380,16 +380,16 @@ class Sticky(RoundRobin):
     def _usable(self, skip: Container[str], at_most: int) -> list[str] | None:
         """The ids of all open members; None when there are more than `at_most`."""
         current = self._current
-        shut, usable, seen = [], [], 0
+        unusable, usable, seen = [], [], 0
         for index, entry in current.items():
             if not entry[3].is_open:
-                shut.append(index)
+                unusable.append(index)
                 continue
             seen += 1
             if seen > at_most:
                 break
             usable.append(entry[3].resource.resource_id)
-        for index in shut:
+        for index in unusable:
             del current[index]  # its entry in the heap is dropped later, and the member is offered when it opens
         return None if seen > at_most else [name for name in usable if name not in skip]
 

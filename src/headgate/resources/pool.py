@@ -14,7 +14,6 @@ from types import EllipsisType, TracebackType
 from typing import (
     Any,
     Concatenate,
-    Final,
     Generic,
     Never,
     NoReturn,
@@ -42,6 +41,7 @@ from headgate.core.checks import (
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
 from headgate.resources import events
+from headgate.resources.cooldowns import DEFAULT_COOLDOWN_TABLE
 from headgate.resources.engine import Classifier, Engine, bounded, end_abandoned, lock, set_handle
 from headgate.resources.members import Member, Use
 from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, hide_value, resources_of
@@ -66,7 +66,6 @@ P = ParamSpec("P")
 # Sequences, not iterables: a mapping is an iterable of its keys, and would pass for anything.
 Resources = Sequence[Resource[T]] | Mapping[str, Resource[T]] | Sequence[T] | Mapping[str, T]
 
-DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
 
 _names = itertools.count(1)
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
+from headgate.resources.cooldowns import cooldown_after
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.members import (
     ANY,
@@ -122,7 +123,7 @@ class Rotation:
         trial = member.trial
         if trial is not None:
             trial.running.add(order)
-            member.shut = member.shut or trial.is_full
+            member.unavailable = member.unavailable or trial.is_full
         return use
 
     def matching(self, requirement: Requirement) -> int:
@@ -239,7 +240,7 @@ class Rotation:
                 remedy="Give each resource an id of its own, or remove the old one first.",
             )
         member = self.members[resource_id] = Member(resource, self, next(self._indexes))
-        member.shut = resource.status != "healthy"
+        member.unavailable = resource.status != "healthy"
         if resource.status == "cooling_down":
             self.note_cooldown(member)
         inherited = self._draining.get(resource_id)
@@ -392,30 +393,28 @@ class Rotation:
             if trial is not None and (trial.limit == 1 or member is use.member):
                 if trial.succeeded(top):
                     member.trial = None
-                member.update_shut()
+                member.update_availability()
         _refresh(resource)
 
     def _cool(self, use: Use, seconds: float | None, now: float) -> Effects:
         resource = use.member.resource
         old, members = resource.status, list(resource.sharing.members)
-        if not (use.is_late and resource.consecutive_cooldown > 0):
-            resource.consecutive_cooldown += 1
-        if seconds is None:
-            seconds = self._table[min(resource.consecutive_cooldown, len(self._table)) - 1]
+        cooldown = cooldown_after(resource, self._table, seconds, is_late=use.is_late, now=now)
         if old == "healthy":
             resource.sharing.outage = next(_orders)
-        until = max(resource.cooldown_until, now + seconds)
-        is_new = old == "healthy" or until > resource.cooldown_until
-        resource.status, resource.cooldown_until = "cooling_down", until
+        is_new = old == "healthy" or cooldown.until > resource.cooldown_until
+        resource.status, resource.cooldown_until = "cooling_down", cooldown.until
+        resource.consecutive_cooldown = cooldown.consecutive
         for member in members:
-            member.shut, member.trial = True, None
+            member.unavailable, member.trial = True, None
             if is_new:
                 member.rotation.note_cooldown(member)
         _refresh(resource)
         self._revoke(resource)
-        left = seconds if until == now + seconds else until - now
-        consecutive = resource.consecutive_cooldown
-        return [Cool(resource.resource_id, until, left, consecutive, old, member, use) for member in members]
+        return [
+            Cool(resource.resource_id, cooldown.until, cooldown.seconds, cooldown.consecutive, old, member, use)
+            for member in members
+        ]
 
     def _disable(self, member: Member, use: Use | None) -> Effects:
         resource = member.resource
@@ -426,14 +425,14 @@ class Rotation:
         self._revoke(resource)
         member.disables += 1
         for other in resource.sharing.members:
-            other.shut, other.trial = True, None
+            other.unavailable, other.trial = True, None
         _refresh(resource)
         return [Disable(resource.resource_id, old, other, use) for other in resource.sharing.members]
 
     def _reopen(self, resource: Resource[Any], *, on_trial: bool) -> Effects:
         resource.status = "healthy"
         for member in resource.sharing.members:
-            member.shut = False
+            member.unavailable = False
             member.trial = Trial() if on_trial and member.rotation.probe_on_recovery else None
             for picker in member.pickers:
                 picker.offer(member)
@@ -468,7 +467,7 @@ class Rotation:
         member = use.member
         if member.trial is not None and use.order in member.trial.running:
             member.trial.running.remove(use.order)
-            member.update_shut()
+            member.update_availability()
         if member.gone:
             self.drained(use)
         elif self._learn is not None:

@@ -85,7 +85,7 @@ def check(rotation: Rotation, now: float) -> None:
         assert resource.resource_id == resource_id
         assert member in resource.sharing.members
         assert uses is resource.sharing.uses
-        assert member.shut == (resource.status != "healthy" or (trial is not None and trial.is_full))
+        assert member.unavailable == (resource.status != "healthy" or (trial is not None and trial.is_full))
         if member.plain:
             assert len(resource.sharing.members) == len(member.pickers) == 1
             assert rotation.is_plain(member)

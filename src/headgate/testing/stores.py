@@ -74,10 +74,10 @@ class _Place:
     def write(self, *entries: Entry, keep: int = 1000, pool_id: str | None = None) -> None:
         """Append these and wait until all are acknowledged."""
         with self.opened(keep=keep, pool_id=pool_id) as journal:
-            _run(lambda conversation: conversation.append_all(journal, entries))
+            _run(lambda checker: checker.append_all(journal, entries))
 
 
-class _Conversation:
+class _JournalChecker:
     """Appends entries, and watches how they are answered."""
 
     def __init__(self) -> None:
@@ -112,16 +112,16 @@ class _Conversation:
             assert error is None, f"an entry was refused: {error!r}"
 
 
-def _run(work: Callable[[_Conversation], Coroutine[Any, Any, None]]) -> None:
+def _run(work: Callable[[_JournalChecker], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        conversation = _Conversation()
+        checker = _JournalChecker()
         try:
             async with asyncio.timeout(_PATIENCE):
-                await work(conversation)
+                await work(checker)
         except TimeoutError:
             raise AssertionError(f"no answer within {_PATIENCE:.0f} s: `done` or `flush` waits for ever") from None
         await asyncio.sleep(0)  # for a second answer
-        assert not conversation.complaints, conversation.complaints[0]
+        assert not checker.complaints, checker.complaints[0]
 
     asyncio.run(bounded())
 
@@ -236,7 +236,7 @@ def _results_that_cannot_be_kept(place: _Place) -> None:
 def _results_that_change(place: _Place) -> None:
     result, about = [1], {"labels": [1]}
 
-    async def work(_: _Conversation) -> None:
+    async def work(_: _JournalChecker) -> None:
         journal.append(submit(1, about))
         journal.append(end(1, result=result))
         result.append(2)
@@ -274,12 +274,12 @@ def _two_pools(place: _Place) -> None:
 def _closing(place: _Place) -> None:
     journal = place.make().open(place.pool_id, {}, 1000)
 
-    async def leave_without_waiting(_: _Conversation) -> None:
+    async def leave_without_waiting(_: _JournalChecker) -> None:
         for number in range(1, 101):
             journal.append(submit(number))
 
-    async def append_late(conversation: _Conversation) -> None:
-        error = await conversation.append(journal, submit(101))
+    async def append_late(checker: _JournalChecker) -> None:
+        error = await checker.append(journal, submit(101))
         assert isinstance(error, StoreWriteFailed), f"`append` after `close` must tell StoreWriteFailed, told {error!r}"
         await journal.flush()
 
@@ -292,7 +292,7 @@ def _closing(place: _Place) -> None:
 
 
 def _flushing(place: _Place) -> None:
-    async def work(_: _Conversation) -> None:
+    async def work(_: _JournalChecker) -> None:
         await journal.flush()
         for number in range(1, 11):
             journal.append(submit(number))
@@ -305,10 +305,10 @@ def _flushing(place: _Place) -> None:
 
 
 def _many_at_once(place: _Place) -> None:
-    async def work(conversation: _Conversation) -> None:
+    async def work(checker: _JournalChecker) -> None:
         async def one(number: int) -> None:
-            await conversation.append_all(journal, [submit(number, running=True)])
-            await conversation.append_all(journal, [end(number, result=number)])
+            await checker.append_all(journal, [submit(number, running=True)])
+            await checker.append_all(journal, [end(number, result=number)])
 
         await asyncio.gather(*(one(number) for number in range(1, 501)))
 

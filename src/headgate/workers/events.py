@@ -15,7 +15,7 @@ TASKS: Topic = topic_named("workers.tasks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEvent(Event):
-    """Something happened to a worker."""
+    """Base of the events about one worker."""
 
     topic: ClassVar[str] = "workers.lifecycle"
 
@@ -25,14 +25,14 @@ class WorkerEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStarted(WorkerEvent):
-    """Its process was started."""
+    """The process of a worker was started. It does not take calls yet."""
 
     name: ClassVar[str] = "worker_started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady(WorkerEvent):
-    """It takes calls."""
+    """A worker takes calls from now on."""
 
     name: ClassVar[str] = "worker_ready"
 
@@ -55,7 +55,7 @@ class WorkerNotStarted(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLostEvent(WorkerEvent):
-    """It ended, or cannot be reached, and nobody asked for that."""
+    """A worker ended without being told to, or cannot be reached any more."""
 
     name: ClassVar[str] = "worker_lost"
 
@@ -65,7 +65,7 @@ class WorkerLostEvent(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReplaced(WorkerEvent):
-    """It is of no use any more: it gets no new calls, finishes those it has, and another takes its place."""
+    """A worker is being replaced: it gets no new calls, finishes those it has, and another takes its place."""
 
     name: ClassVar[str] = "worker_replaced"
 
@@ -74,7 +74,7 @@ class WorkerReplaced(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(WorkerEvent):
-    """It ended, as it was told to."""
+    """A worker ended because it was told to."""
 
     name: ClassVar[str] = "worker_stopped"
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from headgate.core.clock import clock
-from headgate.core.threads import Interrupts
+from headgate.core.interrupts import Interrupts
 from headgate.errors import StoreWriteFailed
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle

@@ -130,7 +130,9 @@ class Roster(Generic[Worker]):
         use = rotation.acquire(now, ANY, avoid)
         if use is not None:
             return use
-        resting = [one for one in rotation.members.values() if one.shut and one.resource.resource_id not in avoid]
+        resting = [
+            one for one in rotation.members.values() if one.unavailable and one.resource.resource_id not in avoid
+        ]
         if not resting:
             return None
         return rotation.take(min(resting, key=lambda one: one.resource.cooldown_until), now)
@@ -144,7 +146,7 @@ class Roster(Generic[Worker]):
         """Note that a worker took the call and answered."""
         member = use.member
         self._rotation.ok(use)
-        if member.shut and not member.gone and not use.is_late:
+        if member.unavailable and not member.gone and not use.is_late:
             self._rotation.enable(member.resource.resource_id)  # it was tried while it cooled
 
     def failed(self, use: Use, now: float) -> None:

@@ -387,7 +387,7 @@ class Connection:
         probe = self.session.probe
         pid = probe.pid if probe is not None else 0
 
-        def done(parcel: BulkPayload | None, error: BaseException | None) -> None:
+        def done(resent: BulkPayload | None, error: BaseException | None) -> None:
             if isinstance(error, shared_memory.Unopened) and not self.session.bulk.over:
                 self.session.bulk.cannot_read(borrowed)
                 self._resent[borrowed.number] = finish
@@ -395,13 +395,13 @@ class Connection:
                 return
             self.session.bulk.has_read(borrowed)
             self._rouse()
-            finish(parcel, error)
+            finish(resent, error)
 
-        def finish(parcel: BulkPayload | None, error: BaseException | None) -> None:
+        def finish(resent: BulkPayload | None, error: BaseException | None) -> None:
             if isinstance(error, (FileNotFoundError, ProcessLookupError)):
                 _answer(Answer(answer.call, "lost"))  # its process is gone
             else:
-                payload = parcel if parcel is not None else Unreadable(f"it is in memory that cannot be read ({error})")
+                payload = resent if resent is not None else Unreadable(f"it is in memory that cannot be read ({error})")
                 _answer(answer._replace(payload=payload))
             line = self._fetching.pop(answer.call)
             while line:
@@ -416,10 +416,10 @@ class Connection:
 
     def _take_resent(self) -> None:
         """Finish answers whose payload could not be read, and has come in chunks."""
-        for number, parcel in self.session.bulk.take_resent():
+        for number, resent in self.session.bulk.take_resent():
             finish = self._resent.pop(number, None)
             if finish is not None:
-                finish(parcel, None if parcel is not None else OSError("its worker cannot read it either"))
+                finish(resent, None if resent is not None else OSError("its worker cannot read it either"))
 
     def _go_on(self) -> None:
         pace, self._pace = self._pace, None

@@ -502,8 +502,8 @@ class Dispatcher:
         if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
             why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
             raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
-        shut = connection.reserved or (connection.crowded and routine.portable.thread)
-        return None if shut else self.roster.take(uid, clock.now())
+        refuses = connection.reserved or (connection.crowded and routine.portable.thread)
+        return None if refuses else self.roster.take(uid, clock.now())
 
     def _report(self, connection: Connection, report: Report) -> None:
         if self.custom is None:

@@ -1,0 +1,37 @@
+"""The rule for cooldowns: how long a resource rests after a rate limit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from headgate.resources.model import Resource
+
+DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
+"""Seconds of the first, second, ... cooldown in a row; the last entry counts for all that follow."""
+
+
+class Cooldown(NamedTuple):
+    """The cooldown that follows from a verdict."""
+
+    consecutive: int
+    """How many cooldowns in a row this is."""
+    until: float
+    seconds: float
+    """From now on; exactly what was asked for, unless the current cooldown ends later."""
+
+
+def cooldown_after(
+    resource: Resource[Any], table: Sequence[float], asked: float | None, *, is_late: bool, now: float
+) -> Cooldown:
+    """Return the cooldown of a resource after a verdict that asks for so many seconds; None: the table decides.
+
+    A late verdict, of a use from before the current cooldown, belongs to the same outage and is not counted again. No
+    verdict makes a cooldown shorter.
+    """
+    consecutive = resource.consecutive_cooldown
+    if not (is_late and consecutive > 0):
+        consecutive += 1
+    seconds = table[min(consecutive, len(table)) - 1] if asked is None else asked
+    until = max(resource.cooldown_until, now + seconds)
+    return Cooldown(consecutive, until, seconds if until == now + seconds else until - now)
