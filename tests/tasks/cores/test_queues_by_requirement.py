@@ -1,4 +1,4 @@
-"""Tasks that need different things, of which some cannot be had: each order beside a naive line, then the desk."""
+"""Tasks that need different things, of which some cannot be had: each order beside a naive queue, then the scheduler."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from headgate.tasks.scheduling.queues import by_requirement
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue, Holder
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import Strategy, fair_round_robin, fair_share, fifo, lifo, priority
+from tests.conftest import SCALE
 from tests.tasks.cores.model import BacklogModel, ClassedModel, OldestModel, cost_of, record
 
 KEYS: tuple[Hashable, ...] = ("a", "b", "c", "d", None)
@@ -31,6 +32,7 @@ STRATEGIES: dict[str, Strategy] = {
 FAIR = ("fair_round_robin", "fair_share")
 CASES = [(kind, by_key) for kind in STRATEGIES for by_key in ((True,) if kind in FAIR else (False, True))]
 ROOM = 64
+CROWD = max(20_000, int(100_000 * SCALE))
 
 
 def classed(kind: str, unserved: set[Hashable] | None = None, *, by_key: bool = True) -> ClassedQueue:
@@ -650,7 +652,7 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
         calls = calls_of(work)
         return heaps.touched - before, calls
 
-    few, crowded = cost(1_000), cost(100_000)
+    few, crowded = cost(1_000), cost(CROWD)
     assert crowded[0] <= 25_000, "a few for each of 6,000 operations"
     assert crowded[0] <= 1.5 * few[0]
     assert crowded[1] <= 1.5 * few[1]
@@ -658,18 +660,18 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t25_a_class_that_is_shut_costs_its_name(kind: str, heaps: CountingHeap) -> None:
-    """100,000 tasks of it stand before the one that can be served."""
+    """Many tasks of it stand before the one that can be served."""
     unserved: set[Hashable] = {"x"}
     queue = classed(kind, unserved)
-    for number in range(100_000):
+    for number in range(CROWD):
         queue.push(record(number, number % 1_000, 9, need="x"))
     for number in range(100):
-        queue.push(record(100_000 + number, "free", need="y"))
+        queue.push(record(CROWD + number, "free", need="y"))
     before = heaps.touched
     assert {task.partition for task in drained(queue)} == {"free"}
     assert heaps.touched - before <= 500
     assert queue.pop() is None
-    assert len(queue) == 100_000
+    assert len(queue) == CROWD
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
