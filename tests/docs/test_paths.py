@@ -29,8 +29,8 @@ def test_every_path_that_a_page_names_exists(page: str) -> None:
 
 
 def test_a_path_that_does_not_exist_is_seen() -> None:
-    assert named_in("`tasks/desk.py`, `pool.py` and `queues/`\n\n```\n  tasks/door.py   x\n```") == {
-        "tasks/desk.py",
+    assert named_in("`tasks/scheduler.py`, `pool.py` and `queues/`\n\n```\n  tasks/door.py   x\n```") == {
+        "tasks/scheduler.py",
         "pool.py",
         "queues/",
         "tasks/door.py",

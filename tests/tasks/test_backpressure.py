@@ -26,7 +26,7 @@ from tests.tasks.support import AUDIT, EVERY_STRATEGY, Flaky, Gate, Turns, count
 
 
 async def park(pool: TaskPool, *submits: tuple[Any, dict[str, Any]], fn: Any = quick) -> list[asyncio.Task[Any]]:
-    """Submitters that stand at the door, in this order."""
+    """Submitters that wait to submit, in this order."""
     parked = []
     for name, options in submits:
         parked.append(asyncio.create_task(pool.submit(fn, name, **options)))
@@ -40,7 +40,7 @@ async def park(pool: TaskPool, *submits: tuple[Any, dict[str, Any]], fn: Any = q
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual
 async def test_t30_the_door_is_first_come_first_served(queue: str) -> None:
-    """Whatever the order of the queue, and however important somebody at the door thinks he is."""
+    """Whatever the order of the queue, and however important a waiting submitter is."""
     async with TaskPool(queue=queue, backpressure=backpressure_queue(1)) as pool:
         gates = [Gate() for _ in range(2)]
         for gate in gates:

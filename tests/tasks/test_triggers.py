@@ -268,7 +268,7 @@ async def test_t70_consume_is_held_back_by_the_pool() -> None:
     async with TaskPool("review", backpressure=backpressure_queue(1)) as pool:
         consumer = asyncio.create_task(spawn_to_pool("review", lambda n: lambda: slow(1, n)).consume(events()))
         await settle()
-        assert len(taken) == 3  # one runs, one queues, one stands at the door
+        assert len(taken) == 3  # one runs, one queues, one waits to submit
         await consumer
         await pool.drain()
         assert counts(pool) == {"completed": 10}

@@ -170,11 +170,11 @@ def desk_of(strategy: Any) -> Scheduler:
     return Scheduler(strategy, UNBOUNDED, 1)
 
 
-def serve(desk: Scheduler) -> TaskRecord | None:
+def serve(scheduler: Scheduler) -> TaskRecord | None:
     """One task has the only slot, and gives it back."""
-    task = desk.next()
+    task = scheduler.next()
     if task is not None:
-        desk.release(task)
+        scheduler.release(task)
     return task
 
 
@@ -183,41 +183,41 @@ def serve(desk: Scheduler) -> TaskRecord | None:
 def test_t22_backlogged_tenants_are_treated_alike(strategy: Any, seed: int, scale: float) -> None:
     """Random traffic, of which one tenant makes most: Jain's index stays at 0.99 and more."""
     chance = random.Random(seed)
-    desk = desk_of(strategy)
+    scheduler = desk_of(strategy)
     keys = [f"tenant-{number}" for number in range(20)]
     queued: Counter[Hashable] = Counter()
     served: Counter[Hashable] = Counter()
     always = set(keys[:10])  # these never run out
     for number in range(int(1_000 + 20_000 * scale)):
         for key in always - set(queued):
-            desk.enqueue(record(number, key))
+            scheduler.enqueue(record(number, key))
             queued[key] += 1
         for _ in range(chance.randrange(3)):
             key = keys[0] if chance.random() < 0.7 else chance.choice(keys)
-            desk.enqueue(record(number, key))
+            scheduler.enqueue(record(number, key))
             queued[key] += 1
-        task = serve(desk)
+        task = serve(scheduler)
         assert task is not None
         served[task.partition] += 1
         queued[task.partition] -= 1
         queued += Counter()
-    assert desk.jain >= 0.99
+    assert scheduler.jain >= 0.99
     assert jain(served[key] for key in always) >= 0.99
 
 
 @pytest.mark.parametrize("strategy", [fifo(), lifo(), priority()])
 def test_t22_a_flood_is_seen_where_nobody_is_protected(strategy: Any) -> None:
-    desk = desk_of(strategy)
+    scheduler = desk_of(strategy)
     small = [record(number, f"small-{number}") for number in range(20)]
     flood = [record(1_000 + number, "big") for number in range(1_000)]
     for task in [*small, *flood] if strategy.kind == "lifo" else [*flood, *small]:
-        desk.enqueue(task)
+        scheduler.enqueue(task)
     for _ in range(500):
-        serve(desk)
-    assert desk.jain < 0.1
-    while serve(desk) is not None:
+        serve(scheduler)
+    assert scheduler.jain < 0.1
+    while serve(scheduler) is not None:
         pass
-    assert desk.jain < 0.5
+    assert scheduler.jain < 0.5
 
 
 def test_t51_ages_are_percentiles_of_what_was_waited() -> None:
@@ -402,15 +402,15 @@ def test_t23_a_task_that_was_refused_costs_its_key_no_turn(strategy: Any, keys: 
     """A runner may refuse who is next, again and again: the order is what it would have been."""
     orders = []
     for refusals in (0, 3):
-        desk = desk_of(strategy)
+        scheduler = desk_of(strategy)
         for number, key in enumerate(keys):
-            desk.enqueue(record(number, key))
+            scheduler.enqueue(record(number, key))
         order = []
-        while (task := desk.next()) is not None:
+        while (task := scheduler.next()) is not None:
             for _ in range(refusals):
-                desk.return_slot(task)
-                assert desk.next() is task
-            desk.release(task)
+                scheduler.return_slot(task)
+                assert scheduler.next() is task
+            scheduler.release(task)
             order.append(task.number)
         orders.append(order)
     assert orders[0] == orders[1]

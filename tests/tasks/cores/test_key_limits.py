@@ -131,8 +131,8 @@ def test_t24_keys_that_park_again_and_again_cost_a_constant(kind: str, heaps: Co
     assert Counter(served) == dict.fromkeys(range(100), 5)
 
 
-def counted(desk: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the desk asks whether a task's key is full."""
+def counted(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the scheduler asks whether a task's key is full."""
     asked: Counter[str] = Counter()
     full = KeyLimits.full
 
@@ -146,23 +146,23 @@ def counted(desk: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_t24_descendants_at_their_cap_are_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parent lends its slot while a thousand children of its own, of a key at its cap, are queued."""
-    desk = Scheduler(fifo(), UNBOUNDED, 3, {"k": 1})
+    scheduler = Scheduler(fifo(), UNBOUNDED, 3, {"k": 1})
     parent, awaited, other = record(0), record(1), record(2, "k")
     for task in (parent, awaited, other):
-        desk.give_slot(task)
+        scheduler.give_slot(task)
         task.status = "running"
     children = [record(number, "k", parent=parent) for number in range(3, 1_003)]
     strangers = [record(number) for number in range(2_000, 2_500)]
     for task in (*children, *strangers):
-        desk.enqueue(task)
-    desk.begin_wait(parent, awaited)
-    asked = counted(desk, monkeypatch)
+        scheduler.enqueue(task)
+    scheduler.begin_wait(parent, awaited)
+    asked = counted(scheduler, monkeypatch)
     for stranger in strangers:
-        assert desk.next() is stranger
-        desk.release(stranger)
+        assert scheduler.next() is stranger
+        scheduler.release(stranger)
     assert asked["full"] <= 20 * len(strangers)
-    desk.release(other)
-    assert desk.next() is children[0]
+    scheduler.release(other)
+    assert scheduler.next() is children[0]
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
@@ -171,13 +171,13 @@ def test_t24_changing_the_caps_keeps_the_order_of_each_key(kind: str, seed: int)
     """Live: none, some, all, none again. Nothing is lost, and inside a key nobody passes anybody."""
     orders: list[list[int]] = []
     for changes in ([], [None], [99], [1, None], [2, {"a": 1}, None], [1, 1, 99]):
-        desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 100)
+        scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 100)
         chance = random.Random(seed)
         for number in range(40):
-            desk.enqueue(record(number, chance.choice("abc"), chance.randint(0, 2)))
+            scheduler.enqueue(record(number, chance.choice("abc"), chance.randint(0, 2)))
         for change in changes:
-            desk.limit_keys(change)
-        orders.append([task.number for task in iter(desk.next, None)])
+            scheduler.limit_keys(change)
+        orders.append([task.number for task in iter(scheduler.next, None)])
     assert all(sorted(order) == list(range(40)) for order in orders)
     if kind in ("fifo", "lifo", "priority"):
         assert all(order == orders[0] for order in orders)
@@ -193,16 +193,16 @@ def test_t24_changing_the_caps_keeps_the_order_of_each_key(kind: str, seed: int)
 @pytest.mark.parametrize("before", [None, 5])
 def test_t24_changing_the_caps_keeps_a_retry_at_the_head(kind: str, before: int | None) -> None:
     """It was put back first of its partition, and stays first."""
-    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1, before)
+    scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 1, before)
     for number in range(1, 4):
-        desk.enqueue(record(number, "a"))
+        scheduler.enqueue(record(number, "a"))
     retried = record(9, "a")  # started before the others: a descendant whose parent lent a slot
-    desk.give_slot(retried)
+    scheduler.give_slot(retried)
     retried.attempt = 1
-    desk.release(retried)
-    desk.requeue(retried)
-    desk.limit_keys(1)
-    assert desk.next() is retried
+    scheduler.release(retried)
+    scheduler.requeue(retried)
+    scheduler.limit_keys(1)
+    assert scheduler.next() is retried
 
 
 @pytest.mark.parametrize("kind", ["fifo", "lifo", "priority"])
@@ -212,40 +212,40 @@ def test_t24_a_cap_nobody_reaches_changes_no_order(kind: str) -> None:
         orders = []
         for limits in (None, 1_000):
             chance = random.Random(seed)
-            desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 3, limits)
+            scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 3, limits)
             running: list[TaskRecord] = []
             for number in range(chance.randint(3, 12)):
-                desk.enqueue(record(number, chance.choice("abc"), chance.randint(0, 2)))
-                if chance.random() < 0.4 and (task := desk.next()) is not None:
+                scheduler.enqueue(record(number, chance.choice("abc"), chance.randint(0, 2)))
+                if chance.random() < 0.4 and (task := scheduler.next()) is not None:
                     running.append(task)
             for task in running:
-                desk.release(task)
+                scheduler.release(task)
                 task.attempt += 1
-                desk.requeue(task)
+                scheduler.requeue(task)
             order = []
-            while (task := desk.next()) is not None:
-                desk.release(task)
+            while (task := scheduler.next()) is not None:
+                scheduler.release(task)
                 order.append(task)
             orders.append([task.number for task in order if not task.attempt])
         assert orders[0] == orders[1], f"seed {seed}"
 
 
 def test_t24_live_caps_count_what_runs() -> None:
-    desk = Scheduler(fifo(), UNBOUNDED, 10)
+    scheduler = Scheduler(fifo(), UNBOUNDED, 10)
     running = []
     for number in range(6):
-        desk.enqueue(record(number, "a"))
+        scheduler.enqueue(record(number, "a"))
     for _ in range(3):
-        running.append(desk.next())
-    desk.limit_keys(2)
-    assert desk.next() is None
+        running.append(scheduler.next())
+    scheduler.limit_keys(2)
+    assert scheduler.next() is None
     for task in running[:2]:
         assert task is not None
-        desk.release(task)
-        more = desk.next()
+        scheduler.release(task)
+        more = scheduler.next()
         assert (more is None) is (task is running[0]), "one goes, two are left; another goes, one may come"
-    desk.limit_keys(None)
-    assert desk.next() is not None
+    scheduler.limit_keys(None)
+    assert scheduler.next() is not None
 
 
 def test_t24_caps_are_checked() -> None:

@@ -36,24 +36,24 @@ def calls_of(work: Callable[[], object]) -> int:
 
 def per_task(strategy: Strategy, policy: Policy, caps: int | None, tasks: int, keys: int) -> float:
     """Queue them all, then run them four at a time."""
-    desk = Scheduler(strategy, policy, 4, caps)
+    scheduler = Scheduler(strategy, policy, 4, caps)
     records = [record(number, number % keys, priority=number % 17) for number in range(tasks)]
 
     def work() -> None:
         for task in records:
-            desk.enqueue(task)
-            while policy.max_depth is not None and desk.depth > policy.max_depth:
-                desk.discard(desk.victim(task))
-        running = [desk.next() for _ in range(4)]
+            scheduler.enqueue(task)
+            while policy.max_depth is not None and scheduler.depth > policy.max_depth:
+                scheduler.discard(scheduler.victim(task))
+        running = [scheduler.next() for _ in range(4)]
         while running:
             task = running.pop(0)
             if task is not None:
-                desk.release(task)
-                running.append(desk.next())
+                scheduler.release(task)
+                running.append(scheduler.next())
 
     calls = calls_of(work)
-    assert not desk.depth
-    assert not desk.slots.active
+    assert not scheduler.depth
+    assert not scheduler.slots.active
     return calls / tasks
 
 
@@ -80,14 +80,14 @@ def test_t25_leaving_from_the_middle_costs_the_same_in_a_crowd(kind: str) -> Non
     """A cancel is as cheap as a turn."""
 
     def cancelled(tasks: int, keys: int) -> float:
-        desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
+        scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
         records = [record(number, number % keys, priority=number % 17) for number in range(tasks)]
         for task in records:
-            desk.enqueue(task)
+            scheduler.enqueue(task)
 
         def work() -> None:
             for task in records[1::2]:
-                desk.discard(task)
+                scheduler.discard(task)
 
         return calls_of(work) / (tasks // 2)
 
@@ -99,20 +99,20 @@ def test_t25_a_family_costs_the_same_in_a_crowd(caps: int | None) -> None:
     """A parent waits for its children, each of a key of its own: the lent slot goes from one to the next."""
 
     def per_child(children: int) -> float:
-        desk = Scheduler(fifo(), UNBOUNDED, 1, caps)
+        scheduler = Scheduler(fifo(), UNBOUNDED, 1, caps)
         parent = record(0)
-        desk.give_slot(parent)
+        scheduler.give_slot(parent)
         parent.status = "running"
         family = [record(number, number, parent=parent) for number in range(1, children + 1)]
         for child in family:
-            desk.enqueue(child)
-        desk.begin_wait(parent, family[-1])
+            scheduler.enqueue(child)
+        scheduler.begin_wait(parent, family[-1])
 
         def work() -> None:
             for child in family:
-                assert desk.next() is child
+                assert scheduler.next() is child
                 child.status = "completed"
-                desk.release(child)
+                scheduler.release(child)
 
         return calls_of(work) / children
 

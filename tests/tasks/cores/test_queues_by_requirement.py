@@ -1,4 +1,4 @@
-"""Tasks that need different things, of which some cannot be had: each order beside a naive queue, then the scheduler."""
+"""Tasks that need different things, some of which cannot be had: each order beside a naive queue, then scheduled."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Twin:
         return task
 
     def refuse(self) -> None:
-        """What a desk does when a runner does not take a task: all is as it was, and nothing of this need is tried."""
+        """What a scheduler does when no runner takes a task: all is as it was, and nothing of this need is tried."""
         task = self._popped()
         if task is None:
             return
@@ -798,28 +798,28 @@ def test_t25_classes_that_come_and_go_leave_nothing(kind: str) -> None:
     assert len(queue._past) <= 2 * ROOM
 
 
-# -- the desk ----------------------------------------------------------------------------------------------------------
+# -- the scheduler -----------------------------------------------------------------------------------------------------
 
 
-def running(desk: Scheduler, *tasks: TaskRecord) -> None:
+def running(scheduler: Scheduler, *tasks: TaskRecord) -> None:
     for task in tasks:
-        desk.give_slot(task)
+        scheduler.give_slot(task)
         task.status = "running"
 
 
-def all_next(desk: Scheduler) -> Iterator[TaskRecord]:
+def all_next(scheduler: Scheduler) -> Iterator[TaskRecord]:
     """Serve all, one after the other."""
-    while (task := desk.next()) is not None:
+    while (task := scheduler.next()) is not None:
         yield task
-        desk.release(task)
+        scheduler.release(task)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "lifo", "priority", "fair_round_robin"])
 def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -> None:
-    """Beside a desk that never hears of needs: the same commands, the same order, whenever the needs begin."""
+    """Beside a scheduler that never hears of needs: the same commands, the same order, whenever the needs begin."""
     for seed in range(int(20 + 200 * scale)):
         chance = random.Random(f"{kind} {seed}")
-        desks = Scheduler(STRATEGIES[kind], UNBOUNDED, 2), Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
+        schedulers = Scheduler(STRATEGIES[kind], UNBOUNDED, 2), Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
         runs: list[tuple[TaskRecord, TaskRecord]] = []
         queued: dict[int, tuple[TaskRecord, TaskRecord]] = {}
         begins = chance.randrange(100)
@@ -829,79 +829,79 @@ def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -
                 key, rank = chance.choice("abc"), chance.randint(0, 2)
                 need = chance.choice(NEEDS) if number > begins else None
                 queued[number] = record(number, key, rank, need=need), record(number, key, rank)
-                for desk, task in zip(desks, queued[number], strict=True):
-                    desk.enqueue(task)
+                for scheduler, task in zip(schedulers, queued[number], strict=True):
+                    scheduler.enqueue(task)
             elif what in ("next", "unseat"):
-                mine, plain = (desk.next() for desk in desks)
+                mine, plain = (scheduler.next() for scheduler in schedulers)
                 assert (mine is None) is (plain is None)
                 if mine is not None and plain is not None:
                     assert mine.number == plain.number
                     if what == "next":
                         runs.append(queued.pop(mine.number))
                     else:
-                        desks[0].return_slot(mine)
-                        desks[1].return_slot(plain)
+                        schedulers[0].return_slot(mine)
+                        schedulers[1].return_slot(plain)
             elif what in ("end", "retry") and runs:
                 tasks = runs.pop(chance.randrange(len(runs)))
-                for desk, task in zip(desks, tasks, strict=True):
-                    desk.release(task)
+                for scheduler, task in zip(schedulers, tasks, strict=True):
+                    scheduler.release(task)
                     if what == "retry":
-                        desk.requeue(task)
+                        scheduler.requeue(task)
                 if what == "retry":
                     queued[tasks[0].number] = tasks
             elif what == "discard" and queued:
-                for desk, task in zip(desks, queued.pop(chance.choice(list(queued))), strict=True):
-                    desk.discard(task)
+                for scheduler, task in zip(schedulers, queued.pop(chance.choice(list(queued))), strict=True):
+                    scheduler.discard(task)
             elif what == "caps" and chance.random() < 0.3:
                 caps: Any = chance.choice((None, 1, 2, {"a": 1}))
-                for desk in desks:
-                    desk.limit_keys(caps)
-            assert desks[0].depth == desks[1].depth == len(queued)
+                for scheduler in schedulers:
+                    scheduler.limit_keys(caps)
+            assert schedulers[0].depth == schedulers[1].depth == len(queued)
         for tasks in runs:
-            for desk, task in zip(desks, tasks, strict=True):
-                desk.release(task)
-        assert numbers(all_next(desks[0])) == numbers(all_next(desks[1]))
+            for scheduler, task in zip(schedulers, tasks, strict=True):
+                scheduler.release(task)
+        assert numbers(all_next(schedulers[0])) == numbers(all_next(schedulers[1]))
 
 
 def test_t81_one_need_makes_no_classes() -> None:
-    """Nor do several, one after the other; then the desk knows by itself that it is unserved."""
-    desk = Scheduler(fifo(), UNBOUNDED, 1)
+    """Nor do several, one after the other; then the scheduler knows by itself that it is unserved."""
+    scheduler = Scheduler(fifo(), UNBOUNDED, 1)
     for need in (None, "gpu", None, "eu"):
         tasks = [record(number, need=need) for number in range(3)]
         for task in tasks:
-            desk.enqueue(task)
-        desk.unserved.add(need)
-        assert desk.next() is None
-        desk.unserved.clear()
-        desk.unserved.add("something else")
-        assert list(all_next(desk)) == tasks
-        desk.unserved.clear()
-        assert not isinstance(desk.queue, ClassedQueue)
+            scheduler.enqueue(task)
+        scheduler.unserved.add(need)
+        assert scheduler.next() is None
+        scheduler.unserved.clear()
+        scheduler.unserved.add("something else")
+        assert list(all_next(scheduler)) == tasks
+        scheduler.unserved.clear()
+        assert not isinstance(scheduler.queue, ClassedQueue)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t81_needs_that_are_equal_are_one(kind: str) -> None:
-    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
+    scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
     for number in range(5):
-        desk.enqueue(record(number, need=("eu", frozenset({"large"}))))
-    assert not isinstance(desk.queue, ClassedQueue)
+        scheduler.enqueue(record(number, need=("eu", frozenset({"large"}))))
+    assert not isinstance(scheduler.queue, ClassedQueue)
 
 
 def test_t23_a_second_need_in_the_middle_keeps_the_accounts() -> None:
     """A key has paid 100 for what it was given, before a task comes that needs something else than all others."""
     orders = []
     for need in (None, "gpu"):
-        desk = Scheduler(fair_share(), UNBOUNDED, 1)
+        scheduler = Scheduler(fair_share(), UNBOUNDED, 1)
         for number in range(6):
-            desk.enqueue(record(number, "big", cost=100.0))
+            scheduler.enqueue(record(number, "big", cost=100.0))
         for number in range(6, 12):
-            desk.enqueue(record(number, "small"))
+            scheduler.enqueue(record(number, "small"))
         for _ in range(2):
-            task = desk.next()
+            task = scheduler.next()
             assert task is not None
-            desk.release(task)
-        desk.enqueue(record(12, "small", need=need))
-        orders.append([task.partition for task in all_next(desk)])
+            scheduler.release(task)
+        scheduler.enqueue(record(12, "small", need=need))
+        orders.append([task.partition for task in all_next(scheduler)])
     assert orders[0] == ["small"] * 6 + ["big"] * 5
     assert orders[1] == orders[0]
 
@@ -913,36 +913,36 @@ def test_t23_a_queue_that_is_made_anew_goes_on_with_the_accounts(changes: list[A
         orders = []
         for change in ([], changes):
             chance = random.Random(seed)
-            desk = Scheduler(STRATEGIES["fair_share"], UNBOUNDED, 1)
+            scheduler = Scheduler(STRATEGIES["fair_share"], UNBOUNDED, 1)
             for number, key in enumerate(KEYS):
                 started = record(number, key, cost=chance.uniform(0.1, 30.0))
-                desk.give_slot(started)
-                desk.release(started)
+                scheduler.give_slot(started)
+                scheduler.release(started)
             for number in range(10, 110):
-                desk.enqueue(record(number, KEYS[number % 5], cost=chance.uniform(0.1, 5.0)))
+                scheduler.enqueue(record(number, KEYS[number % 5], cost=chance.uniform(0.1, 5.0)))
             order: list[int] = []
             for what in (*change, None):
                 for _ in range(5):
-                    task = desk.next()
+                    task = scheduler.next()
                     assert task is not None
                     order.append(task.number)
-                    desk.release(task)
+                    scheduler.release(task)
                 if what == "need":
-                    desk.enqueue(other := record(500, "a", need="gpu"))
-                    desk.discard(other)
-                    assert isinstance(desk.queue, ClassedQueue)
+                    scheduler.enqueue(other := record(500, "a", need="gpu"))
+                    scheduler.discard(other)
+                    assert isinstance(scheduler.queue, ClassedQueue)
                 elif len(order) <= 5 * len(change):
-                    desk.limit_keys(what)
-            orders.append(order + numbers(all_next(desk)))
+                    scheduler.limit_keys(what)
+            orders.append(order + numbers(all_next(scheduler)))
         assert orders[0] == orders[1], f"seed {seed}"
 
 
 class Room:
-    """A desk under random commands, and who is where."""
+    """A scheduler under random commands, and who is where."""
 
     def __init__(self, strategy: Strategy, chance: random.Random, limit: int = 3) -> None:
         self.chance = chance
-        self.desk = Scheduler(strategy, UNBOUNDED, limit)
+        self.scheduler = Scheduler(strategy, UNBOUNDED, limit)
         self.caps: Any = None
         self.queued: list[TaskRecord] = []
         self.active: list[TaskRecord] = []
@@ -952,7 +952,9 @@ class Room:
         """Looking at everybody."""
         full = {key for key, held in Counter(task.partition for task in self.active).items() if held >= self.cap(key)}
         return [
-            task for task in self.queued if task.terms.need not in self.desk.unserved and task.partition not in full
+            task
+            for task in self.queued
+            if task.terms.need not in self.scheduler.unserved and task.partition not in full
         ]
 
     def cap(self, key: Hashable) -> float:
@@ -965,13 +967,13 @@ class Room:
         chance = self.chance
         task = record(self.number, chance.choice(KEYS), chance.randint(0, 2), need=chance.choice(NEEDS))
         self.queued.append(task)
-        could = task in self.may_start() and len(self.active) < self.desk.slots.limit
-        assert self.desk.startable(task) is could
+        could = task in self.may_start() and len(self.active) < self.scheduler.slots.limit
+        assert self.scheduler.startable(task) is could
         if could and chance.random() < 0.5:
-            self.desk.give_slot(task)
+            self.scheduler.give_slot(task)
             self._started(task)
         else:
-            self.desk.enqueue(task)
+            self.scheduler.enqueue(task)
 
     def _started(self, task: TaskRecord) -> None:
         self.queued.remove(task)
@@ -979,18 +981,18 @@ class Room:
 
     def next(self) -> None:
         """Given away, or nobody is there who could use it."""
-        expected = self.may_start() if len(self.active) < self.desk.slots.limit else []
-        task = self.desk.next()
+        expected = self.may_start() if len(self.active) < self.scheduler.slots.limit else []
+        task = self.scheduler.next()
         if task is None:
             assert not expected
             return
         assert task in expected
         if self.chance.random() < 0.3:
-            self.desk.return_slot(task)
+            self.scheduler.return_slot(task)
             if self.chance.random() < 0.5:
-                assert self.desk.next() is task, "it was put back at the head"
-                self.desk.return_slot(task)
-            self.desk.unserved.add(task.terms.need)
+                assert self.scheduler.next() is task, "it was put back at the head"
+                self.scheduler.return_slot(task)
+            self.scheduler.unserved.add(task.terms.need)
         else:
             self._started(task)
 
@@ -999,7 +1001,7 @@ class Room:
             return
         task = self.active.pop(self.chance.randrange(len(self.active)))
         expected = self.may_start()
-        heir = self.desk.succeed(task)
+        heir = self.scheduler.succeed(task)
         assert task.slot is None
         if heir is None:
             assert not expected or self.caps is not None, "with caps, `next` says"
@@ -1010,25 +1012,25 @@ class Room:
     def retry(self) -> None:
         if self.active:
             task = self.active.pop(self.chance.randrange(len(self.active)))
-            self.desk.release(task)
-            self.desk.requeue(task)
+            self.scheduler.release(task)
+            self.scheduler.requeue(task)
             self.queued.append(task)
 
     def discard(self) -> None:
         if self.queued:
             task = self.queued.pop(self.chance.randrange(len(self.queued)))
-            self.desk.discard(task)
+            self.scheduler.discard(task)
 
     def close(self) -> None:
-        self.desk.unserved.add(self.chance.choice(NEEDS))
+        self.scheduler.unserved.add(self.chance.choice(NEEDS))
 
     def open(self) -> None:
-        self.desk.unserved.discard(self.chance.choice(NEEDS))
+        self.scheduler.unserved.discard(self.chance.choice(NEEDS))
 
     def limit_keys(self) -> None:
         if self.chance.random() < 0.3:
             self.caps = self.chance.choice((None, None, 1, 2, {"a": 1, "b": 2}))
-            self.desk.limit_keys(self.caps)
+            self.scheduler.limit_keys(self.caps)
 
 
 ROOM_COMMANDS = ("submit",) * 5 + ("next",) * 4 + ("end",) * 3 + ("close", "open", "open", "retry", "discard")
@@ -1044,40 +1046,40 @@ def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps
         room = Room(STRATEGIES[kind], chance)
         for _ in range(200):
             getattr(room, chance.choice(commands))()
-            assert room.desk.depth == len(room.queued)
-            assert set(room.desk.queued()) == set(room.queued)
-            assert room.desk.slots.active == len(room.active)
-        room.desk.unserved.clear()
+            assert room.scheduler.depth == len(room.queued)
+            assert set(room.scheduler.queued()) == set(room.queued)
+            assert room.scheduler.slots.active == len(room.active)
+        room.scheduler.unserved.clear()
         while room.queued or room.active:
             room.next()
-            room.desk.unserved.clear()
+            room.scheduler.unserved.clear()
             room.end()
-        assert not len(room.desk.queue)
+        assert not len(room.scheduler.queue)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t24_caps_and_classes_pass_over_each_what_is_theirs(kind: str) -> None:
-    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 10, {"a": 1})
+    scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 10, {"a": 1})
     tasks = {
         (key, need): record(number, key, need=need)
         for number, (key, need) in enumerate((key, need) for key in "ab" for need in ("x", "y"))
     }
     for task in tasks.values():
-        desk.enqueue(task)
-    desk.unserved.add("x")
-    assert {desk.next(), desk.next()} == {tasks["a", "y"], tasks["b", "y"]}
-    assert desk.next() is None
-    desk.unserved.clear()
-    assert desk.next() is tasks["b", "x"], "the key a is at its cap, in every class"
-    assert desk.next() is None
-    desk.unserved.add("x")
-    desk.release(tasks["a", "y"])
-    assert desk.next() is None, "it may run again, and what it needs cannot be had"
-    desk.limit_keys(None)
-    assert desk.next() is None
-    assert desk.unserved == {"x"}, "it was put aside while the queue was made anew"
-    desk.unserved.clear()
-    assert desk.next() is tasks["a", "x"]
+        scheduler.enqueue(task)
+    scheduler.unserved.add("x")
+    assert {scheduler.next(), scheduler.next()} == {tasks["a", "y"], tasks["b", "y"]}
+    assert scheduler.next() is None
+    scheduler.unserved.clear()
+    assert scheduler.next() is tasks["b", "x"], "the key a is at its cap, in every class"
+    assert scheduler.next() is None
+    scheduler.unserved.add("x")
+    scheduler.release(tasks["a", "y"])
+    assert scheduler.next() is None, "it may run again, and what it needs cannot be had"
+    scheduler.limit_keys(None)
+    assert scheduler.next() is None
+    assert scheduler.unserved == {"x"}, "it was put aside while the queue was made anew"
+    scheduler.unserved.clear()
+    assert scheduler.next() is tasks["a", "x"]
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "drop_fair"])
@@ -1086,107 +1088,107 @@ def test_t35_victims_are_the_same_whatever_they_need(kind: str, on_full: Any) ->
     for seed in range(20):
         chance = random.Random(seed)
         depth = chance.randint(2, 8)
-        desk = Scheduler(STRATEGIES[kind], backpressure_queue(depth, on_full), 2)
+        scheduler = Scheduler(STRATEGIES[kind], backpressure_queue(depth, on_full), 2)
         model = OldestModel() if on_full == "drop_oldest" else BacklogModel()
         runs: list[TaskRecord] = []
         for number in range(150):
             what = chance.choice(("new", "new", "new", "next", "end", "retry", "unserved", "open"))
             if what == "new":
                 newcomer = record(number, chance.choice("abc"), chance.randint(0, 2), need=chance.choice(NEEDS))
-                desk.enqueue(newcomer)
+                scheduler.enqueue(newcomer)
                 model.joined(newcomer)
-                while desk.depth > depth:
-                    victim = desk.victim(newcomer)
+                while scheduler.depth > depth:
+                    victim = scheduler.victim(newcomer)
                     assert victim is model.choose(newcomer)
-                    desk.discard(victim)
+                    scheduler.discard(victim)
                     model.left(victim)
-            elif what == "next" and (task := desk.next()) is not None:
+            elif what == "next" and (task := scheduler.next()) is not None:
                 model.left(task)
                 runs.append(task)
             elif what in ("end", "retry") and runs:
-                desk.release(task := runs.pop())
+                scheduler.release(task := runs.pop())
                 if what == "retry":
-                    desk.requeue(task)
+                    scheduler.requeue(task)
                     model.joined(task)
             elif what == "unserved":
-                desk.unserved.add(chance.choice(NEEDS))
+                scheduler.unserved.add(chance.choice(NEEDS))
             elif what == "open":
-                desk.unserved.clear()
-            assert set(desk.queued()) == set(model.tasks)
+                scheduler.unserved.clear()
+            assert set(scheduler.queued()) == set(model.tasks)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("several", [False, True])
 def test_t81_a_lent_slot_passes_over_descendants_whose_need_is_shut(kind: str, several: bool) -> None:
-    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
+    scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
     parent = record(0, "p")
-    running(desk, parent)
+    running(scheduler, parent)
     strangers = [record(number, "s", need="eu" if several else "gpu") for number in range(1, 4)]
     children = [record(number, "p", need="gpu", parent=parent) for number in range(4, 7)]
     for task in (*strangers, *children):
-        desk.enqueue(task)
-    assert isinstance(desk.queue, ClassedQueue) is several
-    desk.unserved.add("gpu")
-    assert desk.begin_wait(parent, children[-1])
+        scheduler.enqueue(task)
+    assert isinstance(scheduler.queue, ClassedQueue) is several
+    scheduler.unserved.add("gpu")
+    assert scheduler.begin_wait(parent, children[-1])
     if several:
-        first = desk.next()
+        first = scheduler.next()
         assert first in strangers
         assert first is not None
-        desk.release(first)
+        scheduler.release(first)
         strangers.remove(first)
     else:
-        assert desk.next() is None
-    desk.unserved.clear()
+        assert scheduler.next() is None
+    scheduler.unserved.clear()
     for child in children:
-        assert desk.next() is child, "the lender's own first"
+        assert scheduler.next() is child, "the lender's own first"
         child.status = "completed"
-        desk.release(child)
-    assert desk.over(children[-1]) == [parent]
-    desk.unserved |= {"gpu", "eu", None}
-    assert desk.reclaim(parent) or desk.next() is parent, "it runs, and has what it needs"
-    assert desk.next() is None
+        scheduler.release(child)
+    assert scheduler.over(children[-1]) == [parent]
+    scheduler.unserved |= {"gpu", "eu", None}
+    assert scheduler.reclaim(parent) or scheduler.next() is parent, "it runs, and has what it needs"
+    assert scheduler.next() is None
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t81_a_slot_comes_back_to_who_runs_though_its_need_is_shut(kind: str) -> None:
-    desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
+    scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 1)
     parent = record(0, need="gpu")
-    running(desk, parent)
+    running(scheduler, parent)
     child = record(1, need="eu", parent=parent)
-    desk.enqueue(child)
-    desk.enqueue(record(2, need="eu"))
-    desk.begin_wait(parent, child)
-    assert desk.next() is child
+    scheduler.enqueue(child)
+    scheduler.enqueue(record(2, need="eu"))
+    scheduler.begin_wait(parent, child)
+    assert scheduler.next() is child
     child.status = "completed"
-    assert desk.over(child) == [parent]
-    assert not desk.reclaim(parent)
-    desk.unserved.add("gpu")
-    assert desk.succeed(child) is None, "it is not so simple: somebody returns"
-    assert desk.next() is parent
+    assert scheduler.over(child) == [parent]
+    assert not scheduler.reclaim(parent)
+    scheduler.unserved.add("gpu")
+    assert scheduler.succeed(child) is None, "it is not so simple: somebody returns"
+    assert scheduler.next() is parent
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
-    """And all others are where they were: seen beside a desk where nothing was refused."""
+    """And all others are where they were: seen beside a scheduler where nothing was refused."""
     for seed in range(20):
         chance = random.Random(seed)
         orders = []
         for refuses in (False, True):
-            desk = Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
+            scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
             for task in crowd(seed, 30):
-                desk.enqueue(task)
+                scheduler.enqueue(task)
             order: list[TaskRecord] = []
-            while (first := desk.next()) is not None:
+            while (first := scheduler.next()) is not None:
                 if refuses and chance.random() < 0.5:
-                    desk.return_slot(first)
-                    desk.unserved.add(first.terms.need)
-                    other = desk.next()
+                    scheduler.return_slot(first)
+                    scheduler.unserved.add(first.terms.need)
+                    other = scheduler.next()
                     if other is not None:
                         assert other.terms.need != first.terms.need
-                        desk.return_slot(other)
-                    desk.unserved.clear()
-                    assert desk.next() is first
-                desk.release(first)
+                        scheduler.return_slot(other)
+                    scheduler.unserved.clear()
+                    assert scheduler.next() is first
+                scheduler.release(first)
                 order.append(first)
             orders.append(numbers(order))
         assert orders[0] == orders[1]
@@ -1195,20 +1197,20 @@ def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
 @pytest.mark.parametrize("need", [None, "gpu"])
 def test_t23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> None:
     """It was taken out of turn for a lent slot, and the runner had nothing for it: ten times."""
-    desk = Scheduler(fair_share(), UNBOUNDED, 1)
+    scheduler = Scheduler(fair_share(), UNBOUNDED, 1)
     parent = record(0, "other")
-    running(desk, parent)
+    running(scheduler, parent)
     child = record(1, "family", need=need, parent=parent)
-    desk.enqueue(child)
+    scheduler.enqueue(child)
     for number in range(2, 12):
-        desk.enqueue(record(number, "family", need=need))
-        desk.enqueue(record(number + 100, "stranger"))
-    desk.begin_wait(parent, child)
+        scheduler.enqueue(record(number, "family", need=need))
+        scheduler.enqueue(record(number + 100, "stranger"))
+    scheduler.begin_wait(parent, child)
     for _ in range(10):
-        assert desk.next() is child
-        desk.return_slot(child)
-    desk.discard(child)
-    first = [task.partition for task, _ in zip(all_next(desk), range(10), strict=False)]
+        assert scheduler.next() is child
+        scheduler.return_slot(child)
+    scheduler.discard(child)
+    first = [task.partition for task, _ in zip(all_next(scheduler), range(10), strict=False)]
     assert Counter(first) == {"family": 5, "stranger": 5}
 
 
@@ -1229,12 +1231,12 @@ def test_t23_what_ran_out_of_turn_is_paid_though_another_is_refused_twice() -> N
 
 
 def test_t81_a_pool_keeps_so_many_needs_apart() -> None:
-    desk = Scheduler(fifo(), UNBOUNDED, 1)
+    scheduler = Scheduler(fifo(), UNBOUNDED, 1)
     for number in range(MAX_CLASSES):
-        desk.check_need(number)
-        desk.enqueue(record(number, need=number))
-    desk.check_need(3)
+        scheduler.check_need(number)
+        scheduler.enqueue(record(number, need=number))
+    scheduler.check_need(3)
     with pytest.raises(InvalidArgument, match=f"{MAX_CLASSES} different combinations"):
-        desk.check_need("one more")
-    assert desk.next() is not None
-    desk.check_need("one more")
+        scheduler.check_need("one more")
+    assert scheduler.next() is not None
+    scheduler.check_need("one more")

@@ -1,4 +1,4 @@
-"""Several desks whose tasks submit, wait for each other, fail, end and are cancelled, in any order.
+"""Several schedulers whose tasks submit, wait for each other, fail, end and are cancelled, in any order.
 
 Tasks have no bodies here and there is no loop: `World` does what bodies would do, one step at a time. The waits are the
 real ones (`nested_waits._Nested`), stepped by hand, so that every order of events can happen. After each step `check`
@@ -136,11 +136,11 @@ class Pool(Executor):
     """A pool that starts tasks by saying so."""
 
     def __init__(self, world: World, name: str, strategy: Any, limit: int) -> None:
-        desk = CheckedDesk(strategy, UNBOUNDED, limit)
-        desk.world = world
-        super().__init__(name, name, desk, SimpleNamespace(audit=None), Ports(LocalLauncher()))  # type: ignore[arg-type]
+        scheduler = CheckedDesk(strategy, UNBOUNDED, limit)
+        scheduler.world = world
+        super().__init__(name, name, scheduler, SimpleNamespace(audit=None), Ports(LocalLauncher()))  # type: ignore[arg-type]
         self.loop = SimpleNamespace(create_future=Signal)  # type: ignore[assignment]
-        self.desk = desk
+        self.scheduler = scheduler
         self.limits: Any = None
 
     def start(self, task: TaskRecord, moment: Moment) -> None:
@@ -183,12 +183,15 @@ class World:
     def running(self, pool: Pool | None = None) -> list[TaskRecord]:
         return [task for task in self.tasks if task.status == "running" and pool in (None, task.owner)]
 
-    def queued(self, desk: Scheduler) -> list[TaskRecord]:
+    def queued(self, scheduler: Scheduler) -> list[TaskRecord]:
         """Who may start: not those who were set aside."""
         return [
             task
             for task in self.tasks
-            if task.status == "queued" and task.slot is None and task.owner.desk is desk and not desk.is_aside(task)
+            if task.status == "queued"
+            and task.slot is None
+            and task.owner.scheduler is scheduler
+            and not scheduler.is_aside(task)
         ]
 
     def blocked(self, task: TaskRecord) -> bool:
@@ -231,20 +234,20 @@ class World:
         key = chance.choice(("a", "b", None)) if key is ... else key
         task = record(len(self.tasks), key, chance.randint(-1, 1), parent=parent, terms=TERMS, owner=pool)
         self.tasks.append(task)
-        if pool.desk.startable(task):
-            assert not any(not self.blocked(one) for one in pool.desk.slots.returning)
-            pool.desk.give_slot(task)
+        if pool.scheduler.startable(task):
+            assert not any(not self.blocked(one) for one in pool.scheduler.slots.returning)
+            pool.scheduler.give_slot(task)
             pool.start(task, START)
         elif chance.random() < 0.1:
-            pool.desk.set_aside(task)
+            pool.scheduler.set_aside(task)
         else:
             self._queue(task)
         return task
 
     def _queue(self, task: TaskRecord) -> None:
         self.joined[task] = self.steps = self.steps + 1
-        task.owner.desk.enqueue(task)
-        if task.owner.desk.slots.active < task.owner.desk.slots.limit:
+        task.owner.scheduler.enqueue(task)
+        if task.owner.scheduler.slots.active < task.owner.scheduler.slots.limit:
             task.owner.pump()
 
     def submit_inside(self) -> None:
@@ -253,7 +256,7 @@ class World:
                 self.submit(parent)
 
     def fall_due(self) -> None:
-        aside = [task for task in self.tasks if task.owner.desk.is_aside(task)]
+        aside = [task for task in self.tasks if task.owner.scheduler.is_aside(task)]
         if aside:
             self._queue(self.chance.choice(aside))
 
@@ -333,13 +336,13 @@ class World:
 
     def resize(self) -> None:
         pool = self.chance.choice(self.pools)
-        pool.desk.resize(self.chance.randint(1, 4))
+        pool.scheduler.resize(self.chance.randint(1, 4))
         pool.pump()
 
     def limit_keys(self) -> None:
         pool = self.chance.choice(self.pools)
         pool.limits = self.chance.choice((None, 1, 2, {"a": 1}, {"a": 2, "b": 1}))
-        pool.desk.limit_keys(pool.limits)
+        pool.scheduler.limit_keys(pool.limits)
         pool.pump()
 
     # -- what must hold ------------------------------------------------------------------------------------------------
@@ -352,7 +355,7 @@ class World:
             self._check_use(pool)
 
     def _check_slots(self, pool: Pool) -> None:
-        slots, running = pool.desk.slots, self.running(pool)
+        slots, running = pool.scheduler.slots, self.running(pool)
         held = [task.slot for task in running if task.slot is not None]
         assert slots.active == len(held)
         assert slots.waiting == len(running) - len(held)
@@ -370,7 +373,7 @@ class World:
         self.active[pool] = now
 
     def _check_lending(self, pool: Pool) -> None:
-        slots = pool.desk.slots
+        slots = pool.scheduler.slots
         for task in self.running(pool):
             waits = [one for part in self.parts_of(task) if part.outstanding for one in part.awaited]
             outstanding = Counter(one for one in waits if not one.finished)
@@ -386,22 +389,22 @@ class World:
             assert all(task.waits is not None and task.waits.lent is slot for task in slot.lenders)
 
     def _check_use(self, pool: Pool) -> None:
-        desk, slots = pool.desk, pool.desk.slots
-        queued = self.queued(desk)
-        assert set(desk.queue) == set(queued)
-        assert len(desk.queue) == len(queued)
-        aside = [task for task in self.tasks if task.owner is pool and desk.is_aside(task)]
-        assert desk.depth == len(queued) + len(aside)
+        scheduler, slots = pool.scheduler, pool.scheduler.slots
+        queued = self.queued(scheduler)
+        assert set(scheduler.queue) == set(queued)
+        assert len(scheduler.queue) == len(queued)
+        aside = [task for task in self.tasks if task.owner is pool and scheduler.is_aside(task)]
+        assert scheduler.depth == len(queued) + len(aside)
         if slots.active < slots.limit:
             assert all(map(self.blocked, (*queued, *slots.returning))), "no slot stays free that somebody can use"
         for task in self.unfinished():
             below = [one for one in queued if task in lineage(one)]
-            assert set(desk._families.queued_below(task)) == set(below)
+            assert set(scheduler._families.queued_below(task)) == set(below)
 
     def settle(self) -> None:
         """End all that can end. What is left then could never have ended."""
         while True:
-            aside = [task for task in self.tasks if task.owner.desk.is_aside(task)]
+            aside = [task for task in self.tasks if task.owner.scheduler.is_aside(task)]
             ready = [part for part in self.parts if part.ready]
             if aside:
                 self._queue(aside[0])
@@ -416,12 +419,12 @@ class World:
         assert not self.unfinished(), "deadlock"
         assert not self.parts
         for pool in self.pools:
-            slots = pool.desk.slots
-            assert (slots.active, slots.waiting, len(pool.desk.queue)) == (0, 0, 0)
+            slots = pool.scheduler.slots
+            assert (slots.active, slots.waiting, len(pool.scheduler.queue)) == (0, 0, 0)
             assert not slots.returning
             assert not any(slot.lenders for slot in slots.free)
-            assert not pool.desk._families._below
-            assert not pool.desk._families.entered
+            assert not pool.scheduler._families._below
+            assert not pool.scheduler._families.entered
             assert not pool._returns
 
 
@@ -511,7 +514,7 @@ def test_t42_a_wait_that_was_cut_short_and_begins_again_needs_no_slot() -> None:
     first, second = (world.submit(parent, key=None) for _ in range(2))
     part = begun(world, parent, first)
     world._cut(part)
-    assert parent in pool.desk.slots.returning
+    assert parent in pool.scheduler.slots.returning
     begun(world, parent, second)
     pool.end(first, "completed", None)
     world.check()
@@ -562,7 +565,7 @@ def test_t42_families_forget_whoever_left_the_queue() -> None:
     other = world.submit(pool=home, key=None)
     world.joined[parent] = 99
     assert home._retry(parent, OSError(), parent.attempt)
-    home.desk.return_slot(parent)
+    home.scheduler.return_slot(parent)
     parent.status = "queued"
     away.end(grandparent, "completed", None)
     assert list(ancestors(child)) == [parent]
@@ -588,7 +591,7 @@ def test_t42_a_part_that_outlives_its_attempt_takes_no_slot() -> None:
     pool.end(awaited, "completed", None)
     while not part.step():
         pass
-    slots = pool.desk.slots
+    slots = pool.scheduler.slots
     assert task.status == "running"
     assert (slots.active, slots.waiting, len(slots.returning)) == (1, 0, 0)
 
@@ -648,7 +651,7 @@ def test_t42_an_ancestor_that_stands_for_a_slot_gets_none_while_a_descendant_wai
     first, second = (world.submit(parent, away, None) for _ in range(2))
     early = world.submit(first, home, None)
     world._cut(begun(world, first, early))
-    assert parent in home.desk.slots.returning
+    assert parent in home.scheduler.slots.returning
     late = world.submit(second, home, None)
     begun(world, second, late)
     home.end(early, "completed", None)

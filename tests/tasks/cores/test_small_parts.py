@@ -1,4 +1,4 @@
-"""The agenda, the door, and what counts as the same work."""
+"""The timers, the submit queue, and what counts as the same work."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
 from headgate.tasks.scheduling.timers import Timers
 from tests.tasks.cores.model import record
 
-# -- agenda ------------------------------------------------------------------------------------------------------------
+# -- timers ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_agenda_is_a_list_sorted_by_time(seed: int, scale: float) -> None:
     for walk in range(int(3 + 50 * scale)):
         chance = random.Random(f"{seed} {walk}")
-        agenda, now = Timers(), 0.0
+        timers, now = Timers(), 0.0
         planned: list[tuple[float, int, str, TaskRecord]] = []
         tasks: list[TaskRecord] = []
         most = 0
@@ -34,85 +34,85 @@ def test_an_agenda_is_a_list_sorted_by_time(seed: int, scale: float) -> None:
                 at, errand = now + chance.choice((0.0, 1.0, 2.5, 10.0)), chance.choice(("due", "expire"))
                 tasks.append(task)
                 planned.append((at, number, errand, task))
-                agenda.add(at, errand, task)  # type: ignore[arg-type]
+                timers.add(at, errand, task)  # type: ignore[arg-type]
             elif what < 0.7 and tasks:
                 chance.choice(tasks).status = chance.choice(("running", "cancelled", "queued"))  # type: ignore[assignment]
             elif what < 0.9:
                 now += chance.choice((0.0, 0.5, 3.0))
                 due = sorted(entry for entry in planned if entry[0] <= now and entry[3].status == "queued")
                 planned = [entry for entry in planned if entry[0] > now]
-                assert list(agenda.due(now)) == [(errand, task) for _, _, errand, task in due]
+                assert list(timers.due(now)) == [(errand, task) for _, _, errand, task in due]
             # One whose task has left the queue may be forgotten at any time; here nobody comes back for it.
             planned = [entry for entry in planned if entry[3].status == "queued"]
             for task in tasks:
                 if task.status != "queued":
                     task.status = "cancelled"
             tasks = [task for task in tasks if task.status == "queued"]
-            assert agenda.next_at() == min((entry[0] for entry in planned), default=None)
+            assert timers.next_at() == min((entry[0] for entry in planned), default=None)
             most = max(most, len(planned))
-            assert len(agenda._heap) <= 2 * most + 66
+            assert len(timers._heap) <= 2 * most + 66
 
 
 def test_an_errand_that_ends_another_task_is_seen_at_once() -> None:
     """Doing the first may make the second needless."""
-    agenda = Timers()
+    timers = Timers()
     first, second = record(1), record(2)
-    agenda.add(1.0, "expire", first)
-    agenda.add(2.0, "expire", second)
+    timers.add(1.0, "expire", first)
+    timers.add(2.0, "expire", second)
     done = []
-    for _, task in agenda.due(5.0):
+    for _, task in timers.due(5.0):
         done.append(task)
         second.status = "cancelled"
     assert done == [first]
-    assert agenda.next_at() is None
+    assert timers.next_at() is None
 
 
 def test_tasks_that_leave_fill_no_agenda() -> None:
-    agenda = Timers()
+    timers = Timers()
     for number in range(10_000):
         task = record(number)
-        agenda.add(1e9 + number, "expire", task)
+        timers.add(1e9 + number, "expire", task)
         task.status = "completed"
-        assert len(agenda._heap) <= 66
+        assert len(timers._heap) <= 66
 
 
-# -- door --------------------------------------------------------------------------------------------------------------
+# -- submit queue ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_t30_the_door_is_first_come_first_served(seed: int) -> None:
     chance = random.Random(seed)
-    door = SubmitQueue()
+    submit_queue = SubmitQueue()
     line: list[Arrival] = []
     for number in range(500):
         if chance.random() < 0.5:
             key = chance.choice((None, "k0", "k1", "k2"))
             same = next((one for one in line if key is not None and one.task.terms.idempotency_key == key), None)
-            assert key is None or door.with_key(key) is same
+            assert key is None or submit_queue.with_key(key) is same
             if same is None:
                 same = Arrival(record(number, terms=Terms(idempotency_key=key)))
                 line.append(same)
-                door.join(same)
+                submit_queue.join(same)
             same.claimants.append(object())
         elif line:
             leaver = line[0] if chance.random() < 0.5 else chance.choice(line)
             line.remove(leaver)
-            assert door.leave(leaver.task) is leaver
-            assert door.leave(leaver.task) is None
-        assert door.first() is (line[0] if line else None)
-        assert list(door.line.values()) == line
-        assert door.submitters == sum(len(arrival.claimants) for arrival in line)
+            assert submit_queue.leave(leaver.task) is leaver
+            assert submit_queue.leave(leaver.task) is None
+        assert submit_queue.first() is (line[0] if line else None)
+        assert list(submit_queue.line.values()) == line
+        assert submit_queue.submitters == sum(len(arrival.claimants) for arrival in line)
     for arrival in line:
-        door.leave(arrival.task)
-    assert not door._by_key
+        submit_queue.leave(arrival.task)
+    assert not submit_queue._by_key
 
 
 def test_t30_who_never_stood_there_takes_nobodys_key() -> None:
-    door = SubmitQueue()
+    submit_queue = SubmitQueue()
     stands = Arrival(record(1, terms=Terms(idempotency_key="k")))
-    door.join(stands)
-    assert door.leave(record(2, terms=Terms(idempotency_key="k"))) is None
-    assert door.with_key("k") is stands
+    submit_queue.join(stands)
+    assert submit_queue.leave(record(2, terms=Terms(idempotency_key="k"))) is None
+    assert submit_queue.with_key("k") is stands
 
 
 # -- the same work -----------------------------------------------------------------------------------------------------

@@ -88,13 +88,13 @@ def test_t35_policies_that_drop_keep_track() -> None:
         assert victims_of(policy) is None
 
 
-def make_room(desk: Scheduler, newcomer: TaskRecord) -> list[TaskRecord]:
+def make_room(scheduler: Scheduler, newcomer: TaskRecord) -> list[TaskRecord]:
     """As the pool does it after a newcomer has queued."""
     dropped = []
-    assert desk.policy.max_depth is not None
-    while desk.depth > desk.policy.max_depth:
-        dropped.append(desk.victim(newcomer))
-        desk.discard(dropped[-1])
+    assert scheduler.policy.max_depth is not None
+    while scheduler.depth > scheduler.policy.max_depth:
+        dropped.append(scheduler.victim(newcomer))
+        scheduler.discard(dropped[-1])
     return dropped
 
 
@@ -104,59 +104,59 @@ def test_t35_the_newcomer_stays(on_full: Any, strategy: Any) -> None:
     """Whatever was set aside, retried or started meanwhile."""
     for seed in range(40):
         chance = random.Random(seed)
-        desk = Scheduler(strategy, backpressure_queue(chance.randint(1, 4), on_full), 2)
+        scheduler = Scheduler(strategy, backpressure_queue(chance.randint(1, 4), on_full), 2)
         running: list[TaskRecord] = []
         for number in range(150):
             what = chance.random()
             if what < 0.5:
                 newcomer = record(number, chance.choice("abc"), chance.randint(0, 2))
-                (desk.set_aside if chance.random() < 0.2 else desk.enqueue)(newcomer)
-                assert newcomer not in make_room(desk, newcomer)
+                (scheduler.set_aside if chance.random() < 0.2 else scheduler.enqueue)(newcomer)
+                assert newcomer not in make_room(scheduler, newcomer)
             elif what < 0.7 and running:
-                desk.release(running.pop(chance.randrange(len(running))))
+                scheduler.release(running.pop(chance.randrange(len(running))))
             elif what < 0.8 and running:
                 again = running.pop(chance.randrange(len(running)))
                 again.attempt += 1
-                desk.release(again)
-                desk.requeue(again)
-            elif (task := desk.next()) is not None:
+                scheduler.release(again)
+                scheduler.requeue(again)
+            elif (task := scheduler.next()) is not None:
                 running.append(task)
 
 
 def test_t35_the_newcomer_stays_when_several_must_go() -> None:
     """A retry may make the queue longer than it should be: a smaller pool has no slot for it."""
-    desk = Scheduler(fifo(), backpressure_queue(1, "drop_fair"), 2)
+    scheduler = Scheduler(fifo(), backpressure_queue(1, "drop_fair"), 2)
     retried, other = record(1, "a"), record(2, "x")
     for task in (retried, other):
-        desk.enqueue(task)
-        assert desk.next() is task
-    desk.enqueue(record(3, "a"))
-    desk.resize(1)
+        scheduler.enqueue(task)
+        assert scheduler.next() is task
+    scheduler.enqueue(record(3, "a"))
+    scheduler.resize(1)
     retried.attempt = 1
-    desk.release(retried)
-    desk.requeue(retried)
+    scheduler.release(retried)
+    scheduler.requeue(retried)
     newcomer = record(4, "b")
-    desk.enqueue(newcomer)
-    assert newcomer not in make_room(desk, newcomer)
+    scheduler.enqueue(newcomer)
+    assert newcomer not in make_room(scheduler, newcomer)
 
 
 def test_t31_who_was_given_back_is_still_the_oldest() -> None:
     """A runner refused it, so it stands at the head again: its age is what it was."""
-    desk = Scheduler(fifo(), backpressure_queue(5, "drop_oldest"), 1)
+    scheduler = Scheduler(fifo(), backpressure_queue(5, "drop_oldest"), 1)
     first, second = record(1, "a"), record(2, "a")
-    desk.enqueue(first)
-    desk.enqueue(second)
-    assert desk.next() is first
-    desk.return_slot(first)
-    assert desk.victim(record(3)) is first
+    scheduler.enqueue(first)
+    scheduler.enqueue(second)
+    assert scheduler.next() is first
+    scheduler.return_slot(first)
+    assert scheduler.victim(record(3)) is first
 
 
 def test_t31_a_task_whose_delay_is_over_is_as_old_as_it_was() -> None:
     """Depth counts delayed tasks too, so a delayed one has been queued since it was submitted."""
-    desk = Scheduler(fifo(), backpressure_queue(5, "drop_oldest"), 1)
+    scheduler = Scheduler(fifo(), backpressure_queue(5, "drop_oldest"), 1)
     delayed, later = record(1, "a"), record(2, "a")
-    desk.set_aside(delayed)
-    desk.enqueue(later)
-    assert desk.victim(record(3)) is delayed
-    desk.enqueue(delayed)
-    assert desk.victim(record(3)) is delayed
+    scheduler.set_aside(delayed)
+    scheduler.enqueue(later)
+    assert scheduler.victim(record(3)) is delayed
+    scheduler.enqueue(delayed)
+    assert scheduler.victim(record(3)) is delayed
