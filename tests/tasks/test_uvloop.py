@@ -1,4 +1,4 @@
-"""A smoke test on uvloop: queues, waiting submitters, nested waits, threads, timeouts, cancels on another event loop."""
+"""A smoke test on uvloop: queues, waiting submitters, nested waits, threads, timeouts and cancels on another loop."""
 
 from __future__ import annotations
 
