@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
-from headgate.errors import DispatchTimeout, NoWorkersAvailable, PoolClosed, RoutineTimeout
+from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, PoolClosed, RoutineTimeout
 from headgate.resources.members import Use
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
@@ -518,17 +518,22 @@ class Dispatcher:
         timeout is over."""
         if self._failure is not None:
             raise fresh(self._failure)
-        tag, tried, until = call.routine.tag, attempts.tried, attempts.until
+        tried, until = attempts.tried, attempts.until
         admitted = [one for one in self.roster if one.session.state not in ("stopping", "over")]
         if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
-            raise NoWorkersAvailable(f"no worker took {tag}: {listed(tried)}")
+            raise NoWorkersAvailable(f"no worker took {call.routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
         self.openings.waiters.append(waiter)
-        now, quorum_timeout = clock.now(), self._quorum_timeout
-        ends = [max(0.0, end - now) for end in (until, patience) if end is not None]
-        if quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
-            ends.append(quorum_timeout)
-        scope = asyncio.timeout(min(ends, default=None))
+        now, limits = clock.now(), list[tuple[float, type[HeadgateError]]]()
+        if until is not None:
+            limits.append((max(0.0, until - now), DispatchTimeout))
+        if patience is not None:
+            limits.append((max(0.0, patience - now), RoutineTimeout))
+        if self._quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
+            limits.append((self._quorum_timeout, NoWorkersAvailable))
+        # By the limit that is over, not by the clock: the timer of a loop may be a little early.
+        seconds, kind = min(limits, key=lambda limit: limit[0], default=(None, NoWorkersAvailable))
+        scope = asyncio.timeout(seconds)
         try:
             async with scope:
                 await waiter
@@ -539,20 +544,18 @@ class Dispatcher:
         except TimeoutError:
             if not scope.expired():
                 raise
-            if until is not None and clock.now() >= until:
-                raise DispatchTimeout(
-                    f"{tag} did not reach a worker within dispatch_timeout={call.limit:g} s: {self._standing(tried)}"
-                ) from None
-            if patience is not None and clock.now() >= patience:
-                raise RoutineTimeout(
-                    f"no worker could begin {tag} within its timeout of {call.timeout:g} s and "
-                    f"{CONFIRMATION:g} s more: {self._standing(tried)}"
-                ) from None
-            raise NoWorkersAvailable(
-                f"no worker for {tag} within quorum_timeout={self._quorum_timeout:g} s: {self._standing(tried)}"
-            ) from None
+            raise kind(f"{self._limit_of(kind, call)}: {self._standing(tried)}") from None
         if self._failure is not None:
             raise fresh(self._failure)
+
+    def _limit_of(self, kind: type[HeadgateError], call: RoutineCall) -> str:
+        """Say which limit is over for a call that no worker has taken."""
+        if kind is DispatchTimeout:
+            return f"{call.routine.tag} did not reach a worker within dispatch_timeout={call.limit:g} s"
+        if kind is RoutineTimeout:
+            limit = f"its timeout of {call.timeout:g} s and {CONFIRMATION:g} s more"
+            return f"no worker could begin {call.routine.tag} within {limit}"
+        return f"no worker for {call.routine.tag} within quorum_timeout={self._quorum_timeout or 0.0:g} s"
 
     def _standing(self, tried: Mapping[str, str]) -> str:
         reasons = {**self._evicted}
