@@ -69,7 +69,7 @@ class WorkerView:
 
     @property
     def pid(self) -> int:
-        """The process id of the worker."""
+        """The process id of the worker; 0 while its process is being started."""
         return self.metadata.pid
 
     @property
