@@ -26,13 +26,13 @@ demo: package-venv ## all three pools in one program, without a network
 
 test: dev-venv ## the whole suite, at a tenth of its length
 	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest -n $(JOBS) -m "not alone"
-	$(py) -m pytest -m alone
+	$(py) -m pytest -m alone tests/docs tests/examples
 
 check: lint types imports test ## all that CI runs: lint, types, import rules, tests
 
 soak: dev-venv ## the whole suite at full length
 	HEADGATE_SCALE=1 $(py) -m pytest -n $(JOBS) -m "not alone"
-	$(py) -m pytest -m alone
+	$(py) -m pytest -m alone tests/docs tests/examples
 
 bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/resources.py

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -170,6 +171,11 @@ def one_clock(sources: Sources) -> Iterator[str]:
 RULES = (layers, no_bare_root, purity, one_clock)
 
 
+@cache
+def _tree(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def _breaches(path: str, sources: Sources, forbidden: tuple[str, ...], why: str) -> Iterator[str]:
     for found in imports(path, sources):
         if found.text in NO_CHANCE:
@@ -209,7 +215,7 @@ def package_of(module: str) -> str | None:
 def imports(path: str, sources: Sources) -> Iterator[Import]:
     """Every import of this module that can run."""
     known = {module_of(other) for other in sources} | {f"headgate.{package}" for package in (*ALLOWED, *FOR_ALL)}
-    for node in _running(ast.parse(sources[path], path)):
+    for node in _running(_tree(sources[path])):
         match node:
             case ast.Import(names=names):
                 for alias in names:

@@ -303,7 +303,7 @@ def test_r61_schedules_on_other_pythons(minor: int, scale: float) -> None:
     if python is None:
         pytest.skip(f"no Python 3.{minor} here")
     ran = subprocess.run(
-        [python, "-m", "tests.combined.schedules", "--seeds", f"0:{max(1, round(500 * scale))}"],
+        [python, "-m", "tests.combined.schedules", "--seeds", f"0:{max(1, round(500 * scale**1.3))}"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "error"},
         capture_output=True,
