@@ -275,7 +275,7 @@ async def no_worker_in_time(lab: Lab) -> None:
 
 @calls("it is not begun within `dispatch_timeout`", apart=True)
 async def dispatch_timeout(lab: Lab) -> None:
-    async with WorkerPool(spawn=1, worker=jobs.factory(jobs.delay(0.1))):
+    async with WorkerPool(spawn=1, worker=jobs.factory(jobs.delay(0.4))):
         for called in (routine(jobs.returns), again(jobs.returns)):
             path = lab.file()
             with headgate.RuntimeContext(dispatch_timeout=0.03):
@@ -287,7 +287,7 @@ async def dispatch_timeout(lab: Lab) -> None:
         chance, found = random.Random(4), set()
         for _ in range(15):
             path = lab.file()
-            with headgate.RuntimeContext(dispatch_timeout=0.1 + chance.uniform(-0.005, 0.02)):
+            with headgate.RuntimeContext(dispatch_timeout=0.4 + chance.uniform(-0.005, 0.02)):
                 result = await lab.outcome(routine(jobs.waits)(path, 0.05))
             found.add(str(result) if isinstance(result, str) else type(result).__name__)
             assert len(begun(path)) <= 1
