@@ -69,6 +69,7 @@ class LocalLauncher:
             self._threads.shutdown(wait=not self._in_threads)
 
     async def _drive(self, task: TaskRecord, completion: Completion) -> None:
+        """Run an async function: as `_drive_plain`, with one coroutine less (benchmarks/tasks.py)."""
         try:
             await primed()
             CURRENT.set(task)

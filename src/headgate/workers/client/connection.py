@@ -212,14 +212,14 @@ class Connection:
         for granted in self._asked.values():
             _decide(granted, False)
 
-    def _heard_of_room(self) -> None:
-        room = self.session.reservations
-        for number in room.granted:
+    def _take_reservations(self) -> None:
+        reservations = self.session.reservations
+        for number in reservations.granted:
             if number in self._asked:
                 _decide(self._asked[number], True)
-        room.granted.clear()
-        if room.closed != self.reserved:
-            self.reserved = room.closed
+        reservations.granted.clear()
+        if reservations.closed != self.reserved:
+            self.reserved = reservations.closed
             self._tell(self, "reserved" if self.reserved else "unreserved", "")
 
     def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
@@ -262,7 +262,7 @@ class Connection:
             if local and shared_memory.can_read(self.session.probe):
                 self.session.can_read()
             self._tell(self, "open", "")
-            self._heard_of_room()
+            self._take_reservations()
             self._tasks.append(self._loop.create_task(self._write(stream)))
             await self._read(stream)
         except TimeoutError:
@@ -306,7 +306,7 @@ class Connection:
             elif session.bulk.has_work:
                 self._rouse()
             if session.reservations.granted or session.reservations.closed != self.reserved:
-                self._heard_of_room()
+                self._take_reservations()
             if message.stopping:
                 self.give_no_room()
             if message.HasField("pulse"):
