@@ -99,6 +99,7 @@ PURE = (
     "workers/server/admission.py",
     "workers/client/balancing.py",
     "workers/model.py",
+    "workers/options.py",
     "workers/protocol/messages.py",
     "workers/protocol/bulk.py",
     "workers/protocol/bulk_channel.py",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         WorkerMetadata,
         WorkerView,
     )
+    from headgate.workers.options import ChannelOptions, WorkerOptions
     from headgate.workers.pool import WorkerPool
     from headgate.workers.processes.local_worker import LocalWorker
     from headgate.workers.routines import RuntimeContext, current_task, do_dispatch, routine
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackpressureContext",
     "BackpressureLike",
+    "ChannelOptions",
     "DiscoveryEvent",
     "DiscoveryLike",
     "LeastLoadedLoadBalancer",
@@ -37,6 +39,7 @@ __all__ = [
     "Task",
     "TaskException",
     "WorkerMetadata",
+    "WorkerOptions",
     "WorkerPool",
     "WorkerView",
     "current_task",
@@ -58,6 +61,7 @@ _MODULES = {
         "WorkerMetadata",
         "WorkerView",
     ),
+    "headgate.workers.options": ("ChannelOptions", "WorkerOptions"),
     "headgate.workers.pool": ("WorkerPool",),
     "headgate.workers.routines": ("RuntimeContext", "current_task", "do_dispatch", "routine"),
 }

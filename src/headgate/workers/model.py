@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from headgate.errors import InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from headgate.workers.options import ChannelOptions
 
 WorkerState = Literal["starting", "ready", "cooling", "blocked", "lost", "stopping"]
 Report = Literal["accepted", "transient", "evicted"]
@@ -49,8 +52,13 @@ class WorkerMetadata:
     version: str
     tags: frozenset[str] = frozenset()
     secure: bool = False
-    options: Any = None
+    options: ChannelOptions | None = None
+    """How clients are to connect; None: as they like."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else the worker says of itself: values that JSON knows."""
+
+    def __hash__(self) -> int:
+        return hash(self.uid)  # `extra` has no hash
 
 
 @dataclass(frozen=True, slots=True)
