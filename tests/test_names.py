@@ -97,6 +97,7 @@ WORKERS = {
     "RoundRobinLoadBalancer",
     "RuntimeContext",
     "Task",
+    "WorkerCredentials",
     "WorkerMetadata",
     "WorkerOptions",
     "WorkerPool",

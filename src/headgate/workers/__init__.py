@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent, DiscoveryLike
     from headgate.workers.client.balancing import LeastLoadedLoadBalancer, LoadBalancerLike, RoundRobinLoadBalancer
+    from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.mapping import map  # noqa: A004 - as headgate.map
     from headgate.workers.model import (
         BackpressureContext,
@@ -38,6 +39,7 @@ __all__ = [
     "RuntimeContext",
     "Task",
     "TaskException",
+    "WorkerCredentials",
     "WorkerMetadata",
     "WorkerOptions",
     "WorkerPool",
@@ -52,6 +54,7 @@ _MODULES = {
     "headgate.discovery.port": ("DiscoveryEvent", "DiscoveryLike"),
     "headgate.workers.client.balancing": ("LeastLoadedLoadBalancer", "LoadBalancerLike", "RoundRobinLoadBalancer"),
     "headgate.workers.processes.local_worker": ("LocalWorker",),
+    "headgate.workers.credentials": ("WorkerCredentials",),
     "headgate.workers.mapping": ("map",),
     "headgate.workers.model": (
         "BackpressureContext",

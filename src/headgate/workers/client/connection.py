@@ -29,6 +29,7 @@ from typing import Literal, TypeAlias
 
 from headgate._version import __version__
 from headgate.core.clock import clock
+from headgate.errors import InvalidArgument
 from headgate.workers.client.isolation import RESERVED
 from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerState
 from headgate.workers.processes.exit_status import LAST_WORD, Ending
@@ -270,8 +271,10 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             reason = _status(error)
             happening = "refused" if error.code() not in _TRANSIENT else "lost"
-        except ProtocolViolation as error:
+        except (ProtocolViolation, InvalidArgument) as error:
             happening, reason = "refused", error.message
+        except PermissionError as error:  # `dial` does not trust that socket
+            happening, reason = "refused", str(error)
         except asyncio.CancelledError:
             happening, reason = "closed", "its event loop or its pool ended"
         finally:
