@@ -26,6 +26,7 @@ from tests.frozen.inside import (
     Exchange,
     FunctionForm,
     Outgoing,
+    Peer,
     Probe,
     ToClient,
     ToWorker,
@@ -112,7 +113,8 @@ class Conversation:
             except Exception as error:
                 self._heard(error)
                 continue
-            self._heard([*heard, self._defined, self.worker.peers])
+            peers = self.worker.peers and (self.worker.peers[0], [peer[:2] for peer in self.worker.peers[1]])
+            self._heard([*heard, self._defined, peers])
 
     def to_client(self, message: Any = None) -> None:
         """Send one message, or all that the worker has."""
@@ -183,7 +185,7 @@ def handshake(talk: Conversation) -> None:
         shares=True,
     )
     talk.client.can_read()
-    talk.client.introduce("pool-1", [("worker-1", "unix:one"), ("worker-2", "unix:two")])
+    talk.client.introduce("pool-1", [Peer("worker-1", "unix:one"), Peer("worker-2", "unix:two")])
     talk.to_worker()
     talk.worker.stopping()
     talk.to_client()

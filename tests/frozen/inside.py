@@ -14,7 +14,7 @@ from headgate.workers import events as worker_events
 from headgate.workers.model import FunctionForm, RoutineOptions
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.client_session import ClientSession
-from headgate.workers.protocol.messages import NEWEST, OLDEST, Outgoing
+from headgate.workers.protocol.messages import NEWEST, OLDEST, Outgoing, Peer
 from headgate.workers.protocol.wire.wire_pb2 import Probe, ToClient, ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
 from headgate.workers.routines import as_routine
@@ -49,6 +49,7 @@ __all__ = [
     "Exchange",
     "FunctionForm",
     "Outgoing",
+    "Peer",
     "PortableFunction",
     "Probe",
     "RoutineOptions",

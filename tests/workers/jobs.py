@@ -42,6 +42,24 @@ async def pid() -> int:
     return os.getpid()
 
 
+@routine(retries=5)
+async def patient_pid() -> int:
+    """For callers whose worker may be killed."""
+    await asyncio.sleep(0.001)
+    return os.getpid()
+
+
+@routine
+async def sleep_and_pid(seconds: float) -> int:
+    await asyncio.sleep(seconds)
+    return os.getpid()
+
+
+@routine
+async def pid_of_a_peer() -> int:
+    return await pid()
+
+
 @routine
 async def echo(value: Any) -> Any:
     return value

@@ -323,6 +323,16 @@ def usable_as_balancer(value: object) -> bool:
     return callable(value) or any(hasattr(value, name) for name in ("order", "__aenter__", "__enter__"))
 
 
+def usable_as_discovery(value: object) -> bool:
+    """Whether this has `publisher` and `subscribe`, or can be called or entered to give something that has."""
+    return (
+        (hasattr(value, "publisher") and hasattr(value, "subscribe"))
+        or callable(value)
+        or hasattr(type(value), "__aenter__")
+        or hasattr(type(value), "__enter__")
+    )
+
+
 def checked_optional_count(name: str, value: object, least: int) -> None:
     """A whole number of at least `least`, or None."""
     if value is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -146,6 +147,25 @@ def check_tags(tags: tuple[str, ...]) -> None:
             raise InvalidType(f"tags must be strings, got {type(tag).__name__}")
         if not tag.strip():
             raise InvalidArgument("tags must not be blank")
+
+
+def checked_extra(extra: object) -> dict[str, Any]:
+    """Return what a worker says of itself besides; InvalidArgument if it cannot be announced."""
+    if extra is None:
+        return {}
+    if not isinstance(extra, Mapping):
+        raise InvalidType(f"extra must be a mapping, got {type(extra).__name__}")
+    try:
+        announced = json.loads(json.dumps(dict(extra)))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"extra must hold values that JSON knows: {error}", remedy="Use strings, numbers, lists and dicts."
+        ) from None
+    if announced != dict(extra):
+        raise InvalidArgument(
+            "extra must come out of JSON as it was", remedy="Use strings as keys, and lists instead of tuples."
+        )
+    return dict(extra)
 
 
 class RoutineOptions(NamedTuple):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headgate.core.checks import checked_flag, checked_whole
 from headgate.errors import InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from headgate.workers.credentials import WorkerCredentials
 
 Compression = Literal["gzip", "deflate"]
 
@@ -126,4 +129,18 @@ def checked_options(options: object) -> WorkerOptions | None:
     raise InvalidType(
         f"options must be WorkerOptions, got {type(options).__name__}",
         remedy="Make them with headgate.WorkerOptions(channel=headgate.ChannelOptions(...), ...).",
+    )
+
+
+def checked_credentials(credentials: object) -> WorkerCredentials | None:
+    """Return the credentials of a worker or a pool; None: there are none."""
+    if credentials is None:
+        return None
+    from headgate.workers.credentials import WorkerCredentials
+
+    if isinstance(credentials, WorkerCredentials):
+        return credentials
+    raise InvalidType(
+        f"credentials must be WorkerCredentials, got {type(credentials).__name__}",
+        remedy="Make them with headgate.WorkerCredentials.from_files(ca_path, key_path, cert_path).",
     )

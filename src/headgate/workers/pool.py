@@ -20,12 +20,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
 
 from headgate import registry
+from headgate._version import __version__
 from headgate.core.checks import (
     checked_optional_count,
     checked_optional_seconds,
     checked_positive_seconds,
     named_options,
     usable_as_balancer,
+    usable_as_discovery,
 )
 from headgate.core.clock import clock
 from headgate.errors import (
@@ -36,7 +38,10 @@ from headgate.errors import (
     PoolClosed,
     WorkerStartFailed,
 )
+from headgate.workers.finding import Announcer, Finder
+from headgate.workers.membership import Membership
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView, check_tags
+from headgate.workers.options import checked_credentials
 from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Launch, Placement, Retirement
 from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryLike
     from headgate.workers.client.balancing import LoadBalancerLike
     from headgate.workers.client.dispatcher import Dispatcher
+    from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.processes.exit_status import Ending
     from headgate.workers.processes.restarts import Trouble
 
@@ -54,6 +60,8 @@ if TYPE_CHECKING:
     BalancerSource = (
         LoadBalancerLike | Callable[[], Any] | AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
     )
+    # The same for a discovery.
+    DiscoverySource = DiscoveryLike | Callable[[], Any] | AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 
 Ts = TypeVarTuple("Ts")
 MAX_OVERDUE = 30.0
@@ -70,11 +78,11 @@ class WorkerPool:
         self,
         *tags: str,
         spawn: int | None = None,
-        discovery: DiscoveryLike | None = None,
+        discovery: DiscoverySource | None = None,
         lease: int | None = None,
         lazy: bool = True,
         loadbalancer: BalancerSource | None = None,
-        credentials: None = None,
+        credentials: WorkerCredentials | None = None,
         worker: Callable[..., Any] | None = None,
         quorum: int = 1,
         quorum_timeout: float | None = 60,
@@ -90,21 +98,13 @@ class WorkerPool:
                 remedy=f"Did you mean WorkerPool(spawn={tags[0]})?",
             )
         check_tags(tags)
-        if discovery is not None or credentials is not None:
-            raise InvalidArgument(
-                "discovery= and credentials= are not there yet", remedy="Leave them out and use `spawn=`."
+        self._discovery_source, self._credentials = discovery, checked_credentials(credentials)
+        self._size = _checked_size(spawn, lease, quorum, durable=discovery is not None)
+        if discovery is not None and not usable_as_discovery(discovery):
+            raise InvalidType(
+                f"discovery must have publisher and subscribe(), or make something that has, got {discovery!r}"
             )
-        checked_optional_count("spawn", spawn, 1)
-        checked_optional_count("lease", lease, 0)
-        checked_optional_count("quorum", quorum, 1)
-        if quorum is None:
-            raise InvalidType("quorum must be a whole number, got NoneType")
-        self._size = spawn if spawn is not None else (os.cpu_count() or 1)
-        if quorum > self._size:
-            raise InvalidArgument(
-                f"quorum must be at most the capacity of the pool ({self._size}), got {quorum}",
-                remedy="Lower quorum, or spawn more workers.",
-            )
+        self._lease = lease
         if not isinstance(lazy, bool):
             raise InvalidType(f"lazy must be True or False, got {lazy!r}")
         self._quorum_timeout = checked_optional_seconds("quorum_timeout", quorum_timeout)
@@ -125,6 +125,8 @@ class WorkerPool:
         self._balancer_source = loadbalancer
         self._balancer: LoadBalancerLike
         self._placement: Placement = LocalPlacement(worker)
+        self._finder: Finder | None = None
+        self._announcer: Announcer | None = None
         self._lazy, self._quorum = lazy, quorum
         self._id = clock.token()[:12]
         self._state = "new"
@@ -154,12 +156,15 @@ class WorkerPool:
         registry.register(self, "workers", WorkerPool.workers)
         self._loop = asyncio.get_running_loop()
         try:
+            discovery = await self._resolved_discovery()
             await self._placement.open(
                 Launch(
                     workers=self._size,
                     tags=self.tags,
                     limits=self._limits,
                     stop_timeout=self._shutdown_timeout,
+                    credentials=self._credentials,
+                    host=None if discovery is None else _bind_host(discovery, secure=self._credentials is not None),
                     on_change=self._on_change,
                     on_ended=self._on_ended,
                     on_trouble=self._on_trouble,
@@ -167,11 +172,12 @@ class WorkerPool:
             )
             from headgate.workers.client import dispatcher  # noqa: F401 - imports grpc, while the workers start
 
-            self._balancer = await self._resolved(self._balancer_source)
+            self._balancer = await self._resolved_balancer()
             await self._until_ready()
+            await self._announce()
             self._state = "open"
             if not self._lazy:
-                await self.__dispatcher__().connect(self._ready)
+                await self._connect()
         except BaseException:
             self._state = "closed"
             await self._finish(hurry=True)
@@ -207,29 +213,64 @@ class WorkerPool:
         self._changed.append(future)
         await asyncio.wait((future,), timeout=None if timeout == math.inf else timeout)
 
-    async def _resolved(self, balancer: Any) -> LoadBalancerLike:
-        """Return the load balancer itself: as given, made by a factory, or by entering a context manager."""
-        if balancer is None:
+    async def _connect(self) -> None:
+        """Connect now, not at the first call; with a discovery, to as many workers as the quorum asks."""
+        connecting = self.__dispatcher__().connect(max(self._ready, self._quorum))
+        try:
+            async with asyncio.timeout(self._quorum_timeout):
+                await connecting
+        except TimeoutError:
+            raise NoWorkersAvailable(
+                f"fewer than quorum={self._quorum} workers could be connected within "
+                f"quorum_timeout={self._quorum_timeout:g} s: {self.__dispatcher__().standing()}"
+            ) from None
+
+    async def _announce(self) -> None:
+        """Publish the pool's own workers that are ready, and from now on what becomes of them."""
+        if self._announcer is not None and self._size and not self._announcer.is_open:
+            await self._announcer.open()
+            await self._announcer.announce([view.metadata for view in self._placement.workers()])
+            self._announcer.follow(self._placement.subscribe())
+
+    async def _resolved_balancer(self) -> LoadBalancerLike:
+        """Return the load balancer itself."""
+        if self._balancer_source is None:
             from headgate.workers.client.balancing import RoundRobinLoadBalancer
 
             return RoundRobinLoadBalancer()
+        balancer: LoadBalancerLike = await self._resolved("loadbalancer", self._balancer_source, ("order", "report"))
+        return balancer
+
+    async def _resolved_discovery(self) -> DiscoveryLike | None:
+        """Return the discovery itself, and have it followed when the first call is made, or now."""
+        if self._discovery_source is None:
+            return None
+        discovery: DiscoveryLike = await self._resolved("discovery", self._discovery_source, ("publisher", "subscribe"))
+        membership = Membership(
+            tags=self.tags, lease=self._lease, secure=self._credentials is not None, version=__version__
+        )
+        self._finder = Finder(discovery, membership, self._wake)
+        self._announcer = Announcer(discovery, self._finder.owns)
+        return discovery
+
+    async def _resolved(self, what: str, source: Any, names: tuple[str, str]) -> Any:
+        """Return what was given, what a factory made, or what a context manager gave: it must have these attributes."""
         for _ in range(3):
-            if hasattr(balancer, "order") and hasattr(balancer, "report") and not isinstance(balancer, type):
-                break
-            if hasattr(type(balancer), "__aenter__"):
-                manager, balancer = balancer, await balancer.__aenter__()
+            if all(hasattr(source, name) for name in names) and not isinstance(source, type):
+                return source
+            if hasattr(type(source), "__aenter__"):
+                manager, source = source, await source.__aenter__()
                 self._contexts.append(manager)
-            elif hasattr(type(balancer), "__enter__"):
-                manager, balancer = balancer, balancer.__enter__()
+            elif hasattr(type(source), "__enter__"):
+                manager, source = source, source.__enter__()
                 self._contexts.append(manager)
-            elif callable(balancer):
-                balancer = balancer()
-                if inspect.isawaitable(balancer):
-                    balancer = await balancer
-        if not (hasattr(balancer, "order") and hasattr(balancer, "report")):
-            raise InvalidType(f"loadbalancer gave a {type(balancer).__name__}, which has no order() and report()")
-        found: LoadBalancerLike = balancer
-        return found
+            elif callable(source):
+                source = source()
+                if inspect.isawaitable(source):
+                    source = await source
+        if not all(hasattr(source, name) for name in names):
+            raise InvalidType(f"{what} gave a {type(source).__name__}, which has no {names[0]} and {names[1]}")
+        return source
 
     # -- for routines -------------------------------------------------------------------------------------------------
 
@@ -282,24 +323,36 @@ class WorkerPool:
             awaits_endings=True,
             limits=self._limits,
             on_retiring=self._on_retiring,
+            credentials=self._credentials,
+            on_out_of_reach=self._on_out_of_reach,
         )
         dispatcher.why_none = self._why_none
         if self._failure is not None:
             dispatcher.fail(self._failure)
         dispatcher.follow(self._placement.subscribe())
+        if self._finder is not None and self._loop is not None:
+            dispatcher.follow(self._finder.subscribe(), discovered=True)
+            _on(self._loop, self._finder.start)
         return dispatcher
 
     def workers(self) -> list[WorkerView]:
-        """Return the workers of this pool, with their state and their load."""
+        """Return the workers of this pool, with their state and their load.
+
+        A discovered worker is "starting" until a session with it is open, and "lost" while it cannot be reached.
+        """
+        seen: dict[str, list[WorkerView]] = {}
+        for dispatcher in list(self._dispatchers.values()):
+            for view in dispatcher.views():
+                seen.setdefault(view.uid, []).append(view)
         found = []
         for placed in self._placement.workers():
-            state, load = placed.state, 0
-            for dispatcher in list(self._dispatchers.values()):
-                for view in dispatcher.views():
-                    if view.uid == placed.uid:
-                        load += view.in_flight
-                        state = view.state if state == "ready" else state
-            found.append(WorkerView(placed.metadata, state, load))
+            views = seen.get(placed.uid, [])
+            state = views[-1].state if views and placed.state == "ready" else placed.state
+            found.append(WorkerView(placed.metadata, state, sum(view.in_flight for view in views)))
+        for metadata in () if self._finder is None else self._finder.membership.admitted:
+            views = seen.get(metadata.uid, [])
+            state = views[-1].state if views else "starting"
+            found.append(WorkerView(metadata, state, sum(view.in_flight for view in views)))
         return found
 
     async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -336,6 +389,7 @@ class WorkerPool:
             self._size = size
             await self._placement.scale(size)
             await self._until_ready()
+            await self._announce()
             there = len(self._placement.workers())
             if there < size and self._trouble is not None and self._keeps_failing():
                 raise WorkerStartFailed(
@@ -351,8 +405,12 @@ class WorkerPool:
     # -- what the placement and the dispatchers tell -------------------------------------------------------------------
 
     def _on_change(self, ready: int) -> None:
-        """Wake those who wait for workers to come or go."""
+        """Note how many workers of the pool's own are ready."""
         self._ready = ready
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake those who wait for workers to come or go."""
         changed, self._changed = self._changed, []
         for future in changed:
             if not future.done():
@@ -395,6 +453,11 @@ class WorkerPool:
     def _on_lost(self, metadata: WorkerMetadata, reason: str) -> None:
         """Have a worker ended and replaced that a dispatcher cannot reach: it must not live on."""
         self._retire(metadata.uid, reason, "unreachable")
+
+    def _on_out_of_reach(self, uid: str) -> None:
+        """Let another discovered worker have the place of one that a dispatcher cannot reach, if one waits for it."""
+        if self._finder is not None and self._loop is not None:
+            _on(self._loop, self._finder.out_of_reach, uid)
 
     def _on_retiring(self, uid: str, reason: str, at_once: bool) -> None:
         """Have a worker replaced that routines keep from its work, as it says itself, or as is seen from outside."""
@@ -441,6 +504,8 @@ class WorkerPool:
             await self._placement.close(self._drain(hurry=hurry))
         finally:
             self._closed()
+            if self._finder is not None:
+                await self._finder.close()
             for context in reversed(self._contexts):
                 left = getattr(type(context), "__aexit__", None)
                 if left is not None:
@@ -464,6 +529,8 @@ class WorkerPool:
             await asyncio.sleep(0.005)
         closings = [_close_on(loop, dispatcher) for loop, dispatcher in list(self._dispatchers.items())]
         await asyncio.gather(*closings, return_exceptions=True)
+        if self._announcer is not None:
+            await self._announcer.close()
 
     def _calls(self) -> int:
         return sum(dispatcher.calls for loop, dispatcher in self._dispatchers.items() if not loop.is_closed())
@@ -472,6 +539,34 @@ class WorkerPool:
         states = [view.state for view in self.workers()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return f"<WorkerPool {self._state}{': ' + counts if counts else ''}>"
+
+
+def _checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, durable: bool) -> int:
+    """Return how many workers to spawn; InvalidArgument: the numbers do not go together."""
+    checked_optional_count("spawn", spawn, 0 if durable else 1)
+    checked_optional_count("lease", lease, 0)
+    checked_optional_count("quorum", quorum, 1)
+    if quorum is None:
+        raise InvalidType("quorum must be a whole number, got NoneType")
+    size = spawn if spawn is not None else 0 if durable else (os.cpu_count() or 1)
+    if durable and not size and lease == 0:
+        raise InvalidArgument(
+            "lease must be at least 1 when no worker is spawned, got 0", remedy="The pool could never use a worker."
+        )
+    if durable and lease is None:
+        return size
+    capacity = size + (lease or 0) if durable else size
+    if quorum > capacity:
+        raise InvalidArgument(
+            f"quorum must be at most the capacity of the pool ({capacity}), got {quorum}",
+            remedy="Lower quorum, spawn more workers, or raise lease.",
+        )
+    return size
+
+
+def _bind_host(discovery: DiscoveryLike, *, secure: bool) -> str:
+    """Return where workers that are announced through a discovery listen: beyond this machine only with TLS."""
+    return getattr(discovery, "bind_host", "127.0.0.1") if secure else "127.0.0.1"
 
 
 def _on(loop: asyncio.AbstractEventLoop, fn: Callable[[*Ts], object], *args: *Ts) -> None:

@@ -29,7 +29,7 @@ from headgate.workers.model import FunctionForm
 from headgate.workers.protocol import bulk, client_session, worker_session
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ProtocolViolation
 from headgate.workers.protocol.client_session import ClientSession
-from headgate.workers.protocol.messages import Answer, Outgoing, Received, Stepped
+from headgate.workers.protocol.messages import Answer, Outgoing, Peer, Received, Stepped
 from headgate.workers.protocol.wire.wire_pb2 import (
     Buffer,
     Call,
@@ -1599,11 +1599,11 @@ def test_w52_started_pulse_peers_and_stopping_travel() -> None:
     one, two = call(tell_start=True), call(task=2, timeout=1.5, caller="client/1")
     client.submit(one)
     client.submit(two)
-    client.introduce("pool", [("w2", "unix:b")])
-    client.introduce("pool", [("w1", "unix:a")])
+    client.introduce("pool", [Peer("w2", "unix:b")])
+    client.introduce("pool", [Peer("w1", "unix:a")])
     begun = told(client, worker).begun
     assert [(got.timeout, got.caller, got.tell_start) for got in begun] == [(0.0, "", True), (1.5, "client/1", False)]
-    assert worker.peers == ("pool", [("w1", "unix:a")]), "what was said last"
+    assert worker.peers == ("pool", [Peer("w1", "unix:a")]), "what was said last"
     worker.started(one.number)
     worker.started(99)
     worker.beat(1.25, two.number, "tag")
@@ -2180,7 +2180,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "kept": [0, 0, 1, 3],
     "kept_back": [0, 0, 1, 3],
     "age": [0.0, 0.3, 2.0],
-    "peers": [("", []), ("pool", [("w1", "unix:a")]), ("pool", [("w1", "unix:a"), ("w2", "unix:b")])],
+    "peers": [("", []), ("pool", [Peer("w1", "unix:a")]), ("pool", [Peer("w1", "unix:a"), Peer("w2", "unix:b")])],
 }
 COMMANDS: list[tuple[str, tuple[str, ...], Callable[[Any], object]]] = []
 

@@ -112,6 +112,10 @@ class Roster(Generic[Worker]):
         """Add a worker, last in order."""
         self._rotation.add(Resource(uid, worker))
 
+    def replace(self, uid: str, worker: Worker) -> None:
+        """Reach a worker through this from now on. It keeps its place in the order, and its calls count as before."""
+        self._rotation.members[uid].resource.value = worker
+
     def drop(self, uid: str) -> None:
         """Remove a worker. Its calls go on."""
         self._rotation.remove(uid)

@@ -25,21 +25,24 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headgate._version import __version__
 from headgate.core.clock import clock
-from headgate.errors import InvalidArgument
+from headgate.errors import HeadgateError
 from headgate.workers.client.isolation import RESERVED
 from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerState
 from headgate.workers.processes.exit_status import LAST_WORD, Ending
 from headgate.workers.protocol import shared_memory
-from headgate.workers.protocol.bulk import Borrowed, BulkPayload, ProtocolViolation, Unreadable
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Unreadable
 from headgate.workers.protocol.client_session import ClientSession
-from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing
+from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing, Peer
 from headgate.workers.protocol.transport import dial, grpc
 from headgate.workers.protocol.wire import CONVERSE
 from headgate.workers.protocol.wire.wire_pb2 import ToClient
+
+if TYPE_CHECKING:
+    from headgate.workers.credentials import WorkerCredentials
 
 OPENING = 10.0
 """Seconds a worker has to answer the first message."""
@@ -83,6 +86,7 @@ class Connection:
         max_payload: int = 0,
         limits: Limits = UNLIMITED,
         replace: Callable[[str, str, bool], None] | None = None,
+        credentials: WorkerCredentials | None = None,
     ) -> None:
         self.metadata: WorkerMetadata = metadata
         self.session: ClientSession = ClientSession(epoch, client, __version__, max_payload)
@@ -115,6 +119,7 @@ class Connection:
         self._was_full = False
         self._limits = limits
         self._replace = replace  # a worker, by its uid: why, and whether at once
+        self._credentials = credentials
         self._timed: dict[Outgoing, None] = {}  # calls with a timeout
         self._ending = ""  # why it is being ended
         self._fetching: dict[Outgoing, deque[Answer]] = {}  # what came after an answer that is still being read
@@ -223,7 +228,7 @@ class Connection:
             self.reserved = reservations.closed
             self._tell(self, "reserved" if self.reserved else "unreserved", "")
 
-    def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
+    def introduce(self, pool: str, peers: list[Peer]) -> None:
         """Tell the worker whom its routines may call."""
         if self.session.state != "over":
             self.session.introduce(pool, peers)
@@ -240,7 +245,10 @@ class Connection:
         happening: Happening = "lost"
         reason = "its stream ended"
         try:
-            self._channel = dial(self.metadata.address)
+            if self._credentials is not None:
+                self._credentials = await self._credentials.refreshed()
+            options = self.metadata.options
+            self._channel = dial(self.metadata.address, credentials=self._credentials, options=options)
             stream: _Stream = self._channel.stream_stream(CONVERSE)()
             self._stream = stream
             local = self.metadata.address.startswith("unix:")
@@ -271,7 +279,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             reason = _status(error)
             happening = "refused" if error.code() not in _TRANSIENT else "lost"
-        except (ProtocolViolation, InvalidArgument) as error:
+        except HeadgateError as error:  # of the protocol, or of the address
             happening, reason = "refused", error.message
         except PermissionError as error:  # `dial` does not trust that socket
             happening, reason = "refused", str(error)

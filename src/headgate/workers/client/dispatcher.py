@@ -10,7 +10,8 @@ was sent and not answered is lost when its worker is, and runs again only if its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
@@ -21,6 +22,7 @@ from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, 
 from headgate.resources.members import Use
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
+from headgate.workers.client.candidates import GRACE, Candidates
 from headgate.workers.client.connection import Connection, Happening
 from headgate.workers.client.failures import (
     INSIDE,
@@ -37,6 +39,7 @@ from headgate.workers.client.failures import (
     too_late,
     unreadable,
 )
+from headgate.workers.client.peers import as_peer
 from headgate.workers.client.remote_stream import Stream
 from headgate.workers.client.routine_call import GONE, Attempts, RoutineCall
 from headgate.workers.events import TASKS
@@ -52,12 +55,15 @@ from headgate.workers.serialization.pickling import dump_arguments
 if TYPE_CHECKING:
     from headgate.context.travel import Exchange
     from headgate.discovery.port import DiscoveryEvent
+    from headgate.workers.credentials import WorkerCredentials
+    from headgate.workers.protocol.tls_causes import Refusal
     from headgate.workers.routines import Routine
     from headgate.workers.server.running_call import RunningCall
 
 _RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
 _task_numbers = count(1)
 _epochs = count(1)
+_NOBODY: Mapping[str, str] = {}
 
 
 class Dispatcher:
@@ -76,6 +82,8 @@ class Dispatcher:
         here: str = "",
         limits: Limits = UNLIMITED,
         on_retiring: Callable[[str, str, bool], None] | None = None,
+        credentials: WorkerCredentials | None = None,
+        on_out_of_reach: Callable[[str], None] | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         strategy = strategy_of(balancer)
@@ -94,52 +102,107 @@ class Dispatcher:
         self._known: WeakValueDictionary[str, Connection] = WeakValueDictionary()
         self._limits = limits
         self._on_retiring = on_retiring
+        self._credentials = credentials
+        self._on_out_of_reach = on_out_of_reach
+        self._discovered: dict[str, WorkerMetadata] = {}  # of others: they are used only when they can be reached
+        self._candidates = Candidates(self._connection_to, self._reached, self._not_reached, self._why_refused)
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
         self._evicted: dict[str, str] = {}
         self._calls: dict[RoutineCall, None] = {}
         self._reached_quorum = False
         self._closed = ""
         self._failure: BaseException | None = None
-        self._listener: asyncio.Task[None] | None = None
+        self._listeners: set[asyncio.Task[Any] | None] = set()
         self._endings: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
-    def follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
-        """Admit and drop workers as discovery says."""
-        self._listener = self.loop.create_task(self._follow(events))
+    def follow(self, events: AsyncIterator[DiscoveryEvent], *, discovered: bool = False) -> None:
+        """Admit and drop workers as these events say; `discovered`: they were not started by the pool."""
+        self._listeners.add(self.loop.create_task(self._follow(events, discovered)))
 
-    async def _follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
+    async def _follow(self, events: AsyncIterator[DiscoveryEvent], discovered: bool) -> None:
         try:
             async for event in events:
                 if event.type == "worker-dropped":
                     self.drop(event.metadata.uid)
+                elif discovered:
+                    self.admit_discovered(event.metadata)
                 else:
                     self.admit(event.metadata)
         finally:
             # The loop ends. A task that was cancelled keeps its frames (from Python 3.13 on), those of asyncio.run too,
             # and with them every task and so every stream of that loop; the pool keeps this dispatcher.
-            self._listener = None
+            self._listeners.discard(asyncio.current_task())
 
     def admit(self, metadata: WorkerMetadata) -> None:
         """Add a worker, which may be used from now on."""
-        known = self.roster.get(metadata.uid)
-        if known is not None:
-            return
-        self._evicted.pop(metadata.uid, None)
+        if self.roster.get(metadata.uid) is None:
+            self._admit(self._connection_to(metadata))
+
+    def admit_discovered(self, metadata: WorkerMetadata) -> None:
+        """Add a worker of which a discovery told, to be used as soon as a session with it is open.
+
+        If it is known, this is an update: the sessions that begin from now on go where it says.
+        """
+        before, self._discovered[metadata.uid] = self._discovered.get(metadata.uid), metadata
+        connection = self.roster.get(metadata.uid)
+        if connection is None:
+            self._candidates.add(metadata)
+        elif before is None or not _same_way(before, metadata):
+            self.roster.replace(metadata.uid, self._connection_to(metadata))
+            self._introduce()
+            self._end(connection)
+        else:
+            connection.metadata = metadata
+
+    def _connection_to(self, metadata: WorkerMetadata) -> Connection:
         connection = Connection(
-            metadata, next(_epochs), client_id(), self._happened, self.max_payload, self._limits, self._on_retiring
+            metadata,
+            next(_epochs),
+            client_id(),
+            self._happened,
+            self.max_payload,
+            self._limits,
+            self._on_retiring,
+            self._credentials if metadata.secure else None,
         )
-        connection.awaits_ending = self._awaits_endings
+        connection.awaits_ending = self._awaits_endings and metadata.uid not in self._discovered
         self._known[metadata.uid] = connection
-        self.roster.admit(metadata.uid, connection)
+        return connection
+
+    def _admit(self, connection: Connection) -> None:
+        uid = connection.metadata.uid
+        self._evicted.pop(uid, None)
+        self.roster.admit(uid, connection)
         self._introduce()
         self.openings.wake()
         self._changed()
 
+    def _reached(self, connection: Connection) -> None:
+        """Use a discovered worker from now on: a session with it is open."""
+        self._admit(connection)
+        self.openings.happened(connection, "open", "")
+
+    def _not_reached(self, metadata: WorkerMetadata) -> None:
+        """Note that a discovered worker could not be reached; it is tried again."""
+        if self._on_out_of_reach is not None:
+            self._on_out_of_reach(metadata.uid)
+        if self._candidates.hopeless and not len(self.roster):
+            self.openings.wake()  # who waits for a worker need not wait for long
+        self._changed()
+
+    async def _why_refused(self, metadata: WorkerMetadata) -> Refusal | None:
+        """Find out why a worker cannot be reached. (gRPC says the same whatever the cause is.)"""
+        from headgate.workers.protocol.tls_causes import why_refused
+
+        return await why_refused(metadata.address, self._credentials if metadata.secure else None)
+
     def drop(self, uid: str) -> None:
         """Remove a worker. Calls that it has may end."""
+        self._discovered.pop(uid, None)
+        self._candidates.drop(uid)
         connection = self.roster.get(uid)
         if connection is not None:
             self._remove(connection)
@@ -153,13 +216,16 @@ class Dispatcher:
             connection.learn(ending)
 
     def set_members(self, members: list[WorkerMetadata]) -> None:
-        """Make these the workers that may be used, and no others."""
+        """Make these the workers that may be used, and no others. Those that are reached over a network are dialled
+        first, as discovered ones are."""
         uids = {metadata.uid for metadata in members}
-        for connection in list(self.roster):
-            if connection.metadata.uid not in uids:
-                self.drop(connection.metadata.uid)
+        for uid in {*(connection.metadata.uid for connection in self.roster), *self._discovered} - uids:
+            self.drop(uid)
         for metadata in members:
-            self.admit(metadata)
+            if metadata.address.startswith("unix:"):
+                self.admit(metadata)
+            elif self._discovered.get(metadata.uid) != metadata:
+                self.admit_discovered(metadata)
 
     async def connect(self, workers: int) -> None:
         """Connect to this number of workers now, not at the first call."""
@@ -201,7 +267,7 @@ class Dispatcher:
         return WorkerView(connection.metadata, state, connection.in_flight)
 
     def _introduce(self) -> None:
-        peers = [(connection.metadata.uid, connection.metadata.address) for connection in self.roster]
+        peers = [as_peer(connection.metadata) for connection in self.roster]
         for connection in self.roster:
             connection.introduce(self._pool, peers)
 
@@ -229,13 +295,15 @@ class Dispatcher:
 
     def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
         """Act on what a connection tells of its worker."""
+        if self._candidates.heard(connection, happening, reason):
+            return
         self.openings.happened(connection, happening, reason)
         self._changed()
         if happening == "closed":
             known = self.roster.get(connection.metadata.uid) is connection
             self._remove(connection)
             if known and not self._closed:  # somebody cancelled all tasks of this loop: the worker is there still
-                self.admit(connection.metadata)
+                self._admit(self._connection_to(connection.metadata))
         elif happening in ("lost", "refused", "stopped"):
             known = self.roster.get(connection.metadata.uid) is connection
             self._remove(connection)
@@ -245,7 +313,10 @@ class Dispatcher:
                     del self._evicted[next(iter(self._evicted))]
                 if happening == "refused":
                     self._report(connection, "evicted")
-                if self._on_lost is not None and happening == "lost":
+                discovered = self._discovered.get(connection.metadata.uid)
+                if discovered is not None:
+                    self._candidates.add(discovered, reason, permanent=happening == "refused")
+                elif self._on_lost is not None and happening == "lost":
                     self._on_lost(connection.metadata, reason)
                 self._end(connection)
 
@@ -486,12 +557,12 @@ class Dispatcher:
         """Wait for a worker for the next attempt."""
         if attempts.isolation is not None:
             return await attempts.isolation.place(self, call, attempts)
-        use: Use | None = None
+        use, since = None, clock.now()
         while use is None:
             waits_for_thread = self.openings.crowded and call.routine.portable.thread
             if call.timeout and waits_for_thread and attempts.patience is None:
                 attempts.patience = clock.now() + call.timeout + CONFIRMATION
-            await self.until_there_is_one(call, attempts, attempts.patience)
+            await self.until_there_is_one(call, attempts, attempts.patience, since)
             use = self._choice(call, attempts)
         return use
 
@@ -513,27 +584,22 @@ class Dispatcher:
         except Exception:  # the call has its outcome, and must not lose it
             log_exception("headgate.workers", "report() of the balancer %r failed", self.custom)
 
-    async def until_there_is_one(self, call: RoutineCall, attempts: Attempts, patience: float | None = None) -> None:
+    async def until_there_is_one(
+        self, call: RoutineCall, attempts: Attempts, patience: float | None = None, since: float | None = None
+    ) -> None:
         """Wait until a worker may take a call that none can take now, or give up; at `patience`, because the call's
-        timeout is over."""
+        timeout is over. `since`: when it began to wait, if that was before."""
         if self._failure is not None:
             raise fresh(self._failure)
-        tried, until = attempts.tried, attempts.until
+        tried = attempts.tried
         admitted = [one for one in self.roster if one.session.state not in ("stopping", "over")]
         if tried and admitted and all(connection.metadata.uid in tried for connection in admitted):
             raise NoWorkersAvailable(f"no worker took {call.routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
         self.openings.waiters.append(waiter)
-        now, limits = clock.now(), list[tuple[float, type[HeadgateError]]]()
-        if until is not None:
-            limits.append((max(0.0, until - now), DispatchTimeout))
-        if patience is not None:
-            limits.append((max(0.0, patience - now), RoutineTimeout))
-        if self._quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
-            limits.append((self._quorum_timeout, NoWorkersAvailable))
         # By the limit that is over, not by the clock: the timer of a loop may be a little early.
-        seconds, kind = min(limits, key=lambda limit: limit[0], default=(None, NoWorkersAvailable))
-        scope = asyncio.timeout(seconds)
+        until, kind, what = min(self._limits_of(call, attempts, patience, since), key=lambda limit: limit[0])
+        scope = asyncio.timeout(None if until == math.inf else max(0.0, until - clock.now()))
         try:
             async with scope:
                 await waiter
@@ -544,21 +610,31 @@ class Dispatcher:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise kind(f"{self._limit_of(kind, call)}: {self._standing(tried)}") from None
+            raise kind(f"{what}: {self.standing(tried)}") from None
         if self._failure is not None:
             raise fresh(self._failure)
 
-    def _limit_of(self, kind: type[HeadgateError], call: RoutineCall) -> str:
-        """Say which limit is over for a call that no worker has taken."""
-        if kind is DispatchTimeout:
-            return f"{call.routine.tag} did not reach a worker within dispatch_timeout={call.limit:g} s"
-        if kind is RoutineTimeout:
+    def _limits_of(
+        self, call: RoutineCall, attempts: Attempts, patience: float | None, since: float | None
+    ) -> Iterator[tuple[float, type[HeadgateError], str]]:
+        """Yield until when a call may wait for a worker, and for each limit the error and what it says."""
+        tag, begun = call.routine.tag, clock.now() if since is None else since
+        yield math.inf, NoWorkersAvailable, ""
+        if attempts.until is not None:
+            what = f"{tag} did not reach a worker within dispatch_timeout={call.limit:g} s"
+            yield attempts.until, DispatchTimeout, what
+        if patience is not None:
             limit = f"its timeout of {call.timeout:g} s and {CONFIRMATION:g} s more"
-            return f"no worker could begin {call.routine.tag} within {limit}"
-        return f"no worker for {call.routine.tag} within quorum_timeout={self._quorum_timeout or 0.0:g} s"
+            yield patience, RoutineTimeout, f"no worker could begin {tag} within {limit}"
+        if not len(self.roster) and self._candidates.hopeless:
+            yield begun + GRACE, NoWorkersAvailable, f"no worker for {tag}: all that are known refuse"
+        if self._quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
+            what = f"no worker for {tag} within quorum_timeout={self._quorum_timeout:g} s"
+            yield begun + self._quorum_timeout, NoWorkersAvailable, what
 
-    def _standing(self, tried: Mapping[str, str]) -> str:
-        reasons = {**self._evicted}
+    def standing(self, tried: Mapping[str, str] = _NOBODY) -> str:
+        """Say of each worker that is known why it takes no call; `tried`: what some of them said to one call."""
+        reasons = {**self._evicted, **self._candidates.reasons}
         for connection in self.roster:
             uid = connection.metadata.uid
             reasons[uid] = tried.get(uid, connection.obstacle or self.view(connection).state)
@@ -669,10 +745,10 @@ class Dispatcher:
     async def close(self, why: str) -> None:
         """End every session. Calls that are left raise PoolClosed."""
         self._closed = self._closed or why
-        listener, self._listener = self._listener, None
-        if listener is not None:
+        listeners = [listener for listener in self._listeners if listener is not None]
+        for listener in listeners:
             listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+        await asyncio.gather(*listeners, self._candidates.close(), return_exceptions=True)
         connections = [*self.roster, *self._gone]
         for connection in list(self._known.values()):
             connection.let_go()
@@ -686,3 +762,8 @@ class Dispatcher:
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
         self.openings.wake()
+
+
+def _same_way(before: WorkerMetadata, after: WorkerMetadata) -> bool:
+    """Whether a worker is still reached in the same way."""
+    return (before.address, before.secure, before.options) == (after.address, after.secure, after.options)

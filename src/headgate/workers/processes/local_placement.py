@@ -50,10 +50,11 @@ class LocalPlacement:
         self._discovery: OwnDiscovery
 
     async def open(self, launch: Launch) -> None:
-        """Start the keeper, and have it start the workers."""
+        """Start the keeper, and have it start the workers. Without workers there is no keeper."""
         self._launch, self._size = launch, launch.workers
         self._loop = asyncio.get_running_loop()
-        self._start_keeper()
+        if self._size:
+            self._start_keeper()
         from headgate.discovery.in_process import OwnDiscovery  # while the fork server is loaded
 
         self._discovery = OwnDiscovery()
@@ -63,6 +64,8 @@ class LocalPlacement:
     async def scale(self, workers: int) -> None:
         """Start what is missing, or let the surplus finish what it has and go."""
         self._size = workers
+        if workers and self._keeper is None:
+            self._start_keeper()
         while len(self._members) < workers:
             self._spawn_one()
         surplus = list(self._members.values())[workers:]
@@ -142,7 +145,7 @@ class LocalPlacement:
         self._keeper, self._keeper_ended = keeper, False
 
     def _spawn_one(self) -> None:
-        worker = self._factory(*self._launch.tags, credentials=None)
+        worker = self._factory(*self._launch.tags, credentials=self._launch.credentials)
         if not isinstance(worker, LocalWorker):
             raise InvalidType(
                 f"worker= must make LocalWorkers, it made a {type(worker).__name__}",
@@ -151,7 +154,7 @@ class LocalPlacement:
         if worker.uid in self._members:
             raise InvalidArgument("worker= made the same worker twice", remedy="Make a new one at each call.")
         assert self._keeper is not None, "the keeper was started"
-        worker.spawn(self._keeper, self._launch.limits)
+        worker.spawn(self._keeper, self._launch.limits, self._launch.host)
         self._members[worker.uid] = Member(worker)
 
     def _let_leave(self, member: Member) -> None:
@@ -165,7 +168,8 @@ class LocalPlacement:
         if worker.pid and member.is_ready:
             self._discovery.announce("worker-dropped", worker.described())
             timeout = self._launch.stop_timeout
-            await stop_remotely(worker.described().address, -1.0 if timeout is None else timeout)
+            address, seconds = worker.described().address, -1.0 if timeout is None else timeout
+            await stop_remotely(address, seconds, worker.credentials)
             patience = _LAST
         await asyncio.wait((member.ended,), timeout=patience)
         if not member.ended.done() and self._keeper is not None:
@@ -199,6 +203,7 @@ class LocalPlacement:
             member.failure = str(said["cause"])
             return
         member.is_ready = True
+        member.worker.listens(said["address"])
         if member.stopping:
             return
         self._discovery.announce("worker-added", member.worker.described())

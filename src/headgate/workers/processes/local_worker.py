@@ -6,16 +6,22 @@ import asyncio
 import marshal
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from headgate._version import __version__
 from headgate.context.variables import bare
-from headgate.core.checks import named_options
+from headgate.core.checks import checked_flag, checked_positive_seconds, named_options
 from headgate.core.clock import clock
-from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable, WorkerStartFailed
-from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata, check_tags
+from headgate.errors import InvalidType, NoWorkersAvailable, WorkerStartFailed
+from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata, check_tags, checked_extra
+from headgate.workers.options import checked_credentials, checked_options
 from headgate.workers.processes.keeper_client import KeeperClient
+from headgate.workers.protocol.addresses import TcpAddress, checked_host, checked_port
 from headgate.workers.server.event_loops import kind_of
+
+if TYPE_CHECKING:
+    from headgate.workers.credentials import WorkerCredentials
+    from headgate.workers.options import ChannelOptions, WorkerOptions
 
 _ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
 
@@ -27,16 +33,24 @@ class LocalWorker:
     def __init__(
         self,
         *tags: str,
-        credentials: None = None,
-        options: None = None,
+        credentials: WorkerCredentials | None = None,
+        options: WorkerOptions | ChannelOptions | None = None,
         backpressure: BackpressureLike | None = None,
+        host: str | None = None,
+        port: int = 0,
+        extra: Mapping[str, Any] | None = None,
+        grace: float | None = None,
+        insecure: bool = False,
     ) -> None:
         check_tags(tags)
-        if credentials is not None or options is not None:
-            raise InvalidArgument(
-                "credentials= and options= of a worker are not there yet",
-                remedy="Leave them out: workers of this machine are reached through sockets of your user only.",
-            )
+        self.credentials: WorkerCredentials | None = checked_credentials(credentials)
+        self.options: WorkerOptions | None = checked_options(options)
+        self.host: str | None = checked_host(host)
+        """Where it listens for TCP connections; None: on a Unix socket, or where its pool says."""
+        self.port: int = checked_port(port)
+        self.insecure: bool = checked_flag("insecure", insecure)
+        self.extra: dict[str, Any] = checked_extra(extra)
+        self._grace = checked_positive_seconds("grace", grace)
         if backpressure is not None and not callable(backpressure):
             raise InvalidType(f"backpressure must be callable, got {type(backpressure).__name__}")
         self.uid: str = f"w-{clock.token()[:10]}"
@@ -56,40 +70,55 @@ class LocalWorker:
 
     def described(self) -> WorkerMetadata:
         """Return the identity of the worker and how to reach it, as far as they are known."""
-        return WorkerMetadata(self.uid, self._address, self.pid, __version__, self.tags)
+        options = None if self.options is None else self.options.channel
+        return WorkerMetadata(
+            self.uid, self._address, self.pid, __version__, self.tags, self.credentials is not None, options, self.extra
+        )
 
-    def spawn(self, spawner: KeeperClient, limits: Limits = UNLIMITED) -> None:
-        """Have the keeper start the process. It ends itself when a limit is exceeded, so that it is replaced."""
-        self._address = spawner.address(self.uid)
-        config: dict[str, Any] = {"address": self._address, "loop": kind_of(asyncio.get_running_loop())}
+    def spawn(self, spawner: KeeperClient, limits: Limits = UNLIMITED, host: str | None = None) -> None:
+        """Have the keeper start the process. It ends itself when a limit is exceeded, so that it is replaced.
+
+        It listens where it was told when it was made, else on `host`, else on a Unix socket.
+        """
+        host = host if self.host is None else self.host
+        self._address = spawner.address(self.uid) if host is None else ""  # the port is known when it listens
+        config: dict[str, Any] = {"private": spawner.directory, "loop": kind_of(asyncio.get_running_loop())}
+        config["address"] = self._address or str(TcpAddress(host or "", self.port))
         config["limits"] = tuple(limits)
-        if self.backpressure is not None:
-            config["hook"] = self._write_hook(spawner)
+        config["insecure"] = self.insecure
+        if self._grace is not None:
+            config["drain"] = self._grace
+        if self.backpressure is not None or self.credentials is not None or self.options is not None:
+            config["settings"] = self._write_settings(spawner)
         spawner.spawn(self.uid, config)
 
-    def _write_hook(self, spawner: KeeperClient) -> str:
+    def listens(self, address: str) -> None:
+        """Note where the worker listens, as it says itself."""
+        self._address = address
+
+    def _write_settings(self, spawner: KeeperClient) -> str:
+        """Write what only this user may read, and what cannot stand on a command line, into a file for the worker."""
         import cloudpickle
 
         try:
             with bare:
-                data = cloudpickle.dumps(self.backpressure, 5)
+                data = cloudpickle.dumps((self.backpressure, self.credentials, self.options), 5)
         except Exception as error:
             raise InvalidType(f"backpressure cannot be pickled: {type(error).__name__}: {error}") from error
-        path = self._hook_path(spawner)
-        with open(path, "wb") as file:
+        path = self._settings_path(spawner)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(data)
         return path
 
     def clean_up(self, spawner: KeeperClient) -> None:
         """Remove the file that the worker was to read, because it ended before it did."""
-        if self.backpressure is not None:
-            try:
-                os.unlink(self._hook_path(spawner))
-            except OSError:
-                pass
+        try:
+            os.unlink(self._settings_path(spawner))
+        except OSError:
+            pass
 
-    def _hook_path(self, spawner: KeeperClient) -> str:
-        return f"{spawner.directory}/{self.uid}.hook"
+    def _settings_path(self, spawner: KeeperClient) -> str:
+        return f"{spawner.directory}/{self.uid}.settings"
 
     # -- alone --------------------------------------------------------------------------------------------------------
 
@@ -138,7 +167,7 @@ class LocalWorker:
             return
         try:
             if self.pid and self._exited is not None and not self._exited.done():
-                await stop_remotely(self._address, timeout)
+                await stop_remotely(self._address, timeout, self.credentials)
                 await asyncio.wait((self._exited,), timeout=5.0)
         finally:
             await self._end(spawner)
@@ -158,6 +187,7 @@ class LocalWorker:
         elif report["event"] == "said":
             said = marshal.loads(report["said"])
             if said.get("ready"):
+                self.listens(said["address"])
                 if not ready.done():
                     ready.set_result(None)
             else:
@@ -169,13 +199,13 @@ class LocalWorker:
                 exited.set_result(None)
 
 
-async def stop_remotely(address: str, timeout: float) -> None:
+async def stop_remotely(address: str, timeout: float, credentials: WorkerCredentials | None = None) -> None:
     """Ask a worker to stop; return when nothing runs on it, or when it is gone."""
     from headgate.workers.protocol.transport import dial, grpc
     from headgate.workers.protocol.wire import STOP
     from headgate.workers.protocol.wire.wire_pb2 import StopRequest
 
-    async with dial(address, session=False) as channel:
+    async with dial(address, session=False, credentials=credentials) as channel:
         try:
             request = StopRequest(timeout=timeout).SerializeToString()
             await channel.unary_unary(STOP)(request, timeout=None if timeout < 0 else timeout + _ANSWER)

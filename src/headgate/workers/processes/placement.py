@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent, Filter
+    from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.model import Limits, WorkerView
     from headgate.workers.processes.exit_status import Ending
     from headgate.workers.processes.restarts import Trouble
@@ -37,6 +38,10 @@ class Launch:
     """For how long routines may keep a worker from its work."""
     stop_timeout: float | None
     """Seconds for the calls of a worker that leaves; None: as long as they take."""
+    credentials: WorkerCredentials | None
+    """What each worker shows to its clients and to other workers."""
+    host: str | None
+    """Where each worker listens for TCP connections; None: on a Unix socket, for clients of this machine only."""
     on_change: Callable[[int], None]
     """A worker came, became ready or went; so many are ready and not leaving."""
     on_ended: Callable[[str, Ending], None]

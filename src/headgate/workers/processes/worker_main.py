@@ -28,7 +28,7 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
 
     line.arm(lifeline)
     try:
-        enter_folder(config["cwd"], os.path.dirname(config["address"].removeprefix("unix:")))
+        enter_folder(config["cwd"], config["private"])
         prepare()
         from headgate.workers.server.event_loops import new_loop
         from headgate.workers.server.serve import serve
@@ -38,11 +38,11 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
     os.set_inheritable(status, False)
     os.set_inheritable(stderr, False)
 
-    def ready() -> None:
+    def ready(address: str) -> None:
         copy = os.dup(2)
         restore_stderr(stderr)
         keep_copy(copy)
-        tell(status, ready=True, pid=os.getpid())
+        tell(status, ready=True, pid=os.getpid(), address=address)
 
     def failed(error: BaseException) -> None:
         tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))

@@ -62,3 +62,26 @@ def is_loopback(host: str) -> bool:
         known = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         found = [ipaddress.ip_address(str(one[4][0])) for one in known]
     return all((getattr(one, "ipv4_mapped", None) or one).is_loopback for one in found)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a host means every address of this machine: to listen on, not to connect to."""
+    return host in ("0.0.0.0", "::")
+
+
+def checked_host(host: object) -> str | None:
+    """Return a host to listen on, without brackets; None: none is given."""
+    if host is None:
+        return None
+    if not isinstance(host, str):
+        raise InvalidType(f"host must be a string or None, got {type(host).__name__}")
+    if not host.strip():
+        raise InvalidArgument("host must not be blank", remedy='Use "127.0.0.1" for this machine, "0.0.0.0" for all.')
+    return host.strip().removeprefix("[").removesuffix("]")
+
+
+def checked_port(port: object) -> int:
+    """Return a port to listen on; 0: one that is free."""
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise InvalidArgument(f"port must be a whole number from 0 to 65535, got {port!r}")
+    return port

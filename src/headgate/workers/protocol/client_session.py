@@ -36,6 +36,7 @@ from headgate.workers.protocol.messages import (
     Advance,
     Answer,
     Outgoing,
+    Peer,
 )
 from headgate.workers.protocol.wire.wire_pb2 import Hello, Probe, Pulse, Step, ToClient, ToWorker
 from headgate.workers.serialization.definitions import Definitions
@@ -77,7 +78,7 @@ class ClientSession:
         ] = []  # each with the number of steps to be sent before it, counted from the start of the session
         self._steps_sent = 0
         self._abandoned: list[int] = []
-        self._peers: tuple[str, list[tuple[str, str]]] | None = None
+        self._peers: tuple[str, list[Peer]] | None = None
         self._can_read = False
         self.reservations: Reservations = Reservations()
         self._definitions = Definitions()
@@ -212,7 +213,7 @@ class ClientSession:
         if call is not None:
             self.ended.append(call)
 
-    def introduce(self, pool: str, peers: list[tuple[str, str]]) -> None:
+    def introduce(self, pool: str, peers: list[Peer]) -> None:
         """Tell the worker which workers its routines may call: the pool, and the uid and address of each."""
         self._peers = pool, peers
 
@@ -272,8 +273,8 @@ class ClientSession:
             bulk.write_notices(message)
         if self._peers is not None:
             message.peers.pool, peers = self._peers
-            for uid, address in peers:
-                message.peers.workers.add(uid=uid, address=address)
+            for peer in peers:
+                message.peers.workers.add(uid=peer.uid, address=peer.address, secure=peer.secure, options=peer.options)
             message.peers.SetInParent()
             self._peers = None
         if self.reservations.unsaid:

@@ -64,6 +64,17 @@ FRAME = 24
 """About how many bytes a small frame takes besides its payload."""
 
 
+class Peer(NamedTuple):
+    """A worker that routines of another may call."""
+
+    uid: str
+    address: str
+    secure: bool = False
+    """Whether it is reached with TLS, unless its address is a Unix socket."""
+    options: str = ""
+    """The ChannelOptions that it advertises, as a JSON object; "": none."""
+
+
 class Request(Protocol):
     """The task of a pool that a call belongs to."""
 

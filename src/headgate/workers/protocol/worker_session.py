@@ -21,6 +21,7 @@ from headgate.workers.protocol.messages import (
     STEP_TO_ADVANCE,
     Begun,
     Kind,
+    Peer,
     Received,
     Stepped,
 )
@@ -55,7 +56,7 @@ class WorkerSession:
         """Limit of the client for one payload, in bytes; 0: no limit."""
         self.open: dict[int, Begun] = {}
         """Calls that were received and not answered, or generators that have not ended."""
-        self.peers: tuple[str, list[tuple[str, str]]] | None = None
+        self.peers: tuple[str, list[Peer]] | None = None
         """Workers that routines may call, as the client last said: the pool, and the uid and address of each."""
         self._uid = uid
         self._version = version
@@ -112,7 +113,10 @@ class WorkerSession:
         if message.shares:
             self.bulk.shares = True
         if message.HasField("peers"):
-            self.peers = message.peers.pool, [(peer.uid, peer.address) for peer in message.peers.workers]
+            self.peers = (
+                message.peers.pool,
+                [Peer(one.uid, one.address, one.secure, one.options) for one in message.peers.workers],
+            )
         begun = [self._begun(call) for call in message.calls]
         steps = [stepped for step in message.steps if (stepped := self._stepped(step)) is not None]
         cancels = [number for number in message.cancels if number in self.open]

@@ -10,11 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from headgate._version import __version__
 from headgate.context.travel import Elsewhere
 from headgate.core.threads import on_loop
-from headgate.workers.model import WorkerMetadata
-from headgate.workers.protocol.messages import Advance
+from headgate.workers.protocol.messages import Advance, Peer
 from headgate.workers.routines import CALLER
 from headgate.workers.server.running_call import RunningCall
 
@@ -33,15 +31,15 @@ class NestedPool:
     """
 
     def __init__(self, pool: str, service: Service) -> None:
-        self.peers: list[tuple[str, str]] = []
-        """Uid and address of each worker of the pool, as a client last said."""
+        self.peers: list[Peer] = []
+        """The workers of the pool, as a client last said."""
         self.max_payload: int = 0
         self._pool = pool
         self._service = service
         self._tasks = service.tasks
         self._server = asyncio.get_running_loop()
         self._made: Dispatcher | None = None
-        self._introduced: list[tuple[str, str]] | None = None  # the peers that the dispatcher knows
+        self._introduced: list[Peer] | None = None  # the peers that the dispatcher knows
 
     def __dispatcher__(self) -> NestedPool | Dispatcher:
         """Return what runs calls for the current loop: the dispatcher or, in a routine in a thread, this object."""
@@ -59,11 +57,14 @@ class NestedPool:
                 here=self._service.uid,
                 limits=self._service.limits,
                 on_retiring=self._retiring,
+                credentials=self._service.credentials,
             )
         peers = self.peers
         if self._introduced is not peers:
+            from headgate.workers.client.peers import usable_peers
+
             self._introduced = peers
-            self._made.set_members([WorkerMetadata(uid, address, 0, __version__) for uid, address in peers])
+            self._made.set_members(usable_peers(peers, secure=self._service.credentials is not None))
         return self._made
 
     async def on_task_loop(self, running: RunningCall, use: Callable[[Dispatcher], Awaitable[Any]]) -> Any:

@@ -19,29 +19,35 @@ from headgate.workers.server.service import Service
 _log = logging.getLogger("headgate.workers")
 
 
-async def serve(config: dict[str, Any], ready: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-    """Run a worker's server until it is stopped; `ready` or `failed` is called when it has started or cannot."""
-    uid, address = config["uid"], config["address"]
+async def serve(config: dict[str, Any], ready: Callable[[str], None], failed: Callable[[BaseException], None]) -> None:
+    """Run a worker's server until it is stopped.
+
+    `ready` is called with its address when it has started, or `failed` when it cannot.
+    """
+    uid = config["uid"]
     try:
-        where, hook = f"worker {uid}, pid {os.getpid()}", _hook(config.get("hook"))
-        service = Service(uid, where, hook, new_loop(config.get("loop", "")), Limits(*config.get("limits", ())))
-        server = make_server(service)
-        bind(server, address)
+        where = f"worker {uid}, pid {os.getpid()}"
+        hook, credentials, options = _settings(config.get("settings"))
+        loop, limits = new_loop(config.get("loop", "")), Limits(*config.get("limits", ()))
+        service = Service(uid, where, hook, loop, limits, credentials)
+        server = make_server(service, options)
+        address = bind(server, config["address"], credentials=credentials, insecure=config.get("insecure", False))
         service.tasks.start()
         await server.start()
     except BaseException as error:
         failed(error)
         raise
     _listen_to_signals(service, config.get("drain", -1.0))
-    ready()
+    ready(address)
     await service.stopped.wait()
     await server.stop(0.02)  # what there was to say has been said
     service.tasks.stop()
 
 
-def _hook(path: str | None) -> Any:
+def _settings(path: str | None) -> Any:
+    """Read the backpressure hook, the credentials and the options of this worker from the file that holds them."""
     if path is None:
-        return None
+        return None, None, None
     with open(path, "rb") as file:
         data = file.read()
     os.unlink(path)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
@@ -27,6 +27,9 @@ from headgate.workers.server.overdue import loop_overdue, places_overdue, timed_
 from headgate.workers.server.task_loop import TaskLoop
 from headgate.workers.server.watchdog import Watch
 
+if TYPE_CHECKING:
+    from headgate.workers.credentials import WorkerCredentials
+
 HEALTH = "/grpc.health.v1.Health/"
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
 
@@ -43,8 +46,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         backpressure: Callable[[BackpressureContext], Any] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         limits: Limits = UNLIMITED,
+        credentials: WorkerCredentials | None = None,
     ) -> None:
         self.uid: str = uid
+        self.credentials: WorkerCredentials | None = credentials
+        """What it shows to the workers that its routines call."""
         self.limits: Limits = limits
         self.tasks: TaskLoop = TaskLoop(
             where,

@@ -176,12 +176,16 @@ class Peers(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Peer, _Mapping[str, _Any]]]] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("uid", "address")
+    __slots__ = ("uid", "address", "secure", "options")
     UID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     uid: str
     address: str
-    def __init__(self, uid: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    secure: bool
+    options: str
+    def __init__(self, uid: _Optional[str] = ..., address: _Optional[str] = ..., secure: bool = ..., options: _Optional[str] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("pickle", "buffers", "lifted")

@@ -1,0 +1,151 @@
+"""Discovered workers that a dispatcher cannot use yet: they are being connected, or will be tried again after a pause.
+
+Discovery is a hint: anybody can announce a worker that is not there. So a discovered worker gets calls only when a
+session with it is open. One that cannot be reached, or is lost later, is tried again after pauses that grow to
+`PAUSES[-1]` seconds, for as long as the discovery tells of it: it may be restarting. Why it cannot be used is kept for
+the error of a call that finds no worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from headgate.core.redaction import log_exception
+from headgate.workers.model import WorkerMetadata
+
+if TYPE_CHECKING:
+    from headgate.workers.client.connection import Connection, Happening
+    from headgate.workers.protocol.tls_causes import Refusal
+
+PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)
+"""Seconds before a worker is tried again, after its first failure in a row, its second, and so on."""
+AT_A_TIME = 16
+"""How many workers are connected at the same time."""
+GRACE = 2.0
+"""Seconds a call waits for another worker when each one that is known refuses for a reason that will not go away."""
+
+
+class _Candidate:
+    """A worker that is not used yet."""
+
+    def __init__(self, metadata: WorkerMetadata) -> None:
+        self.metadata = metadata
+        self.failures = 0  # in a row
+        self.reason = ""
+        self.permanent = False  # the reason will not go away by itself
+        self.connection: Connection | None = None
+        self.opened: asyncio.Future[str] | None = None  # "": the session is open; else why it is not
+        self.task: asyncio.Task[None] | None = None
+
+
+class Candidates:
+    """The discovered workers that one dispatcher does not use yet, each with a task that connects it."""
+
+    def __init__(
+        self,
+        connect: Callable[[WorkerMetadata], Connection],
+        on_open: Callable[[Connection], None],
+        on_failure: Callable[[WorkerMetadata], None],
+        explain: Callable[[WorkerMetadata], Awaitable[Refusal | None]],
+    ) -> None:
+        self._connect = connect
+        self._on_open = on_open
+        self._on_failure = on_failure
+        self._explain = explain
+        self._candidates: dict[str, _Candidate] = {}
+        self._places = asyncio.Semaphore(AT_A_TIME)
+        self._tasks: set[asyncio.Task[None]] = set()  # also of those that were dropped, until they have ended
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._candidates
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """By uid, why workers cannot be used; "being connected" of those that were not tried yet."""
+        return {uid: one.reason or "being connected" for uid, one in self._candidates.items()}
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether there are some, and all of them refuse for a reason that will not go away by itself."""
+        return bool(self._candidates) and all(one.permanent for one in self._candidates.values())
+
+    def add(self, metadata: WorkerMetadata, reason: str = "", *, permanent: bool = False) -> None:
+        """Connect a worker. With a `reason` it was lost, or refused, and is tried after a pause."""
+        self._leave(self._candidates.get(metadata.uid))
+        one = self._candidates[metadata.uid] = _Candidate(metadata)
+        one.reason, one.permanent, one.failures = reason, permanent, int(bool(reason))
+        one.task = asyncio.get_running_loop().create_task(self._pursue(one))
+        self._tasks.add(one.task)
+        one.task.add_done_callback(self._tasks.discard)
+
+    def drop(self, uid: str) -> None:
+        """Forget a worker."""
+        self._leave(self._candidates.pop(uid, None))
+
+    def _leave(self, one: _Candidate | None) -> None:
+        if one is not None and one.task is not None:
+            one.task.cancel()
+
+    def heard(self, connection: Connection, happening: Happening, reason: str) -> bool:
+        """Take what a connection tells; False: it is none of a candidate."""
+        one = self._candidates.get(connection.metadata.uid)
+        if one is None or one.connection is not connection:
+            return False
+        if one.opened is not None and not one.opened.done():
+            if happening == "open":
+                one.connection = None
+                del self._candidates[connection.metadata.uid]
+                self._on_open(connection)
+                one.opened.set_result("")
+            elif happening in ("lost", "refused", "stopped", "closed"):
+                one.permanent = happening == "refused"
+                one.opened.set_result(reason or happening)
+        return True
+
+    async def _pursue(self, one: _Candidate) -> None:
+        """Try to connect a worker until that succeeds."""
+        try:
+            while True:
+                if one.failures:
+                    await asyncio.sleep(PAUSES[min(one.failures, len(PAUSES)) - 1])
+                async with self._places:
+                    if await self._opens(one):
+                        return
+                one.failures += 1
+                self._on_failure(one.metadata)
+        finally:
+            one.task = None
+            connection, one.connection = one.connection, None
+            if connection is not None:
+                await connection.close("it is not used any more")
+
+    async def _opens(self, one: _Candidate) -> bool:
+        """Try once to connect a worker; note why it cannot be."""
+        one.opened = asyncio.get_running_loop().create_future()
+        one.connection = self._connect(one.metadata)
+        one.connection.open()
+        reason = await one.opened
+        if not reason:
+            return True
+        failed, one.connection = one.connection, None
+        if failed is not None:
+            await failed.close("it is tried again later")
+        if not one.permanent:
+            try:
+                refusal = await self._explain(one.metadata)
+            except Exception:  # it is tried again all the same
+                log_exception("headgate.workers", "why %s cannot be reached was not found out", one.metadata.address)
+                refusal = None
+            if refusal is not None:
+                reason, one.permanent = f"{refusal.text}. {refusal.remedy}", refusal.permanent
+        one.reason = reason
+        return False
+
+    async def close(self) -> None:
+        """Stop to connect workers."""
+        self._candidates.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,186 @@
+"""What a pool does with its discovery: it follows what it tells of workers, and announces the workers of its own.
+
+`Finder` subscribes once for the whole pool, on the pool's loop, and has `membership` decide. What the pool may use is
+told to its dispatchers on all loops through a discovery inside the process. `Announcer` publishes the pool's own
+workers, and takes that back when they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from headgate.core.redaction import log_exception
+from headgate.workers.membership import Change, Membership
+from headgate.workers.model import WorkerMetadata
+
+if TYPE_CHECKING:
+    from headgate.discovery.in_process import OwnDiscovery
+    from headgate.discovery.port import DiscoveryEvent, DiscoveryEventType, DiscoveryLike
+
+_LOGGER = "headgate.workers"
+_log = logging.getLogger(_LOGGER)
+AGAIN = 1.0
+"""Seconds until a subscription that failed is tried again."""
+LAST = 2.0
+"""Seconds that a discovery has to take back an announcement, and to close, when its pool does."""
+
+
+class Finder:
+    """Follows a discovery for a pool."""
+
+    def __init__(self, discovery: DiscoveryLike, membership: Membership, on_change: Callable[[], None]) -> None:
+        from headgate.discovery.in_process import OwnDiscovery
+
+        self.membership: Membership = membership
+        self._discovery = discovery
+        self._on_change = on_change
+        self._found: OwnDiscovery = OwnDiscovery()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to follow the discovery, unless that has begun."""
+        if self._task is None and not self._closed:
+            self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    def subscribe(self) -> AsyncIterator[DiscoveryEvent]:
+        """Tell of the workers that the pool may use, on any loop."""
+        return self._found.subscribe()
+
+    def out_of_reach(self, uid: str) -> None:
+        """Hear that a dispatcher cannot reach a worker: another one may have its place."""
+        self._tell(self.membership.out_of_reach(uid))
+
+    def owns(self, uid: str) -> None:
+        """Hear that the pool started this worker itself."""
+        self._tell(self.membership.owns(uid))
+
+    async def _follow(self) -> None:
+        while True:
+            subscription = self._discovery.subscribe()
+            try:
+                async for event in subscription:
+                    self._tell(self.membership.heard(event.type, event.metadata))
+                return  # it has ended: nothing more will be told
+            except Exception:
+                log_exception(_LOGGER, "the discovery %r failed; it is asked again", self._discovery)
+            finally:
+                await _close_iterator(subscription)
+            await asyncio.sleep(AGAIN)
+
+    def _tell(self, changes: list[Change]) -> None:
+        for change in changes:
+            self._found.announce(change.type, change.metadata)
+        if changes:
+            self._on_change()
+
+    async def close(self) -> None:
+        """Stop to follow the discovery."""
+        self._closed = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,), timeout=LAST)
+        self._found.close()
+
+
+class Announcer:
+    """Publishes the workers that a pool started, for as long as they take calls."""
+
+    def __init__(self, discovery: DiscoveryLike, on_own: Callable[[str], None]) -> None:
+        self._discovery = discovery
+        self._on_own = on_own
+        self._publisher: Any = None
+        self._context: Any = None
+        self._announced: dict[str, WorkerMetadata] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can publish."""
+        return self._publisher is not None
+
+    async def open(self) -> None:
+        """Enter the publisher of the discovery."""
+        self._context = self._discovery.publisher
+        self._publisher = await self._context.__aenter__()
+
+    async def announce(self, workers: list[WorkerMetadata]) -> None:
+        """Publish these workers. What the discovery raises is raised."""
+        for metadata in workers:
+            self._on_own(metadata.uid)
+            await self._publisher.publish("worker-added", metadata)
+            self._announced[metadata.uid] = metadata
+
+    def follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
+        """Publish what becomes of the workers from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._follow(events))
+
+    async def _follow(self, events: AsyncIterator[DiscoveryEvent]) -> None:
+        async for event in events:
+            self._on_own(event.metadata.uid)
+            known = self._announced.get(event.metadata.uid)
+            if event.type == "worker-dropped":
+                if known is not None:
+                    await self._publish("worker-dropped", event.metadata)
+            elif known != event.metadata:
+                await self._publish("worker-added" if known is None else "worker-updated", event.metadata)
+
+    async def _publish(self, type: DiscoveryEventType, metadata: WorkerMetadata) -> None:
+        """Publish an event; a failure is logged, and the workers of the pool go on."""
+        try:
+            await self._publisher.publish(type, metadata)
+        except Exception as error:
+            _log.warning("worker %s could not be announced (%s): %s: %s", metadata.uid, type, _name_of(error), error)
+            return
+        if type == "worker-dropped":
+            self._announced.pop(metadata.uid, None)
+        else:
+            self._announced[metadata.uid] = metadata
+
+    async def close(self) -> None:
+        """Take back what was published, and leave the publisher. A discovery that fails or hangs is not waited for."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,), timeout=LAST)
+        if self._publisher is None:
+            return
+        dropping = asyncio.ensure_future(self._take_back())
+        _, late = await asyncio.wait((dropping,), timeout=LAST)
+        if late:
+            dropping.cancel()
+            _log.warning(
+                "%d workers of a pool that closes could not be taken back from %r within %g s",
+                len(self._announced),
+                self._discovery,
+                LAST,
+            )
+        leaving = asyncio.ensure_future(self._context.__aexit__(None, None, None))
+        _, late = await asyncio.wait((leaving,), timeout=LAST)
+        if late:
+            leaving.cancel()
+            _log.warning("the publisher of %r did not close within %g s", self._discovery, LAST)
+        elif not leaving.cancelled() and (error := leaving.exception()) is not None:
+            _log.warning("the publisher of %r failed to close: %s: %s", self._discovery, _name_of(error), error)
+
+    async def _take_back(self) -> None:
+        for metadata in list(self._announced.values()):
+            await self._publish("worker-dropped", metadata)
+
+
+def _name_of(error: BaseException) -> str:
+    return type(error).__name__
+
+
+async def _close_iterator(iterator: AsyncIterator[Any]) -> None:
+    """Close an iterator that may be a generator."""
+    close = getattr(iterator, "aclose", None)
+    if close is not None:
+        try:
+            await close()
+        except Exception:
+            log_exception(_LOGGER, "a subscription could not be closed")

@@ -1,0 +1,150 @@
+"""Which discovered workers a pool uses: the tags, the security, the version and the lease decide. Pure.
+
+A pool hears of workers through a discovery. `Membership` is told each event, and says what the dispatchers of the pool
+are to hear: only of workers that the pool may use. The others are remembered with the reason, a limited number of them,
+because anybody on a network can announce workers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from headgate.workers.model import WorkerMetadata
+
+MOST_REFUSED = 256
+"""How many workers that are not used are remembered with their reason."""
+MOST_WAITING = 1024
+"""How many workers wait for a place of the lease."""
+
+Happened = Literal["worker-added", "worker-updated", "worker-dropped"]
+
+
+class Change(NamedTuple):
+    """What the dispatchers of a pool are to hear."""
+
+    type: Happened
+    metadata: WorkerMetadata
+
+
+class Membership:
+    """The discovered workers of one pool: those it uses, those that wait for a place, those it does not use and why."""
+
+    def __init__(
+        self, *, tags: Iterable[str] = (), lease: int | None = None, secure: bool = False, version: str = ""
+    ) -> None:
+        self._tags = frozenset(tags)
+        self._lease = lease
+        self._secure = secure
+        self._version = version
+        self._own: set[str] = set()
+        self._admitted: dict[str, WorkerMetadata] = {}
+        self._waiting: dict[str, WorkerMetadata] = {}
+        self._refused: dict[str, str] = {}
+
+    @property
+    def admitted(self) -> list[WorkerMetadata]:
+        """The workers that the pool uses, in the order in which they came."""
+        return list(self._admitted.values())
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """By uid, why workers are not used. At most `MOST_REFUSED`, the latest."""
+        full = f"the lease of {self._lease} is used up"
+        return {**self._refused, **dict.fromkeys(self._waiting, full)}
+
+    def owns(self, uid: str) -> list[Change]:
+        """Note that the pool started this worker itself: what a discovery says of it is ignored."""
+        self._own.add(uid)
+        self._refused.pop(uid, None)
+        return self._dropped(uid)
+
+    def disowns(self, uid: str) -> None:
+        """Note that a worker which the pool started has ended."""
+        self._own.discard(uid)
+
+    def heard(self, type: Happened, metadata: WorkerMetadata) -> list[Change]:
+        """Take an event of the discovery; return what the dispatchers are to hear."""
+        uid = metadata.uid
+        if uid in self._own:
+            return []
+        if type == "worker-dropped":
+            self._refused.pop(uid, None)
+            return self._dropped(uid)
+        reason = self.reason_against(metadata)
+        if reason:
+            self._refuse(uid, reason)
+            return self._dropped(uid)
+        self._refused.pop(uid, None)
+        known = self._admitted.get(uid)
+        if known is not None:
+            if known == metadata:
+                return []
+            self._admitted[uid] = metadata
+            return [Change("worker-updated", metadata)]
+        if self._lease is not None and len(self._admitted) >= self._lease:
+            self._wait(metadata)
+            return []
+        self._waiting.pop(uid, None)
+        self._admitted[uid] = metadata
+        return [Change("worker-added", metadata)]
+
+    def out_of_reach(self, uid: str) -> list[Change]:
+        """Give the place of a worker that cannot be reached to one that waits for it, if one does."""
+        metadata = self._admitted.get(uid)
+        if metadata is None or not self._waiting:
+            return []
+        changes = self._dropped(uid)
+        self._wait(metadata)
+        return changes
+
+    def reason_against(self, metadata: WorkerMetadata) -> str:
+        """Say why the pool may not use a worker; "": it may."""
+        if self._tags and not self._tags & metadata.tags:
+            return f"it has none of the tags {', '.join(sorted(self._tags))}"
+        if metadata.secure != self._secure:
+            if self._secure:
+                return "it has no credentials, and a pool with credentials uses secure workers only"
+            return "it has credentials, and a pool without credentials uses insecure workers only"
+        return version_trouble(metadata.version, self._version)
+
+    def _dropped(self, uid: str) -> list[Change]:
+        self._waiting.pop(uid, None)
+        metadata = self._admitted.pop(uid, None)
+        if metadata is None:
+            return []
+        changes = [Change("worker-dropped", metadata)]
+        if self._waiting:
+            following = self._waiting.pop(next(iter(self._waiting)))
+            self._admitted[following.uid] = following
+            changes.append(Change("worker-added", following))
+        return changes
+
+    def _wait(self, metadata: WorkerMetadata) -> None:
+        self._waiting[metadata.uid] = metadata
+        while len(self._waiting) > MOST_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+
+    def _refuse(self, uid: str, reason: str) -> None:
+        self._refused.pop(uid, None)
+        self._refused[uid] = reason
+        while len(self._refused) > MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+
+
+_MAJOR = re.compile(r"(\d{1,6})(?:\.\d{1,6})*(?:[-+.]?[a-z]\S{0,40})?", re.ASCII)
+
+
+def version_trouble(theirs: str, ours: str) -> str:
+    """Say why workers of that release cannot be used by this one; "": they can.
+
+    Releases with the same first number understand each other. What both can speak is settled when they connect.
+    """
+    read = _MAJOR.fullmatch(theirs)
+    if read is None:
+        return f"its version {theirs[:40]!r} cannot be read"
+    own = _MAJOR.fullmatch(ours)
+    if own is not None and read[1] != own[1]:
+        return f"its version {theirs} is not compatible with {ours}: the first numbers differ"
+    return ""

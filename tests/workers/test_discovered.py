@@ -1,0 +1,524 @@
+"""Pools that use workers which they did not start: durable and hybrid ones, tags, lease, quorum, admission."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import headgate
+from headgate import LocalWorker, WorkerMetadata, WorkerPool
+from headgate.discovery import DiscoveryEvent, OwnDiscovery
+from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable
+from tests.workers import jobs
+from tests.workers.support import Shared, run, until
+
+
+class Fleet:
+    """Three workers that were started elsewhere and listen on TCP ports, for all tests of this file."""
+
+    def __init__(self) -> None:
+        self.shared = Shared(spawn=3, worker=lambda *tags, credentials=None: LocalWorker("fleet", host="127.0.0.1"))
+        self.shared.open()
+        self.workers = [view.metadata for view in self.shared.pool.workers()]
+        self.pids = {metadata.pid for metadata in self.workers}
+
+    def discovery(self, count: int = 3, **fields: Any) -> OwnDiscovery:
+        """A discovery that tells of some of them."""
+        discovery = OwnDiscovery()
+        for metadata in self.workers[:count]:
+            discovery.announce("worker-added", replace(metadata, **fields))
+        return discovery
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    fleet = Fleet()
+    yield fleet
+    fleet.shared.close()
+
+
+async def reached(count: int = 12) -> set[int]:
+    """The pids of the workers that answer."""
+    return set(await asyncio.gather(*(jobs.pid() for _ in range(count))))
+
+
+async def reach(pids: set[int], seconds: float = 10.0) -> None:
+    """Wait until exactly these workers answer."""
+    async with asyncio.timeout(seconds):
+        while await reached() != pids:
+            await asyncio.sleep(0.01)
+
+
+# -- four modes -------------------------------------------------------------------------------------------------------
+
+
+def test_w20_a_durable_pool_spawns_none_and_uses_those_that_are_found(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery()) as pool:
+            await reach(fleet.pids)
+            assert {view.pid for view in pool.workers()} == fleet.pids
+            assert {view.state for view in pool.workers()} == {"ready"}
+
+    run(main)
+
+
+def test_w20_a_hybrid_pool_uses_its_own_workers_and_those_that_are_found_and_announces_its_own(fleet: Fleet) -> None:
+    discovery = fleet.discovery(2)
+
+    async def main() -> None:
+        async with WorkerPool("mine", "fleet", spawn=1, discovery=discovery) as pool:
+            own = [view for view in pool.workers() if "mine" in view.tags]
+            assert len(own) == 1
+            await reach({own[0].pid, *(one.pid for one in fleet.workers[:2])})
+            assert not own[0].address.startswith("unix:"), "others could not reach it"
+            assert [uid async for uid in uids_in(discovery, 3)].count(own[0].uid) == 1
+            async with WorkerPool("mine", discovery=discovery):
+                assert await reached() == {own[0].pid}, "it serves two pools"
+        assert own[0].uid not in [uid async for uid in uids_in(discovery, 2)]
+
+    run(main)
+
+
+async def uids_in(discovery: OwnDiscovery, count: int) -> AsyncIterator[str]:
+    found = 0
+    subscription = discovery.subscribe()
+    async for event in subscription:
+        yield event.metadata.uid
+        found += 1
+        if found == count:
+            break
+    await subscription.aclose()  # type: ignore[attr-defined]
+
+
+def test_w20_the_lease_caps_discovered_workers_and_not_those_that_were_spawned(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery(), lease=2) as pool:
+            assert len(await reached()) <= 2
+            await until(lambda: len(pool.workers()) == 2)
+        async with WorkerPool(spawn=1, discovery=fleet.discovery(), lease=1) as pool:
+            own = pool.workers()[0].pid
+            await until(lambda: len(pool.workers()) == 1 + (len(pool.workers()) > 1))
+            await reach({own, fleet.workers[0].pid})
+
+    run(main)
+
+
+def test_w20_a_lease_without_a_discovery_has_no_effect() -> None:
+    assert WorkerPool(spawn=1, lease=0).workers() == []
+
+
+def test_w20_w60_a_pool_can_be_resized_although_it_was_durable(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = fleet.discovery(1)
+        async with WorkerPool(discovery=discovery) as pool:
+            await reach({fleet.workers[0].pid})
+            await pool.resize(1)
+            own = next(view.pid for view in pool.workers() if view.pid not in fleet.pids)
+            await reach({fleet.workers[0].pid, own})
+            assert len([uid async for uid in uids_in(discovery, 2)]) == 2, "it is announced"
+
+    run(main)
+
+
+def test_w21_tags_select_discovered_workers_by_any_match(fleet: Fleet) -> None:
+    discovery = OwnDiscovery()
+    for metadata, tags in zip(fleet.workers, (["gpu"], ["big", "old"], ["small"]), strict=True):
+        discovery.announce("worker-added", replace(metadata, tags=frozenset(tags)))
+
+    async def main() -> None:
+        async with WorkerPool("gpu", "big", discovery=discovery) as pool:
+            await reach({one.pid for one in fleet.workers[:2]})
+            assert len(pool.workers()) == 2
+
+    run(main)
+
+
+# -- lazy, forms, arguments -------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A discovery that counts subscriptions."""
+
+    def __init__(self, inner: OwnDiscovery) -> None:
+        self.inner = inner
+        self.subscriptions = 0
+        self.publisher = inner
+
+    def subscribe(self, filter: Any = None) -> AsyncIterator[DiscoveryEvent]:
+        self.subscriptions += 1
+        return self.inner.subscribe(filter)
+
+
+def test_w22_lazy_follows_the_discovery_at_the_first_call_and_else_before(fleet: Fleet) -> None:
+    async def main() -> None:
+        lazy, eager = Counting(fleet.discovery(1)), Counting(fleet.discovery())
+        async with WorkerPool(discovery=lazy):
+            await asyncio.sleep(0.02)
+            assert lazy.subscriptions == 0
+            await jobs.pid()
+            assert lazy.subscriptions == 1
+        async with WorkerPool(discovery=eager, lazy=False, quorum=3) as pool:
+            assert eager.subscriptions == 1
+            assert [view.state for view in pool.workers()] == ["ready"] * 3, "they are connected"
+
+    run(main)
+
+
+def test_w22_w24_a_pool_that_is_not_lazy_says_at_its_start_that_nobody_came(fleet: Fleet) -> None:
+    async def main() -> None:
+        with pytest.raises(NoWorkersAvailable, match="quorum=2.*quorum_timeout=0.3"):
+            async with WorkerPool(discovery=fleet.discovery(1), lazy=False, quorum=2, quorum_timeout=0.3):
+                pass
+
+    run(main)
+
+
+def forms() -> list[tuple[str, Callable[[OwnDiscovery], Any]]]:
+    @contextlib.contextmanager
+    def plain(discovery: OwnDiscovery) -> Iterator[OwnDiscovery]:
+        yield discovery
+
+    @contextlib.asynccontextmanager
+    async def asynchronous(discovery: OwnDiscovery) -> AsyncIterator[OwnDiscovery]:
+        yield discovery
+
+    async def awaited(discovery: OwnDiscovery) -> OwnDiscovery:
+        return discovery
+
+    return [
+        ("instance", lambda discovery: discovery),
+        ("factory", lambda discovery: lambda: discovery),
+        ("async factory", lambda discovery: lambda: awaited(discovery)),
+        ("context manager", plain),
+        ("async context manager", asynchronous),
+        ("factory of a context manager", lambda discovery: lambda: asynchronous(discovery)),
+    ]
+
+
+@pytest.mark.parametrize(("form", "make"), forms(), ids=[form for form, _ in forms()])
+def test_w23_a_discovery_may_be_given_in_several_forms(fleet: Fleet, form: str, make: Callable[..., Any]) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=make(fleet.discovery(1))):
+            assert await jobs.pid() == fleet.workers[0].pid
+
+    run(main)
+
+
+def test_w23_what_is_no_discovery_is_refused() -> None:
+    with pytest.raises(InvalidType, match="publisher and subscribe"):
+        WorkerPool(discovery=7)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        with pytest.raises(InvalidType, match="discovery gave a int"):
+            async with WorkerPool(discovery=lambda: 7):
+                pass
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"spawn": -1}, "spawn"),
+        ({"lease": -1}, "lease"),
+        ({"spawn": 0}, "spawn"),
+        ({"spawn": 2, "quorum": 3}, "quorum"),
+        ({"spawn": 2, "lease": 5, "quorum": 3}, "quorum"),  # the lease has no effect without a discovery
+        ({"discovery": OwnDiscovery(), "spawn": -1}, "spawn"),
+        ({"discovery": OwnDiscovery(), "lease": 0}, "lease"),
+        ({"discovery": OwnDiscovery(), "lease": 0, "spawn": 0}, "lease"),
+        ({"discovery": OwnDiscovery(), "lease": 2, "quorum": 3}, "quorum"),
+        ({"discovery": OwnDiscovery(), "lease": 2, "spawn": 1, "quorum": 4}, "quorum"),
+    ],
+    ids=str,
+)
+def test_w24_numbers_that_cannot_go_together_are_refused_at_construction(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        WorkerPool(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"discovery": OwnDiscovery(), "quorum": 100},
+        {"discovery": OwnDiscovery(), "lease": 2, "spawn": 1, "quorum": 3},
+        {"discovery": OwnDiscovery(), "lease": 0, "spawn": 1},
+        {"discovery": OwnDiscovery(), "spawn": 0},
+    ],
+    ids=str,
+)
+def test_w24_numbers_that_go_together_are_taken(options: dict[str, Any]) -> None:
+    WorkerPool(**options)
+
+
+# -- waiting for workers ----------------------------------------------------------------------------------------------
+
+
+def test_w24_a_call_waits_for_the_first_worker_and_for_the_quorum(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = OwnDiscovery()
+        async with WorkerPool(discovery=discovery, quorum=2):
+            call = asyncio.ensure_future(jobs.pid())
+            await asyncio.sleep(0.05)
+            discovery.announce("worker-added", fleet.workers[0])
+            await asyncio.sleep(0.2)
+            assert not call.done(), "one is not two"
+            discovery.announce("worker-added", fleet.workers[1])
+            assert await call in fleet.pids
+
+    run(main)
+
+
+def test_w24_a_call_that_finds_no_worker_says_so_after_the_quorum_timeout() -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=OwnDiscovery(), quorum_timeout=0.1):
+            with pytest.raises(NoWorkersAvailable, match="quorum_timeout=0.1 s: none is there"):
+                await jobs.pid()
+
+    run(main)
+
+
+def test_w24_a_worker_that_is_not_there_gets_no_call_and_is_named(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = fleet.discovery(1)
+        nobody = replace(fleet.workers[0], uid="nobody", address="127.0.0.1:9")
+        discovery.announce("worker-added", nobody)
+        async with WorkerPool(discovery=discovery) as pool:
+            assert await reached(50) == {fleet.workers[0].pid}
+            discovery.announce("worker-dropped", fleet.workers[0])
+            await until(lambda: [view.uid for view in pool.workers()] == ["nobody"])
+            with pytest.raises(headgate.DispatchTimeout, match="nobody: .*127.0.0.1:9"):
+                with headgate.RuntimeContext(dispatch_timeout=1.0):
+                    await jobs.pid()
+            assert pool.workers()[0].state == "starting"
+
+    run(main)
+
+
+def test_w66_a_fake_worker_does_not_keep_a_place_of_the_lease(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = OwnDiscovery()
+        for number in range(3):
+            fake = replace(fleet.workers[0], uid=f"fake-{number}", address=f"127.0.0.1:{number + 1}")
+            discovery.announce("worker-added", fake)
+        async with WorkerPool(discovery=discovery, lease=1):
+            call = asyncio.ensure_future(jobs.pid())
+            await asyncio.sleep(0.05)
+            discovery.announce("worker-added", fleet.workers[0])
+            assert await call == fleet.workers[0].pid
+
+    run(main)
+
+
+def test_w24_w41_a_worker_that_is_killed_and_started_again_at_its_address_is_found_again() -> None:
+    """The discovery says nothing in between, as a list of addresses would not. With retries no call fails."""
+
+    async def main() -> None:
+        async with LocalWorker(host="127.0.0.1") as first:
+            assert first.metadata is not None
+            port = int(first.metadata.address.rpartition(":")[2])
+            discovery = OwnDiscovery()
+            discovery.announce("worker-added", first.metadata)
+            async with WorkerPool(discovery=discovery):
+                results = []
+
+                async def caller() -> None:
+                    while len(results) < 300:
+                        results.append(await jobs.patient_pid())
+
+                callers = [asyncio.ensure_future(caller()) for _ in range(4)]
+                await until(lambda: len(results) > 50)
+                os.kill(first.pid, signal.SIGKILL)
+                await first.stop()
+                async with LocalWorker(host="127.0.0.1", port=port) as second:
+                    await asyncio.gather(*callers)
+                    assert set(results) == {results[0], second.pid}
+
+    run(main)
+
+
+# -- admission --------------------------------------------------------------------------------------------------------
+
+
+def test_w64_only_insecure_workers_are_used_without_credentials_and_an_update_counts(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = fleet.discovery(2)
+        discovery.announce("worker-updated", replace(fleet.workers[1], secure=True))
+        async with WorkerPool(discovery=discovery) as pool:
+            assert await reached() == {fleet.workers[0].pid}
+            discovery.announce("worker-updated", replace(fleet.workers[0], secure=True))
+            discovery.announce("worker-updated", fleet.workers[1])
+            await until(lambda: [view.pid for view in pool.workers()] == [fleet.workers[1].pid])
+            await reach({fleet.workers[1].pid})
+
+    run(main)
+
+
+@pytest.mark.parametrize("version", ["99.0.0", "nonsense", ""])
+def test_w66_a_version_that_does_not_fit_is_never_used(fleet: Fleet, version: str) -> None:
+    async def main() -> None:
+        discovery = fleet.discovery(2)
+        discovery.announce("worker-updated", replace(fleet.workers[0], version=version))
+        async with WorkerPool(discovery=discovery, lease=1) as pool:
+            await reach({fleet.workers[1].pid})
+            discovery.announce("worker-updated", fleet.workers[0])
+            discovery.announce("worker-dropped", fleet.workers[1])
+            await reach({fleet.workers[0].pid})
+            assert len(pool.workers()) == 1
+
+    run(main)
+
+
+def test_w66_an_updated_address_redirects_calls(fleet: Fleet) -> None:
+    async def main() -> None:
+        one, other, _ = fleet.workers
+        discovery = OwnDiscovery()
+        discovery.announce("worker-added", one)
+        async with WorkerPool(discovery=discovery) as pool:
+            assert await reached() == {one.pid}
+            slow = asyncio.ensure_future(jobs.sleep_and_pid(0.3))
+            await asyncio.sleep(0.05)
+            discovery.announce("worker-updated", replace(one, address=other.address))
+            await reach({other.pid})
+            assert len(pool.workers()) == 1
+            assert await slow == one.pid, "what had begun ends where it is"
+
+    run(main)
+
+
+def test_w66_a_refresh_neither_repeats_nor_skips_a_worker(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = fleet.discovery()
+        async with WorkerPool(discovery=discovery, lazy=False, quorum=3):
+            order = [await jobs.pid() for _ in range(3)]
+            assert set(order) == fleet.pids
+            for number in range(12):
+                refreshed = replace(fleet.workers[number % 3], extra={"number": number})
+                discovery.announce("worker-updated", refreshed)
+                await asyncio.sleep(0)
+                assert await jobs.pid() == order[number % 3]
+
+    run(main)
+
+
+def test_w66_w41_an_evicted_worker_that_is_announced_again_is_used_again(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = OwnDiscovery()
+        wrong = replace(fleet.workers[0], address="no address at all")
+        discovery.announce("worker-added", wrong)
+        async with WorkerPool(discovery=discovery):
+            with pytest.raises(NoWorkersAvailable, match="all that are known refuse.*is not the address of a worker"):
+                await jobs.pid()
+            discovery.announce("worker-updated", fleet.workers[0])
+            assert await jobs.pid() == fleet.workers[0].pid
+
+    run(main)
+
+
+def test_w66_two_pools_share_one_discovery_and_one_worker_serves_both(fleet: Fleet) -> None:
+    async def main() -> None:
+        discovery = fleet.discovery(1)
+        async with WorkerPool(discovery=discovery), WorkerPool(discovery=discovery):
+            assert await reached() == {fleet.workers[0].pid}
+
+    run(main)
+
+
+class Troubled:
+    """A discovery whose announcements fail or hang."""
+
+    def __init__(self, trouble: str) -> None:
+        self.trouble = trouble
+        self.publisher = self
+        self.published: list[str] = []
+
+    async def __aenter__(self) -> Troubled:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.trouble == "exit fails":
+            raise OSError("cannot leave")
+
+    async def publish(self, type: str, metadata: WorkerMetadata) -> None:
+        self.published.append(type)
+        if type == "worker-dropped" and self.trouble == "fails":
+            raise OSError("cannot publish")
+        if type == "worker-dropped" and self.trouble == "hangs":
+            await asyncio.sleep(3600)
+        if type == "worker-added" and self.trouble == "added fails":
+            raise TimeoutError("the namespace is locked")
+
+    async def subscribe(self, filter: Any = None) -> AsyncIterator[DiscoveryEvent]:
+        await asyncio.sleep(3600)
+        yield  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("trouble", ["fails", "hangs", "exit fails"])
+def test_w66_w35_workers_end_although_the_announcement_of_it_fails_or_hangs(
+    trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> list[int]:
+        async with WorkerPool(spawn=2, discovery=Troubled(trouble)) as pool:
+            await jobs.pid()
+            return [view.pid for view in pool.workers()]
+
+    with caplog.at_level(logging.WARNING, "headgate.workers"):
+        pids = run(main)
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert {"fails": "cannot publish", "hangs": "could not be taken back", "exit fails": "cannot leave"}[
+        trouble
+    ] in said
+
+
+def test_w61a_a_pool_whose_workers_cannot_be_announced_does_not_open_and_ends_them() -> None:
+    children: set[str] = set()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError, match="the namespace is locked"):
+            async with WorkerPool(spawn=1, discovery=Troubled("added fails")):
+                pass
+
+    run(main)
+    assert not children
+
+
+def test_w60_a_discovery_that_fails_is_asked_again(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Counting):
+        async def subscribe(self, filter: Any = None) -> AsyncIterator[DiscoveryEvent]:
+            self.subscriptions += 1
+            if self.subscriptions == 1:
+                yield DiscoveryEvent("worker-added", fleet.workers[0])
+                raise OSError("the network is down")
+            async for event in self.inner.subscribe(filter):
+                yield event
+
+    async def main() -> None:
+        async with WorkerPool(discovery=Failing(fleet.discovery())):
+            assert await jobs.pid() == fleet.workers[0].pid
+            await reach(fleet.pids)
+
+    run(main)
+    assert "the network is down" in caplog.text
+
+
+# -- nested calls -----------------------------------------------------------------------------------------------------
+
+
+def test_w20_w04_routines_on_discovered_workers_call_their_peers(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery(), lazy=False, quorum=3):
+            assert await jobs.fib(8) == 21
+            peers = set(await asyncio.gather(*(jobs.pid_of_a_peer() for _ in range(30))))
+            assert peers <= fleet.pids
+            assert len(peers) > 1
+
+    run(main)
