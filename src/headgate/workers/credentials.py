@@ -141,6 +141,11 @@ class WorkerCredentials:
         return Material(self.ca_cert, self.worker_key, self.worker_cert)
 
     @property
+    def newest(self) -> Material:
+        """The newest certificates that are known. Await `refreshed` first for newer."""
+        return self.material if self._newest is None else self._newest.material
+
+    @property
     def server_credentials(self) -> grpc.ServerCredentials:
         """What a gRPC server listens with. If there is a source, each new connection gets the newest material."""
         from headgate.workers.protocol.transport import grpc
@@ -179,10 +184,8 @@ class WorkerCredentials:
         """What a gRPC channel connects with: the newest material that is known. Await `refreshed` first for newer."""
         from headgate.workers.protocol.transport import grpc
 
-        material = self.material if self._newest is None else self._newest.material
-        if not self.mutual:
-            return grpc.ssl_channel_credentials(material.ca_cert)
-        return grpc.ssl_channel_credentials(*material)
+        material = self.newest
+        return grpc.ssl_channel_credentials(*(material if self.mutual else material[:1]))
 
     async def refreshed(self) -> WorkerCredentials:
         """Return these credentials with the newest material, or with the old if no newer can be had in time."""
