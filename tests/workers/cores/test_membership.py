@@ -158,14 +158,14 @@ def test_w66_random_events_keep_the_rules(scale: float) -> None:
             uid = rng.choice("abcdef")
             fields = {"tags": frozenset(rng.choice(["x", "y"])), "secure": rng.random() < 0.2}
             metadata = worker(uid, address=f"{uid}:{rng.randrange(3)}", version=rng.choice([OURS, "9.0"]), **fields)
-            type = rng.choice(["worker-added", "worker-updated", "worker-dropped"])
-            for change in membership.heard(type, metadata):
+            kind = rng.choice(["worker-added", "worker-updated", "worker-dropped"])
+            for change in membership.heard(kind, metadata):
                 if change.type == "worker-dropped":
                     del there[change.metadata.uid]
                 else:
                     assert (change.metadata.uid in there) == (change.type == "worker-updated")
                     there[change.metadata.uid] = change.metadata
-            if type == "worker-dropped":
+            if kind == "worker-dropped":
                 known.pop(uid, None)
             else:
                 known[uid] = metadata
