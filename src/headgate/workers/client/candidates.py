@@ -23,6 +23,7 @@ PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Seconds before a worker is tried again, after its first failure in a row, its second, and so on."""
 AT_A_TIME = 16
 """How many workers are connected at the same time."""
+_MAY_RESTART = ("no listener", "no answer", "other")  # kinds of refusals that a worker which restarts gives too
 GRACE = 2.0
 """Seconds a call waits for another worker when each one that is known refuses for a reason that will not go away."""
 
@@ -139,7 +140,7 @@ class Candidates:
                 log_exception("headgate.workers", "why %s cannot be reached was not found out", one.metadata.address)
                 refusal = None
             if refusal is not None:
-                reason, one.permanent = f"{refusal.text}. {refusal.remedy}", refusal.permanent
+                reason, one.permanent = str(refusal), refusal.kind not in _MAY_RESTART
         one.reason = reason
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import os
+import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -167,10 +168,16 @@ class LocalWorker:
             return
         try:
             if self.pid and self._exited is not None and not self._exited.done():
-                await stop_remotely(self._address, timeout, self.credentials)
+                if not await stop_remotely(self._address, timeout, self.credentials):
+                    self._stop_by_signal(spawner, timeout)
                 await asyncio.wait((self._exited,), timeout=5.0)
         finally:
             await self._end(spawner)
+
+    def _stop_by_signal(self, spawner: KeeperClient, timeout: float) -> None:
+        """Stop a worker that cannot be asked to, because its certificates do not let anybody in."""
+        for _ in range(2 if timeout == 0 else 1):  # the second one cancels what runs
+            spawner.signal(self.uid, signal.SIGINT)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -199,8 +206,8 @@ class LocalWorker:
                 exited.set_result(None)
 
 
-async def stop_remotely(address: str, timeout: float, credentials: WorkerCredentials | None = None) -> None:
-    """Ask a worker to stop; return when nothing runs on it, or when it is gone."""
+async def stop_remotely(address: str, timeout: float, credentials: WorkerCredentials | None = None) -> bool:
+    """Ask a worker to stop; return when nothing runs on it, or when it is gone. False: it could not be asked."""
     from headgate.workers.protocol.transport import dial, grpc
     from headgate.workers.protocol.wire import STOP
     from headgate.workers.protocol.wire.wire_pb2 import StopRequest
@@ -210,7 +217,8 @@ async def stop_remotely(address: str, timeout: float, credentials: WorkerCredent
             request = StopRequest(timeout=timeout).SerializeToString()
             await channel.unary_unary(STOP)(request, timeout=None if timeout < 0 else timeout + _ANSWER)
         except grpc.aio.AioRpcError:
-            pass  # it is gone, or stopped by a signal
+            return False  # it is gone, or stopped by a signal
+    return True
 
 
 def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
@@ -228,8 +236,6 @@ def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
 
 def exit_text(code: int) -> str:
     """Describe how a process ended, in words for a person."""
-    import signal
-
     if code >= 0:
         return f"exit code {code}"
     try:
