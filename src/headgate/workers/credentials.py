@@ -421,8 +421,8 @@ def load_pair(context: ssl.SSLContext, material: Material) -> None:
         return b""
 
     try:
-        with _as_file(material.worker_cert + b"\n" + material.worker_key) as path:
-            context.load_cert_chain(path, password=password)
+        with _as_file(material.worker_cert) as cert, _as_file(material.worker_key) as key:
+            context.load_cert_chain(cert, key, password)
     except (ssl.SSLError, OSError, ValueError) as error:
         if asked:
             raise InvalidArgument(
