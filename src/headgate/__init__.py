@@ -246,7 +246,7 @@ _ROOMS = {
         "routine",
     ),
 }
-_SUBMODULES = ("discovery", "combined", "resources", "stores", "tasks", "testing", "workers")
+_SUBMODULES = ("certs", "discovery", "combined", "resources", "stores", "tasks", "testing", "workers")
 _named = lazy(globals(), _ROOMS)
 
 _logging.install()

@@ -33,12 +33,13 @@ _LOWEST = ("core", "errors", "registry")
 _TASKS = ("stores", "tasks")
 _WORKERS = ("context", "discovery", "workers")
 _BELOW_COMBINED = ("resources", *_TASKS, *_WORKERS, *_LOWEST)
-_BELOW_CLI = ("integrations", "observe", "combined", *_BELOW_COMBINED)
+_BELOW_CLI = ("certs", "integrations", "observe", "combined", *_BELOW_COMBINED)
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
     "core": ("errors",),
     "registry": ("core", "errors"),
+    "certs": ("core", "errors"),
     "resources": _LOWEST,
     "tasks": ("stores", "resources", *_LOWEST),
     "stores": ("tasks", "resources", *_LOWEST),

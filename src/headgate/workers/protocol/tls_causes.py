@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from headgate.core.clock import clock
 from headgate.workers.credentials import Material, WorkerCredentials, load_pair
@@ -236,8 +236,8 @@ def _wrong_name(where: TcpAddress, name: str, context: ssl.SSLContext, until: fl
     context.check_hostname, names = False, ""
     try:
         with _connect(where, until) as plain, context.wrap_socket(plain) as tls:
-            given = tls.getpeercert() or {}
-            names = ", ".join(str(one) for _, one in given.get("subjectAltName", ()))  # type: ignore[misc]
+            given: dict[str, Any] = dict(tls.getpeercert() or {})
+            names = ", ".join(str(one[1]) for one in given.get("subjectAltName", ()))
     except OSError:
         pass
     return Refusal(
