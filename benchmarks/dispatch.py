@@ -38,7 +38,9 @@ PATIENCE = 120.0
 
 P50 = Bar(1 / 4, 1 / 7, at_most=True)
 RATES = {16: {"wool": Bar(15, 35)}, 100: {"wool": Bar(30, 80), "executor": Bar(3, 8)}, 1_000: {"wool": Bar(30, 80)}}
+TLS = Bar(0.8)
 FIRST = Bar(0.6, 0.45, at_most=True)
+FOUND = Bar(1.2, at_most=True)
 WORKER = Bar(0.55, 0.4, at_most=True)
 TOLD_MS = Bar(50, at_most=True)
 
@@ -54,6 +56,9 @@ class Contestant:
 
 CONTESTANTS = {
     "ours": Contestant("headgate", ("client.py", "ours"), "headgate"),
+    "tcp": Contestant("headgate over TCP", ("client.py", "tcp"), "headgate"),
+    "tls": Contestant("headgate over TCP, mutual TLS", ("client.py", "tls"), "cryptography"),
+    "found": Contestant("headgate, announced by LocalDiscovery", ("client.py", "found"), "headgate"),
     "by value": Contestant("headgate, routine in __main__", ("in_main.py", "ours"), "headgate"),
     "wool": Contestant("wool", ("client.py", "wool"), "wool"),
     "executor": Contestant("ProcessPoolExecutor", ("client.py", "executor")),
@@ -61,7 +66,7 @@ CONTESTANTS = {
     "ray": Contestant("Ray tasks", ("client.py", "ray"), "ray"),
     "dask": Contestant("Dask distributed", ("client.py", "dask"), "distributed"),
 }
-FRESH = ("ours", "wool", "executor", "raw", "ray", "dask")
+FRESH = ("ours", "found", "wool", "executor", "raw", "ray", "dask")
 KILLED = ("ours", "wool", "executor")
 
 
@@ -215,6 +220,8 @@ def rate_rows(callers: int, rounds: Mapping[str, list[float]]) -> list[dict[str,
     rows = []
     for name, rates in rounds.items():
         rate, bars = middle[name]["rate"], RATES[callers] if name == "ours" else {"wool": None}
+        if name in ("tcp", "tls"):
+            bars = {"ours": TLS if (name, callers) == ("tls", 100) else None}
         for peer, bar in bars.items():
             row = {"callers": callers, "who": name, "rate": rate, "rounds": rates}
             rows.append(row | _beside(rate, middle, peer, "rate", bar))
@@ -312,9 +319,10 @@ async def measure_first(lengths: Lengths, names: list[str]) -> list[dict[str, An
     rows = []
     for kind, what in (("first", "from the making of the pool"), ("all", "and the import of the library")):
         for name, figures in middle.items():
-            bar = FIRST if (kind, name) == ("first", "ours") else None
+            bar = {("first", "ours"): FIRST, ("first", "found"): FOUND}.get((kind, name))
+            peer = "ours" if name == "found" else "wool"
             row = {"what": what, "who": name, "seconds": figures[kind]}
-            rows.append(row | _beside(figures[kind], middle, "wool", kind, bar) | {"rounds": rounds[name]})
+            rows.append(row | _beside(figures[kind], middle, peer, kind, bar) | {"rounds": rounds[name]})
     return rows
 
 
@@ -324,13 +332,14 @@ def show_first(rows: list[dict[str, Any]]) -> None:
             row["what"],
             title_of(row["who"]),
             f"{1e3 * row['seconds']:.0f}",
+            title_of(row["beside"]),
             times(row["ratio"]),
             *_bar(row, "at most {}x"),
         )
         for row in rows
     ]
-    title = "The first result, in a new interpreter, beside wool"
-    table.print_table(title, ("what", "who", "ms", "ratio", "must", "goal", "verdict"), print_rows)
+    header = ("what", "who", "ms", "beside", "ratio", "must", "goal", "verdict")
+    table.print_table("The first result, in a new interpreter", header, print_rows)
 
 
 # -- a worker killed --------------------------------------------------------------------------------------------------
@@ -408,7 +417,9 @@ def missed(results: dict[str, Any]) -> list[str]:
         "rates": lambda row: (
             f"{row['callers']:,} callers: {times(row['ratio'])} {title_of(row['beside'])}, must {row['must']}x"
         ),
-        "first": lambda row: f"the first result takes {times(row['ratio'])} of wool's time, must {row['must']}x",
+        "first": lambda row: (
+            f"the first result takes {times(row['ratio'])} of {row['beside']}'s time, must {row['must']}x"
+        ),
         "memory": lambda row: f"a worker takes {times(row['ratio'])} of wool's memory, must {row['must']}x",
         "killed": lambda row: (
             f"a killed worker: {row['error']} after {row['told_ms']:.0f} ms"
@@ -423,7 +434,7 @@ async def measure(lengths: Lengths, found: Mapping[str, bool]) -> dict[str, Any]
     return {
         "first": await measure_first(lengths, [name for name in FRESH if name in there]),
         "killed": await measure_killed(lengths, [name for name in KILLED if name in there]),
-        **await measure_calls(lengths, there),
+        **await measure_calls(lengths, [name for name in there if name != "found"]),
         "floor": await measure_floor(lengths),
     }
 

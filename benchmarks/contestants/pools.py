@@ -43,6 +43,54 @@ def ours() -> Opened:
     return opened
 
 
+def tcp() -> Opened:
+    """Ours, through TCP sockets of this machine instead of Unix sockets."""
+    return _over_tcp(secure=False)
+
+
+def tls() -> Opened:
+    """Ours, through TCP sockets of this machine with mutual TLS."""
+    return _over_tcp(secure=True)
+
+
+def _over_tcp(*, secure: bool) -> Opened:
+    import ours_routines
+
+    import headgate
+    from headgate.certs import make_certificates
+
+    def worker(*tags: str, credentials: Any = None) -> headgate.LocalWorker:
+        return headgate.LocalWorker(*tags, credentials=credentials, host="127.0.0.1")
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Calls]:
+        with tempfile.TemporaryDirectory() as folder:
+            credentials = None
+            if secure:
+                made = Path(folder) / "certificates"
+                make_certificates(made)
+                paths = (made / "ca-cert.pem", made / "worker-key.pem", made / "worker-cert.pem")
+                credentials = headgate.WorkerCredentials.from_files(*paths)
+            async with headgate.WorkerPool(spawn=WORKERS, worker=worker, credentials=credentials):
+                yield Calls(ours_routines.add, ours_routines.pid, ours_routines.hold)
+
+    return opened
+
+
+def found() -> Opened:
+    """Ours, with workers that are announced to other programs of this machine."""
+    import ours_routines
+
+    import headgate
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Calls]:
+        async with headgate.WorkerPool(spawn=WORKERS, discovery=headgate.LocalDiscovery()):
+            yield Calls(ours_routines.add, ours_routines.pid, ours_routines.hold)
+
+    return opened
+
+
 def wool() -> Opened:
     import wool
     import wool_routines
@@ -138,6 +186,9 @@ def dask() -> Opened:
 
 IMPORTED: dict[str, Callable[[], Opened]] = {
     "ours": ours,
+    "tcp": tcp,
+    "tls": tls,
+    "found": found,
     "wool": wool,
     "executor": executor,
     "raw": raw,
