@@ -22,6 +22,12 @@ from tests.workers.support import Shared, run, until
 DAY = timedelta(days=1)
 
 
+@pytest.fixture(autouse=True)
+def soon_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is refused for good waits less for another worker than users do."""
+    monkeypatch.setattr("headgate.workers.client.dispatcher.GRACE", 0.2)
+
+
 @cache
 def ours() -> Authority:
     return Authority("ours")
@@ -152,6 +158,19 @@ def test_w71_a_worker_whose_certificate_is_wrong_is_named(case: str) -> None:
             async with WorkerPool(discovery=found(announced), credentials=credentials(ours()), quorum_timeout=20):
                 with pytest.raises(NoWorkersAvailable, match=f"all that are known refuse.*{says}"):
                     await jobs.pid()
+
+    run(main)
+
+
+def test_w71_a_pool_whose_own_workers_have_a_wrong_certificate_says_so_and_does_not_replace_them() -> None:
+    async def main() -> None:
+        wrong = credentials(ours(), "elsewhere.example")
+        async with WorkerPool(spawn=1, discovery=OwnDiscovery(), credentials=wrong, quorum_timeout=20) as pool:
+            with pytest.raises(NoWorkersAvailable, match=r"all that are known refuse.*name"):
+                await jobs.pid()
+            before = [view.pid for view in pool.workers()]
+            await asyncio.sleep(0.5)
+            assert [view.pid for view in pool.workers()] == before
 
     run(main)
 

@@ -1,7 +1,7 @@
-"""Discovered workers that a dispatcher cannot use yet: they are being connected, or will be tried again after a pause.
+"""Workers that a dispatcher cannot use yet: they are being connected, or will be tried again after a pause.
 
-Discovery is a hint: anybody can announce a worker that is not there. So a discovered worker gets calls only when a
-session with it is open. One that cannot be reached, or is lost later, is tried again after pauses that grow to
+Discovery is a hint: anybody can announce a worker that is not there. So a worker that is reached over a network gets
+calls only when a session with it is open. One that cannot be reached, or is lost later, is tried again after pauses that grow to
 `PAUSES[-1]` seconds, for as long as the discovery tells of it: it may be restarting. Why it cannot be used is kept for
 the error of a call that finds no worker.
 """
@@ -42,7 +42,7 @@ class _Candidate:
 
 
 class Candidates:
-    """The discovered workers that one dispatcher does not use yet, each with a task that connects it."""
+    """The workers that one dispatcher does not use yet, each with a task that connects it."""
 
     def __init__(
         self,
@@ -71,6 +71,10 @@ class Candidates:
     def hopeless(self) -> bool:
         """Whether there are some, and all of them refuse for a reason that will not go away by itself."""
         return bool(self._candidates) and all(one.permanent for one in self._candidates.values())
+
+    def refuses(self, uid: str) -> bool:
+        """Whether a worker is there and refuses, for a reason that will not go away by itself."""
+        return uid in self._candidates and self._candidates[uid].permanent
 
     def add(self, metadata: WorkerMetadata, reason: str = "", *, permanent: bool = False) -> None:
         """Connect a worker. With a `reason` it was lost, or refused, and is tried after a pause."""

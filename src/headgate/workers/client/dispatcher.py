@@ -137,9 +137,16 @@ class Dispatcher:
             self._listeners.discard(asyncio.current_task())
 
     def admit(self, metadata: WorkerMetadata) -> None:
-        """Add a worker, which may be used from now on."""
-        if self.roster.get(metadata.uid) is None:
+        """Add a worker that the pool started, which may be used from now on.
+
+        One that listens on TCP is dialled first: its certificate may be one that this client does not accept.
+        """
+        if metadata.uid in self.roster or metadata.uid in self._candidates:
+            return
+        if metadata.address.startswith("unix:"):
             self._admit(self._connection_to(metadata))
+        else:
+            self._candidates.add(metadata)
 
     def admit_discovered(self, metadata: WorkerMetadata) -> None:
         """Add a worker of which a discovery told, to be used as soon as a session with it is open.
@@ -186,9 +193,14 @@ class Dispatcher:
         self.openings.happened(connection, "open", "")
 
     def _not_reached(self, metadata: WorkerMetadata) -> None:
-        """Note that a discovered worker could not be reached; it is tried again."""
-        if self._on_out_of_reach is not None:
-            self._on_out_of_reach(metadata.uid)
+        """Note that a worker could not be reached. It is tried again; one that the pool started is replaced, unless
+        the next one would be refused as well."""
+        refused = self._candidates.refuses(metadata.uid)
+        if metadata.uid in self._discovered:
+            if self._on_out_of_reach is not None:
+                self._on_out_of_reach(metadata.uid)
+        elif self._on_lost is not None and not refused:
+            self._on_lost(metadata, self._candidates.reasons.get(metadata.uid, "it cannot be reached"))
         if self._candidates.hopeless and not len(self.roster):
             self.openings.wake()  # who waits for a worker need not wait for long
         self._changed()
