@@ -34,11 +34,15 @@
     │   ├── StoreLocked                         HEADGATE-STO-001
     │   ├── StoreWriteFailed                    HEADGATE-STO-002
     │   └── StoreFormatTooNew                   HEADGATE-STO-003
-    └── a worker is out of reach
-        ├── WorkerLost                          HEADGATE-WRK-001
-        ├── WorkerStartFailed                   HEADGATE-WRK-002
-        └── RpcError                            HEADGATE-WRK-003
-            └── TransientRpcError               HEADGATE-WRK-004
+    ├── a worker is out of reach
+    │   ├── WorkerLost                          HEADGATE-WRK-001
+    │   ├── WorkerStartFailed                   HEADGATE-WRK-002
+    │   └── RpcError                            HEADGATE-WRK-003
+    │       └── TransientRpcError               HEADGATE-WRK-004
+    └── workers cannot be announced or found
+        └── DiscoveryFailed                     HEADGATE-DIS-001
+            ├── DiscoveryTimeout (TimeoutError) HEADGATE-DIS-002
+            └── UnknownWorker                   HEADGATE-DIS-003
 
 An error says what happened and why in its message, and what to do in its `remedy`; ``str()`` shows both and the `code`,
 which never changes and is what to search for. All of them survive pickling with their type and fields.
@@ -386,3 +390,27 @@ class TransientRpcError(RpcError):
 
     code = "HEADGATE-WRK-004"
     remedy = "Try again."
+
+
+# -- workers cannot be announced or found -----------------------------------------------------------------------------
+
+
+class DiscoveryFailed(HeadgateError):
+    """Workers cannot be announced or found this way."""
+
+    code = "HEADGATE-DIS-001"
+    remedy = "Correct the cause named above."
+
+
+class DiscoveryTimeout(DiscoveryFailed, TimeoutError):
+    """The directory or network that a discovery uses did not answer within the limit that the message names."""
+
+    code = "HEADGATE-DIS-002"
+    remedy = "Try again; if it happens again, look for a process that is stopped or hangs."
+
+
+class UnknownWorker(DiscoveryFailed):
+    """An update names a worker that nobody has announced, or that is gone."""
+
+    code = "HEADGATE-DIS-003"
+    remedy = "Announce it with 'worker-added'."

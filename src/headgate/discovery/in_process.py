@@ -8,52 +8,65 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
+from headgate.discovery.news import News, checked_type
 from headgate.discovery.port import DiscoveryEvent, DiscoveryEventType, Filter
+from headgate.errors import UnknownWorker
 from headgate.workers.model import WorkerMetadata
+
+_Change = tuple[WorkerMetadata, bool]
+"""A worker, and whether it is there."""
 
 
 class OwnDiscovery:
     """The list of the workers of one pool, and the subscribers that hear of each change. Usable from any thread."""
 
+    bind_host: str = "127.0.0.1"
+    """Where workers that a pool starts for this discovery listen."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._workers: dict[str, WorkerMetadata] = {}
-        self._listeners: dict[asyncio.Queue[DiscoveryEvent | None], asyncio.AbstractEventLoop] = {}
+        self._owners: dict[str, object] = {}
+        self._listeners: dict[asyncio.Queue[_Change | None], asyncio.AbstractEventLoop] = {}
         self._closed = False
 
     @property
-    def publisher(self) -> OwnDiscovery:
-        """The discovery itself, which announces workers too."""
-        return self
+    def publisher(self) -> OwnPublisher:
+        """A new publisher, to be entered with ``async with``. What it was first to announce goes when it is left."""
+        return OwnPublisher(self)
 
-    async def __aenter__(self) -> Self:
-        return self
+    def announce(self, type: DiscoveryEventType, metadata: WorkerMetadata, owner: object = None) -> None:
+        """Tell every subscriber of a worker, each on its own loop, without an await.
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def publish(self, type: DiscoveryEventType, metadata: WorkerMetadata) -> None:
-        """Tell every subscriber of a worker, each on its own loop."""
-        self.announce(type, metadata)
-
-    def announce(self, type: DiscoveryEventType, metadata: WorkerMetadata) -> None:
-        """Tell every subscriber without an await. A worker that is not known cannot be dropped."""
+        A worker that is not known cannot be updated (`UnknownWorker`), and to drop it does nothing.
+        """
+        checked_type(type)
         with self._lock:
+            known = metadata.uid in self._workers
             if type == "worker-dropped":
-                if self._workers.pop(metadata.uid, None) is None:
+                if not known:
                     return
+                del self._workers[metadata.uid], self._owners[metadata.uid]
+            elif type == "worker-updated" and not known:
+                raise UnknownWorker(f"worker {metadata.uid} is not announced here")
             else:
                 self._workers[metadata.uid] = metadata
+                self._owners.setdefault(metadata.uid, owner)
             listeners = list(self._listeners.items())
-        event = DiscoveryEvent(type, metadata)
         for queue, loop in listeners:
-            _put(loop, queue, event)
+            _put(loop, queue, (metadata, type != "worker-dropped"))
+
+    def drop_all(self, owner: object) -> None:
+        """Drop the workers that this owner was first to announce."""
+        with self._lock:
+            workers = [self._workers[uid] for uid, its_owner in self._owners.items() if its_owner is owner]
+        for metadata in workers:
+            self.announce("worker-dropped", metadata)
 
     async def subscribe(self, filter: Filter | None = None) -> AsyncIterator[DiscoveryEvent]:
         """Yield a "worker-added" for each worker that is there, then every change, until this is closed."""
-        queue: asyncio.Queue[DiscoveryEvent | None] = asyncio.Queue()
+        news = News(filter)
+        queue: asyncio.Queue[_Change | None] = asyncio.Queue()
         with self._lock:
             present = list(self._workers.values())
             self._listeners[queue] = asyncio.get_running_loop()
@@ -61,10 +74,11 @@ class OwnDiscovery:
                 queue.put_nowait(None)
         try:
             for metadata in present:
-                if filter is None or filter(metadata):
-                    yield DiscoveryEvent("worker-added", metadata)
-            while (event := await queue.get()) is not None:
-                if filter is None or filter(event.metadata):
+                for event in news.present(metadata):
+                    yield event
+            while (change := await queue.get()) is not None:
+                metadata, is_there = change
+                for event in news.present(metadata) if is_there else news.gone(metadata.uid):
                     yield event
         finally:
             with self._lock:
@@ -79,13 +93,30 @@ class OwnDiscovery:
             _put(loop, queue, None)
 
 
-def _put(
-    loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[DiscoveryEvent | None], event: DiscoveryEvent | None
-) -> None:
+class OwnPublisher:
+    """Announces workers to the subscribers of one `OwnDiscovery`."""
+
+    def __init__(self, discovery: OwnDiscovery) -> None:
+        self._discovery = discovery
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._discovery.drop_all(self)
+
+    async def publish(self, type: DiscoveryEventType, metadata: WorkerMetadata) -> None:
+        """Tell every subscriber of a worker, each on its own loop."""
+        self._discovery.announce(type, metadata, self)
+
+
+def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[_Change | None], change: _Change | None) -> None:
     if asyncio._get_running_loop() is loop:
-        queue.put_nowait(event)
+        queue.put_nowait(change)
         return
     try:
-        loop.call_soon_threadsafe(queue.put_nowait, event)
+        loop.call_soon_threadsafe(queue.put_nowait, change)
     except RuntimeError:  # that loop is closed: nobody listens there
         pass

@@ -12,14 +12,16 @@ May import every package, and not pytest; no package imports it. Entry points: `
 
 `run` and `virtual` put a test on a `VirtualLoop`: timers jump, a hang is a `Hang` that says who waits, a task left over
 is a `Leak`. `settle` lets everything ready happen while time stands. `capture_events` remembers what pools report, and
-`no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy`, `check_store`
-and `check_slot_budget` tell whether a strategy, a store or a budget of yours keeps its contract. See docs/testing.md.
+`no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy`, `check_store`,
+`check_slot_budget` and `check_discovery` tell whether a strategy, a store, a budget or a discovery of yours keeps its
+contract. See docs/testing.md.
 """
 
 from __future__ import annotations
 
 from headgate.testing.budgets import check_slot_budget
 from headgate.testing.capture import Captured, capture_events
+from headgate.testing.discoveries import check_discovery
 from headgate.testing.leaks import no_leaks
 from headgate.testing.running import run, settle, virtual
 from headgate.testing.stores import check_store
@@ -33,6 +35,7 @@ __all__ = [
     "Leak",
     "VirtualLoop",
     "capture_events",
+    "check_discovery",
     "check_slot_budget",
     "check_store",
     "check_strategy",

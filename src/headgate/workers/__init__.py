@@ -9,7 +9,10 @@ from headgate.core.lazy import lazy
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
+    from headgate.discovery.dns import DnsDiscovery
+    from headgate.discovery.local import LocalDiscovery
     from headgate.discovery.port import DiscoveryEvent, DiscoveryLike
+    from headgate.discovery.static import StaticDiscovery
     from headgate.workers.client.balancing import LeastLoadedLoadBalancer, LoadBalancerLike, RoundRobinLoadBalancer
     from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.mapping import map  # noqa: A004 - as headgate.map
@@ -32,11 +35,14 @@ __all__ = [
     "ChannelOptions",
     "DiscoveryEvent",
     "DiscoveryLike",
+    "DnsDiscovery",
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
+    "LocalDiscovery",
     "LocalWorker",
     "RoundRobinLoadBalancer",
     "RuntimeContext",
+    "StaticDiscovery",
     "Task",
     "TaskException",
     "WorkerCredentials",
@@ -51,7 +57,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "headgate.discovery.dns": ("DnsDiscovery",),
+    "headgate.discovery.local": ("LocalDiscovery",),
     "headgate.discovery.port": ("DiscoveryEvent", "DiscoveryLike"),
+    "headgate.discovery.static": ("StaticDiscovery",),
     "headgate.workers.client.balancing": ("LeastLoadedLoadBalancer", "LoadBalancerLike", "RoundRobinLoadBalancer"),
     "headgate.workers.processes.local_worker": ("LocalWorker",),
     "headgate.workers.credentials": ("WorkerCredentials",),
