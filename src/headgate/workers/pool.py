@@ -250,7 +250,8 @@ class WorkerPool:
             tags=self.tags, lease=self._lease, secure=self._credentials is not None, version=__version__
         )
         self._finder = Finder(discovery, membership, self._wake)
-        self._announcer = Announcer(discovery, self._finder.owns)
+        if getattr(discovery, "publishes", True):
+            self._announcer = Announcer(discovery, self._finder.owns)
         return discovery
 
     async def _resolved(self, what: str, source: Any, names: tuple[str, str]) -> Any:
