@@ -27,8 +27,6 @@ NOT_BUILT_YET = {
         "W62a",
         "W64",
         "W66",
-        "W71",
-        "W72",
     ],
     # Batches: options for each item, many submits at once, results of more types, life of workers.
     *["T16", "T50a", "T60c", "R81", "R82", "W90", "W93"],

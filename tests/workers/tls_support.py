@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ async def serving(
         await server.stop(0)
 
 
+@asynccontextmanager
+async def idle_server() -> AsyncIterator[grpc.aio.Server]:
+    """A server that listens nowhere. It is started at the end, because only then does gRPC let go of all it opened."""
+    server = make_server(Handler())
+    try:
+        yield server
+    finally:
+        await server.start()
+        await server.stop(0)
+
+
 async def call(address: str, credentials: WorkerCredentials | None, timeout: float = 20.0) -> str:
     """Make one call over a new connection: "answered", or the name of gRPC's status."""
     async with dial(address, credentials=credentials) as channel:
@@ -62,6 +74,15 @@ async def call(address: str, credentials: WorkerCredentials | None, timeout: flo
             return str(error.code().name)
     assert answer == b"hello"
     return "answered"
+
+
+async def eventually(ask: Callable[[], Awaitable[bool]], times: int = 400) -> None:
+    """Ask again and again, in real time, till it is so."""
+    for _ in range(times):
+        if await ask():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it never was")
 
 
 @contextmanager
