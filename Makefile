@@ -22,7 +22,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: package-venv ## all three pools in one program, without a network
-	@$(py) examples/demo.py
+	@$(py) -m headgate demo
 
 test: dev-venv ## the whole suite, at a tenth of its length
 	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest -n $(JOBS) -m "not alone"

@@ -65,6 +65,11 @@ class Clock:
             self.now, self.wall, self.sleep, self.uniform, self.token = before
 
 
+def chance_from(seed: int) -> random.Random:
+    """Random numbers that are the same for the same seed, for programs that are to run the same way again."""
+    return random.Random(seed)
+
+
 def _random_token() -> str:
     return os.urandom(16).hex()
 

@@ -11,14 +11,15 @@ import os
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureContext, Limits
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
-from headgate.workers.protocol.messages import HELD, UNREAD, Begun, Stepped
+from headgate.workers.protocol.messages import HELD, NEWEST, OLDEST, UNREAD, Begun, Stepped
 from headgate.workers.protocol.transport import EOF, grpc
-from headgate.workers.protocol.wire import CONVERSE, STOP
-from headgate.workers.protocol.wire.wire_pb2 import StopReply, StopRequest, ToWorker
+from headgate.workers.protocol.wire import CONVERSE, STATUS, STOP
+from headgate.workers.protocol.wire.wire_pb2 import StatusReply, StopReply, StopRequest, ToWorker
 from headgate.workers.server.admission import Ask
 from headgate.workers.server.client_stream import ClientStream
 from headgate.workers.server.nested_pool import NestedPool
@@ -68,6 +69,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         self._takes_threads = True
         self.stopped: asyncio.Event = asyncio.Event()
         self.stopping: bool = False
+        self.finished: int = 0
+        """Calls that have ended, however they ended."""
+        self.on_change: Callable[[], None] | None = None
+        """Called when `clients` or `finished` has changed."""
+        self._started_at = clock.wall()
         self._reserved = False
         self._streams: dict[ClientStream, None] = {}
         self._nested: dict[str, NestedPool] = {}
@@ -75,6 +81,15 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         self._cut = asyncio.Event()  # set: do not wait any longer for running calls
         self._health = asyncio.Event()
         self._watch = Watch(self)
+
+    @property
+    def clients(self) -> int:
+        """Number of sessions that are open."""
+        return len(self._streams)
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     # -- gRPC ---------------------------------------------------------------------------------------------------------
 
@@ -85,6 +100,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             return grpc.stream_stream_rpc_method_handler(self._converse)
         if method == STOP:
             return grpc.unary_unary_rpc_method_handler(self._stop)
+        if method == STATUS:
+            return grpc.unary_unary_rpc_method_handler(self._status)
         if method == HEALTH + "Check":
             return grpc.unary_unary_rpc_method_handler(self._check)
         if method == HEALTH + "Watch":
@@ -105,6 +122,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 await context.write(reply.SerializeToString())
                 return
             self._streams[stream] = None
+            self._changed()
             if self._reserved:
                 session.reserved(True)
             if not self._takes_threads:
@@ -122,6 +140,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             pass  # the client went without a word; gRPC would print this
         finally:
             self._streams.pop(stream, None)
+            self._changed()
             left = stream.end()
             if left:
                 self.tasks.abandon(stream, left)
@@ -213,12 +232,14 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             elif kind == "yielded":
                 stream.session.yielded(number, payload, swallowed=swallowed, steps=steps, context=context)
             else:
+                self.finished += 1
                 stream.session.answer(number, kind, payload, swallowed=swallowed, steps=steps, context=context)
             if stream is not touched:
                 touched = stream
                 stream.flush()
         if not self.tasks.busy:
             self._idle.set()
+        self._changed()
 
     def _tell_reservations(self, granted: list[Ask], reserved: bool) -> None:
         """Tell clients which reservations were granted, and whether calls without one are refused."""
@@ -328,6 +349,22 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             await self._health.wait()
         yield _NOT_SERVING
         await self.stopped.wait()
+
+    async def _status(self, request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        reply = StatusReply(
+            uid=self.uid,
+            version=__version__,
+            oldest=OLDEST,
+            newest=NEWEST,
+            pid=os.getpid(),
+            started_at=self._started_at,
+            now=clock.wall(),
+            clients=self.clients,
+            running=self.tasks.count,
+            finished=self.finished,
+            stopping=self.stopping,
+        )
+        return bytes(reply.SerializeToString())
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 

@@ -165,6 +165,11 @@ class TaskLoop:
         """Are there calls that run, or that wait to begin?"""
         return bool(self.running or self._incoming)
 
+    @property
+    def count(self) -> int:
+        """Number of calls that run, or that wait to begin."""
+        return len(self.running) + len(self._incoming)
+
     def is_waited_for(self, now: float, *, abandoned: bool = True) -> bool:
         """Is there a call that a stopping worker should wait for?
 

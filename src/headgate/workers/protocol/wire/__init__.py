@@ -2,3 +2,4 @@
 
 CONVERSE = "/headgate.wire.v1.Worker/Converse"
 STOP = "/headgate.wire.v1.Worker/Stop"
+STATUS = "/headgate.wire.v1.Worker/Status"

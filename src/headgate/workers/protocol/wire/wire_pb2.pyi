@@ -410,3 +410,33 @@ class StopRequest(_message.Message):
 class StopReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("uid", "version", "oldest", "newest", "pid", "started_at", "now", "clients", "running", "finished", "stopping")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    version: str
+    oldest: int
+    newest: int
+    pid: int
+    started_at: float
+    now: float
+    clients: int
+    running: int
+    finished: int
+    stopping: bool
+    def __init__(self, uid: _Optional[str] = ..., version: _Optional[str] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., pid: _Optional[int] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., clients: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., stopping: bool = ...) -> None: ...

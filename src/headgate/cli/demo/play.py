@@ -1,48 +1,42 @@
-"""make demo: three tenants, six keys, two workers, one of them killed, and an API that refuses calls. No call is lost.
+"""What `headgate demo` runs: three tenants, six keys, two workers, one of them killed, and an API that refuses calls. No call is lost.
 
 The whole demo is one TaskPool with `resources=` and `workers=`. One tenant submits too much, and the tenants take
 turns. A call starts when there is a slot and a key for it, and runs on a worker process. If its key is rate-limited or
 revoked, the call is queued again and uses another key. When a third of the calls are answered, one worker is killed,
 and its calls are queued again too. A terminal shows live tables, a pipe plain lines. At the end the demo prints how
 long each tenant waited, and how long it would have waited with first in first out; the story of the call with the most
-attempts; and how many calls were lost. There is no network: the API is examples/upstream.py. Exit code 0, or 1 if a
-call was lost, or 130 after Ctrl-C.
+attempts; and how many calls were lost. There is no network: the API is `upstream`, on a Unix socket.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
 import os
 import signal
-import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from screen import Cell, Column, Frame, Grid, Screen, bar, say, screen_for
-from tenants import TENANTS, Service, Turn, comparison_of, first_in_first_out, submit_all
-from upstream import Bucket, Upstream, request
-
-import headgate
+from headgate.cli.demo.ask import ask
+from headgate.cli.demo.screen import Cell, Column, Frame, Grid, Screen, bar
+from headgate.cli.demo.tenants import TENANTS, Service, Turn, comparison_of, first_in_first_out, submit_all
+from headgate.cli.demo.upstream import Bucket, Upstream
+from headgate.combined.pool import TaskPool
+from headgate.core.clock import clock
+from headgate.core.topics import subscribe
 from headgate.resources import (
-    CooldownResource,
-    DisableResource,
     Resource,
     ResourceCooled,
     ResourceDisabled,
     ResourcePool,
     ResourceRecovered,
     ResourceReleased,
-    RetryOperation,
-    parse_retry_after,
 )
-from headgate.tasks import KeyAge, PoolDequeue, PoolFinish, PoolRequeue, TaskHandle
+from headgate.tasks import KeyAge, PoolDequeue, PoolFinish, PoolRequeue, TaskHandle, fair_round_robin
 from headgate.workers.events import WorkerLostEvent, WorkerReady
+from headgate.workers.pool import WorkerPool
 
 BUCKETS = {
     "sk-a": Bucket(rate=18, burst=24),
@@ -54,6 +48,8 @@ BUCKETS = {
 }
 REVOKED = "sk-e"
 WORKERS = 2
+ROWS = len(BUCKETS) + len(TENANTS) + 14
+"""Lines of a terminal that a table needs."""
 
 
 def make_keys() -> ResourcePool[str]:
@@ -65,25 +61,13 @@ def make_keys() -> ResourcePool[str]:
     return ResourcePool(keys, max_attempts=50, cooldown_table=(1.0, 2.0, 3.0), name="demo")
 
 
-async def ask(key: Resource[str], api: str, question: str) -> str:
-    """Runs on a worker: send one request, and raise a signal if the answer says something about the key."""
-    answer = await request(api, key.value, question)
-    if answer.status == 429:
-        raise CooldownResource(parse_retry_after(answer.headers.get("retry-after")), "rate limited")
-    if answer.status == 401:
-        raise DisableResource("key revoked")
-    if answer.status == 502:
-        raise RetryOperation("bad gateway")
-    return answer.body
-
-
 @dataclass
 class Stage:
     """The pools and the API of one run."""
 
     keys: ResourcePool[str]
-    workers: headgate.WorkerPool
-    tasks: headgate.TaskPool
+    workers: WorkerPool
+    tasks: TaskPool
     upstream: Upstream
     api: str
     chronicle: Chronicle
@@ -143,7 +127,9 @@ class Chronicle:
 
     calls: int
     screen: Screen
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=clock.now)
+    ended: float = 0.0
+    """After how many seconds the last call ended."""
     answered: int = 0
     lost: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -198,7 +184,7 @@ class Chronicle:
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        return clock.now() - self.began
 
 
 # -- showing it -------------------------------------------------------------------------------------------------------
@@ -229,12 +215,12 @@ def frame_of(stage: Stage, title: str) -> Frame:
     return Frame(title, grids, totals_of(stage.chronicle), workers_of(stage.workers))
 
 
-def workers_of(pool: headgate.WorkerPool) -> str:
+def workers_of(pool: WorkerPool) -> str:
     seen = (f"{worker.pid} {worker.state}, {worker.in_flight} in flight" for worker in pool.workers())
     return f"         workers: {'; '.join(seen)}"
 
 
-def queues_of(tasks: headgate.TaskPool) -> list[list[Cell]]:
+def queues_of(tasks: TaskPool) -> list[list[Cell]]:
     ages = {age.key: age for age in tasks.stats().keys}
     return [queue_of(tenant, ages.get(tenant, KeyAge(tenant, 0, 0.0, 0.0, 0.0))) for tenant in TENANTS]
 
@@ -274,12 +260,13 @@ async def keep_drawing(stage: Stage, title: str) -> None:
         await asyncio.sleep(stage.chronicle.screen.pace)
 
 
-def summary_of(stage: Stage) -> str:
+def counted(stage: Stage) -> dict[str, tuple[int, str]]:
+    """The figures of the summary, each with its meaning."""
     chronicle, counts, answered = stage.chronicle, stage.chronicle.counts, stage.right()
     lost = chronicle.calls - answered
-    lines = {
+    return {
         "calls": (chronicle.calls, ""),
-        "answered": (answered, f"{answered / chronicle.seconds:.0f} a second"),
+        "answered": (answered, f"{answered / max(0.001, chronicle.ended):.0f} a second"),
         "failovers": (counts["failovers"], "attempts that went on with another key"),
         "cooldowns": (counts["cooldowns"], "a key was rate-limited and left to rest"),
         "disabled": (counts["disabled"], "a key was revoked and is not asked again"),
@@ -289,8 +276,12 @@ def summary_of(stage: Stage) -> str:
         "queued again": (counts["queued again"], "attempts that were not the last, for all these reasons"),
         "lost results": (lost, "" if lost else "every call has its answer"),
     }
+
+
+def summary_of(stage: Stage) -> str:
+    lines = counted(stage)
     table = "\n".join(f"  {name:<16}{count:>5}   {meaning}".rstrip() for name, (count, meaning) in lines.items())
-    return f"\nWhat happened in {chronicle.seconds:.1f} s\n{table}"
+    return f"\nWhat happened in {stage.chronicle.ended:.1f} s\n{table}"
 
 
 # -- running it -------------------------------------------------------------------------------------------------------
@@ -298,15 +289,15 @@ def summary_of(stage: Stage) -> str:
 
 async def play(keys: ResourcePool[str], upstream: Upstream, chronicle: Chronicle, slots: int) -> Stage:
     """Run all calls to their end."""
-    unsubscribe = [headgate.subscribe(chronicle.hear, topic) for topic in ("lifecycle", "resources", "workers")]
+    unsubscribe = [subscribe(chronicle.hear, topic) for topic in ("lifecycle", "resources", "workers")]
     try:
         with tempfile.TemporaryDirectory(prefix="headgate-demo-") as folder:
             api = os.path.join(folder, "api")
-            async with upstream.listening(api), headgate.WorkerPool(spawn=WORKERS) as workers:
-                tasks = headgate.TaskPool(
+            async with upstream.listening(api), WorkerPool(spawn=WORKERS) as workers:
+                tasks = TaskPool(
                     "calls",
                     max_concurrent=slots,
-                    queue=headgate.fair_round_robin(),
+                    queue=fair_round_robin(),
                     resources=keys,
                     workers=workers,
                 )
@@ -320,41 +311,37 @@ async def play(keys: ResourcePool[str], upstream: Upstream, chronicle: Chronicle
 
 async def perform(stage: Stage) -> None:
     chronicle = stage.chronicle
-    chronicle.began = time.monotonic()
+    chronicle.began = clock.now()
     who = f"{len(TENANTS)} tenants, {len(BUCKETS)} keys, {WORKERS} workers, one API"
     title = f"headgate: {chronicle.calls} calls, {who}"
     painter = asyncio.create_task(keep_drawing(stage, title))
     try:
         async with stage.tasks:
             await submit_all(stage.submit, chronicle.calls)
+        chronicle.ended = chronicle.seconds
         chronicle.screen.draw(frame_of(stage, title))
     finally:
         painter.cancel()
         chronicle.screen.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--calls", type=int, default=480)
-    parser.add_argument("--slots", type=int, default=40, help="calls at a time")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
-    options = parser.parse_args()
-    logging.getLogger("headgate").setLevel(logging.ERROR)  # the screen shows what is logged as warnings
-    screen = screen_for(sys.stdout, plain=options.plain, rows_needed=len(BUCKETS) + len(TENANTS) + 14)
-    keys, upstream, chronicle = make_keys(), Upstream(BUCKETS, seed=options.seed), Chronicle(options.calls, screen)
-    try:
-        stage = asyncio.run(play(keys, upstream, chronicle, options.slots))
-        summary, served = summary_of(stage), stage.served()
-        say(comparison_of(served, first_in_first_out(served.turns), first=3 * options.slots))
-        if stage.handles:
-            say(f"\nThe call that had most trouble\n{stage.unlucky().story()}")
-        say(summary)
-    except KeyboardInterrupt:
-        say(f"\nstopped by Ctrl-C: {chronicle.answered} of {chronicle.calls} calls were answered")
-        return 130
-    return 0 if stage.right() == chronicle.calls else 1
+@dataclass(frozen=True)
+class Ending:
+    """What is printed at the end of a run, and its figures."""
+
+    text: str
+    figures: dict[str, int | float]
+    right: bool
+    """Has every call the answer to its own question?"""
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run(chronicle: Chronicle, *, slots: int, seed: int) -> Ending:
+    """Run the demo to its end; KeyboardInterrupt: it was stopped by Ctrl-C."""
+    stage = asyncio.run(play(make_keys(), Upstream(BUCKETS, seed=seed), chronicle, slots))
+    served = stage.served()
+    parts = [comparison_of(served, first_in_first_out(served.turns), first=3 * slots)]
+    if stage.handles:
+        parts.append(f"\nThe call that had most trouble\n{stage.unlucky().story()}")
+    parts.append(summary_of(stage))
+    figures = {name.replace(" ", "_"): count for name, (count, _) in counted(stage).items()}
+    return Ending("\n".join(parts), {"seconds": round(chronicle.ended, 3), **figures}, stage.right() == chronicle.calls)

@@ -54,7 +54,7 @@ class Frame:
 
 
 def say(text: str, out: TextIO = sys.stdout) -> None:
-    """Print a text. If the reader of a pipe is gone (`make demo | head`), end silently, as after Ctrl-C."""
+    """Print a text. If the reader of a pipe is gone (`headgate demo | head`), end silently, as after Ctrl-C."""
     try:
         print(text, file=out, flush=True)
     except BrokenPipeError:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+
+from headgate.core.clock import chance_from, clock
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Bucket:
     filled_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens, self.filled_at = self.burst, time.monotonic()
+        self.tokens, self.filled_at = self.burst, clock.now()
 
     def take(self) -> float:
         """Take a token and return 0, or return the seconds until it is worth trying again."""
-        now = time.monotonic()
+        now = clock.now()
         self.tokens = min(self.burst, self.tokens + (now - self.filled_at) * self.rate)
         self.filled_at = now
         if self.tokens < 1:
@@ -65,7 +65,7 @@ class Upstream:
 
     def __init__(self, buckets: Mapping[str, Bucket], *, seed: int, broken: float = 0.03) -> None:
         self._buckets = buckets
-        self._chance = random.Random(seed)
+        self._chance = chance_from(seed)
         self._broken = broken
         self._revoked: set[str] = set()
         self._visits: set[asyncio.Task[None]] = set()

@@ -1,7 +1,7 @@
 """The three tenants of the demo, one of which submits too much: how long each waited, in turn and first in first out.
 
-The comparison is a run too: the same tasks are submitted at the same times to a pool that serves first in first out, on
-a virtual clock, and one starts there whenever one started here.
+The comparison is computed: the same tasks are submitted at the same times to a queue that serves first in first out,
+and one starts there whenever one started in the run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headgate.tasks import TaskPool, fifo
-from headgate.testing import run
+from headgate.tasks.fairness import Backlogs
 
 FLOOD, SMALL = "flood", ("ann", "bob")
 TENANTS = (FLOOD, *SMALL)
@@ -63,29 +62,21 @@ class Service:
 
 
 def first_in_first_out(turns: Sequence[Turn]) -> Service:
-    """How these tasks would have been served first in first out."""
-    return run(_replay(sorted(turns, key=lambda turn: turn.submitted)), check_leaks=False)
+    """How these tasks would have been served first in first out.
 
-
-async def _replay(turns: Sequence[Turn]) -> Service:
-    loop = asyncio.get_running_loop()
-    began = loop.time() - (turns[0].submitted if turns else 0.0)
-    _, *later = sorted(turn.started for turn in turns) or [0.0]
-    starts, served = iter(later), list[Turn]()
-
-    async def until(time: float) -> None:
-        await asyncio.sleep(max(0.0, began + time - loop.time()))
-
-    async def again(turn: Turn) -> None:
-        now = loop.time() - began
-        served.append(turn._replace(started=now))
-        await until(next(starts, now))  # then a slot was free for the next
-
-    async with TaskPool("first in first out", max_concurrent=1, queue=fifo()) as pool:
-        for turn in turns:
-            await until(turn.submitted)
-            await pool.submit(again, turn, key=turn.tenant)
-    return Service(served, pool.stats().jain)
+    The same tasks are submitted at the same times, and one starts whenever one started in the run.
+    """
+    queue = sorted(turns, key=lambda turn: turn.submitted)
+    submits = [(turn.submitted, 0, turn) for turn in queue]
+    starts = [(start, 1, turn) for start, turn in zip(sorted(turn.started for turn in turns), queue, strict=True)]
+    backlogs, served = Backlogs(), list[Turn]()
+    for at, starting, turn in sorted(submits + starts, key=lambda event: event[:2]):
+        if starting:
+            backlogs.left(turn.tenant, started=True)
+            served.append(turn._replace(started=at))
+        else:
+            backlogs.joined(turn.tenant)
+    return Service(served, backlogs.rounds.index())
 
 
 def comparison_of(fair: Service, unfair: Service, first: int) -> str:
@@ -94,7 +85,7 @@ def comparison_of(fair: Service, unfair: Service, first: int) -> str:
     head = f"{'p50':>8}{'p99':>8}{f'first {first}':>12}"
     lines = [
         "",
-        "How the tenants were served in turn; and the same calls again, first in first out, on a virtual clock",
+        "How the tenants were served in turn, and how first in first out would have served the same calls",
         f"  {'':<8}{'':>5}  {'waited in turn':>28}  {'waited first in first out':>28}",
         f"  {'tenant':<8}{'calls':>5}  {head}  {head}",
     ]

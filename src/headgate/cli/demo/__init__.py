@@ -1,0 +1,54 @@
+"""`headgate demo`: three tenants, six keys, two workers, one of them killed, and an API that refuses calls.
+
+`play` is the program, `ask` runs on its workers, `tenants` and `upstream` are its users and its API, `screen` draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from headgate.cli.arguments import whole
+
+_DESCRIPTION = """\
+Three tenants, one of which submits too much, six keys, an API that limits and revokes keys, and two workers, one of
+which is killed. It needs no network, takes about 10 seconds, and loses no result. A terminal shows live tables, a pipe
+plain lines. Exit code 0, or 1 if a call was lost."""
+_EXAMPLE = """\
+example:
+  headgate demo
+  headgate demo --calls 100 --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments of the command."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
+    parser.add_argument("--calls", type=whole(0), default=480, metavar="N", help="calls to submit (480)")
+    parser.add_argument("--slots", type=whole(1), default=40, metavar="N", help="calls at a time (40)")
+    parser.add_argument("--seed", type=int, default=7, metavar="N", help="what latencies and failures are drawn from")
+    parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, and the rest to stderr")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo."""
+    import logging
+
+    from headgate.cli.demo import play
+    from headgate.cli.demo.screen import say, screen_for
+    from headgate.cli.output import print_json
+
+    logging.getLogger("headgate").setLevel(logging.ERROR)  # the screen shows what is logged as warnings
+    out = sys.stderr if options.json else sys.stdout
+    screen = screen_for(out, plain=options.plain, rows_needed=play.ROWS)
+    chronicle = play.Chronicle(options.calls, screen)
+    try:
+        ending = play.run(chronicle, slots=options.slots, seed=options.seed)
+        say(ending.text, out)
+    except KeyboardInterrupt:
+        say(f"\nstopped by Ctrl-C: {chronicle.answered} of {chronicle.calls} calls were answered", out)
+        raise
+    if options.json:
+        print_json(ending.figures)
+    return 0 if ending.right else 1
