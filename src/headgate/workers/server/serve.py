@@ -6,17 +6,48 @@ import asyncio
 import logging
 import os
 import signal
-import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headgate.workers.model import Limits
-from headgate.workers.protocol.transport import bind, make_server
+from headgate.workers.model import BackpressureContext, Limits
+from headgate.workers.protocol.transport import bind, grpc, make_server
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.server.event_loops import new_loop
 from headgate.workers.server.service import Service
+from headgate.workers.server.signals import handle
+
+if TYPE_CHECKING:
+    from headgate.workers.credentials import WorkerCredentials
+    from headgate.workers.options import WorkerOptions
 
 _log = logging.getLogger("headgate.workers")
+
+
+class Started(NamedTuple):
+    """A worker that listens."""
+
+    service: Service
+    server: grpc.aio.Server
+    address: str
+    """Where it listens, with its real port."""
+
+
+async def start(
+    config: Mapping[str, Any],
+    *,
+    hook: Callable[[BackpressureContext], Any] | None = None,
+    credentials: WorkerCredentials | None = None,
+    options: WorkerOptions | None = None,
+) -> Started:
+    """Make a worker and let it listen."""
+    uid, limits = config["uid"], Limits(*config.get("limits", ()))
+    where = f"worker {uid}, pid {os.getpid()}"
+    service = Service(uid, where, hook, new_loop(config.get("loop", "")), limits, credentials)
+    server = make_server(service, options)
+    address = bind(server, config["address"], credentials=credentials, insecure=config.get("insecure", False))
+    service.tasks.start()
+    await server.start()
+    return Started(service, server, address)
 
 
 async def serve(config: dict[str, Any], ready: Callable[[str], None], failed: Callable[[BaseException], None]) -> None:
@@ -24,16 +55,9 @@ async def serve(config: dict[str, Any], ready: Callable[[str], None], failed: Ca
 
     `ready` is called with its address when it has started, or `failed` when it cannot.
     """
-    uid = config["uid"]
     try:
-        where = f"worker {uid}, pid {os.getpid()}"
         hook, credentials, options = _settings(config.get("settings"))
-        loop, limits = new_loop(config.get("loop", "")), Limits(*config.get("limits", ()))
-        service = Service(uid, where, hook, loop, limits, credentials)
-        server = make_server(service, options)
-        address = bind(server, config["address"], credentials=credentials, insecure=config.get("insecure", False))
-        service.tasks.start()
-        await server.start()
+        service, server, address = await start(config, hook=hook, credentials=credentials, options=options)
     except BaseException as error:
         failed(error)
         raise
@@ -69,35 +93,4 @@ def _listen_to_signals(service: Service, drain: float) -> None:
         if not stops:
             stop()
 
-    loop.add_signal_handler(signal.SIGINT, stop)
-    loop.add_signal_handler(signal.SIGTERM, terminate)
-    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_signals)
-
-
-class _Held(threading.local):
-    mask: set[signal.Signals | int] | None = None
-
-
-_held = _Held()
-
-
-def _hold_signals() -> None:
-    """Block signals before a routine forks, until the new process has handlers of its own."""
-    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-
-
-def _release_signals() -> None:
-    if _held.mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
-
-
-def _forget_signals() -> None:
-    """Remove the handlers of the worker in a process that a routine forked.
-
-    With them a signal to that process would not end it, and would be reported to the worker's loop through a descriptor
-    that both have.
-    """
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _release_signals()
+    handle(loop, {signal.SIGINT: stop, signal.SIGTERM: terminate})

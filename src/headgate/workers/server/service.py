@@ -16,6 +16,7 @@ from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureContext, Limits
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
+from headgate.workers.protocol.call_ends import RESULT_OF_KIND
 from headgate.workers.protocol.messages import HELD, NEWEST, OLDEST, UNREAD, Begun, Stepped
 from headgate.workers.protocol.transport import EOF, grpc
 from headgate.workers.protocol.wire import CONVERSE, STATUS, STOP
@@ -70,9 +71,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         self.stopped: asyncio.Event = asyncio.Event()
         self.stopping: bool = False
         self.finished: int = 0
-        """Calls that have ended, however they ended."""
+        """Calls that were executed and have ended, however they ended."""
+        self.cancelled: int = 0
+        """Calls that were cancelled because the worker stopped."""
         self.on_change: Callable[[], None] | None = None
-        """Called when `clients` or `finished` has changed."""
+        """Called when `clients`, `finished` or `stopping` has changed."""
         self._started_at = clock.wall()
         self._reserved = False
         self._streams: dict[ClientStream, None] = {}
@@ -232,7 +235,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             elif kind == "yielded":
                 stream.session.yielded(number, payload, swallowed=swallowed, steps=steps, context=context)
             else:
-                self.finished += 1
+                self.finished += kind in RESULT_OF_KIND
                 stream.session.answer(number, kind, payload, swallowed=swallowed, steps=steps, context=context)
             if stream is not touched:
                 touched = stream
@@ -360,7 +363,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             started_at=self._started_at,
             now=clock.wall(),
             clients=self.clients,
-            running=self.tasks.count,
+            running=self.tasks.open_calls,
             finished=self.finished,
             stopping=self.stopping,
         )
@@ -380,6 +383,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         """Refuse new calls, let running ones finish for `timeout` seconds (below 0: without limit), cancel the rest."""
         if not self.stopping:
             self.stopping = True
+            self._changed()
             self._health.set()
             for stream in self._streams:
                 stream.session.stopping()
@@ -388,6 +392,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self._cut.set()
         await self._drained(None if timeout < 0 else timeout)
         if self.tasks.busy:
+            self.cancelled += self.tasks.open_calls
             self.tasks.stop_all()
             self._cut.clear()
             await self._drained(2.0, forgetful=False)

@@ -166,7 +166,7 @@ class TaskLoop:
         return bool(self.running or self._incoming)
 
     @property
-    def count(self) -> int:
+    def open_calls(self) -> int:
         """Number of calls that run, or that wait to begin."""
         return len(self.running) + len(self._incoming)
 

@@ -1,0 +1,152 @@
+"""`headgate worker`: a worker in this process, until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from headgate.cli.arguments import memory, name, seconds, whole
+from headgate.cli.finding import add_certificates, add_namespace, credentials_of, discovery_of
+from headgate.cli.output import WrongCall, complain, print_json
+
+TYPE_CHECKING = False  # see cli/main.py
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from headgate.workers.model import WorkerMetadata
+    from headgate.workers.server.standalone import WorkerProcess
+
+_DESCRIPTION = """\
+Run a worker in this process. When it takes calls it prints one line of JSON on stdout (uid, address, pid, version,
+secure, tags, namespace); its log goes to stderr. It answers grpc.health.v1.
+
+The first SIGTERM or Ctrl-C lets running calls finish, and the exit code is 0; the second one cancels them (143 or 130).
+
+Routines travel by reference: the worker needs the same code as its callers. The current folder and PYTHONPATH are
+searched for it; --module imports modules before the worker is ready."""
+_EXAMPLE = """\
+example:
+  headgate worker --tag gpu --module jobs
+  headgate worker --lan --cert-dir certs --concurrency 8
+  headgate worker --none --bind 0.0.0.0:7070 --cert-dir certs
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments of the command."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--bind", type=_host_and_port, metavar="HOST:PORT", help="listen there; port 0: any free one")
+    place.add_argument("--socket", type=name, metavar="PATH", help="listen on this Unix socket, in a folder of yours")
+    parser.add_argument("--tag", type=name, action="append", default=[], metavar="T", help="a tag of the worker")
+    add_namespace(parser, none="nowhere: callers know the address")
+    trust = parser.add_mutually_exclusive_group()
+    add_certificates(trust, "serve TLS, and only clients of the same CA, with")
+    trust.add_argument("--insecure", action="store_true", help="allow plain TCP beyond loopback: ANYONE can run code here")
+    parser.add_argument("--concurrency", type=whole(1), metavar="N", help="tasks that run at the same time")
+    parser.add_argument("--max-tasks", type=whole(1), metavar="N", help="end after so many tasks, with exit code 0")
+    parser.add_argument("--max-memory", type=memory, metavar="M", help="end above so much memory (512M, 2G), with 0")
+    parser.add_argument("--orphan-timeout", type=seconds, metavar="S", help="end after S seconds without a client, with 0")
+    parser.add_argument("--grace", type=seconds, metavar="S", help="cancel calls that take longer than S seconds to stop")
+    parser.add_argument("--module", type=name, action="append", default=[], metavar="M", help="import M before it is ready")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve, and end the process."""
+    import logging
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    credentials = credentials_of(options)
+    if options.socket is not None and credentials is not None:
+        raise WrongCall("--socket and --cert-dir cannot be given together: a Unix socket has no TLS")
+    host, port = options.bind or (None, 0)
+    if options.discovery == "lan" and options.socket is not None:
+        raise WrongCall("--socket and --lan cannot be given together: other machines cannot reach a Unix socket")
+    if not _prepared(options.module):
+        return 1
+
+    from headgate.workers.server.standalone import WorkerProcess
+
+    worker = WorkerProcess(
+        *options.tag,
+        host=host,
+        port=port,
+        socket=options.socket,
+        credentials=credentials,
+        discovery=discovery_of(options),
+        grace=options.grace,
+        insecure=options.insecure,
+        concurrency=options.concurrency,
+        max_tasks=options.max_tasks,
+        max_memory=options.max_memory,
+        orphan_timeout=options.orphan_timeout,
+    )
+    namespace = None if options.discovery == "none" else options.namespace
+    _serve(worker, namespace)
+    _leave(128 + worker.signal if worker.cancelled and worker.signal else 0)
+
+
+def _prepared(modules: list[str]) -> bool:
+    """Prepare the interpreter, and import modules. False: one of them failed, and it was said why."""
+    from importlib import import_module
+
+    from headgate.workers.processes.worker_main import prepare
+
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, and the installed command does not
+    prepare()
+    for module in modules:
+        try:
+            import_module(module)
+        except (Exception, SystemExit) as error:
+            import traceback
+
+            traceback.print_exc()
+            complain("headgate worker", f"module {module} cannot be imported: {type(error).__name__}: {error}")
+            return False
+    return True
+
+
+def _serve(worker: WorkerProcess, namespace: str | None) -> None:
+    from headgate.workers.server.event_loops import new_loop
+
+    def ready(metadata: WorkerMetadata) -> None:
+        line = {
+            "uid": metadata.uid,
+            "address": metadata.address,
+            "pid": metadata.pid,
+            "version": metadata.version,
+            "secure": metadata.secure,
+            "tags": sorted(metadata.tags),
+            "namespace": namespace,
+        }
+        try:
+            print_json(line, indent=None)
+        except OSError as error:  # nobody reads it: the worker works all the same
+            complain("headgate worker", f"the line for stdout could not be written: {error}")
+
+    # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
+    new_loop("").run_until_complete(worker.serve(ready))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: threads of routines that cannot be interrupted must not keep it."""
+    import atexit
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # closed, or there is none
+            pass
+    os._exit(code)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, such as 127.0.0.1:7070 or [::]:0, got {text!r}")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or (":" in host and not bracketed):
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT with an IPv6 address in brackets, got {text!r}")
+    return host.strip("[]"), int(port)
