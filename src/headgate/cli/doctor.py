@@ -1,0 +1,69 @@
+"""`headgate doctor`: why a worker cannot be reached, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from headgate.cli.finding import add_certificates, add_namespace, credentials_of, discovery_of
+from headgate.cli.output import paint, print_json
+
+TYPE_CHECKING = False  # see cli/main.py
+if TYPE_CHECKING:
+    from headgate.workers.diagnosis import Finding
+
+_DESCRIPTION = """\
+Name the cause when a worker cannot be reached: nobody listens, TLS and why it fails, protocol versions, clocks,
+multicast, limits, permissions; and say what to do. Without ADDRESS it checks this machine and the workers of the
+namespace. Exit code 0: all is well, or merely could be better; 1: something is wrong."""
+_EXAMPLE = """\
+example:
+  headgate doctor
+  headgate doctor gpu-3.example.org:7070 --cert-dir certs
+  headgate doctor --lan --json
+"""
+_COLOURS = {"ok": "green", "note": "yellow", "wrong": "red"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments of the command."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
+    parser.add_argument("address", nargs="?", metavar="ADDRESS", help="HOST:PORT or unix:/path of a worker")
+    add_namespace(parser)
+    add_certificates(parser, "connect with")
+    parser.add_argument("--json", action="store_true", help="print a list of objects")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check, and print what was found."""
+    import asyncio
+
+    found = asyncio.run(_check(options))
+    if options.json:
+        print_json([asdict(one) for one in found])
+    else:
+        width = max(len(one.name) for one in found)
+        for one in found:
+            print(f"{paint(f'{one.state:<5}', _COLOURS[one.state])}  {one.name:<{width}}  {one.text}")
+            if one.remedy and one.state != "ok":
+                print(f"{'':<{width + 9}}{one.remedy}")
+    return 1 if any(one.state == "wrong" for one in found) else 0
+
+
+async def _check(options: argparse.Namespace) -> list[Finding]:
+    from headgate.workers.diagnosis import check_address, check_announcing, check_machine, findings_of
+
+    credentials = credentials_of(options)
+    found = _certificates(options.cert_dir)
+    if options.address is not None:
+        return [*found, *await check_address(options.address, credentials)]
+    found = [*check_machine(), *found]
+    if not any(one.name == "runtime directory" and one.state == "wrong" for one in found):
+        discovery = discovery_of(options)
+        assert discovery is not None, "there is no --none here"
+        found.append(await check_announcing(type(discovery)()))  # in a namespace that nobody else has
+        if found[-1].state == "ok":
+            from headgate.cli.workers import look
+
+            found += [finding for one in await look(options) for finding in findings_of(one)]
+    return found

@@ -1,0 +1,9 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.cli.support import HERE
+
+sys.path.append(str(HERE))  # `cli_jobs` has the same name here and on the workers

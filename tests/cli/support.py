@@ -1,0 +1,124 @@
+"""The command `headgate` as a process, and workers that it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headgate.workers.client.balancing import RoundRobinLoadBalancer
+from headgate.workers.client.dispatcher import Dispatcher
+from headgate.workers.model import WorkerMetadata
+
+HERE = Path(__file__).parent
+PATIENCE = 60.0
+"""Seconds after which something that did not happen counts as a failure, on the busiest machine."""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "headgate", *arguments]
+
+
+def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which nothing is set that changes what is printed."""
+    left_out = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "PYTHONUNBUFFERED")
+    return {name: value for name, value in os.environ.items() if name not in left_out} | dict(given or {})
+
+
+def run(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Any:
+    """Run a command to its end."""
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=cwd,
+        env=environment(env),
+        timeout=PATIENCE,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+class Worker(NamedTuple):
+    """A worker that `headgate worker` runs."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+    """The line that it printed."""
+    log: Path
+
+    @property
+    def metadata(self) -> WorkerMetadata:
+        told = self.ready
+        return WorkerMetadata(told["uid"], told["address"], told["pid"], told["version"], secure=told["secure"])
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def until_logged(self, text: str) -> None:
+        """Wait until its log has this text."""
+        until(lambda: text in self.log.read_text("utf-8"), f"{text!r} in {self.log.read_text('utf-8')}")
+
+
+@contextmanager
+def worker(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Worker]:
+    """Start a worker, wait until it is ready, and end it. Its log is a file in this folder."""
+    log = folder / f"log-{time.monotonic_ns()}"
+    with (
+        log.open("w", encoding="utf-8") as errors,
+        subprocess.Popen(
+            command("worker", *arguments),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            cwd=HERE,
+            env=environment(env),
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, log.read_text("utf-8")
+            yield Worker(process, json.loads(line), log)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait(PATIENCE)
+
+
+def until(condition: Any, what: object = "it") -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@asynccontextmanager
+async def calling(metadata: WorkerMetadata) -> AsyncIterator[Any]:
+    """Call routines on one worker: ``await call(cli_jobs.double, 2)``."""
+    dispatcher = Dispatcher(RoundRobinLoadBalancer())
+    dispatcher.set_members([metadata])
+
+    async def call(routine: Any, *args: Any) -> Any:
+        async with asyncio.timeout(PATIENCE):
+            return await dispatcher.call(routine, args, {}, None, "")
+
+    try:
+        yield call
+    finally:
+        await dispatcher.close("the test is over")
