@@ -107,6 +107,7 @@ WORKERS = {
     "WorkerMetadata",
     "WorkerOptions",
     "WorkerPool",
+    "WorkerProcess",
     "current_task",
     "do_dispatch",
     "map",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from headgate.workers.client.balancing import RoundRobinLoadBalancer
 from headgate.workers.client.dispatcher import Dispatcher
 from headgate.workers.model import WorkerMetadata
+from headgate.workers.routines import ACTIVE
 
 HERE = Path(__file__).parent
 PATIENCE = 60.0
@@ -108,17 +109,32 @@ def until(condition: Any, what: object = "it") -> None:
         time.sleep(0.01)
 
 
+class _Pool:
+    """A pool of one worker that somebody else has started."""
+
+    def __init__(self, metadata: WorkerMetadata) -> None:
+        self.dispatcher = Dispatcher(RoundRobinLoadBalancer())
+        self.dispatcher.set_members([metadata])
+
+    def __open_pool__(self) -> _Pool:
+        return self
+
+    def __dispatcher__(self) -> Dispatcher:
+        return self.dispatcher
+
+
 @asynccontextmanager
 async def calling(metadata: WorkerMetadata) -> AsyncIterator[Any]:
     """Call routines on one worker: ``await call(cli_jobs.double, 2)``."""
-    dispatcher = Dispatcher(RoundRobinLoadBalancer())
-    dispatcher.set_members([metadata])
+    pool = _Pool(metadata)
 
     async def call(routine: Any, *args: Any) -> Any:
         async with asyncio.timeout(PATIENCE):
-            return await dispatcher.call(routine, args, {}, None, "")
+            return await routine(*args)
 
+    token = ACTIVE.set(pool)
     try:
         yield call
     finally:
-        await dispatcher.close("the test is over")
+        ACTIVE.reset(token)
+        await pool.dispatcher.close("the test is over")

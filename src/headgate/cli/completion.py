@@ -8,8 +8,9 @@ from headgate.cli.main import COMMANDS, command_parser
 
 _EXAMPLE = """\
 example:
-  headgate completion bash > ~/.local/share/bash-completion/completions/headgate
-  headgate completion zsh  > ~/.zfunc/_headgate            # a folder of $fpath
+  headgate completion bash
+  eval "$(headgate completion bash)"              # in ~/.bashrc
+  headgate completion zsh > ~/.zfunc/_headgate    # a folder of $fpath
   headgate completion fish > ~/.config/fish/completions/headgate.fish
 """
 

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
     parser.add_argument("address", nargs="?", metavar="ADDRESS", help="HOST:PORT or unix:/path of a worker")
     add_namespace(parser)
-    add_certificates(parser, "connect with")
+    add_certificates(parser, "connect with the certificates in DIR")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
 
@@ -67,3 +67,23 @@ async def _check(options: argparse.Namespace) -> list[Finding]:
 
             found += [finding for one in await look(options) for finding in findings_of(one)]
     return found
+
+
+def _certificates(folder: str | None) -> list[Finding]:
+    """Check the certificates, as far as that can be done here."""
+    from headgate.workers.diagnosis import Finding
+
+    if folder is None:
+        return []
+    try:
+        from headgate.certs import check_certificates
+
+        report = check_certificates(folder)
+    except ImportError as error:
+        return [Finding("certificates", "note", "they were not checked", str(error))]
+    if not report.findings:
+        return [Finding("certificates", "ok", f"valid until {report.expires:%Y-%m-%d}, for {', '.join(report.names)}")]
+    return [
+        Finding("certificates", "wrong" if one.level == "error" else "note", f"{one.file}: {one.text}", one.remedy)
+        for one in report.findings
+    ]

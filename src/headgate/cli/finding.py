@@ -19,7 +19,7 @@ CERTIFICATES = ("ca-cert.pem", "worker-key.pem", "worker-cert.pem")
 """The files of a folder that `headgate certs` makes, as `WorkerCredentials.from_files` takes them."""
 
 
-def add_namespace(parser: argparse.ArgumentParser, *, none: str = "") -> None:
+def add_namespace(parser: argparse._ActionsContainer, *, none: str = "") -> None:
     """Add the arguments that choose a discovery; `none`: what it means to choose no discovery, where one may."""
     parser.add_argument(
         "--namespace", type=name, default=DEFAULT, metavar="N", help=f"who finds each other ({DEFAULT!r})"
@@ -46,7 +46,7 @@ def add_namespace(parser: argparse.ArgumentParser, *, none: str = "") -> None:
 
 def add_certificates(parser: argparse._ActionsContainer, does: str) -> None:
     """Add the argument that names a folder with certificates."""
-    parser.add_argument("--cert-dir", metavar="DIR", help=f"{does}: {', '.join(CERTIFICATES)}")
+    parser.add_argument("--cert-dir", metavar="DIR", help=f"{does} ({', '.join(CERTIFICATES)})")
 
 
 def discovery_of(options: argparse.Namespace) -> DiscoveryLike | None:

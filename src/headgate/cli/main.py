@@ -41,11 +41,20 @@ example:
 """
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Fits paragraphs into the terminal, and leaves those with indented lines as they were written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(part if "\n " in part else fill(part, width, indent) for part in parts)
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser that shows descriptions as they were written, and takes no abbreviated options."""
+    """A parser that keeps the paragraphs of descriptions, and takes no abbreviated options."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog=prog, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(prog=prog, allow_abbrev=False, formatter_class=_Formatter)
 
     def error(self, message: str) -> NoReturn:
         """Write what is wrong with the arguments, and exit with code 2."""

@@ -36,20 +36,25 @@ example:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--bind", type=_host_and_port, metavar="HOST:PORT", help="listen there; port 0: any free one")
-    place.add_argument("--socket", type=name, metavar="PATH", help="listen on this Unix socket, in a folder of yours")
-    parser.add_argument("--tag", type=name, action="append", default=[], metavar="T", help="a tag of the worker")
-    add_namespace(parser, none="nowhere: callers know the address")
-    trust = parser.add_mutually_exclusive_group()
-    add_certificates(trust, "serve TLS, and only clients of the same CA, with")
-    trust.add_argument("--insecure", action="store_true", help="allow plain TCP beyond loopback: ANYONE can run code here")
-    parser.add_argument("--concurrency", type=whole(1), metavar="N", help="tasks that run at the same time")
-    parser.add_argument("--max-tasks", type=whole(1), metavar="N", help="end after so many tasks, with exit code 0")
-    parser.add_argument("--max-memory", type=memory, metavar="M", help="end above so much memory (512M, 2G), with 0")
-    parser.add_argument("--orphan-timeout", type=seconds, metavar="S", help="end after S seconds without a client, with 0")
-    parser.add_argument("--grace", type=seconds, metavar="S", help="cancel calls that take longer than S seconds to stop")
-    parser.add_argument("--module", type=name, action="append", default=[], metavar="M", help="import M before it is ready")
+    place = parser.add_argument_group("where it listens").add_mutually_exclusive_group()
+    place.add_argument("--bind", type=_host_and_port, metavar="HOST:PORT", help="on TCP; port 0: any free one")
+    place.add_argument("--socket", type=name, metavar="PATH", help="on a Unix socket, in a folder of yours")
+    found = parser.add_argument_group("how it is found")
+    add_namespace(found, none="nowhere: callers know the address")
+    found.add_argument("--tag", type=name, action="append", default=[], metavar="T", help="a tag; may be repeated")
+    trust = parser.add_argument_group("who may call it").add_mutually_exclusive_group()
+    add_certificates(trust, "those with a certificate of the CA in DIR, over TLS")
+    trust.add_argument("--insecure", action="store_true", help="with --bind beyond loopback: EVERYBODY, without TLS")
+    work = parser.add_argument_group("what it runs")
+    work.add_argument("--concurrency", type=whole(1), metavar="N", help="at most N tasks at the same time")
+    work.add_argument(
+        "--module", type=name, action="append", default=[], metavar="M", help="import M before it is ready; repeatable"
+    )
+    ends = parser.add_argument_group("when it ends, with exit code 0")
+    ends.add_argument("--max-tasks", type=whole(1), metavar="N", help="after N tasks")
+    ends.add_argument("--max-memory", type=memory, metavar="M", help="above so much memory: 512M, 2G")
+    ends.add_argument("--orphan-timeout", type=seconds, metavar="S", help="after S seconds without a client")
+    ends.add_argument("--grace", type=seconds, metavar="S", help="calls that take longer to finish are cancelled")
 
 
 def run(options: argparse.Namespace) -> int:

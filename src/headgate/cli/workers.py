@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
     add_namespace(parser)
-    add_certificates(parser, "look as a pool does that has")
+    add_certificates(parser, "look as a pool does with the certificates in DIR")
     parser.add_argument("--wait", type=seconds, metavar="S", help="seconds to listen for workers (0.5, in a LAN 2)")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headgate.workers.pool import WorkerPool
     from headgate.workers.processes.local_worker import LocalWorker
     from headgate.workers.routines import RuntimeContext, current_task, do_dispatch, routine
+    from headgate.workers.server.standalone import WorkerProcess
 
 __all__ = [
     "BackpressureContext",
@@ -49,6 +50,7 @@ __all__ = [
     "WorkerMetadata",
     "WorkerOptions",
     "WorkerPool",
+    "WorkerProcess",
     "WorkerView",
     "current_task",
     "do_dispatch",
@@ -76,6 +78,7 @@ _MODULES = {
     "headgate.workers.options": ("ChannelOptions", "WorkerOptions"),
     "headgate.workers.pool": ("WorkerPool",),
     "headgate.workers.routines": ("RuntimeContext", "current_task", "do_dispatch", "routine"),
+    "headgate.workers.server.standalone": ("WorkerProcess",),
 }
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name

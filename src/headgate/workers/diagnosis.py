@@ -238,4 +238,6 @@ def _clock_of(load: Load | None) -> list[Finding]:
         return []
     which = "ahead of" if load.clock_offset > 0 else "behind"
     text = f"the clock of worker {load.uid} is {abs(load.clock_offset):.0f} s {which} ours"
-    return [Finding("clock", "wrong", text, "Set both clocks with NTP: else certificates seem expired or not valid yet.")]
+    return [
+        Finding("clock", "wrong", text, "Set both clocks with NTP: else certificates seem expired or not valid yet.")
+    ]

@@ -20,9 +20,7 @@ _handled: set[int] = set()
 
 
 @contextmanager
-def handled(
-    loop: asyncio.AbstractEventLoop, handlers: Mapping[signal.Signals, Callable[[], None]]
-) -> Iterator[None]:
+def handled(loop: asyncio.AbstractEventLoop, handlers: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
     """Context manager in which signals call these functions on the loop. Outside the main thread it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield

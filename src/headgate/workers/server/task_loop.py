@@ -119,6 +119,11 @@ class TaskLoop:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=ENDING_SECONDS)
 
+    def close(self) -> None:
+        """Free what the loop has open, after `stop`, in a process that goes on. A thread that continues keeps it."""
+        if not self._thread.is_alive():
+            self.loop.close()
+
     # -- called on the server's thread --------------------------------------------------------------------------------
 
     def submit(self, stream: ClientStream, client: str, begun: list[Begun], cancels: list[int]) -> None:
