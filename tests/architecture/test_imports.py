@@ -50,6 +50,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "observe": ("combined", *_BELOW_COMBINED),
     "integrations": ("combined", *_BELOW_COMBINED),
     "cli": _BELOW_CLI,
+    "__main__": ("cli",),
     # Shipped for users' tests. It may import every package, and no package may import it.
     "testing": ("cli", *_BELOW_CLI),
 }

@@ -204,18 +204,6 @@ def test_c01_a_worker_without_clients_ends(tmp_path: Path) -> None:
     assert "no client was connected for 0.2 s" in started.log.read_text("utf-8")
 
 
-def test_c01_a_worker_counts_as_orphaned_from_when_its_last_client_has_left(tmp_path: Path) -> None:
-    with worker(tmp_path, "--none", "--orphan-timeout", "3") as started:
-
-        async def main() -> None:
-            async with calling(started.metadata) as call:
-                await call(cli_jobs.nap, 4, str(tmp_path / "began"))
-                assert started.process.poll() is None
-
-        asyncio.run(main())
-        assert started.wait() == 0
-
-
 def test_c01_modules_are_imported_before_it_is_ready(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("import sys; print('imported', sys.argv, file=sys.stderr)", "utf-8")
     with worker(tmp_path, "--none", "--module", "loud", env={"PYTHONPATH": str(tmp_path)}) as started:
@@ -273,7 +261,7 @@ def test_c01_a_wrong_call_of_worker_is_exit_code_2(arguments: tuple[str, ...], t
     assert "Traceback" not in ran.stderr
 
 
-def test_c01_w72_beyond_loopback_a_worker_asks_for_certificates_or_for_insecure(tmp_path: Path) -> None:
+def test_c01_beyond_loopback_a_worker_asks_for_certificates_or_for_insecure(tmp_path: Path) -> None:
     ran = run("worker", "--none", "--bind", "0.0.0.0:0", cwd=tmp_path)
     assert ran.returncode == 2
     assert "without credentials would run the code of everybody" in ran.stderr

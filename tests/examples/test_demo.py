@@ -1,4 +1,4 @@
-"""The demo ends by itself and loses nothing, in a pipe and on a terminal; Ctrl-C ends it cleanly."""
+"""`headgate demo` ends by itself and loses nothing, in a pipe and on a terminal; Ctrl-C ends it cleanly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
@@ -26,7 +26,7 @@ COLOUR = re.compile(r"\x1b\[\d+m")
 
 
 def command(*options: str) -> list[str]:
-    return [sys.executable, "-X", "dev", "-W", "error", str(DEMO), *options]
+    return [sys.executable, "-X", "dev", "-W", "error", "-m", "headgate", "demo", *options]
 
 
 def run_piped(*options: str) -> str:

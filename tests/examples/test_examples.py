@@ -11,8 +11,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# Parts of other programs, and the demo, which has a test of its own.
-NOT_ALONE = {"demo", "pretend_httpx", "screen", "small_upstream", "tenants", "upstream"}
+# Parts of other programs.
+NOT_ALONE = {"pretend_httpx", "small_upstream"}
 
 # Kept short enough to be read at once and copied.
 MOST_LINES = 60

@@ -50,11 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--module", type=name, action="append", default=[], metavar="M", help="import M before it is ready; repeatable"
     )
-    ends = parser.add_argument_group("when it ends, with exit code 0")
+    ends = parser.add_argument_group("when it ends")
     ends.add_argument("--max-tasks", type=whole(1), metavar="N", help="after N tasks")
     ends.add_argument("--max-memory", type=memory, metavar="M", help="above so much memory: 512M, 2G")
     ends.add_argument("--orphan-timeout", type=seconds, metavar="S", help="after S seconds without a client")
-    ends.add_argument("--grace", type=seconds, metavar="S", help="calls that take longer to finish are cancelled")
+    ends.add_argument("--grace", type=seconds, metavar="S", help="told to stop, cancel calls after S seconds; else they finish")
 
 
 def run(options: argparse.Namespace) -> int:
