@@ -232,31 +232,35 @@ def test_w23_what_is_no_discovery_is_refused() -> None:
         ({"spawn": 0}, "spawn"),
         ({"spawn": 2, "quorum": 3}, "quorum"),
         ({"spawn": 2, "lease": 5, "quorum": 3}, "quorum"),  # the lease has no effect without a discovery
-        ({"discovery": OwnDiscovery(), "spawn": -1}, "spawn"),
-        ({"discovery": OwnDiscovery(), "lease": 0}, "lease"),
-        ({"discovery": OwnDiscovery(), "lease": 0, "spawn": 0}, "lease"),
-        ({"discovery": OwnDiscovery(), "lease": 2, "quorum": 3}, "quorum"),
-        ({"discovery": OwnDiscovery(), "lease": 2, "spawn": 1, "quorum": 4}, "quorum"),
+        ({"discovery": True, "spawn": -1}, "spawn"),
+        ({"discovery": True, "lease": 0}, "lease"),
+        ({"discovery": True, "lease": 0, "spawn": 0}, "lease"),
+        ({"discovery": True, "lease": 2, "quorum": 3}, "quorum"),
+        ({"discovery": True, "lease": 2, "spawn": 1, "quorum": 4}, "quorum"),
     ],
     ids=str,
 )
 def test_w24_numbers_that_cannot_go_together_are_refused_at_construction(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        WorkerPool(**options)
+        pool_with(options)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"discovery": OwnDiscovery(), "quorum": 100},
-        {"discovery": OwnDiscovery(), "lease": 2, "spawn": 1, "quorum": 3},
-        {"discovery": OwnDiscovery(), "lease": 0, "spawn": 1},
-        {"discovery": OwnDiscovery(), "spawn": 0},
+        {"discovery": True, "quorum": 100},
+        {"discovery": True, "lease": 2, "spawn": 1, "quorum": 3},
+        {"discovery": True, "lease": 0, "spawn": 1},
+        {"discovery": True, "spawn": 0},
     ],
     ids=str,
 )
 def test_w24_numbers_that_go_together_are_taken(options: dict[str, Any]) -> None:
-    WorkerPool(**options)
+    pool_with(options)
+
+
+def pool_with(options: dict[str, Any]) -> WorkerPool:
+    return WorkerPool(**({**options, "discovery": OwnDiscovery()} if "discovery" in options else options))
 
 
 # -- waiting for workers ----------------------------------------------------------------------------------------------

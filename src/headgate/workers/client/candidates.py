@@ -1,9 +1,9 @@
 """Workers that a dispatcher cannot use yet: they are being connected, or will be tried again after a pause.
 
 Discovery is a hint: anybody can announce a worker that is not there. So a worker that is reached over a network gets
-calls only when a session with it is open. One that cannot be reached, or is lost later, is tried again after pauses that grow to
-`PAUSES[-1]` seconds, for as long as the discovery tells of it: it may be restarting. Why it cannot be used is kept for
-the error of a call that finds no worker.
+calls only when a session with it is open. One that cannot be reached, or is lost later, is tried again after pauses
+that grow to `PAUSES[-1]` seconds, for as long as the discovery tells of it: it may be restarting. Why it cannot be used
+is kept for the error of a call that finds no worker.
 """
 
 from __future__ import annotations
