@@ -22,12 +22,12 @@ from headgate.workers.protocol import bulk, client_session, worker_session
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending
 from headgate.workers.protocol.call_ends import KIND_OF_RESULT, REFUSAL_OF_KIND
 from headgate.workers.protocol.client_session import ClientSession
-from headgate.workers.protocol.messages import Advance, Answer, Begun, Outgoing, Received
+from headgate.workers.protocol.messages import Advance, Answer, Begun, Outgoing, Peer, Received
 from headgate.workers.protocol.wire.wire_pb2 import Definition, Layout, Result, Step, ToClient, ToWorker, Yield
 from headgate.workers.protocol.worker_session import WorkerSession
 
 Manner = Literal["fine", "stopping", "refusing"]
-Peers = tuple[str, list[tuple[str, str]]]
+Peers = tuple[str, list[Peer]]
 Packed = bytes | BulkPayload
 Plain = bytes | tuple[int, tuple[tuple[bytes, bool], ...]]
 Shape = int | tuple[Any, ...]
@@ -56,7 +56,7 @@ def form_of(definition: Definition) -> FunctionForm:
 
 
 def peers_of(message: ToWorker) -> Peers:
-    return message.peers.pool, [(peer.uid, peer.address) for peer in message.peers.workers]
+    return message.peers.pool, [Peer(one.uid, one.address, one.secure, one.options) for one in message.peers.workers]
 
 
 def on_the_wire(frame: Any) -> set[str]:
