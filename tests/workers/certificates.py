@@ -45,12 +45,21 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.cert = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, *names: str, start: timedelta = -DAY, end: timedelta = DAY, subject: str = "worker") -> Pair:
+    def issue(
+        self,
+        *names: str,
+        start: timedelta = -DAY,
+        end: timedelta = DAY,
+        subject: str = "worker",
+        extension: x509.ExtensionType | None = None,
+    ) -> Pair:
         """Sign a certificate for these names, valid from `start` to `end`, both counted from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
         builder = _builder(named, key, start, end).issuer_name(self._subject)
         builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names or HERE]), False)
+        if extension is not None:
+            builder = builder.add_extension(extension, critical=False)
         cert = builder.sign(self._key, hashes.SHA256())
         return Pair(_pem(key), cert.public_bytes(serialization.Encoding.PEM))
 

@@ -133,8 +133,8 @@ def _probe_plain(where: TcpAddress, until: float) -> Refusal | None:
     try:
         with _connect(where, until) as plain, context.wrap_socket(plain):
             pass
-    except ssl.SSLEOFError:
-        return _other(f"what listens at {where} closes the connection: it is no worker")
+    except (ssl.SSLEOFError, ConnectionResetError):
+        return _hangs_up(where)
     except ssl.SSLError as error:
         if _has(error, _NOT_TLS):
             return _other(f"what listens at {where} speaks neither HTTP/2 nor TLS: it is no worker")
@@ -170,17 +170,13 @@ def _probe_tls(where: TcpAddress, credentials: WorkerCredentials, until: float) 
     try:
         with _connect(where, until) as plain, context.wrap_socket(plain, server_hostname=name) as tls:
             tls.settimeout(_left(until))
-            if _is_greeted(tls):
-                return None
+            return None if _is_greeted(tls) else _about_ours(credentials)
     except ssl.SSLCertVerificationError as error:
         return _about_theirs(error, where, name, context, until)
-    except ssl.SSLEOFError:  # TLS 1.2 with a certificate that it refuses, or no TLS
-        return _plaintext(where) if _speaks_plainly(where, until) else _about_ours(credentials)
+    except (ssl.SSLEOFError, ConnectionResetError):  # during the handshake: a worker refuses nobody so early
+        return _plaintext(where) if _speaks_plainly(where, until) else _hangs_up(where)
     except ssl.SSLError as error:
         return _about_alert(error, where, credentials)
-    except ConnectionResetError:
-        return _about_ours(credentials)
-    return _about_ours(credentials)
 
 
 def _client_context(material: Material, shows_certificate: bool) -> ssl.SSLContext:
@@ -368,6 +364,10 @@ def _plaintext(where: TcpAddress) -> Refusal:
         "Start the worker with credentials, or connect without if nobody else can reach this network.",
         True,
     )
+
+
+def _hangs_up(where: TcpAddress) -> Refusal:
+    return _other(f"what listens at {where} closes the connection: it is no worker, or it has no room")
 
 
 def _other(text: str) -> Refusal:
