@@ -16,7 +16,8 @@ import pytest
 import headgate
 from headgate import InvalidArgument, InvalidType, WorkerCredentials
 from headgate.workers import credentials as module
-from headgate.workers.credentials import Material, checked_credentials
+from headgate.workers.credentials import Material
+from headgate.workers.options import checked_credentials
 from headgate.workers.protocol.transport import grpc
 from tests.workers.certificates import Authority, encrypted
 from tests.workers.support import run, until

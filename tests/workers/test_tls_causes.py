@@ -26,6 +26,7 @@ from headgate.workers.protocol.tls_causes import Refusal, why_refused
 from headgate.workers.protocol.transport import dial, grpc
 from headgate.workers.protocol.wire import CONVERSE, STOP
 from headgate.workers.protocol.wire import wire_pb2 as wire
+from tests.cli.support import worker
 from tests.workers.certificates import DAY, Authority, Pair
 from tests.workers.support import run, until, wait_until
 from tests.workers.tls_support import call, serving, tls_worker
@@ -441,21 +442,26 @@ LINES = {
 
 
 @pytest.mark.integration
-def test_w71_a_worker_says_why_it_refused_somebody_if_grpc_may_speak(tmp_path: Path) -> None:
-    """gRPC tells nobody but its log, on stderr, and there only from the level INFO on."""
-    files = CA.good.write(tmp_path, CA.cert)
-    with tls_worker(files, verbosity="INFO") as (address, process):
+def test_w71_a_worker_that_stands_alone_says_why_it_refused_somebody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC tells nobody but its log, which is stderr."""
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)  # which gRPC's import set here
+    for name, data in (("ca-cert", CA.cert), ("worker-key", CA.good.key), ("worker-cert", CA.good.cert)):
+        (tmp_path / f"{name}.pem").write_bytes(data)
+    with worker(tmp_path, "--none", "--bind", "127.0.0.1:0", "--cert-dir", str(tmp_path)) as alone:
 
         async def main() -> None:
             for stranger, _ in LINES.values():
-                assert await call(address, stranger, 5) == "UNAVAILABLE"
+                assert await call(alone.ready["address"], stranger, 5) == "UNAVAILABLE"
 
         run(main)
-        _, said = process.communicate(timeout=20)
-    lines = [line for line in said.splitlines() if "Handshake failed" in line]
-    for _, text in LINES.values():
-        assert any(text in line for line in lines), said
-    assert all("Handshake failed" in line or "Log level INFO" in line for line in said.splitlines()), said
+        for _, text in LINES.values():
+            alone.until_logged(text)
+        alone.process.terminate()
+        alone.wait()
+    said = [line for line in alone.log.read_text().splitlines() if "Handshake failed" not in line]
+    assert not [line for line in said if re.match(r"[IWEF]\d{4} ", line)], "gRPC says nothing else"
 
 
 # -- floods -----------------------------------------------------------------------------------------------------------

@@ -96,7 +96,6 @@ def tls_worker(files: tuple[Path, Path, Path] | None, **settings: Any) -> Iterat
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "GRPC_VERBOSITY": settings.get("verbosity", "ERROR")},
     )
     try:
         assert process.stdout is not None

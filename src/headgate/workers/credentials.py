@@ -214,16 +214,6 @@ def _arrive(*given: Any) -> WorkerCredentials:
     return WorkerCredentials(*fields, source=source)
 
 
-def checked_credentials(credentials: object) -> WorkerCredentials | None:
-    """Return credentials, or None for none; InvalidType for anything else."""
-    if credentials is None or isinstance(credentials, WorkerCredentials):
-        return credentials
-    raise InvalidType(
-        f"credentials must be WorkerCredentials, got {type(credentials).__name__}",
-        remedy="Make them with headgate.WorkerCredentials.from_files(ca_path, key_path, cert_path).",
-    )
-
-
 # -- where material comes from ----------------------------------------------------------------------------------------
 
 

@@ -137,6 +137,9 @@ class WorkerProcess:
             self._start(service.stop(-1.0 if self._grace is None else self._grace))
 
     async def _listen(self, stack: AsyncExitStack) -> Service:
+        if self._credentials is not None:
+            # So gRPC writes to stderr why it refused somebody's certificate, and little else. Nobody else learns that.
+            os.environ.setdefault("GRPC_VERBOSITY", "")  # has an effect before gRPC is loaded only
         from headgate.workers.server.serve import start
 
         config: dict[str, Any] = {"uid": self.uid, "address": self._address(stack), "insecure": self._insecure}
