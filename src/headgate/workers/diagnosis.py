@@ -190,8 +190,8 @@ async def check_name(where: TcpAddress) -> Finding:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        text = f"the name {where.host} is not known: {error.strerror}"
+    except (OSError, UnicodeError) as error:
+        text = f"the name {where.host} is not known: {getattr(error, 'strerror', None) or error}"
         return Finding("name", "wrong", text, "Look for a mistake in the name, and at the DNS server of this machine.")
     hosts = sorted({str(one[4][0]) for one in found})
     return Finding("name", "ok", f"{where.host} is {', '.join(hosts)}")

@@ -1,0 +1,400 @@
+"""`headgate workers` and `headgate doctor`: who is there, and what is wrong when nobody is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cli_jobs
+import pytest
+
+import headgate
+from headgate.core.clock import clock
+from headgate.workers.protocol.transport import bind, grpc, make_server
+from headgate.workers.protocol.wire import STATUS
+from headgate.workers.protocol.wire.wire_pb2 import StatusReply
+from tests.cli.support import PATIENCE, Worker, calling, command, environment, run, worker
+
+pytestmark = pytest.mark.integration
+
+
+class Place:
+    """A runtime directory of a test, and a namespace."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {"XDG_RUNTIME_DIR": str(folder)}
+
+    def worker(self, *arguments: str) -> Any:
+        return worker(self.folder, *arguments, env=self.env)
+
+    def list(self, *arguments: str) -> list[dict[str, Any]]:
+        ran = run("workers", "--json", *arguments, env=self.env)
+        assert ran.returncode == 0, ran.stderr
+        listed: list[dict[str, Any]] = json.loads(ran.stdout)
+        return listed
+
+    def doctor(self, *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
+        """The exit code, and what was found by the first word of its name."""
+        ran = run("doctor", "--json", *arguments, env=self.env)
+        assert ran.returncode in (0, 1), ran.stderr
+        return ran.returncode, {one["name"].split()[0]: one for one in json.loads(ran.stdout)}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    return Place(folder)
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("cryptography")
+    folder = tmp_path_factory.mktemp("certs") / "good"
+    assert run("certs", str(folder)).returncode == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("cryptography")
+    folder = tmp_path_factory.mktemp("certs") / "other"
+    assert run("certs", str(folder)).returncode == 0
+    return folder
+
+
+def uids(listed: list[dict[str, Any]]) -> set[str]:
+    return {one["uid"] for one in listed}
+
+
+def test_c01_workers_are_listed_with_their_load(place: Place, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with place.worker("--tag", "gpu") as one, place.worker("--bind", "127.0.0.1:0") as other:
+        with place.worker("--namespace", "elsewhere") as apart:
+            assert uids(place.list()) == {one.ready["uid"], other.ready["uid"]}
+            assert uids(place.list("--namespace", "elsewhere")) == {apart.ready["uid"]}
+
+        async def main() -> list[dict[str, Any]]:
+            async with calling(one.metadata) as call:
+                running = asyncio.ensure_future(call(cli_jobs.wait_for, str(go), str(tmp_path / "began")))
+                while not (tmp_path / "began").exists():
+                    await asyncio.sleep(0.01)
+                listed = await asyncio.to_thread(place.list)
+                go.touch()
+                await running
+                return listed
+
+        [found] = [found for found in asyncio.run(main()) if found["uid"] == one.ready["uid"]]
+        assert found["address"] == one.ready["address"]
+        assert found["pid"] == one.process.pid
+        assert (found["load"], found["clients"], found["finished"]) == (1, 1, 0)
+        assert (found["tags"], found["version"], found["secure"]) == (["gpu"], headgate.__version__, False)
+        assert (found["admitted"], found["reason"]) == (True, None)
+        assert 0 <= found["age"] < 10 * PATIENCE
+
+        printed = run("workers", env=place.env).stdout
+        head, *rows = printed.splitlines()
+        assert head.split()[:7] == ["uid", "address", "state", "load", "clients", "version", "tags"]
+        assert len(rows) == 2
+        assert "\x1b" not in printed
+
+
+def test_c01_nobody_there_is_an_empty_list_and_said_on_stderr(place: Place) -> None:
+    ran = run("workers", "--json", env=place.env)
+    assert (ran.returncode, ran.stdout) == (0, "[]\n")
+    assert "no workers in the namespace 'default'" in ran.stderr
+
+
+def test_c01_a_worker_is_dropped_before_it_has_stopped(place: Place, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with place.worker() as started:
+
+        async def main() -> None:
+            async with calling(started.metadata) as call:
+                running = asyncio.ensure_future(call(cli_jobs.wait_for, str(go), str(tmp_path / "began")))
+                while not (tmp_path / "began").exists():
+                    await asyncio.sleep(0.01)
+                started.signal(signal.SIGTERM)
+                await asyncio.to_thread(started.until_logged, "got SIGTERM")
+                while await asyncio.to_thread(place.list):
+                    await asyncio.sleep(0.01)
+                assert started.process.poll() is None
+                go.touch()
+                assert await running == "seen"
+
+        asyncio.run(main())
+        assert started.wait() == 0
+
+
+def test_c01_a_killed_worker_is_not_listed(place: Place) -> None:
+    with place.worker() as started:
+        started.signal(signal.SIGKILL)
+        started.wait()
+    assert place.list() == []
+
+
+def test_c01_why_a_worker_is_not_used(place: Place, certs: Path, other_certs: Path) -> None:
+    with place.worker("--cert-dir", str(certs)) as started:
+        assert started.ready["secure"] is True
+        assert started.ready["address"].startswith("127.0.0.1:")
+        [plain] = place.list()
+        assert (plain["admitted"], plain["load"]) == (False, None)
+        assert plain["reason"] == "it serves TLS, and no credentials were given"
+        [trusted] = place.list("--cert-dir", str(certs))
+        assert (trusted["admitted"], trusted["load"]) == (True, 0)
+        [wrong] = place.list("--cert-dir", str(other_certs))
+        assert wrong["admitted"] is False
+        assert "CA" in wrong["reason"]
+        assert wrong["remedy"]
+    with place.worker("--bind", "127.0.0.1:0"):
+        [plain] = place.list("--cert-dir", str(certs))
+        assert plain["reason"] == "it serves no TLS, and credentials were given"
+
+
+# -- workers that are not what they seem ------------------------------------------------------------------------------
+
+
+class Impostor(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """What answers a Status request with these bytes; None: it does not know that request."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        self.answer = answer
+
+    def service(self, details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self.reply) if details.method == STATUS else None
+
+    async def reply(self, request: bytes, context: Any) -> bytes:
+        if self.answer is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        return self.answer or b""
+
+
+@asynccontextmanager
+async def impostor(answer: bytes | None) -> AsyncIterator[str]:
+    """The address of an impostor."""
+    server = make_server(Impostor(answer))
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+def status(**changes: Any) -> bytes:
+    told = {"uid": "w-1", "version": "0.1.0", "oldest": 1, "newest": 1, "now": clock.wall(), "started_at": clock.wall()}
+    return bytes(StatusReply(**{**told, **changes}).SerializeToString())
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_c01_workers_that_are_old_unreachable_or_of_another_version_are_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.folder))
+
+    async def main() -> list[dict[str, Any]]:
+        discovery = headgate.LocalDiscovery("default")
+        async with impostor(None) as old, impostor(status(oldest=7, newest=9)) as far, impostor(b"\xff") as odd:
+            base = headgate.WorkerMetadata("old", old, 1, headgate.__version__)
+            async with discovery.publisher as publisher:
+                for metadata in (
+                    base,
+                    replace(base, uid="far", address=far),
+                    replace(base, uid="odd", address=odd),
+                    replace(base, uid="gone", address=closed_port()),
+                    replace(base, uid="version", version="9.1.2"),
+                    replace(base, uid="unreadable", version="latest"),
+                ):
+                    await publisher.publish("worker-added", metadata)
+                return await asyncio.to_thread(place.list)
+
+    listed = {one["uid"]: one for one in asyncio.run(main())}
+    assert listed["old"]["admitted"]
+    assert listed["old"]["load"] is None
+    assert "release that cannot tell its load" in listed["old"]["reason"]
+    assert listed["far"]["reason"] == "it speaks protocols 7 to 9, we speak 1 to 1"
+    assert not listed["odd"]["admitted"]
+    assert listed["gone"]["reason"].startswith("nothing listens at 127.0.0.1:")
+    assert listed["version"]["reason"] == f"its version is 9.1.2, ours is {headgate.__version__}"
+    assert listed["unreadable"]["reason"] == "its version 'latest' cannot be read"
+    assert {uid for uid, one in listed.items() if one["admitted"]} == {"old"}
+
+
+# -- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_c01_doctor_finds_a_healthy_machine_and_its_workers(place: Place) -> None:
+    with place.worker() as started:
+        code, found = place.doctor()
+        assert code == 0, found
+        assert {"open", "sockets", "runtime", "shared", "multicast", "announcing", "worker"} <= set(found)
+        assert started.ready["uid"] in found["worker"]["name"]
+        code, found = place.doctor(started.ready["address"])
+        assert (code, found["socket"]["state"], found["worker"]["state"]) == (0, "ok", "ok")
+        printed = run("doctor", started.ready["address"], env=place.env)
+        assert printed.stdout.startswith("ok ")
+
+
+def test_c01_doctor_names_who_does_not_listen(place: Place, tmp_path: Path) -> None:
+    code, found = place.doctor(closed_port())
+    assert code == 1
+    assert found["worker"]["text"].startswith("nothing listens at")
+    assert found["worker"]["remedy"]
+    code, found = place.doctor(f"unix:{tmp_path}/nobody")
+    assert (code, found["socket"]["remedy"]) == (1, "Start the worker.")
+    path = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    code, found = place.doctor(f"unix:{path}")
+    assert (code, "its worker has died" in found["socket"]["text"]) == (1, True)
+    (tmp_path / "file").touch()
+    assert place.doctor(f"unix:{tmp_path}/file")[0] == 1
+    code, found = place.doctor(f"{'x' * 70}:80")
+    assert (code, "is not known" in found["name"]["text"]) == (1, True)
+
+
+def test_c01_doctor_names_permissions(place: Place, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    code, found = place.doctor(f"unix:{shared}/socket")
+    assert (code, "others can write" in found["socket"]["text"]) == (1, True)
+    (place.folder / "headgate").mkdir()
+    (place.folder / "headgate").chmod(0o755)
+    code, found = place.doctor()
+    assert code == 1
+    assert "mode 0755, so others can enter it" in found["runtime"]["text"]
+    assert "announcing" not in found
+
+
+def test_c01_doctor_names_limits(place: Place) -> None:
+    ran = subprocess.run(
+        ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *command("doctor", "--json")],
+        capture_output=True,
+        text=True,
+        env=environment(place.env),
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr
+    found = {one["name"]: one for one in json.loads(ran.stdout)}
+    assert found["open files"]["text"] == "a process may open 200 files"
+    assert "ulimit -n" in found["open files"]["remedy"]
+
+
+def test_c01_doctor_names_the_cause_of_tls(place: Place, certs: Path, other_certs: Path) -> None:
+    with place.worker("--none", "--bind", "127.0.0.1:0", "--cert-dir", str(certs)) as secure:
+        address = secure.ready["address"]
+        code, found = place.doctor(address, "--cert-dir", str(certs))
+        assert (code, found["certificates"]["state"], found["worker"]["state"]) == (0, "ok", "ok")
+        assert "with TLS" in found["worker"]["text"]
+        code, found = place.doctor(address)
+        assert (code, "TLS" in found["worker"]["text"]) == (1, True)
+        code, found = place.doctor(address, "--cert-dir", str(other_certs))
+        assert (code, "CA" in found["worker"]["text"]) == (1, True)
+        code, found = place.doctor(address.replace("127.0.0.1", "127.0.0.2"), "--cert-dir", str(certs))
+        assert code == 1
+    with place.worker("--none", "--bind", "127.0.0.1:0") as plain:
+        code, found = place.doctor(plain.ready["address"], "--cert-dir", str(certs))
+        assert (code, "TLS" in found["worker"]["text"]) == (1, True)
+
+
+@contextmanager
+def silence() -> Iterator[str]:
+    """The address of somebody who accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_c01_doctor_names_somebody_who_does_not_answer(place: Place) -> None:
+    with silence() as address:
+        code, found = place.doctor(address)
+    assert (code, found["worker"]["state"]) == (1, "wrong")
+    assert found["worker"]["remedy"]
+
+
+def test_c01_doctor_names_clocks_that_differ(place: Place) -> None:
+    async def main() -> tuple[int, dict[str, dict[str, str]]]:
+        async with impostor(status(now=clock.wall() + 3600, started_at=clock.wall())) as address:
+            return await asyncio.to_thread(place.doctor, address)
+
+    code, found = asyncio.run(main())
+    assert code == 1
+    assert found["clock"]["text"].endswith("s ahead of ours")
+    assert "NTP" in found["clock"]["remedy"]
+
+
+def test_c01_doctor_names_protocols_that_differ(place: Place) -> None:
+    async def main() -> tuple[int, dict[str, dict[str, str]]]:
+        async with impostor(status(oldest=7, newest=9)) as address:
+            return await asyncio.to_thread(place.doctor, address)
+
+    code, found = asyncio.run(main())
+    assert (code, "it speaks protocols 7 to 9" in found["worker"]["text"]) == (1, True)
+
+
+def test_c01_a_worker_takes_rotated_certificates(place: Place, certs: Path, tmp_path: Path) -> None:
+    """The files of --cert-dir are read again: a client of a new CA is served without a restart."""
+    import shutil
+
+    folder = tmp_path / "rotating"
+    shutil.copytree(certs, folder)
+    with place.worker("--none", "--bind", "127.0.0.1:0", "--cert-dir", str(folder)) as started:
+        assert place.doctor(started.ready["address"], "--cert-dir", str(folder))[0] == 0
+        new = tmp_path / "new"
+        assert run("certs", str(new)).returncode == 0
+        for path in new.iterdir():
+            path.replace(folder / path.name)
+        _until_well(place, started, folder)
+
+
+def _until_well(place: Place, started: Worker, folder: Path) -> None:
+    deadline = clock.now() + PATIENCE
+    while (found := place.doctor(started.ready["address"], "--cert-dir", str(folder)))[0]:
+        assert clock.now() < deadline, found
+
+
+def on_terminal(*arguments: str, env: dict[str, str]) -> str:
+    """What a command writes to a terminal."""
+    import os
+    import pty
+
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=environment({"TERM": "xterm", **env})
+        ) as process:
+            os.close(theirs)
+            written = b""
+            try:
+                while data := os.read(ours, 65536):
+                    written += data
+            except OSError:  # how Linux says that nobody writes here any more
+                pass
+            process.wait(PATIENCE)
+    finally:
+        os.close(ours)
+    return written.decode()
+
+
+def test_c01_a_terminal_gets_colours_unless_no_color_is_set(place: Place) -> None:
+    with place.worker() as started:
+        for arguments in (["doctor", started.ready["address"]], ["workers"]):
+            coloured = on_terminal(*arguments, env=place.env)
+            assert "\x1b[" in coloured
+            assert started.ready["uid"] in coloured.replace("\r\n", "")
+            for plain in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+                assert "\x1b[" not in on_terminal(*arguments, env={**place.env, **plain})
