@@ -49,16 +49,21 @@ def paint(text: str, colour: str, out: TextIO | None = None) -> str:
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if is_coloured(sys.stdout if out is None else out) else text
 
 
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under their titles: with `rich` on a terminal if it is installed, else as plain columns."""
-    if is_coloured(sys.stdout) and _print_rich(titles, rows):
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: Sequence[str] = ()) -> None:
+    """Print rows under their titles: with `rich` on a terminal if it is installed, else as plain columns.
+
+    `fold`: the titles of columns whose cells may take several lines. Columns without any text are left out.
+    """
+    shown = [column for column in range(len(titles)) if any(row[column] for row in rows)]
+    titles, rows = [titles[column] for column in shown], [[row[column] for column in shown] for row in rows]
+    if is_coloured(sys.stdout) and _print_rich(titles, rows, fold):
         return
     widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
     for row in (titles, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], fold: Sequence[str]) -> bool:
     try:
         from rich.console import Console
         from rich.table import Table
@@ -67,7 +72,7 @@ def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         return False
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
-        table.add_column(title, overflow="fold")
+        table.add_column(title, no_wrap=title not in fold, overflow="fold" if title in fold else "ellipsis")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json([as_dict(one) for one in found])
     elif found:
-        print_table(TITLES, [_row(one) for one in found])
+        print_table(TITLES, [_row(one) for one in found], fold=("address", TITLES[-1]))
     if not found:
         complain("headgate workers", f"no workers in the namespace {options.namespace!r}")
     return 0
