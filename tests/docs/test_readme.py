@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ TEXT = README.read_text("utf-8")
 
 def test_it_is_short_and_shows_code_early() -> None:
     lines = TEXT.splitlines()
-    assert len(lines) < 150
+    assert len(lines) < 190
     assert next(number for number, line in enumerate(lines, 1) if line == "```python") < 30
 
 
@@ -56,6 +59,37 @@ def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path)
     for line in out.stderr.splitlines():
         assert f"`{line}`" in prose, "README.md quotes what the program writes to stderr"
     assert len(out.stderr.splitlines()) == (2 if "upstream" in code else 0)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="hg-") as folder:
+        yield Path(folder)
+
+
+ELSEWHERE = TEXT[TEXT.index("## Workers that outlive") : TEXT.index("## What is promised")]
+
+
+@pytest.mark.alone
+def test_a_worker_started_by_hand_serves_a_program_that_finds_it(tmp_path: Path, short_path: Path) -> None:
+    jobs, program = re.findall(r"```python\n(.*?)```", ELSEWHERE, re.DOTALL)
+    [command] = re.findall(r"^\$ headgate (.*)$", ELSEWHERE, re.MULTILINE)
+    (tmp_path / "jobs.py").write_text(jobs, "utf-8")
+    (tmp_path / "program.py").write_text(program, "utf-8")
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(short_path)}  # nobody else's workers
+    with subprocess.Popen(
+        [sys.executable, "-m", "headgate", *command.split()], cwd=tmp_path, env=env, stdout=subprocess.PIPE
+    ) as worker:
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline().startswith(b"{")
+            out = subprocess.run(
+                [sys.executable, "program.py"], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=30
+            )
+            assert (out.stdout, out.stderr) == ("FOUND\n", "")
+        finally:
+            worker.terminate()
 
 
 def test_every_file_it_links_to_exists() -> None:
