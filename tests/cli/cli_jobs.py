@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from headgate import routine
@@ -13,10 +14,14 @@ async def double(number: int) -> int:
     return 2 * number
 
 
+def tell(began: str) -> None:
+    Path(began).write_text("begun", "utf-8")
+
+
 @routine
 async def nap(seconds: float, began: str) -> str:
     """Write a file when it has begun, and sleep."""
-    Path(began).write_text("begun", "utf-8")
+    tell(began)
     await asyncio.sleep(seconds)
     return "slept"
 
@@ -24,10 +29,14 @@ async def nap(seconds: float, began: str) -> str:
 @routine
 async def wait_for(path: str, began: str) -> str:
     """Write a file when it has begun, and return when there is another one."""
-    Path(began).write_text("begun", "utf-8")
-    while not Path(path).exists():
-        await asyncio.sleep(0.01)
+    tell(began)
+    await asyncio.to_thread(until_there, path)
     return "seen"
+
+
+def until_there(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
 
 
 HOARD: list[bytes] = []
@@ -44,6 +53,5 @@ async def hoard(size: int) -> int:
 async def hold_the_thread(seconds: float) -> None:
     """Be of those that nothing can interrupt."""
     import threading
-    import time
 
     threading.Thread(target=time.sleep, args=(seconds,)).start()

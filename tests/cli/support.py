@@ -138,3 +138,11 @@ async def calling(metadata: WorkerMetadata) -> AsyncIterator[Any]:
     finally:
         ACTIVE.reset(token)
         await pool.dispatcher.close("the test is over")
+
+
+async def begins(call: Any, routine: Any, *arguments: Any, began: Path) -> asyncio.Task[Any]:
+    """Start a call, and return when it runs on its worker."""
+    task = asyncio.ensure_future(call(routine, *arguments, str(began)))
+    await asyncio.to_thread(until, lambda: began.exists() or task.done())
+    assert not task.done(), task
+    return task

@@ -164,7 +164,8 @@ def completed(*words: str, cwd: Path | None = None) -> list[str]:
     script = run("completion", "bash")
     assert (script.returncode, script.stderr) == (0, "")
     line = " ".join(f"'{word}'" for word in words)
-    asked = f"{script.stdout}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n_headgate\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+    asked = f"{script.stdout}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n_headgate\n"
+    asked += "printf '%s\\n' \"${COMPREPLY[@]}\""
     ran = subprocess.run(
         [bash, "--norc", "-u", "-c", asked], capture_output=True, text=True, env=environment(), cwd=cwd, check=False
     )

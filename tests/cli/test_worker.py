@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ from headgate.errors import HeadgateError
 from headgate.workers.client.inspection import inspect
 from headgate.workers.protocol.transport import dial
 from headgate.workers.server.service import HEALTH
-from tests.cli.support import PATIENCE, calling, command, environment, run, until, worker
+from tests.cli.support import PATIENCE, begins, calling, command, environment, run, until, worker
 
 pytestmark = pytest.mark.integration
-
-Call = Callable[..., Awaitable[Any]]
 
 
 async def ended(begun: asyncio.Task[Any]) -> BaseException:
@@ -34,15 +31,6 @@ async def ended(begun: asyncio.Task[Any]) -> BaseException:
     error = begun.exception()
     assert error is not None
     return error
-
-
-async def begins(call: Call, routine: Any, *arguments: Any, began: Path) -> asyncio.Task[Any]:
-    """Start a call, and return when it runs on its worker."""
-    task = asyncio.ensure_future(call(routine, *arguments, str(began)))
-    while not began.exists():
-        assert not task.done(), task
-        await asyncio.sleep(0.01)
-    return task
 
 
 def test_c01_a_worker_prints_one_json_line_when_it_is_ready_and_logs_to_stderr(tmp_path: Path) -> None:
@@ -289,11 +277,7 @@ def test_c01_a_worker_whose_line_nobody_reads_works_all_the_same(tmp_path: Path)
             until(path.exists)
             metadata = headgate.WorkerMetadata("w", f"unix:{path}", 0, headgate.__version__)
 
-            async def main() -> None:
-                while not (await inspect(metadata, None, timeout=PATIENCE)).admitted:
-                    await asyncio.sleep(0.01)
-
-            asyncio.run(main())
+            until(lambda: asyncio.run(inspect(metadata, None, timeout=PATIENCE)).admitted)
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
@@ -360,7 +344,7 @@ def test_worker_process_checks_its_arguments(arguments: dict[str, Any], words: s
 
 
 def test_worker_process_ends_when_serving_is_cancelled(tmp_path: Path) -> None:
-    async def main() -> None:
+    async def main() -> str:
         ready: asyncio.Future[headgate.WorkerMetadata] = asyncio.get_running_loop().create_future()
         made = headgate.WorkerProcess()
         serving = asyncio.ensure_future(made.serve(ready.set_result))
@@ -372,8 +356,8 @@ def test_worker_process_ends_when_serving_is_cancelled(tmp_path: Path) -> None:
                 await serving
             assert isinstance(await ended(running), HeadgateError)
         assert made.cancelled == 1
-        assert not Path(metadata.address.removeprefix("unix:")).exists()
         with pytest.raises(RuntimeError, match="make another"):
             await made.serve()
+        return metadata.address.removeprefix("unix:")
 
-    asyncio.run(main())
+    assert not os.path.exists(asyncio.run(main()))

@@ -21,7 +21,7 @@ from headgate.core.clock import clock
 from headgate.workers.protocol.transport import bind, grpc, make_server
 from headgate.workers.protocol.wire import STATUS
 from headgate.workers.protocol.wire.wire_pb2 import StatusReply
-from tests.cli.support import PATIENCE, Worker, calling, command, environment, run, worker
+from tests.cli.support import PATIENCE, Worker, begins, calling, command, environment, run, until, worker
 
 pytestmark = pytest.mark.integration
 
@@ -85,9 +85,7 @@ def test_c01_workers_are_listed_with_their_load(place: Place, tmp_path: Path) ->
 
         async def main() -> list[dict[str, Any]]:
             async with calling(one.metadata) as call:
-                running = asyncio.ensure_future(call(cli_jobs.wait_for, str(go), str(tmp_path / "began")))
-                while not (tmp_path / "began").exists():
-                    await asyncio.sleep(0.01)
+                running = await begins(call, cli_jobs.wait_for, str(go), began=tmp_path / "began")
                 listed = await asyncio.to_thread(place.list)
                 go.touch()
                 await running
@@ -120,13 +118,10 @@ def test_c01_a_worker_is_dropped_before_it_has_stopped(place: Place, tmp_path: P
 
         async def main() -> None:
             async with calling(started.metadata) as call:
-                running = asyncio.ensure_future(call(cli_jobs.wait_for, str(go), str(tmp_path / "began")))
-                while not (tmp_path / "began").exists():
-                    await asyncio.sleep(0.01)
+                running = await begins(call, cli_jobs.wait_for, str(go), began=tmp_path / "began")
                 started.signal(signal.SIGTERM)
                 await asyncio.to_thread(started.until_logged, "got SIGTERM")
-                while await asyncio.to_thread(place.list):
-                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(until, lambda: not place.list())
                 assert started.process.poll() is None
                 go.touch()
                 assert await running == "seen"

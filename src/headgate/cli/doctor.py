@@ -10,7 +10,7 @@ from headgate.cli.output import paint, print_json
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
-    from headgate.workers.diagnosis import Finding
+    from headgate.workers.diagnosis import Finding, State
 
 _DESCRIPTION = """\
 Name the cause when a worker cannot be reached: nobody listens, TLS and why it fails, protocol versions, clocks,
@@ -54,7 +54,7 @@ async def _check(options: argparse.Namespace) -> list[Finding]:
     from headgate.workers.diagnosis import check_address, check_announcing, check_machine, findings_of
 
     credentials = credentials_of(options)
-    found = _certificates(options.cert_dir)
+    found = _certificates(options.cert_dir, "wrong" if options.address is None else "note")
     if options.address is not None:
         return [*found, *await check_address(options.address, credentials)]
     found = [*check_machine(), *found]
@@ -69,8 +69,9 @@ async def _check(options: argparse.Namespace) -> list[Finding]:
     return found
 
 
-def _certificates(folder: str | None) -> list[Finding]:
-    """Check the certificates, as far as that can be done here."""
+def _certificates(folder: str | None, state: State) -> list[Finding]:
+    """Check the certificates, as far as that can be done here; `state`: of an error. (With an address, the connection
+    decides: where certificates are mounted, as in Kubernetes, they belong to others and work.)"""
     from headgate.workers.diagnosis import Finding
 
     if folder is None:
@@ -84,6 +85,6 @@ def _certificates(folder: str | None) -> list[Finding]:
     if not report.findings:
         return [Finding("certificates", "ok", f"valid until {report.expires:%Y-%m-%d}, for {', '.join(report.names)}")]
     return [
-        Finding("certificates", "wrong" if one.level == "error" else "note", f"{one.file}: {one.text}", one.remedy)
+        Finding("certificates", state if one.level == "error" else "note", f"{one.file}: {one.text}", one.remedy)
         for one in report.findings
     ]

@@ -73,4 +73,5 @@ def credentials_of(options: argparse.Namespace) -> WorkerCredentials | None:
         raise WrongCall(f"{folder} has no {', '.join(missing)}. Make certificates with `headgate certs {folder}`.")
     from headgate.workers.credentials import WorkerCredentials
 
-    return WorkerCredentials.from_files(*paths, reload=True)
+    ca_cert, key, cert = paths
+    return WorkerCredentials.from_files(ca_cert, key, cert, reload=True)

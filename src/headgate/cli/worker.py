@@ -54,11 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ends.add_argument("--max-tasks", type=whole(1), metavar="N", help="after N tasks")
     ends.add_argument("--max-memory", type=memory, metavar="M", help="above so much memory: 512M, 2G")
     ends.add_argument("--orphan-timeout", type=seconds, metavar="S", help="after S seconds without a client")
-    ends.add_argument("--grace", type=seconds, metavar="S", help="told to stop, cancel calls after S seconds; else they finish")
+    ends.add_argument(
+        "--grace", type=seconds, metavar="S", help="told to stop, cancel calls after S seconds; else they finish"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve, and end the process."""
+    """Serve, and end the process. It returns only if no worker could be started."""
     import logging
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -89,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     )
     namespace = None if options.discovery == "none" else options.namespace
     _serve(worker, namespace)
-    _leave(128 + worker.signal if worker.cancelled and worker.signal else 0)
+    return _leave(128 + worker.signal if worker.cancelled and worker.signal else 0)
 
 
 def _prepared(modules: list[str]) -> bool:

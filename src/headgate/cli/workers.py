@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from headgate.workers.model import WorkerMetadata
 
 _DESCRIPTION = """\
-List the workers of a namespace: address, load (calls that run), clients, version, tags, age, whether they serve TLS, and
-why a pool would not use one. A worker of an older release that cannot tell its load shows "?"."""
+List the workers of a namespace: address, load (calls that run), clients, version, tags, age, whether they serve TLS,
+and why a pool would not use one. A worker of an older release that cannot tell its load shows "?"."""
 _EXAMPLE = """\
 example:
   headgate workers

@@ -1,4 +1,4 @@
-"""What `headgate demo` runs: three tenants, six keys, two workers, one of them killed, and an API that refuses calls. No call is lost.
+"""What `headgate demo` runs: three tenants, six keys, two workers, one of them killed. No call is lost.
 
 The whole demo is one TaskPool with `resources=` and `workers=`. One tenant submits too much, and the tenants take
 turns. A call starts when there is a slot and a key for it, and runs on a worker process. If its key is rate-limited or
@@ -17,7 +17,6 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from headgate.cli.demo.ask import ask
 from headgate.cli.demo.screen import Cell, Column, Frame, Grid, Screen, bar
@@ -33,6 +32,7 @@ from headgate.resources import (
     ResourcePool,
     ResourceRecovered,
     ResourceReleased,
+    ResourceSnapshot,
 )
 from headgate.tasks import KeyAge, PoolDequeue, PoolFinish, PoolRequeue, TaskHandle, fair_round_robin
 from headgate.workers.events import WorkerLostEvent, WorkerReady
@@ -235,7 +235,7 @@ def queue_of(tenant: str, age: KeyAge) -> list[Cell]:
     ]
 
 
-def row_of(key: str, seen: dict[str, Any], chronicle: Chronicle) -> list[Cell]:
+def row_of(key: str, seen: ResourceSnapshot, chronicle: Chronicle) -> list[Cell]:
     status, left = seen["status"], seen["cooldown_seconds_remaining"]
     again = f" x{seen['consecutive_cooldown']}" if left and seen["consecutive_cooldown"] != 1 else ""
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -141,7 +140,7 @@ async def _cause(
         return (error.message, error.remedy) if isinstance(error, HeadgateError) else (str(error), "")
     try:
         found = await why_refused(address, credentials, timeout)
-    except (OSError, HeadgateError, asyncio.TimeoutError) as other:
+    except (OSError, HeadgateError, TimeoutError) as other:
         return str(other), ""
     if found is None:
         return f"it cannot be reached: {error}", "Look at the log of the worker."

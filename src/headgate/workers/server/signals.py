@@ -1,4 +1,4 @@
-"""Signals of a worker process: what they call while it serves, and that processes which routines fork do not get them."""
+"""Signals of a worker process: what they call while it serves. Processes that routines fork do not get them."""
 
 from __future__ import annotations
 

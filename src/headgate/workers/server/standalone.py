@@ -257,7 +257,7 @@ def _check_place(host: object, port: object, socket: object, credentials: object
     if credentials is not None:
         raise InvalidArgument(
             "socket= and credentials= cannot be given together: a Unix socket has no TLS",
-            remedy="Give host= and port= instead, or leave the credentials out: the directory of the socket protects it.",
+            remedy="Give host= and port= instead, or leave the credentials out: its directory protects the socket.",
         )
 
 
