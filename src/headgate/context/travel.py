@@ -125,11 +125,13 @@ class Exchange:
         self.untold: list[str] = []
         """Numbers of used tokens that the other end was not told of, and may have copies of."""
 
-    def send(self, dump: Dump, *, lenient: bool = False, tag: str = "", most: int = 0) -> bytes:
+    def send(
+        self, dump: Dump, *, lenient: bool = False, tag: str = "", most: int = 0, limit: str = "max_payload"
+    ) -> bytes:
         """Encode what has changed since the last time; empty if nothing has.
 
         With `lenient`, a value that cannot be pickled, or a frame of more than `most` bytes, is not an error: both ends
-        warn. `tag` names the routine that set the values.
+        warn. `tag` names the routine that set the values, `limit` what `most` is.
         """
         values, chain = VALUES.get(), here() if self._role == "consumer" else present()
         spent: list[str] = []
@@ -186,7 +188,7 @@ class Exchange:
         self._known, self._told, self.untold = values, name, []
         data = _FULL + pickle.dumps(tuple(frame), 5)
         if lenient and 0 < most < len(data):
-            failed = [f"the context variables that {tag} set take {len(data):,} bytes, and max_payload is {most:,}"]
+            failed = [f"the context variables that {tag} set take {len(data):,} bytes, and {limit} is {most:,}"]
             frame = Frame(chain=name, before=before, spent=frame.spent, failed=tuple(failed))
             data = _FULL + pickle.dumps(tuple(frame), 5)
         if failed:

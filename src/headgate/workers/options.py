@@ -59,6 +59,12 @@ class ChannelOptions:
         if self.compression not in (None, "gzip", "deflate"):
             raise InvalidArgument(f"compression must be 'gzip', 'deflate' or None, got {self.compression!r}")
 
+    @property
+    def max_message(self) -> int:
+        """Bytes of the longest message that both ends send and accept; 0: no limit."""
+        limits = (self.max_receive_message_length, self.max_send_message_length)
+        return min((limit for limit in limits if limit is not None), default=0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return what is set, as values that JSON knows."""
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) is not None}
@@ -106,6 +112,16 @@ class WorkerOptions:
                 f"got {shown}",
                 remedy="Clients would ping more often than the worker accepts. Raise the one or lower the other.",
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is set, as values that JSON knows."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "channel"}
+        return {"channel": self.channel.to_dict(), **{name: value for name, value in own.items() if value is not None}}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> WorkerOptions:
+        """Make options of what `to_dict` gave."""
+        return cls(**{**given, "channel": ChannelOptions.from_dict(given.get("channel", {}))})
 
     @property
     def min_ping_interval_ms(self) -> int:

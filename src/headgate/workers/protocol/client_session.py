@@ -24,6 +24,7 @@ from typing import Literal
 from headgate.workers.protocol.bulk import INLINE, BulkPayload, Lending
 from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import KIND_OF_REFUSAL, KIND_OF_RESULT
+from headgate.workers.protocol.message_lengths import Lengths, lengths_of
 from headgate.workers.protocol.messages import (
     ADVANCE_TO_STEP,
     CROWD,
@@ -51,6 +52,9 @@ class ClientSession:
         self.epoch: int = epoch
         self.state: Literal["opening", "open", "stopping", "over"] = "opening"
         self.uid: str = ""
+        self.lengths: Lengths = lengths_of(0)
+        self.max_age: float = 0.0
+        """Seconds after which the worker closes the connection; 0: never."""
         self.probe: Probe | None = None
         """Memory of the worker, for the client to try whether it can read that; None: nothing to try."""
         self.pulse: Pulse | None = None
@@ -245,6 +249,8 @@ class ClientSession:
                 f"{OLDEST} to {NEWEST}"
             )
         self.uid = message.welcome.uid
+        self.max_age = message.welcome.max_age_ms / 1000
+        self.lengths = lengths_of(message.welcome.max_message)
         self.bulk.shares = message.welcome.shares
         self.probe = message.welcome.probe if message.welcome.HasField("probe") else None
         self.state = "stopping" if message.stopping else "open"
@@ -253,6 +259,18 @@ class ClientSession:
             assert isinstance(call.arguments, BulkPayload), "_bulky holds no others"
             self.bulk.send(call.arguments, call)
         return None
+
+    def unsendable(self) -> list[Answer]:
+        """Remove the calls that do not fit into a message, now that its length is known; returns their answers."""
+        calls = (*self._ready, *self._bulky)
+        answers = [Answer(call, "exhausted", why.encode()) for call in calls if (why := self.refusal(call))]
+        for answer in answers:
+            self.cancel(answer.call)
+        return answers
+
+    def refusal(self, call: Outgoing) -> str:
+        """Say why a call does not fit into a message; "": it does."""
+        return self.lengths.refusal(len(call.form.value), len(call.context))
 
     def can_read(self) -> None:
         """Tell the worker that memory which it lends can be read here."""
@@ -266,6 +284,7 @@ class ClientSession:
         if not (ready or self._steps or self._urgent):
             return None
         message, size, bulk = ToWorker(), 0, self.bulk
+        most, limited, defined = self.lengths.frames or MESSAGE, self.lengths.longest > 0, 0
         if self._can_read:
             message.shares = True
             self._can_read = False
@@ -283,9 +302,11 @@ class ClientSession:
             for transfer in self._abandoned:
                 message.chunks.add(transfer=transfer, abandoned=True)
             self._abandoned.clear()
+        if limited:
+            size = message.ByteSize()
         if self._steps:
             count = 0
-            while count < len(self._steps) and size < MESSAGE:
+            while count < len(self._steps) and size < most:
                 message.steps.append(self._steps[count])
                 size += len(self._steps[count].payload) + len(self._steps[count].context) + FRAME
                 count += 1
@@ -294,11 +315,16 @@ class ClientSession:
         if self._cancels:
             message.cancels.extend(number for number, behind in self._cancels if behind <= self._steps_sent)
             self._cancels = [(number, behind) for number, behind in self._cancels if behind > self._steps_sent]
-        while ready and size < MESSAGE:
+        while ready and size < most:
             call = next(iter(ready))
             del ready[call]
             size += self._write(message, call)
-        if bulk.transfers.leaving:
+            if limited:  # what `_write` does not count: names, and the like. Rather too much than too little
+                size += message.calls[-1].ByteSize()
+                while defined < len(message.definitions):
+                    size += message.definitions[defined].ByteSize()
+                    defined += 1
+        if bulk.transfers.leaving and self.lengths.has_room_for_chunk(message):
             bulk.write_chunk(message)
         if self._definitions.kept > KEPT:
             self._definitions.forget(message, KEPT)

@@ -20,6 +20,7 @@ OLDEST, NEWEST = 1, 1
 """The protocols that this release speaks."""
 
 MESSAGE = 512 * 1024
+"""Bytes of frames after which a message is long enough."""
 OUTBOX = 8 * 1024 * 1024
 """With so many bytes waiting to be sent, a client should use another worker."""
 KEPT = 64 * 1024 * 1024

@@ -175,6 +175,7 @@ def _server_options(options: WorkerOptions) -> _Options:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", options.min_ping_interval_ms),
         ("grpc.http2.min_ping_interval_without_data_ms", options.min_ping_interval_ms),
         ("grpc.http2.max_ping_strikes", _or(options.max_ping_strikes, 0)),
+        ("grpc.keepalive_permit_without_calls", int(options.channel.keepalive_permit_without_calls is not False)),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.so_reuseport", 0),  # and no pings: a client that is stopped for a while (Ctrl-Z) comes back
         *((name, limit) for name, limit in limits.items() if limit is not None),

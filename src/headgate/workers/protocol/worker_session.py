@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from headgate.workers.protocol.bulk import BulkPayload, ProtocolViolation
 from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import REFUSAL_OF_KIND, RESULT_OF_KIND
+from headgate.workers.protocol.message_lengths import Lengths, lengths_of
 from headgate.workers.protocol.messages import (
     FRAME,
     MESSAGE,
@@ -30,6 +31,7 @@ from headgate.workers.protocol.wire.wire_pb2 import (
     Definition,
     Probe,
     Pulse,
+    Refusal,
     Result,
     Step,
     ToClient,
@@ -48,7 +50,9 @@ class WorkerSession:
     `define` makes what calls run out of a definition.
     """
 
-    def __init__(self, uid: str, version: str, define: Callable[[Definition], ReceivedFunction]) -> None:
+    def __init__(
+        self, uid: str, version: str, define: Callable[[Definition], ReceivedFunction], max_message: int = 0
+    ) -> None:
         self.bulk: BulkChannel[Result | Yield] = BulkChannel(self._payload_sent, name_loan)
         self.client: str = ""
         self.state: Literal["opening", "open", "over"] = "opening"
@@ -58,24 +62,32 @@ class WorkerSession:
         """Calls that were received and not answered, or generators that have not ended."""
         self.peers: tuple[str, list[Peer]] | None = None
         """Workers that routines may call, as the client last said: the pool, and the uid and address of each."""
+        self.lengths: Lengths = lengths_of(max_message)
         self._uid = uid
         self._version = version
         self._define = define
         self._functions: dict[int, ReceivedFunction] = {}
         self._reply: ToClient | None = None
         self._size = 0  # about how many bytes it has
-        self._outbox: deque[Result | Yield] = deque()
+        self._outbox: deque[Result | Yield | Refusal] = deque()
         self._behind: dict[
             int, deque[tuple[Result | Yield, bytes | BulkPayload]]
         ] = {}  # by call: frames behind one whose payload is being sent
         self._highest = 0
 
     def greet(
-        self, message: ToWorker, *, stopping: bool = False, probe: Probe | None = None, shares: bool = False
+        self,
+        message: ToWorker,
+        *,
+        stopping: bool = False,
+        probe: Probe | None = None,
+        shares: bool = False,
+        max_age_ms: int = 0,
     ) -> bool:
         """Read the client's first message and prepare the answer for `take`. False: the client is refused.
 
-        `probe` is for the client to try; `shares`: the probe that it offered could be read.
+        `probe` is for the client to try; `shares`: the probe that it offered could be read; `max_age_ms`: when its
+        connection will be closed.
         """
         reply = self._message()
         hello = message.hello
@@ -94,6 +106,8 @@ class WorkerSession:
                     version=self._version,
                     probe=probe,
                     shares=shares,
+                    max_age_ms=min(max_age_ms, 2**32 - 1),
+                    max_message=min(self.lengths.longest, 2**32 - 1),
                 )
             )
             reply.stopping = stopping
@@ -202,9 +216,11 @@ class WorkerSession:
             return False
         if kind in REFUSAL_OF_KIND:
             reason = bytes(payload.pickle if isinstance(payload, BulkPayload) else payload)
-            self._message().refusals.add(
-                number=number, why=REFUSAL_OF_KIND[kind], reason=reason.decode(errors="replace")
-            )
+            refusal = Refusal(number=number, why=REFUSAL_OF_KIND[kind], reason=reason.decode(errors="replace"))
+            if self.lengths.longest and not self._goes_at_once(reason, b""):
+                self._outbox.append(refusal)
+            else:
+                self._message().refusals.append(refusal)
         else:
             results = self._message().results if self._goes_at_once(payload, context) else None
             if results is not None:
@@ -222,7 +238,8 @@ class WorkerSession:
 
     def _goes_at_once(self, payload: bytes | BulkPayload, context: bytes) -> bool:
         """May a frame with this payload be written into the next message at once? Only if nothing must go before it."""
-        if self._behind or self._outbox or self._size >= MESSAGE or payload.__class__ is not bytes:
+        most = self.lengths.frames or MESSAGE
+        if self._behind or self._outbox or self._size >= most or payload.__class__ is not bytes:
             return False
         self._size += len(payload) + len(context) + FRAME
         return True
@@ -288,17 +305,23 @@ class WorkerSession:
         size, self._size = self._size, 0
         bulk = self.bulk
         if self._outbox or bulk.transfers.leaving or bulk.has_notices:
-            message = message or ToClient()
+            message, most = message or ToClient(), self.lengths.frames or MESSAGE
             if bulk.has_notices:
                 bulk.write_notices(message)
-            while self._outbox and size < MESSAGE:
+            if self.lengths.longest:
+                size = message.ByteSize()
+            while self._outbox and size < most:
                 frame = self._outbox.popleft()
+                if isinstance(frame, Refusal):
+                    size += len(frame.reason) + FRAME
+                    message.refusals.append(frame)
+                    continue
                 size += len(frame.payload) + len(frame.context) + FRAME
                 if isinstance(frame, Result):
                     message.results.append(frame)
                 else:
                     message.yields.append(frame)
-            if bulk.transfers.leaving:
+            if bulk.transfers.leaving and self.lengths.has_room_for_chunk(message):
                 bulk.write_chunk(message)
         return message
 

@@ -93,9 +93,9 @@ def changed(running: RunningCall) -> bytes:
         if nothing():
             return b""
         exchange = running.exchange = Exchange("worker")
-    tag, limit = running.begun.function.tag, running.stream.max_payload
+    tag, (limit, name) = running.begun.function.tag, running.stream.max_context
     try:
-        data = exchange.send(dump_whole, lenient=True, tag=tag, most=limit)
+        data = exchange.send(dump_whole, lenient=True, tag=tag, most=limit, limit=name)
     except BaseException as error:
         log_exception("headgate.workers", "what %s set in its Context cannot be told to its caller", tag)
         data = refused(f"what {tag} set in its Context cannot be written down ({type(error).__name__})")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headgate._version import __version__
+from headgate.workers.options import WorkerOptions
 from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.messages import Begun, Received, Stepped
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 class ClientStream:
     """The gRPC stream of one client: its session, and the reading and writing of messages and lent memory."""
 
-    def __init__(self, uid: str, context: grpc.aio.ServicerContext[Any, Any], nested: NestedPool) -> None:
+    def __init__(
+        self, uid: str, context: grpc.aio.ServicerContext[Any, Any], nested: NestedPool, options: WorkerOptions
+    ) -> None:
         self.nested: NestedPool = nested
-        self.session: WorkerSession = WorkerSession(uid, __version__, ReceivedFunction)
+        self.session: WorkerSession = WorkerSession(uid, __version__, ReceivedFunction, options.channel.max_message)
+        self._max_age_ms = options.max_connection_age_ms or 0
         self.asked: bool = False
         """Has its client ever asked for a reservation?"""
         self.fetching: dict[int, Begun] = {}
@@ -48,7 +52,8 @@ class ClientStream:
         probe = message.hello.probe if message.hello.HasField("probe") else None
         self._pid = probe.pid if probe is not None else 0
         offered = self._offer.probe if probe is not None else None
-        return self.session.greet(message, stopping=stopping, probe=offered, shares=shared_memory.can_read(probe))
+        shares = shared_memory.can_read(probe)
+        return self.session.greet(message, stopping=stopping, probe=offered, shares=shares, max_age_ms=self._max_age_ms)
 
     def receive(self, message: ToWorker) -> Received:
         """Read the next message. A client that sends one has tried the memory it was offered."""
@@ -108,6 +113,12 @@ class ClientStream:
     def max_payload(self) -> int:
         """Limit of the client for one payload, in bytes; 0: no limit."""
         return self.session.max_payload
+
+    @property
+    def max_context(self) -> tuple[int, str]:
+        """Limit for the context variables that one result brings back, in bytes, and its name; 0: no limit."""
+        own, extra = self.session.max_payload, self.session.lengths.extra
+        return (own, "max_payload") if not extra or 0 < own <= extra else (extra, "the room for them in a message")
 
     def flush(self) -> None:
         """Wake the writer: there is something to send."""

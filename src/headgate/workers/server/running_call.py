@@ -37,6 +37,8 @@ class RunningCall:
     """Has everybody stopped waiting for it?"""
     executes: bool = False
     """Does it count as executing?"""
+    has_turn: bool = False
+    """Does it count for the limits of `concurrency`?"""
     paused: float | None = None
     """Of a generator between two steps: since when."""
     waits: int = 0

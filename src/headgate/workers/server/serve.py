@@ -42,7 +42,8 @@ async def start(
     """Make a worker and let it listen."""
     uid, limits = config["uid"], Limits(*config.get("limits", ()))
     where = f"worker {uid}, pid {os.getpid()}"
-    service = Service(uid, where, hook, new_loop(config.get("loop", "")), limits, credentials)
+    loop, concurrency = new_loop(config.get("loop", "")), config.get("concurrency")
+    service = Service(uid, where, hook, loop, limits, options, concurrency, credentials)
     server = make_server(service, options)
     address = bind(server, config["address"], credentials=credentials, insecure=config.get("insecure", False))
     service.tasks.start()

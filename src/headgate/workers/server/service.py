@@ -15,6 +15,7 @@ from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureContext, Limits
+from headgate.workers.options import WorkerOptions
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.call_ends import RESULT_OF_KIND
 from headgate.workers.protocol.messages import HELD, NEWEST, OLDEST, UNREAD, Begun, Stepped
@@ -48,8 +49,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         backpressure: Callable[[BackpressureContext], Any] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         limits: Limits = UNLIMITED,
+        options: WorkerOptions | None = None,
+        concurrency: int | None = None,
         credentials: WorkerCredentials | None = None,
     ) -> None:
+        self.options: WorkerOptions = options or WorkerOptions()
         self.uid: str = uid
         self.credentials: WorkerCredentials | None = credentials
         """What it shows to the workers that its routines call."""
@@ -62,6 +66,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             loop,
             on_reservations=self._tell_reservations,
             on_threads=self._threads_changed,
+            per_client=self.options.channel.max_concurrent_streams,
+            total=concurrency,
         )
         self.retiring: bool = False
         """Is it stopping because calls that nobody waits for hold all its threads?"""
@@ -112,7 +118,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         return None
 
     async def _converse(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        stream = ClientStream(self.uid, context, NestedPool("", self))
+        stream = ClientStream(self.uid, context, NestedPool("", self), self.options)
         session = stream.session
         writer: asyncio.Task[None] | None = None
         try:

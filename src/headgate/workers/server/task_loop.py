@@ -44,6 +44,7 @@ from headgate.workers.server.outcomes import TURN, Outcome, Outcomes, dump_raise
 from headgate.workers.server.reserved_calls import REFUSED, ReservedCalls
 from headgate.workers.server.running_call import RunningCall
 from headgate.workers.server.thread_places import Places, ThreadCall
+from headgate.workers.server.turns import Turns
 
 if TYPE_CHECKING:
     from headgate.workers.server.client_stream import ClientStream
@@ -58,6 +59,8 @@ FIRST, SLICE = 32, 512
 """Number of calls that are begun in one turn of the loop: at first, and at most, if they prove to be short."""
 FORGOTTEN = 5.0
 """Seconds between two steps after which a worker that stops does not wait for a generator any longer."""
+STOPS = b"the worker is stopping"
+"""Reason of a refusal: the call would begin when the others were cancelled."""
 HELD_PLACES = b"its thread places are held by calls that timed out or were cancelled"
 """Reason of a refusal: the call needs a thread, and there is none."""
 ENDING_SECONDS = 1.5
@@ -77,6 +80,8 @@ class TaskLoop:
         loop: asyncio.AbstractEventLoop | None = None,
         on_reservations: Callable[[list[Ask], bool], None] | None = None,
         on_threads: Callable[[bool], None] | None = None,
+        per_client: int | None = None,
+        total: int | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
         self.asked: float | None = None
@@ -95,6 +100,9 @@ class TaskLoop:
         self._steps: deque[tuple[ClientStream, Stepped]] = deque()
         self._abandoned: deque[tuple[ClientStream, int]] = deque()
         self._executing = 0
+        self._turns: Turns | None = None
+        if per_client is not None or total is not None:
+            self._turns = Turns(self.loop, per_client, total, self._unbegun, self._wake_here)
         self._clean = contextvars.Context()  # where calls begin: nothing of one may be seen by the next
         self._awake = False
         self._slice = FIRST  # how many calls to begin in one turn
@@ -160,6 +168,9 @@ class TaskLoop:
     def take_back(self) -> list[RunningCall]:
         """Remove and return the calls that have not begun: they never will here."""
         taken = [running for running in list(self._unbegun) if self._unbegun.pop(running, False)]
+        if self._turns is not None:
+            self._turns.took_back(taken)
+            self._wake()
         with suppress(IndexError):
             while True:
                 taken.append(self._incoming.popleft())
@@ -168,7 +179,12 @@ class TaskLoop:
     @property
     def busy(self) -> bool:
         """Are there calls that run, or that wait to begin?"""
-        return bool(self.running or self._incoming)
+        return bool(self.running or self._is_waiting)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Are there calls that wait to begin?"""
+        return bool(self._incoming or (self._turns is not None and self._turns.waiting))
 
     @property
     def open_calls(self) -> int:
@@ -185,7 +201,7 @@ class TaskLoop:
             (one.paused is None or now - one.paused < FORGOTTEN) and (abandoned or not one.abandoned)
             for one in list(self.running.values())
         )
-        return bool(self._incoming) or any(recent)
+        return self._is_waiting or any(recent)
 
     def ask(self, now: float) -> None:
         """Ask the loop for a turn, unless it was asked already."""
@@ -246,14 +262,17 @@ class TaskLoop:
                 stepping.orders.put(step)
                 if step.advance == "close" and stepping.paused is None and stepping.task is not None:
                     stepping.task.cancel()  # it is ahead of its consumer, who does not wait for that
+        turns = self._turns
+        if turns is not None:
+            turns.queue(incoming)
         while self._began < self._slice and self._executing < EXECUTING:
             try:
-                running = incoming.popleft()
+                running = incoming.popleft() if turns is None else turns.pop()
             except IndexError:
                 break
             limited = running.begun.reservation or reserved.active
             if limited and not reserved.admits(running):
-                self._outcomes.send((running.stream, running.begun.number, "reserved", REFUSED, False, 0, b""))
+                self._refuse(running)
                 continue
             self.running[running.stream, running.begun.number] = running
             if limited:
@@ -262,7 +281,8 @@ class TaskLoop:
             self._executing += 1
             if running.begun.function.generator:
                 running.orders = Orders(running.begun.prefetch, running.scope)
-            self._unbegun[running] = True
+            if turns is None:  # else it is there already
+                self._unbegun[running] = True
             body = self._drive(running)
             body.send(None)
             try:
@@ -273,11 +293,23 @@ class TaskLoop:
             self._began += 1
         if self._cancels or self._abandoned:
             self._cancel_asked()
-        if incoming and self._executing < EXECUTING:
-            self._awake = True
-            loop.call_soon(self._drain, context=self._clean)
+        if (incoming or (turns is not None and turns.ready)) and self._executing < EXECUTING:
+            self._wake_here()
         else:
             self._began = 0  # the calls that come next may be quite different
+
+    def _wake_here(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self.loop.call_soon(self._drain, context=self._clean)
+
+    def _refuse(self, running: RunningCall) -> None:
+        """Send a call elsewhere, because one that is to have few neighbours runs here, or waits."""
+        if self._turns is not None:
+            self._turns.count(running)
+            if not self._unbegun.pop(running, False):
+                return  # the server's thread has just taken it back
+        self._outcomes.send((running.stream, running.begun.number, "reserved", REFUSED, False, 0, b""))
 
     def _cancel_asked(self) -> None:
         while self._cancels:
@@ -297,6 +329,8 @@ class TaskLoop:
 
     def _withdraw(self, stream: ClientStream, number: int) -> bool:
         """Take out a call that has not begun. False: there is none, or the server's thread has just taken it back."""
+        if self._turns is not None and self._turns.withdraw(stream, number) is not None:
+            return True
         for waiting in list(self._incoming):
             if waiting.stream is stream and waiting.begun.number == number:
                 try:
@@ -307,6 +341,8 @@ class TaskLoop:
         return False
 
     def _stop_all(self) -> None:
+        for waiting in [] if self._turns is None else self._turns.withdraw_all():
+            self._outcomes.send((waiting.stream, waiting.begun.number, "unavailable", STOPS, False, 0, b""))
         for running in list(self.running.values()):
             if running.task is not None:
                 running.stopped = True
@@ -430,6 +466,8 @@ class TaskLoop:
                 await asyncio.sleep(0)
             while order is None and (order := orders.next()) is None:
                 await orders.wait()
+            if self._turns is not None and order[0] in ("next", "send"):  # what ends it does not wait
+                await self._turns.step(running)
         except asyncio.CancelledError as error:
             if running.gone or running.stopped:
                 raise
@@ -477,6 +515,8 @@ class TaskLoop:
             if running.has_thread_place and not running.abandoned:
                 running.abandoned = True
                 self.places.abandon()
+                if self._turns is not None:
+                    self._turns.count(running)
 
         stopped = await outlast_cancellation(future, cancelled)
         elsewhere.bring_back()
@@ -520,15 +560,16 @@ class TaskLoop:
             self._executing += 1
         else:
             self._free()
+        if self._turns is not None:
+            self._turns.count(running)
 
     def _free(self) -> None:
         """Note that one call fewer executes, and begin another."""
         self._executing -= 1
         if self.reserved_calls.active:
             self.reserved_calls.update()
-        if self._incoming and not self._awake:
-            self._awake = True
-            self.loop.call_soon(self._drain, context=self._clean)
+        if self._incoming or (self._turns is not None and self._turns.ready):
+            self._wake_here()
 
     def free_thread_place(self, running: RunningCall) -> None:
         """Give back the thread place of a call that has ended or waits for others."""
@@ -553,6 +594,8 @@ class TaskLoop:
         if running.executes:
             running.executes = False
             self._free()
+        if running.has_turn and self._turns is not None:
+            self._turns.count(running)
         if running.has_thread_place:
             self.free_thread_place(running)
         swallowed = running.cancels > 0 and kind != "cancelled"

@@ -292,18 +292,22 @@ class Retiring(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., reason: _Optional[str] = ..., at_once: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "uid", "version", "probe", "shares")
+    __slots__ = ("protocol", "uid", "version", "probe", "shares", "max_age_ms", "max_message")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     uid: str
     version: str
     probe: Probe
     shares: bool
-    def __init__(self, protocol: _Optional[int] = ..., uid: _Optional[str] = ..., version: _Optional[str] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ..., shares: bool = ...) -> None: ...
+    max_age_ms: int
+    max_message: int
+    def __init__(self, protocol: _Optional[int] = ..., uid: _Optional[str] = ..., version: _Optional[str] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ..., shares: bool = ..., max_age_ms: _Optional[int] = ..., max_message: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason",)
