@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from headgate.testing import no_leaks
+from headgate.workers.client import lifetime
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 
@@ -29,6 +30,14 @@ def pytest_collection_finish() -> None:
 def scale() -> float:
     """How much of a long test to run: 0.1 in `make check`, 1 in `make soak`."""
     return SCALE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sessions_stay_open() -> Iterator[None]:
+    """Sessions of pools that tests share do not close after a minute: the next one would be a leak of some test."""
+    before, lifetime.IDLE = lifetime.IDLE, 3600.0
+    yield
+    lifetime.IDLE = before
 
 
 @pytest.fixture(autouse=True)

@@ -83,6 +83,15 @@ class Cycle:
 Worker = TypeVar("Worker")
 
 
+class _Place(Generic[Worker]):
+    """The value of a member: what reaches its worker, which may be replaced."""
+
+    __slots__ = ("worker",)
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker: Worker = worker
+
+
 class Roster(Generic[Worker]):
     """The workers that a pool may use from one event loop, each with what reaches it: for a dispatcher a Connection."""
 
@@ -96,25 +105,25 @@ class Roster(Generic[Worker]):
         return uid in self._rotation.members
 
     def __iter__(self) -> Iterator[Worker]:
-        return (member.resource.value for member in self._rotation.members.values())
+        return (member.resource.value.worker for member in self._rotation.members.values())
 
     def get(self, uid: str) -> Worker | None:
         """Return what was admitted under this uid, or None."""
         member = self._rotation.members.get(uid)
-        return None if member is None else member.resource.value
+        return None if member is None else member.resource.value.worker
 
     def worker_of(self, use: Use) -> Worker:
         """Return what was admitted as the worker of this use."""
-        worker: Worker = use.member.resource.value
+        worker: Worker = use.member.resource.value.worker
         return worker
 
     def admit(self, uid: str, worker: Worker) -> None:
         """Add a worker, last in order."""
-        self._rotation.add(Resource(uid, worker))
+        self._rotation.add(Resource(uid, _Place(worker)))
 
     def replace(self, uid: str, worker: Worker) -> None:
         """Reach a worker through this from now on. It keeps its place in the order, and its calls count as before."""
-        self._rotation.members[uid].resource.value = worker
+        self._rotation.members[uid].resource.value.worker = worker
 
     def drop(self, uid: str) -> None:
         """Remove a worker. Its calls go on."""

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -31,10 +30,12 @@ from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.workers.client.isolation import RESERVED
+from headgate.workers.client.lent_answers import LentAnswers, tell
+from headgate.workers.client.lifetime import Lifetime
 from headgate.workers.model import UNLIMITED, Limits, WorkerMetadata, WorkerState
 from headgate.workers.processes.exit_status import LAST_WORD, Ending
 from headgate.workers.protocol import shared_memory
-from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Unreadable
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing, Peer
 from headgate.workers.protocol.transport import dial, grpc
@@ -71,6 +72,8 @@ Happening = Literal[
     "reserved",
     "unreserved",
     "room",
+    "aging",
+    "idle",
 ]
 
 
@@ -108,6 +111,7 @@ class Connection:
         self._asked: dict[int, asyncio.Future[bool]] = {}  # for room
         self._tell = tell
         self._loop = asyncio.get_running_loop()
+        self.lifetime: Lifetime = Lifetime(self._loop, self._last_use, lambda end: self._tell(self, end, ""))
         self._channel: grpc.aio.Channel | None = None
         self._stream: _Stream | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -122,16 +126,26 @@ class Connection:
         self._credentials = credentials
         self._timed: dict[Outgoing, None] = {}  # calls with a timeout
         self._ending = ""  # why it is being ended
-        self._fetching: dict[Outgoing, deque[Answer]] = {}  # what came after an answer that is still being read
-        self._resent: dict[
-            int, Callable[[BulkPayload | None, BaseException | None], None]
-        ] = {}  # loans that are to come so
+        self._lent = LentAnswers(self.session, self._rouse)
         self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
 
     @property
     def in_flight(self) -> int:
         """Number of calls that were submitted and have not ended, also of those that nobody waits for any more."""
         return self.session.waiting + len(self.session.left)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it has begun to connect."""
+        return bool(self._tasks)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are calls in flight, or answers that are still being read."""
+        return bool(self.in_flight or self._lent)
+
+    def _last_use(self) -> float | None:
+        return None if self.is_busy or self._asked else self._heard
 
     @property
     def state(self) -> WorkerState:
@@ -152,6 +166,9 @@ class Connection:
     def submit(self, call: Outgoing) -> None:
         """Send a call with the next message. Its waiter is told when the answer is there."""
         session = self.session
+        if session.lengths.longest and (why := session.refusal(call)):
+            self._loop.call_soon(tell, call, Answer(call, "exhausted", why.encode()))
+            return
         session.submit(call)
         if call.timeout:
             self._timed[call] = None
@@ -270,6 +287,11 @@ class Connection:
                 return
             if local and shared_memory.can_read(self.session.probe):
                 self.session.can_read()
+            for answer in self.session.unsendable() if self.session.lengths.longest else ():
+                self._timed.pop(answer.call, None)
+                tell(answer.call, answer)
+            self._heard = clock.now()
+            self.lifetime.begin(self.session.max_age)
             self._tell(self, "open", "")
             self._take_reservations()
             self._tasks.append(self._loop.create_task(self._write(stream)))
@@ -305,13 +327,13 @@ class Connection:
                         told.due = self._heard + timed.left / 1000
             answers = session.receive(message)
             if session.bulk.resent:
-                self._take_resent()
+                self._lent.take_resent()
             for answer in answers:
                 call = answer.call
                 if call.backlog is not None or answer.payload.__class__ is Borrowed:
-                    self._arrived(answer)
+                    self._lent.arrived(answer)
                     continue
-                _tell(call, answer)
+                tell(call, answer)
             if self._pace is not None:
                 self._go_on()
             elif session.bulk.has_work:
@@ -376,61 +398,9 @@ class Connection:
             self._break("lost", f"a message to it could not be written: {type(error).__name__}: {error}")
             stream.cancel()
 
-    # -- answers that do not come at once ----------------------------------------------------------------------------
-
-    def _arrived(self, answer: Answer) -> None:
-        """Take an answer of a generator, or one that is still to be read. Each call gets its answers in order."""
-        call = answer.call
-        line = self._fetching.get(call)
-        if line is not None:
-            line.append(answer)
-        elif isinstance(answer.payload, Borrowed):
-            self._fetching[call] = deque()
-            self._fetch(answer, answer.payload)
-        else:
-            _answer(answer)
-
     def reads(self, call: Outgoing) -> bool:
         """Whether an answer of this call is still being read, or held."""
-        return call in self._fetching or any(answer.call is call for answer in self._held)
-
-    def _fetch(self, answer: Answer, borrowed: Borrowed) -> None:
-        probe = self.session.probe
-        pid = probe.pid if probe is not None else 0
-
-        def done(resent: BulkPayload | None, error: BaseException | None) -> None:
-            if isinstance(error, shared_memory.Unopened) and not self.session.bulk.over:
-                self.session.bulk.cannot_read(borrowed)
-                self._resent[borrowed.number] = finish
-                self._rouse()
-                return
-            self.session.bulk.has_read(borrowed)
-            self._rouse()
-            finish(resent, error)
-
-        def finish(resent: BulkPayload | None, error: BaseException | None) -> None:
-            if isinstance(error, (FileNotFoundError, ProcessLookupError)):
-                _answer(Answer(answer.call, "lost"))  # its process is gone
-            else:
-                payload = resent if resent is not None else Unreadable(f"it is in memory that cannot be read ({error})")
-                _answer(answer._replace(payload=payload))
-            line = self._fetching.pop(answer.call)
-            while line:
-                self._arrived(line.popleft())
-                if answer.call in self._fetching:
-                    self._fetching[answer.call].extend(line)
-                    return
-
-        shared_memory.aside(
-            sum(length for length, _ in borrowed.segments), lambda: shared_memory.read(pid, borrowed), done
-        )
-
-    def _take_resent(self) -> None:
-        """Finish answers whose payload could not be read, and has come in chunks."""
-        for number, resent in self.session.bulk.take_resent():
-            finish = self._resent.pop(number, None)
-            if finish is not None:
-                finish(resent, None if resent is not None else OSError("its worker cannot read it either"))
+        return call in self._lent or any(answer.call is call for answer in self._held)
 
     def _go_on(self) -> None:
         pace, self._pace = self._pace, None
@@ -510,7 +480,7 @@ class Connection:
             if call.request is not None and call.request.holds:
                 continue  # what it holds is in use until it has ended
             del self._timed[call]
-            _tell(call, Answer(call, "overdue"))
+            tell(call, Answer(call, "overdue"))
 
     def _judge(self, now: float, silent: float) -> None:
         """End a silent worker if a routine there has held the interpreter's lock for too long."""
@@ -577,22 +547,21 @@ class Connection:
         answers = self.session.broken()
         self.casualties = sum(answer.kind == "lost" for answer in answers)
         self.give_no_room()
+        self.lifetime.end()
         for timer in (self._look, self._pace):
             if timer is not None:
                 timer.cancel()
         self._look = self._pace = None
         for descriptor in self.session.bulk.loans.take_released():
             os.close(descriptor)
-        for finish in list(self._resent.values()):
-            finish(None, ProcessLookupError())
-        self._resent.clear()
+        self._lent.end()
         if happening in ("lost", "stopped") and self.awaits_ending and self.ending is None:
             self._held = [answer for answer in answers if answer.kind == "lost"]
             answers = [answer for answer in answers if answer.kind != "lost"]
             if self._held:
                 self._hold = self._loop.call_later(LAST_WORD, self.let_go)
         for answer in answers:
-            self._arrived(answer)
+            self._lent.arrived(answer)
         self._note_ended()
         self._timed.clear()
         self._tell(self, happening, reason)
@@ -609,7 +578,7 @@ class Connection:
             hold.cancel()
         held, self._held = self._held, []
         for answer in held:
-            self._arrived(answer)
+            self._lent.arrived(answer)
 
     def give_up(self, call: Outgoing) -> None:
         """Stop waiting for a call: its answer, if one comes, is dropped, and a generator is closed."""
@@ -657,20 +626,6 @@ class Connection:
 def _decide(granted: asyncio.Future[bool], result: bool) -> None:
     if not granted.done():
         granted.set_result(result)
-
-
-def _answer(answer: Answer) -> None:
-    call = answer.call
-    if call.backlog is not None and call.waiter is None:
-        call.backlog.append(answer)  # nobody has asked for it yet
-    else:
-        _tell(call, answer)
-
-
-def _tell(call: Outgoing, answer: Answer) -> None:
-    waiter, call.waiter, call.answer = call.waiter, None, answer
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
 
 
 _TRANSIENT = (

@@ -41,6 +41,7 @@ from headgate.workers.client.failures import (
 )
 from headgate.workers.client.peers import as_peer
 from headgate.workers.client.remote_stream import Stream
+from headgate.workers.client.renewal import Renewals
 from headgate.workers.client.routine_call import GONE, Attempts, RoutineCall
 from headgate.workers.events import TASKS
 from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata, WorkerView
@@ -99,7 +100,7 @@ class Dispatcher:
         """The uid of the worker in whose process this dispatcher is; "": in none."""
         self.openings: Openings = Openings()
         self._awaits_endings = awaits_endings
-        self._known: WeakValueDictionary[str, Connection] = WeakValueDictionary()
+        self._known: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by epoch
         self._limits = limits
         self._on_retiring = on_retiring
         self._credentials = credentials
@@ -107,6 +108,9 @@ class Dispatcher:
         self._discovered: dict[str, WorkerMetadata] = {}  # of others: they are used only when they can be reached
         self._candidates = Candidates(self._connection_to, self._reached, self._not_reached, self._why_refused)
         self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
+        self._renewals = Renewals(
+            self.roster, self.openings, self._gone, self._connection_to, self._introduce, self._end
+        )
         self._evicted: dict[str, str] = {}
         self._calls: dict[RoutineCall, None] = {}
         self._reached_quorum = False
@@ -153,21 +157,18 @@ class Dispatcher:
 
         If it is known, this is an update: the sessions that begin from now on go where it says.
         """
-        before, self._discovered[metadata.uid] = self._discovered.get(metadata.uid), metadata
+        self._discovered[metadata.uid] = metadata
         connection = self.roster.get(metadata.uid)
         if connection is None:
             self._candidates.add(metadata)
-        elif before is None or not _same_way(before, metadata):
-            self.roster.replace(metadata.uid, self._connection_to(metadata))
-            self._introduce()
-            self._end(connection)
-        else:
-            connection.metadata = metadata
+        elif connection.metadata != metadata:
+            self._renewals.update(connection, metadata)
 
     def _connection_to(self, metadata: WorkerMetadata) -> Connection:
+        epoch = next(_epochs)
         connection = Connection(
             metadata,
-            next(_epochs),
+            epoch,
             client_id(),
             self._happened,
             self.max_payload,
@@ -176,7 +177,7 @@ class Dispatcher:
             self._credentials if metadata.secure else None,
         )
         connection.awaits_ending = self._awaits_endings and metadata.uid not in self._discovered
-        self._known[metadata.uid] = connection
+        self._known[epoch] = connection
         return connection
 
     def _admit(self, connection: Connection) -> None:
@@ -223,9 +224,9 @@ class Dispatcher:
 
     def learn(self, uid: str, ending: Ending) -> None:
         """Hear how the process of a worker has ended."""
-        connection = self._known.get(uid)
-        if connection is not None:
-            connection.learn(ending)
+        for connection in list(self._known.values()):
+            if connection.metadata.uid == uid:
+                connection.learn(ending)
 
     def set_members(self, members: list[WorkerMetadata]) -> None:
         """Make these the workers that may be used, and no others. Those that are reached over a network are dialled
@@ -276,11 +277,15 @@ class Dispatcher:
         state = connection.state
         if state == "ready" and self.roster.cooling(connection.metadata.uid, clock.now()):
             state = "cooling"
-        return WorkerView(connection.metadata, state, connection.in_flight)
+        calls = connection.in_flight
+        if self._gone:  # its earlier sessions finish theirs
+            calls += sum(one.in_flight for one in self._gone if one.metadata.uid == connection.metadata.uid)
+        return WorkerView(connection.metadata, state, calls)
 
-    def _introduce(self) -> None:
+    def _introduce(self, *only: Connection) -> None:
+        """Tell workers whom their routines may call: all of them, or these."""
         peers = [as_peer(connection.metadata) for connection in self.roster]
-        for connection in self.roster:
+        for connection in only or self.roster:
             connection.introduce(self._pool, peers)
 
     def _remove(self, connection: Connection) -> None:
@@ -300,7 +305,7 @@ class Dispatcher:
     async def _ended(self, connection: Connection) -> None:
         # What it has, it finishes: one that was told to stop answers first, and one that died ends the stream. It is
         # looked at, because an event would have to be told with each answer of each worker (benchmarks/dispatch.py).
-        while connection.in_flight and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
+        while connection.is_busy and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await connection.close("it left the pool")
         self._gone.discard(connection)
@@ -308,6 +313,8 @@ class Dispatcher:
     def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
         """Act on what a connection tells of its worker."""
         if self._candidates.heard(connection, happening, reason):
+            return
+        if not self._closed and self._renewals.happened(connection, happening):
             return
         self.openings.happened(connection, happening, reason)
         self._changed()
@@ -774,8 +781,3 @@ class Dispatcher:
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
         self.openings.wake()
-
-
-def _same_way(before: WorkerMetadata, after: WorkerMetadata) -> bool:
-    """Whether a worker is still reached in the same way."""
-    return (before.address, before.secure, before.options) == (after.address, after.secure, after.options)

@@ -142,7 +142,10 @@ class Stream:
         call.connection.step(call, "next", count=taken, context=self._context())
 
     def _context(self, *, lenient: bool = False) -> bytes:
-        return context_frames.sent(self._routine.tag, self._dispatcher.max_payload, self._exchange, lenient=lenient)
+        most, call = self._dispatcher.max_payload, self._call
+        if call is not None and (extra := call.connection.session.lengths.extra):
+            most = min(most or extra, extra)
+        return context_frames.sent(self._routine.tag, most, self._exchange, lenient=lenient)
 
     async def _answer(self, call: RoutineCall) -> Answer:
         """Wait for the next answer of the worker."""
