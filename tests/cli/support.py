@@ -114,7 +114,7 @@ class _Pool:
 
     def __init__(self, metadata: WorkerMetadata) -> None:
         self.dispatcher = Dispatcher(RoundRobinLoadBalancer())
-        self.dispatcher.set_members([metadata])
+        self.dispatcher.connections.set_members([metadata])
 
     def __open_pool__(self) -> _Pool:
         return self

@@ -76,7 +76,7 @@ def connection_of(pool: WorkerPool) -> Connection:
 def sessions_of(pool: WorkerPool) -> int:
     """How many sessions are open from this loop, with those that only finish their calls."""
     dispatcher = dispatcher_of(pool)
-    return sum(one.session.state == "open" for one in (*dispatcher.roster, *dispatcher._gone))
+    return sum(one.session.state == "open" for one in (*dispatcher.roster, *dispatcher.connections.gone))
 
 
 def go(log: str) -> None:
@@ -202,13 +202,13 @@ def test_w50a_after_an_update_the_next_session_has_the_new_options() -> None:
             await until(lambda: old.session.sent)
             dispatcher = dispatcher_of(pool)
             updated = replace(old.metadata, options=ChannelOptions(keepalive_time_ms=6000))
-            dispatcher.admit(updated)
+            dispatcher.connections.admit(updated)
             await until(lambda: connection_of(pool) is not old)
             assert connection_of(pool).metadata.options == ChannelOptions(keepalive_time_ms=6000)
             assert await jobs.add(1, 2) == 3
             assert await slow == "of the old session"
             await until(lambda: sessions_of(pool) == 1)
-            dispatcher.admit(replace(updated, extra={"another": "note"}))
+            dispatcher.connections.admit(replace(updated, extra={"another": "note"}))
             assert connection_of(pool).metadata.extra == {"another": "note"}
             assert sessions_of(pool) == 1, "it is reached as before"
 
@@ -325,7 +325,7 @@ def test_w50_messages_are_compressed_in_both_directions(compression: Any, monkey
             dispatcher, known = dispatcher_of(pool), connection_of(pool)
             metadata = known.metadata
             async with Relay(metadata.address) as relay:
-                dispatcher.admit(replace(metadata, address=relay.address))
+                dispatcher.connections.admit(replace(metadata, address=relay.address))
                 await until(lambda: connection_of(pool) is not known)
                 before = relay.bytes
                 assert await option_jobs.size_of(bytes(4 * MIB)) == 4 * MIB
@@ -337,7 +337,7 @@ def test_w50_messages_are_compressed_in_both_directions(compression: Any, monkey
                 else:
                     assert max(there, back) < MIB
                 connection = connection_of(pool)
-                dispatcher.admit(metadata)
+                dispatcher.connections.admit(metadata)
                 await until(lambda: connection_of(pool) is not connection)
                 await until(lambda: sessions_of(pool) == 1)
 
@@ -672,7 +672,7 @@ def test_w53_the_next_session_is_used_at_once_and_keeps_the_place_of_the_old_one
             assert sessions_of(pool) == 4
             assert [await jobs.pid() for _ in range(4)] == turns, "each keeps its turn"
             assert await asyncio.gather(*slow) == [0, 1]
-            await until(lambda: not set(old) & dispatcher_of(pool)._gone)
+            await until(lambda: not set(old) & dispatcher_of(pool).connections.gone)
 
     with nobody_lost():
         run(main)

@@ -303,6 +303,7 @@ def test_options_of_both_ends_without_any(monkeypatch: pytest.MonkeyPatch) -> No
         "grpc.http2.min_recv_ping_interval_without_data_ms": 500,
         "grpc.http2.min_ping_interval_without_data_ms": 500,
         "grpc.http2.max_ping_strikes": 0,
+        "grpc.keepalive_permit_without_calls": 1,
         "grpc.server_handshake_timeout_ms": 10_000,
         "grpc.so_reuseport": 0,
     }

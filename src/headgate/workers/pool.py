@@ -330,9 +330,9 @@ class WorkerPool:
         dispatcher.why_none = self._why_none
         if self._failure is not None:
             dispatcher.fail(self._failure)
-        dispatcher.follow(self._placement.subscribe())
+        dispatcher.connections.follow(self._placement.subscribe())
         if self._finder is not None and self._loop is not None:
-            dispatcher.follow(self._finder.subscribe(), discovered=True)
+            dispatcher.connections.follow(self._finder.subscribe(), discovered=True)
             _on(self._loop, self._finder.start)
         return dispatcher
 
@@ -343,7 +343,7 @@ class WorkerPool:
         """
         seen: dict[str, list[WorkerView]] = {}
         for dispatcher in list(self._dispatchers.values()):
-            for view in dispatcher.views():
+            for view in dispatcher.connections.views():
                 seen.setdefault(view.uid, []).append(view)
         found = []
         for placed in self._placement.workers():
@@ -368,7 +368,9 @@ class WorkerPool:
             args = (bound, *args)
         self._require_open()
         dispatcher, running, limit = self.__dispatcher__(), CALLER.get(), dispatch_limit()
-        await dispatcher.until_known([view.uid for view in self._placement.workers() if view.state == "ready"])
+        await dispatcher.connections.until_known(
+            [view.uid for view in self._placement.workers() if view.state == "ready"]
+        )
         caller = "" if running is None else running.id
         uids = [view.uid for view in self.workers() if view.state not in ("starting", "stopping", "lost")]
         tasks = [asyncio.ensure_future(dispatcher.call(found, args, kwargs, limit, caller, to=uid)) for uid in uids]
@@ -420,7 +422,7 @@ class WorkerPool:
     def _on_ended(self, uid: str, ending: Ending) -> None:
         """Tell each dispatcher how the process of a worker ended: the errors of calls lost with it say that."""
         for loop, dispatcher in list(self._dispatchers.items()):
-            _on(loop, dispatcher.learn, uid, ending)
+            _on(loop, dispatcher.connections.learn, uid, ending)
 
     def _on_trouble(self, trouble: Trouble | None) -> None:
         """Decide what callers are told who find no worker, when a start failed or starting works again."""

@@ -1,7 +1,7 @@
 """Dispatch from one event loop: choose a worker, send the call, report its one outcome.
 
-A dispatcher holds the roster of workers that discovery told it of and a connection to each. It is made at the first
-dispatch on its loop (`lazy`), in the client as in workers, whose routines call others through one of their own.
+A dispatcher has connections to the workers that it knows (`connections`). It is made at the first dispatch on its loop
+(`lazy`), in the client as in workers, whose routines call others through one of their own.
 
 At most once: a call goes to another worker only if a worker refused it, or if it was never handed to a transport. What
 was sent and not answered is lost when its worker is, and runs again only if its routine allows `retries`.
@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
@@ -22,8 +21,9 @@ from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, 
 from headgate.resources.members import Use
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
-from headgate.workers.client.candidates import GRACE, Candidates
-from headgate.workers.client.connection import Connection, Happening
+from headgate.workers.client.candidates import GRACE
+from headgate.workers.client.connection import Connection
+from headgate.workers.client.connections import Connections
 from headgate.workers.client.failures import (
     INSIDE,
     client_id,
@@ -39,13 +39,10 @@ from headgate.workers.client.failures import (
     too_late,
     unreadable,
 )
-from headgate.workers.client.peers import as_peer
 from headgate.workers.client.remote_stream import Stream
-from headgate.workers.client.renewal import Renewals
 from headgate.workers.client.routine_call import GONE, Attempts, RoutineCall
 from headgate.workers.events import TASKS
-from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata, WorkerView
-from headgate.workers.processes.exit_status import Ending
+from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata
 from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import CONFIRMATION, UNREAD, Answer, Request, Waiter
 from headgate.workers.routines import CALLER
@@ -55,15 +52,12 @@ from headgate.workers.serialization.pickling import dump_arguments
 
 if TYPE_CHECKING:
     from headgate.context.travel import Exchange
-    from headgate.discovery.port import DiscoveryEvent
     from headgate.workers.credentials import WorkerCredentials
-    from headgate.workers.protocol.tls_causes import Refusal
     from headgate.workers.routines import Routine
     from headgate.workers.server.running_call import RunningCall
 
 _RAN = frozenset({"returned", "raised", "cancelled", "yielded"})
 _task_numbers = count(1)
-_epochs = count(1)
 _NOBODY: Mapping[str, str] = {}
 
 
@@ -92,252 +86,28 @@ class Dispatcher:
         self.roster: Roster[Connection] = Roster(strategy if strategy is not None else Cycle())
         self._quorum = quorum
         self._quorum_timeout = quorum_timeout
-        self._on_lost = on_lost
-        self._pool = pool
         self.why_none: Callable[[], str] = str  # tells why there may be no worker
         self.max_payload: int = max_payload
         self.here: str = here
         """The uid of the worker in whose process this dispatcher is; "": in none."""
         self.openings: Openings = Openings()
-        self._awaits_endings = awaits_endings
-        self._known: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by epoch
-        self._limits = limits
-        self._on_retiring = on_retiring
-        self._credentials = credentials
-        self._on_out_of_reach = on_out_of_reach
-        self._discovered: dict[str, WorkerMetadata] = {}  # of others: they are used only when they can be reached
-        self._candidates = Candidates(self._connection_to, self._reached, self._not_reached, self._why_refused)
-        self._gone: set[Connection] = set()  # not in the roster any more, and still with calls
-        self._renewals = Renewals(
-            self.roster, self.openings, self._gone, self._connection_to, self._introduce, self._end
+        self.connections: Connections = Connections(
+            self.roster,
+            self.openings,
+            pool=pool,
+            max_payload=max_payload,
+            limits=limits,
+            credentials=credentials,
+            awaits_endings=awaits_endings,
+            on_lost=on_lost,
+            on_retiring=on_retiring,
+            on_out_of_reach=on_out_of_reach,
+            on_evicted=lambda connection: self._report(connection, "evicted"),
         )
-        self._evicted: dict[str, str] = {}
         self._calls: dict[RoutineCall, None] = {}
         self._reached_quorum = False
         self._closed = ""
         self._failure: BaseException | None = None
-        self._listeners: set[asyncio.Task[Any] | None] = set()
-        self._endings: set[asyncio.Task[None]] = set()
-        self._watchers: list[asyncio.Future[None]] = []
-
-    # -- membership ---------------------------------------------------------------------------------------------------
-
-    def follow(self, events: AsyncIterator[DiscoveryEvent], *, discovered: bool = False) -> None:
-        """Admit and drop workers as these events say; `discovered`: they were not started by the pool."""
-        self._listeners.add(self.loop.create_task(self._follow(events, discovered)))
-
-    async def _follow(self, events: AsyncIterator[DiscoveryEvent], discovered: bool) -> None:
-        try:
-            async for event in events:
-                if event.type == "worker-dropped":
-                    self.drop(event.metadata.uid)
-                elif discovered:
-                    self.admit_discovered(event.metadata)
-                else:
-                    self.admit(event.metadata)
-        finally:
-            # The loop ends. A task that was cancelled keeps its frames (from Python 3.13 on), those of asyncio.run too,
-            # and with them every task and so every stream of that loop; the pool keeps this dispatcher.
-            self._listeners.discard(asyncio.current_task())
-
-    def admit(self, metadata: WorkerMetadata) -> None:
-        """Add a worker that the pool started, which may be used from now on.
-
-        One that listens on TCP is dialled first: its certificate may be one that this client does not accept.
-        """
-        if metadata.uid in self.roster or metadata.uid in self._candidates:
-            return
-        if metadata.address.startswith("unix:"):
-            self._admit(self._connection_to(metadata))
-        else:
-            self._candidates.add(metadata)
-
-    def admit_discovered(self, metadata: WorkerMetadata) -> None:
-        """Add a worker of which a discovery told, to be used as soon as a session with it is open.
-
-        If it is known, this is an update: the sessions that begin from now on go where it says.
-        """
-        self._discovered[metadata.uid] = metadata
-        connection = self.roster.get(metadata.uid)
-        if connection is None:
-            self._candidates.add(metadata)
-        elif connection.metadata != metadata:
-            self._renewals.update(connection, metadata)
-
-    def _connection_to(self, metadata: WorkerMetadata) -> Connection:
-        epoch = next(_epochs)
-        connection = Connection(
-            metadata,
-            epoch,
-            client_id(),
-            self._happened,
-            self.max_payload,
-            self._limits,
-            self._on_retiring,
-            self._credentials if metadata.secure else None,
-        )
-        connection.awaits_ending = self._awaits_endings and metadata.uid not in self._discovered
-        self._known[epoch] = connection
-        return connection
-
-    def _admit(self, connection: Connection) -> None:
-        uid = connection.metadata.uid
-        self._evicted.pop(uid, None)
-        self.roster.admit(uid, connection)
-        self._introduce()
-        self.openings.wake()
-        self._changed()
-
-    def _reached(self, connection: Connection) -> None:
-        """Use a discovered worker from now on: a session with it is open."""
-        self._admit(connection)
-        self.openings.happened(connection, "open", "")
-
-    def _not_reached(self, metadata: WorkerMetadata) -> None:
-        """Note that a worker could not be reached. It is tried again; one that the pool started is replaced, unless
-        the next one would be refused as well."""
-        refused = self._candidates.refuses(metadata.uid)
-        if metadata.uid in self._discovered:
-            if self._on_out_of_reach is not None:
-                self._on_out_of_reach(metadata.uid)
-        elif self._on_lost is not None and not refused:
-            self._on_lost(metadata, self._candidates.reasons.get(metadata.uid, "it cannot be reached"))
-        if self._candidates.hopeless and not len(self.roster):
-            self.openings.wake()  # who waits for a worker need not wait for long
-        self._changed()
-
-    async def _why_refused(self, metadata: WorkerMetadata) -> Refusal | None:
-        """Find out why a worker cannot be reached. (gRPC says the same whatever the cause is.)"""
-        from headgate.workers.protocol.tls_causes import why_refused
-
-        return await why_refused(metadata.address, self._credentials if metadata.secure else None)
-
-    def drop(self, uid: str) -> None:
-        """Remove a worker. Calls that it has may end."""
-        self._discovered.pop(uid, None)
-        self._candidates.drop(uid)
-        connection = self.roster.get(uid)
-        if connection is not None:
-            self._remove(connection)
-            self._end(connection)
-        self._evicted.pop(uid, None)
-
-    def learn(self, uid: str, ending: Ending) -> None:
-        """Hear how the process of a worker has ended."""
-        for connection in list(self._known.values()):
-            if connection.metadata.uid == uid:
-                connection.learn(ending)
-
-    def set_members(self, members: list[WorkerMetadata]) -> None:
-        """Make these the workers that may be used, and no others. Those that are reached over a network are dialled
-        first, as discovered ones are."""
-        uids = {metadata.uid for metadata in members}
-        for uid in {*(connection.metadata.uid for connection in self.roster), *self._discovered} - uids:
-            self.drop(uid)
-        for metadata in members:
-            if metadata.address.startswith("unix:"):
-                self.admit(metadata)
-            elif self._discovered.get(metadata.uid) != metadata:
-                self.admit_discovered(metadata)
-
-    async def connect(self, workers: int) -> None:
-        """Connect to this number of workers now, not at the first call."""
-        await self._until(lambda: len(self.roster) >= workers or self._failure is not None)
-        for connection in self.roster:
-            connection.open()
-        await self._until(lambda: all(connection.session.state != "opening" for connection in self.roster))
-
-    async def until_known(self, uids: list[str]) -> None:
-        """Wait until discovery has told of these workers, for a second at most."""
-        try:
-            async with asyncio.timeout(1.0):
-                await self._until(lambda: all(uid in self.roster for uid in uids))
-        except TimeoutError:
-            pass
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition on the roster holds, which is looked at whenever a worker or its state changes."""
-        while not condition():
-            watcher = self.loop.create_future()
-            self._watchers.append(watcher)
-            await watcher
-
-    def _changed(self) -> None:
-        watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(None)
-
-    def views(self) -> list[WorkerView]:
-        """Describe the workers that may be used now."""
-        return [self.view(connection) for connection in self.roster]
-
-    def view(self, connection: Connection) -> WorkerView:
-        """Describe the worker of a connection, with its state and load."""
-        state = connection.state
-        if state == "ready" and self.roster.cooling(connection.metadata.uid, clock.now()):
-            state = "cooling"
-        calls = connection.in_flight
-        if self._gone:  # its earlier sessions finish theirs
-            calls += sum(one.in_flight for one in self._gone if one.metadata.uid == connection.metadata.uid)
-        return WorkerView(connection.metadata, state, calls)
-
-    def _introduce(self, *only: Connection) -> None:
-        """Tell workers whom their routines may call: all of them, or these."""
-        peers = [as_peer(connection.metadata) for connection in self.roster]
-        for connection in only or self.roster:
-            connection.introduce(self._pool, peers)
-
-    def _remove(self, connection: Connection) -> None:
-        uid = connection.metadata.uid
-        if self.roster.get(uid) is connection:
-            self.roster.drop(uid)
-            self._introduce()
-            self._changed()
-        self.openings.forget(connection)
-
-    def _end(self, connection: Connection) -> None:
-        self._gone.add(connection)
-        task = self.loop.create_task(self._ended(connection))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-
-    async def _ended(self, connection: Connection) -> None:
-        # What it has, it finishes: one that was told to stop answers first, and one that died ends the stream. It is
-        # looked at, because an event would have to be told with each answer of each worker (benchmarks/dispatch.py).
-        while connection.is_busy and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        await connection.close("it left the pool")
-        self._gone.discard(connection)
-
-    def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
-        """Act on what a connection tells of its worker."""
-        if self._candidates.heard(connection, happening, reason):
-            return
-        if not self._closed and self._renewals.happened(connection, happening):
-            return
-        self.openings.happened(connection, happening, reason)
-        self._changed()
-        if happening == "closed":
-            known = self.roster.get(connection.metadata.uid) is connection
-            self._remove(connection)
-            if known and not self._closed:  # somebody cancelled all tasks of this loop: the worker is there still
-                self._admit(self._connection_to(connection.metadata))
-        elif happening in ("lost", "refused", "stopped"):
-            known = self.roster.get(connection.metadata.uid) is connection
-            self._remove(connection)
-            if known and not self._closed:
-                self._evicted[connection.metadata.uid] = reason
-                while len(self._evicted) > 64:
-                    del self._evicted[next(iter(self._evicted))]
-                if happening == "refused":
-                    self._report(connection, "evicted")
-                discovered = self._discovered.get(connection.metadata.uid)
-                if discovered is not None:
-                    self._candidates.add(discovered, reason, permanent=happening == "refused")
-                elif self._on_lost is not None and happening == "lost":
-                    self._on_lost(connection.metadata, reason)
-                self._end(connection)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -558,7 +328,7 @@ class Dispatcher:
     def custom_choice(self, balancer: LoadBalancerLike, call: RoutineCall, avoid: Collection[str]) -> Use | None:
         """Take the first worker that a user's balancer names, that takes calls and that is not in `avoid`."""
         task = Task(f"{client_id()}/{call.task}", None, call.routine.tag, call.routine.options.timeout)
-        for view in checked_order(balancer, task, self.views()):
+        for view in checked_order(balancer, task, self.connections.views()):
             connection = self.roster.get(view.uid)
             if view.uid not in avoid and connection is not None and connection.can_take(call.is_bulky):
                 return self.roster.take(view.uid, clock.now())
@@ -590,7 +360,7 @@ class Dispatcher:
         self.is_usable(routine)
         connection = self.roster.get(uid)
         if connection is None or uid in tried or connection.session.state in ("stopping", "over"):
-            why = tried.get(uid) or self._evicted.get(uid) or "it is gone"
+            why = tried.get(uid) or self.connections.reasons.get(uid) or "it is gone"
             raise NoWorkersAvailable(f"worker {uid} did not take {routine.tag}: {why}")
         refuses = connection.reserved or (connection.crowded and routine.portable.thread)
         return None if refuses else self.roster.take(uid, clock.now())
@@ -599,7 +369,7 @@ class Dispatcher:
         if self.custom is None:
             return
         try:
-            self.custom.report(self.view(connection), report)
+            self.custom.report(self.connections.view(connection), report)
         except Exception:  # the call has its outcome, and must not lose it
             log_exception("headgate.workers", "report() of the balancer %r failed", self.custom)
 
@@ -645,7 +415,7 @@ class Dispatcher:
         if patience is not None:
             limit = f"its timeout of {call.timeout:g} s and {CONFIRMATION:g} s more"
             yield patience, RoutineTimeout, f"no worker could begin {tag} within {limit}"
-        if not len(self.roster) and self._candidates.hopeless:
+        if self.connections.hopeless:
             yield begun + GRACE, NoWorkersAvailable, f"no worker for {tag}: all that are known refuse"
         if self._quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
             what = f"no worker for {tag} within quorum_timeout={self._quorum_timeout:g} s"
@@ -653,10 +423,10 @@ class Dispatcher:
 
     def standing(self, tried: Mapping[str, str] = _NOBODY) -> str:
         """Say of each worker that is known why it takes no call; `tried`: what some of them said to one call."""
-        reasons = {**self._evicted, **self._candidates.reasons}
+        reasons = self.connections.reasons
         for connection in self.roster:
             uid = connection.metadata.uid
-            reasons[uid] = tried.get(uid, connection.obstacle or self.view(connection).state)
+            reasons[uid] = tried.get(uid, connection.obstacle or self.connections.view(connection).state)
         return (listed(reasons) or "none is there") + ("" if len(self.roster) else self.why_none())
 
     def check_time(self, call: RoutineCall, answer: Answer) -> None:
@@ -741,7 +511,11 @@ class Dispatcher:
         """Raise this in every call that waits for a worker, because none can be started. None: they can be again."""
         self._failure = error
         self.openings.wake()
-        self._changed()
+        self.connections.changed()
+
+    async def connect(self, workers: int) -> None:
+        """Connect to this number of workers now, not at the first call."""
+        await self.connections.connect(workers, lambda: self._failure is not None)
 
     @property
     def calls(self) -> int:
@@ -751,6 +525,7 @@ class Dispatcher:
     def refuse(self, why: str) -> None:
         """Refuse new calls from now on."""
         self._closed = why
+        self.connections.is_closed = True
         for connection in self.roster:
             connection.give_no_room()
         self.openings.wake()
@@ -758,26 +533,10 @@ class Dispatcher:
     def abandon(self) -> None:
         """Break every session without awaiting anything, because the loop is closed."""
         self._closed = self._closed or "its event loop is closed"
-        for connection in [*self.roster, *self._gone]:
-            connection.abandon()
+        self.connections.abandon()
 
     async def close(self, why: str) -> None:
         """End every session. Calls that are left raise PoolClosed."""
         self._closed = self._closed or why
-        listeners = [listener for listener in self._listeners if listener is not None]
-        for listener in listeners:
-            listener.cancel()
-        await asyncio.gather(*listeners, self._candidates.close(), return_exceptions=True)
-        connections = [*self.roster, *self._gone]
-        for connection in list(self._known.values()):
-            connection.let_go()
-        for connection in connections:
-            for call in [call for call in self._calls if call.number in connection.session.sent]:
-                connection.cancel(call)
-        await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
-        for connection in connections:
-            if connection.metadata.uid in self.roster:
-                self.roster.drop(connection.metadata.uid)
-        if self._endings:
-            await asyncio.gather(*self._endings, return_exceptions=True)
+        await self.connections.close(list(self._calls))
         self.openings.wake()

@@ -59,9 +59,8 @@ def dial(
     long as the request does. Credentials that are renewed are used as they are known: await their `refreshed` before.
     PermissionError: the address is a Unix socket that others could have made.
     """
-    options = options if options is not None else ChannelOptions()
-    given = _session_options(options) if session else _CHANNEL_OPTIONS
-    compression = _COMPRESSION[options.compression]
+    given = channel_options(options) if session else _CHANNEL_OPTIONS
+    compression = None if options is None else _COMPRESSION[options.compression]
     where = parse_address(address)
     if isinstance(where, str):
         check_socket(where)
@@ -74,8 +73,8 @@ def dial(
 
 def make_server(handler: grpc.GenericRpcHandler, options: WorkerOptions | None = None) -> grpc.aio.Server:
     """Make a server for the calls that this handler knows; `bind` gives it an address."""
-    options = options if options is not None else WorkerOptions()
-    server = grpc.aio.server(options=_server_options(options), compression=_COMPRESSION[options.channel.compression])
+    compression = None if options is None else _COMPRESSION[options.channel.compression]
+    server = grpc.aio.server(options=server_options(options), compression=compression)
     server.add_generic_rpc_handlers((handler,))
     return server
 
@@ -150,7 +149,9 @@ def check_socket(path: str) -> None:
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def _session_options(options: ChannelOptions) -> _Options:
+def channel_options(options: ChannelOptions | None) -> _Options:
+    """Return the options of gRPC for a channel that carries a session."""
+    options = options if options is not None else ChannelOptions()
     timeout = _or(options.keepalive_timeout_ms, KEEPALIVE_MS)
     return (
         *_CHANNEL_OPTIONS,
@@ -164,7 +165,9 @@ def _session_options(options: ChannelOptions) -> _Options:
     )
 
 
-def _server_options(options: WorkerOptions) -> _Options:
+def server_options(options: WorkerOptions | None) -> _Options:
+    """Return the options of gRPC for the server of a worker. `max_concurrent_streams` is none: see `concurrency`."""
+    options = options if options is not None else WorkerOptions()
     limits = {
         "grpc.max_connection_idle_ms": options.max_connection_idle_ms,
         "grpc.max_connection_age_ms": options.max_connection_age_ms,
@@ -193,4 +196,14 @@ def _or(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-__all__ = ["EOF", "LOADED_IN", "bind", "check_socket", "dial", "grpc", "make_server"]
+__all__ = [
+    "EOF",
+    "LOADED_IN",
+    "bind",
+    "channel_options",
+    "check_socket",
+    "dial",
+    "grpc",
+    "make_server",
+    "server_options",
+]

@@ -64,7 +64,7 @@ class NestedPool:
             from headgate.workers.client.peers import usable_peers
 
             self._introduced = peers
-            self._made.set_members(usable_peers(peers, secure=self._service.credentials is not None))
+            self._made.connections.set_members(usable_peers(peers, secure=self._service.credentials is not None))
         return self._made
 
     async def on_task_loop(self, running: RunningCall, use: Callable[[Dispatcher], Awaitable[Any]]) -> Any:

@@ -145,9 +145,7 @@ class WorkerProcess:
         config: dict[str, Any] = {"uid": self.uid, "address": self._address(stack), "insecure": self._insecure}
         if self._concurrency is not None:
             config["concurrency"] = self._concurrency
-        started = await start(
-            config, hook=self._backpressure, credentials=self._credentials, options=self._options
-        )
+        started = await start(config, hook=self._backpressure, credentials=self._credentials, options=self._options)
         stack.callback(started.service.tasks.close)
         stack.callback(started.service.tasks.stop)
         stack.push_async_callback(started.server.stop, 0.02)  # what there was to say has been said
