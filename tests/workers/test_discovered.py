@@ -359,6 +359,10 @@ def test_w64_only_insecure_workers_are_used_without_credentials_and_an_update_co
         async with WorkerPool(discovery=discovery) as pool:
             assert await reached() == {fleet.workers[0].pid}
             discovery.announce("worker-updated", replace(fleet.workers[0], secure=True))
+            await until(lambda: not pool.workers())
+            with pytest.raises(headgate.DispatchTimeout, match=f"{fleet.workers[0].uid}: it has credentials, and a pool"):
+                with headgate.RuntimeContext(dispatch_timeout=0.1):
+                    await jobs.pid()
             discovery.announce("worker-updated", fleet.workers[1])
             await until(lambda: [view.pid for view in pool.workers()] == [fleet.workers[1].pid])
             await reach({fleet.workers[1].pid})

@@ -265,7 +265,7 @@ def test_w72_a_worker_does_not_listen_beyond_this_machine_without_credentials() 
         ({"port": "80"}, ValueError),
         ({"grace": 0}, ValueError),
         ({"grace": -1.0}, ValueError),
-        ({"extra": {"a": object()}}, ValueError),
+        ({"extra": {"a": {1, 2}}}, ValueError),
         ({"extra": {1: 2}}, ValueError),
         ({"extra": [1]}, TypeError),
         ({"credentials": "cert.pem"}, TypeError),

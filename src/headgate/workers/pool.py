@@ -67,6 +67,7 @@ Ts = TypeVarTuple("Ts")
 MAX_OVERDUE = 30.0
 """Seconds that calls past their own timeout may hold a worker before it is replaced, unless the pool says otherwise."""
 _NOT_FORKED = "Start the child as a new program: subprocess, or multiprocessing with the spawn method."
+_SHOWN = 5  # workers that were found and are not used, in an error
 _LAST = 2.0  # seconds for a dispatcher to close on a loop of another thread
 
 
@@ -443,9 +444,12 @@ class WorkerPool:
         return self._trouble is not None and self._trouble.keeps_failing(clock.now())
 
     def _why_none(self) -> str:
-        """Say why there may be no worker, if the last start failed. Called on other threads too."""
-        trouble = self._trouble
-        return "" if trouble is None else f"; the last start of a worker failed: {trouble.reason}"
+        """Say why there may be no worker: starting one failed, or those that were found may not be used. Called on
+        other threads too."""
+        trouble, refused = self._trouble, {} if self._finder is None else self._finder.membership.refused
+        failed = "" if trouble is None else f"; the last start of a worker failed: {trouble.reason}"
+        shown = "; ".join(f"{uid}: {reason}" for uid, reason in list(refused.items())[-_SHOWN:])
+        return f"{failed}; found and not used: {shown}" if refused else failed
 
     def _tell_waiting(self, error: WorkerStartFailed | None) -> None:
         """Have callers who find no worker raise this; None: have them wait for one, as usual."""
