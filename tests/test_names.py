@@ -95,6 +95,7 @@ WORKERS = {
     "DiscoveryEvent",
     "DiscoveryLike",
     "DnsDiscovery",
+    "LanDiscovery",
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
     "LocalDiscovery",

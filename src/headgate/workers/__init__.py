@@ -10,6 +10,7 @@ from headgate.core.lazy import lazy
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.discovery.dns import DnsDiscovery
+    from headgate.discovery.lan import LanDiscovery
     from headgate.discovery.local import LocalDiscovery
     from headgate.discovery.port import DiscoveryEvent, DiscoveryLike
     from headgate.discovery.static import StaticDiscovery
@@ -37,6 +38,7 @@ __all__ = [
     "DiscoveryEvent",
     "DiscoveryLike",
     "DnsDiscovery",
+    "LanDiscovery",
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
     "LocalDiscovery",
@@ -60,6 +62,7 @@ __all__ = [
 
 _MODULES = {
     "headgate.discovery.dns": ("DnsDiscovery",),
+    "headgate.discovery.lan": ("LanDiscovery",),
     "headgate.discovery.local": ("LocalDiscovery",),
     "headgate.discovery.port": ("DiscoveryEvent", "DiscoveryLike"),
     "headgate.discovery.static": ("StaticDiscovery",),
