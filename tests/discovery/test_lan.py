@@ -22,8 +22,8 @@ import pytest
 import headgate
 from headgate import ChannelOptions, DiscoveryFailed, InvalidArgument, InvalidType, LanDiscovery
 from headgate.discovery import lan, lan_liveness
-from headgate.discovery.lan_liveness import Beacon, Place, lives
-from headgate.discovery.lan_records import MAX_WORKERS, TYPE, announcement_of, name_of
+from headgate.discovery.lan_liveness import Beacon, lives
+from headgate.discovery.lan_records import MAX_WORKERS, TYPE, Place, announcement_of, name_of
 from headgate.testing import check_discovery
 from tests.discovery.support import PATIENCE, Events, subscribed, worker
 
@@ -153,6 +153,20 @@ def test_w62_options_and_all_other_fields_arrive() -> None:
             assert (await events.next()).metadata == full
             with pytest.raises(InvalidArgument, match="6144"):
                 await publisher.publish("worker-added", worker("w-2", address="h:1", extra={"text": "x" * 7000}))
+
+    asyncio.run(main())
+
+
+def test_w65_an_update_may_change_the_host() -> None:
+    async def main() -> None:
+        discovery = LanDiscovery(fresh())
+        async with discovery.publisher as publisher, subscribed(discovery) as events:
+            for number in range(3):
+                await publisher.publish("worker-added", worker(address=f"10.0.0.{number}:80"))
+                event = await events.next()
+                assert event.type == ("worker-updated" if number else "worker-added")
+            await publisher.publish("worker-added", worker("w-2", address="10.0.0.1:80"))
+            assert await events.types(1) == [("added", "w-2")]
 
     asyncio.run(main())
 

@@ -59,7 +59,7 @@ class DnsDiscovery:
         self.interval: float = every
         self.secure: bool = checked_flag("secure", secure)
         self.tags: frozenset[str] = checked_names("tags", tags)
-        self.nameserver = _checked_nameserver(nameserver)
+        self.nameserver: str | None = _checked_nameserver(nameserver)
         self._resolver = resolver
 
     def _identity(self) -> tuple[object, ...]:

@@ -18,9 +18,10 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from headgate.core.clock import clock
+from headgate.discovery.lan_records import Place
 
 MAX_CONNECTIONS: Final = 1024
 """Connections that a beacon holds; who comes later is told the session, and nothing more."""
@@ -35,19 +36,11 @@ _SHORTEST: Final = 0.25
 Outcome = Literal["refused", "unreachable", "wrong", "ended"]
 
 
-class Place(NamedTuple):
-    """Where a publisher is, and which."""
-
-    host: str
-    port: int
-    session: str
-
-
 class Beacon:
     """The port on which a publisher shows that it lives."""
 
     def __init__(self, session: str) -> None:
-        self.port = 0
+        self.port: int = 0
         self._greeting = session.encode() + b"\n"
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Transport] = set()

@@ -34,8 +34,17 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf
 
 from headgate.core.clock import clock
 from headgate.core.threads import outlast_cancellation
-from headgate.discovery.lan_liveness import MAX_FOLLOWED, Place, until_dead
-from headgate.discovery.lan_records import TYPE, Announcement, Known, announcement_of, from_text, name_of, prefix_of
+from headgate.discovery.lan_liveness import MAX_FOLLOWED, until_dead
+from headgate.discovery.lan_records import (
+    TYPE,
+    Announcement,
+    Known,
+    Place,
+    announcement_of,
+    from_text,
+    name_of,
+    prefix_of,
+)
 from headgate.discovery.records import split_address
 from headgate.errors import DiscoveryFailed, InvalidArgument
 from headgate.workers.model import WorkerMetadata
@@ -50,6 +59,8 @@ _REPEATS: Final = (0.0, 0.25, 0.75)
 """Seconds before each sending of an announcement: more than one, because packets are lost."""
 _GOODBYES: Final = (0.0, 0.1, 0.1)
 """Seconds before each sending of a goodbye. A publisher that is left waits for them."""
+_AGAIN: Final = 15.0
+"""Seconds after which everything is announced again, for those who were cut off meanwhile."""
 _ANSWER: Final = 2.0
 """Seconds in which a publisher answers a question. It may wait a second, so as not to repeat itself too often."""
 _MAX_MISSING: Final = 256
@@ -62,14 +73,14 @@ class Service:
     def __init__(self, announcement: Announcement, owner: object) -> None:
         self.announcement = announcement
         self.owner = owner
-        self.since = clock.now()
+        self.since: float = clock.now()
 
 
 class View:
     """What is known of the workers of one namespace, for the subscribers of one loop."""
 
     def __init__(self, network: Network, namespace: str) -> None:
-        self.known = Known(namespace)
+        self.known: Known = Known(namespace)
         self.users = 0
         self.changed: set[asyncio.Event] = set()
         self._network = network
@@ -78,15 +89,15 @@ class View:
 
     def heard(self, name: str, text: bytes) -> None:
         """A worker was announced."""
-        if self.known.announced(name, text):
+        if self.known.announced(name, text, clock.now()):
             self._tell()
 
     def withdrawn(self, name: str, text: bytes, *, expired: bool = False) -> None:
         """A worker was taken back, or its record is so old that it is worth nothing."""
         news = self.known.workers.get(name)
-        if expired and news is not None and self.known.has_answered(news.session):
+        if expired and news is not None and self.known.has_answered(news.publisher):
             return
-        if self.known.withdrawn(name, text):
+        if self.known.withdrawn(name, text, clock.now()):
             self._tell()
 
     def close(self) -> None:
@@ -110,20 +121,18 @@ class View:
         self._is_due = False
         wanted: dict[Place, str] = {}
         for name, news in self.known.workers.items():
-            place = Place(split_address(news.metadata.address)[0], news.port, news.session)
-            wanted.setdefault(place, name)
+            wanted.setdefault(news.publisher, name)
         for place in [place for place in self._following if place not in wanted]:
             self._following.pop(place).cancel()
-            self.known.ended(place.session)
+            self.known.ended(place, clock.now())
         for place, name in wanted.items():
             if place not in self._following and len(self._following) < MAX_FOLLOWED:
                 self._following[place] = self._network.do(self._until_dead(place, name))
 
     async def _until_dead(self, place: Place, name: str) -> None:
-        session = place.session
-        await until_dead(place, lambda: self.known.answered(session), lambda: self._network.asks(name))
+        await until_dead(place, lambda: self.known.answered(place), lambda: self._network.asks(name))
         if self._following.pop(place, None) is not None:
-            for dead in self.known.ended(session):
+            for dead in self.known.ended(place, clock.now()):
                 self._network.forget(dead)
             self._tell()
 
@@ -155,6 +164,7 @@ class Network(RecordUpdateListener):
         await self._zc.async_wait_for_start()
         self._zc.async_add_listener(self, None)
         self._browser = AsyncServiceBrowser(self._zc, TYPE, handlers=[_nothing])  # asks, and asks again
+        _ = self.do(self._announce_again())
 
     async def close(self) -> None:
         """Close the sockets. Nothing is announced from here any more."""
@@ -231,10 +241,10 @@ class Network(RecordUpdateListener):
 
     def _revision(self, name: str) -> int:
         """Return a number above all that this worker has had: by the clock, which other processes have too."""
-        known = [service.announcement for service in (self.services.get(name),) if service is not None]
-        if (view := self._view_of(name)) is not None and name in view.known.workers:
-            known.append(view.known.workers[name])
-        return max(int(clock.wall() * 1000), *(one.revision + 1 for one in known), 0)
+        there, view = self.services.get(name), self._view_of(name)
+        ours = -1 if there is None else there.announcement.revision
+        heard = -1 if view is None else view.known.revision(name)
+        return max(int(clock.wall() * 1000), ours + 1, heard + 1)
 
     def _register(self, name: str, announcement: Announcement) -> None:
         info = _info(name, announcement)
@@ -267,6 +277,14 @@ class Network(RecordUpdateListener):
             self._zc.async_send(self._zc.generate_service_broadcast(info, ttl, ttl is None))
         if self._sending.get(name) is asyncio.current_task():
             del self._sending[name]
+
+    async def _announce_again(self) -> None:
+        while True:
+            await asyncio.sleep(_AGAIN)
+            for name, service in list(self.services.items()):
+                info = _info(name, service.announcement)
+                self._zc.async_send(self._zc.generate_service_broadcast(info, None, True))
+                await asyncio.sleep(0)
 
     # -- listening ----------------------------------------------------------------------------------------------------
 

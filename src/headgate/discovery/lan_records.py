@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from headgate.discovery.namespaces import digest
-from headgate.discovery.records import decoded, encoded, from_record, to_record
+from headgate.discovery.records import decoded, encoded, from_record, split_address, to_record
 from headgate.errors import InvalidArgument
 from headgate.workers.model import WorkerMetadata
 
@@ -21,7 +21,18 @@ MAX_BYTES: Final = 6 * 1024
 MAX_WORKERS: Final = 1000
 """Workers of one namespace that are kept. Anybody in the network can announce more."""
 _CHUNK: Final = 240
+_REMEMBERED: Final = 10.0
+"""Seconds for which it is known that a worker is gone: packets that were sent before may come after."""
 _MOST: Final = MAX_BYTES + 1024
+
+
+class Place(NamedTuple):
+    """A publisher: where it can be asked whether it lives, and by which session it is known there."""
+
+    host: str
+    port: int
+    """0: nowhere."""
+    session: str
 
 
 class Announcement(NamedTuple):
@@ -36,6 +47,11 @@ class Announcement(NamedTuple):
     """Grows with each announcement of the worker."""
     text: bytes
     """The TXT record."""
+
+    @property
+    def publisher(self) -> Place:
+        """The publisher that announced the worker first."""
+        return Place(split_address(self.metadata.address)[0], self.port, self.session)
 
 
 def prefix_of(namespace: str) -> str:
@@ -99,9 +115,10 @@ class Known:
         self.workers: dict[str, Announcement] = {}
         self._namespace = namespace
         self._most = most
-        self._answered: set[str] = set()  # sessions
+        self._answered: set[Place] = set()
+        self._gone: dict[str, tuple[int, float]] = {}  # the last revision, and when it ended; the oldest first
 
-    def announced(self, name: str, text: bytes) -> bool:
+    def announced(self, name: str, text: bytes, now: float) -> bool:
         """Read a TXT record. Return whether that changed anything."""
         try:
             news = from_text(text)
@@ -109,44 +126,61 @@ class Known:
             return False
         if name.lower() != name_of(self._namespace, news.metadata.uid):
             return False
-        before = self.workers.get(name)
-        if before is not None and before.revision >= news.revision:
+        self._forget(now)
+        if self.revision(name) >= news.revision:
             return False
+        before = self.workers.get(name)
         if before is None and len(self.workers) >= self._most and not self._make_room():
             return False
         self.workers[name] = news
         return True
 
-    def withdrawn(self, name: str, text: bytes) -> bool:
+    def revision(self, name: str) -> int:
+        """Return the last revision of a worker that is there, or went a moment ago; -1: nothing is known."""
+        if name in self.workers:
+            return self.workers[name].revision
+        return self._gone[name][0] if name in self._gone else -1
+
+    def withdrawn(self, name: str, text: bytes, now: float) -> bool:
         """Forget a worker if this is its newest TXT record. Return whether it was."""
         if name not in self.workers or self.workers[name].text != text:
             return False  # an older one, that was replaced
-        del self.workers[name]
+        self._remove(name, now)
         return True
 
-    def answered(self, session: str) -> None:
+    def answered(self, publisher: Place) -> None:
         """Note that a publisher lives."""
-        self._answered.add(session)
+        self._answered.add(publisher)
 
-    def has_answered(self, session: str) -> bool:
+    def has_answered(self, publisher: Place) -> bool:
         """Whether a publisher is known to live."""
-        return session in self._answered
+        return publisher in self._answered
 
-    def ended(self, session: str) -> list[str]:
+    def ended(self, publisher: Place, now: float) -> list[str]:
         """Forget all workers of a publisher, and return their names."""
-        self._answered.discard(session)
-        names = self.of(session)
+        self._answered.discard(publisher)
+        names = self.of(publisher)
         for name in names:
-            del self.workers[name]
+            self._remove(name, now)
         return names
 
-    def of(self, session: str) -> list[str]:
+    def of(self, publisher: Place) -> list[str]:
         """Return the names of all workers of a publisher."""
-        return [name for name, news in self.workers.items() if news.session == session]
+        return [name for name, news in self.workers.items() if news.publisher == publisher]
+
+    def _remove(self, name: str, now: float) -> None:
+        self._gone.pop(name, None)
+        self._gone[name] = self.workers.pop(name).revision, now
+
+    def _forget(self, now: float) -> None:
+        for name, (_, since) in list(self._gone.items()):
+            if now - since < _REMEMBERED and len(self._gone) <= self._most:
+                break
+            del self._gone[name]
 
     def _make_room(self) -> bool:
         for name, news in self.workers.items():  # in the order in which they came
-            if news.session not in self._answered:
+            if news.publisher not in self._answered:
                 del self.workers[name]
                 return True
         return False

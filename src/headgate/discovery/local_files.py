@@ -99,7 +99,7 @@ class Folder:
     def __init__(self, base: str, name: str) -> None:
         self.base = base
         self.name = name
-        self.path = os.path.join(base, name)
+        self.path: str = os.path.join(base, name)
 
     @classmethod
     def of(cls, namespace: str) -> Folder:
@@ -295,7 +295,7 @@ class Holder:
     """
 
     def __init__(self, file: int, base: str) -> None:
-        self.name = f"{clock.token()}.live"
+        self.name: str = f"{clock.token()}.live"
         self._generation = held.generation
         self._files = [
             held.open(self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, file),
@@ -352,7 +352,7 @@ class _Descriptors:
     """
 
     def __init__(self) -> None:
-        self.generation = 0
+        self.generation: int = 0
         self._lock = threading.RLock()
         self._files: set[int] = set()
         os.register_at_fork(
