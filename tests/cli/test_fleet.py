@@ -195,7 +195,8 @@ import fleet_jobs
 from headgate import StaticDiscovery, WorkerCredentials, WorkerPool
 
 async def main():
-    credentials = WorkerCredentials.from_files(*(f"{sys.argv[1]}/{name}.pem" for name in ("ca-cert", "worker-key", "worker-cert")))
+    paths = [f"{sys.argv[1]}/{name}.pem" for name in ("ca-cert", "worker-key", "worker-cert")]
+    credentials = WorkerCredentials.from_files(*paths)
     found = StaticDiscovery(["10.77.0.2:7070"], secure=True)
     async with WorkerPool(spawn=1, discovery=found, credentials=credentials) as pool:
         pids = set()

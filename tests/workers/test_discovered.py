@@ -360,7 +360,8 @@ def test_w64_only_insecure_workers_are_used_without_credentials_and_an_update_co
             assert await reached() == {fleet.workers[0].pid}
             discovery.announce("worker-updated", replace(fleet.workers[0], secure=True))
             await until(lambda: not pool.workers())
-            with pytest.raises(headgate.DispatchTimeout, match=f"{fleet.workers[0].uid}: it has credentials, and a pool"):
+            says = f"{fleet.workers[0].uid}: it has credentials, and a pool"
+            with pytest.raises(headgate.DispatchTimeout, match=says):
                 with headgate.RuntimeContext(dispatch_timeout=0.1):
                     await jobs.pid()
             discovery.announce("worker-updated", fleet.workers[1])
