@@ -11,7 +11,7 @@ from headgate.workers.options import LEAST_MESSAGE, ChannelOptions
 from headgate.workers.protocol.bulk import INLINE, BulkPayload
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.message_lengths import lengths_of
-from headgate.workers.protocol.messages import MESSAGE, Outgoing
+from headgate.workers.protocol.messages import MESSAGE, Outgoing, Peer
 from headgate.workers.protocol.wire.wire_pb2 import ToClient, ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
 
@@ -74,7 +74,7 @@ def test_w50_messages_to_a_worker_are_never_longer_than_the_limit(longest: int) 
         client.submit(
             Outgoing(number, form(number + 500, b"v" * (client.lengths.extra // 2)), b"a" * INLINE, context=context)
         )
-    client.introduce("pool", [(f"w-{number:010}", f"unix:/run/user/1000/{number:040}") for number in range(4000)])
+    client.introduce("pool", [Peer(f"w-{number:010}", f"unix:/run/user/1000/{number:040}") for number in range(4000)])
     sizes = sent(client, worker)
     assert max(sizes) <= longest
     assert len(worker.open) == 20_060

@@ -38,16 +38,16 @@ class Launch:
     """For how long routines may keep a worker from its work."""
     stop_timeout: float | None
     """Seconds for the calls of a worker that leaves; None: as long as they take."""
-    credentials: WorkerCredentials | None
-    """What each worker shows to its clients and to other workers."""
-    host: str | None
-    """Where each worker listens for TCP connections; None: on a Unix socket, for clients of this machine only."""
     on_change: Callable[[int], None]
     """A worker came, became ready or went; so many are ready and not leaving."""
     on_ended: Callable[[str, Ending], None]
     """The process of the worker with this uid has ended in this way. Called before its "worker-dropped"."""
     on_trouble: Callable[[Trouble | None], None]
     """A worker could not be started; None: one became ready, starting works."""
+    credentials: WorkerCredentials | None = None
+    """What each worker shows to its clients and to other workers."""
+    host: str | None = None
+    """Where each worker listens for TCP connections; None: on a Unix socket, for clients of this machine only."""
 
 
 class Placement(Protocol):
