@@ -361,3 +361,34 @@ def test_worker_process_ends_when_serving_is_cancelled(tmp_path: Path) -> None:
         return metadata.address.removeprefix("unix:")
 
     assert not os.path.exists(asyncio.run(main()))
+
+
+def test_c01_a_worker_runs_so_many_tasks_at_the_same_time(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with worker(tmp_path, "--none", "--concurrency", "1") as started:
+
+        async def main() -> None:
+            async with calling(started.metadata) as call:
+                first = await begins(call, cli_jobs.wait_for, str(go), began=tmp_path / "first")
+                second = asyncio.ensure_future(call(cli_jobs.wait_for, str(go), str(tmp_path / "second")))
+                async with asyncio.timeout(PATIENCE):
+                    load = (await inspect(started.metadata, None)).load
+                    while load is None or load.running < 2:
+                        load = (await inspect(started.metadata, None)).load
+                assert not (tmp_path / "second").exists()
+                go.touch()
+                assert [await first, await second] == ["seen", "seen"]
+
+        asyncio.run(main())
+
+
+def test_c01_programs_find_a_worker_by_its_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with worker(tmp_path, "--namespace", "mine") as started:
+
+        async def main() -> None:
+            async with headgate.WorkerPool(discovery=headgate.LocalDiscovery("mine"), quorum_timeout=PATIENCE) as pool:
+                assert await cli_jobs.double(4) == 8
+                assert [one.uid for one in pool.workers()] == [started.ready["uid"]]
+
+        asyncio.run(main())

@@ -143,7 +143,7 @@ def test_c01_why_a_worker_is_not_used(place: Place, certs: Path, other_certs: Pa
         assert started.ready["address"].startswith("127.0.0.1:")
         [plain] = place.list()
         assert (plain["admitted"], plain["load"]) == (False, None)
-        assert plain["reason"] == "it serves TLS, and no credentials were given"
+        assert plain["reason"] == "it has credentials, and a pool without credentials uses insecure workers only"
         [trusted] = place.list("--cert-dir", str(certs))
         assert (trusted["admitted"], trusted["load"]) == (True, 0)
         [wrong] = place.list("--cert-dir", str(other_certs))
@@ -152,7 +152,7 @@ def test_c01_why_a_worker_is_not_used(place: Place, certs: Path, other_certs: Pa
         assert wrong["remedy"]
     with place.worker("--bind", "127.0.0.1:0"):
         [plain] = place.list("--cert-dir", str(certs))
-        assert plain["reason"] == "it serves no TLS, and credentials were given"
+        assert plain["reason"] == "it has no credentials, and a pool with credentials uses secure workers only"
 
 
 # -- workers that are not what they seem ------------------------------------------------------------------------------
@@ -223,7 +223,9 @@ def test_c01_workers_that_are_old_unreachable_or_of_another_version_are_told(
     assert listed["far"]["reason"] == "it speaks protocols 7 to 9, we speak 1 to 1"
     assert not listed["odd"]["admitted"]
     assert listed["gone"]["reason"].startswith("nothing listens at 127.0.0.1:")
-    assert listed["version"]["reason"] == f"its version is 9.1.2, ours is {headgate.__version__}"
+    assert listed["version"]["reason"] == (
+        f"its version 9.1.2 is not compatible with {headgate.__version__}: the first numbers differ"
+    )
     assert listed["unreadable"]["reason"] == "its version 'latest' cannot be read"
     assert {uid for uid, one in listed.items() if one["admitted"]} == {"old"}
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
+from headgate.workers.membership import Membership
 from headgate.workers.model import WorkerMetadata
 from headgate.workers.protocol.messages import NEWEST, OLDEST
 
 if TYPE_CHECKING:
     from headgate.workers.credentials import WorkerCredentials
-
-_MAJOR = re.compile(r"\s*v?(\d+)(?:\.|\s*$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +56,14 @@ def why_not_admitted(metadata: WorkerMetadata, *, secure: bool) -> tuple[str, st
 
     `secure`: has the pool credentials?
     """
-    if metadata.secure and not secure:
-        return "it serves TLS, and no credentials were given", "Give the certificates (--cert-dir)."
-    if secure and not metadata.secure:
-        return "it serves no TLS, and credentials were given", "Start it with certificates, or leave yours out."
-    major, ours = _MAJOR.match(metadata.version), _MAJOR.match(__version__)
-    assert ours is not None, "our own version can be read"
-    if major is None:
-        return f"its version {metadata.version!r} cannot be read", "Start it with a release of headgate."
-    if major[1] != ours[1]:
-        return (
-            f"its version is {metadata.version}, ours is {__version__}",
-            "Use releases with the same major number on both sides.",
-        )
-    return None
+    reason = Membership(secure=secure, version=__version__).reason_against(metadata)
+    if not reason:
+        return None
+    if metadata.secure == secure:
+        return reason, "Use releases of headgate with the same first number on both sides."
+    if secure:
+        return reason, "Start it with certificates, or look without yours."
+    return reason, "Give certificates of its CA (credentials=, or --cert-dir)."
 
 
 async def inspect(
