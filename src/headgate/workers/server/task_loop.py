@@ -189,7 +189,8 @@ class TaskLoop:
     @property
     def open_calls(self) -> int:
         """Number of calls that run, or that wait to begin."""
-        return len(self.running) + len(self._incoming)
+        # Between the two are those that wait for their turn: they are no Tasks yet.
+        return len(self.running) + sum(one.task is None for one in list(self._unbegun)) + len(self._incoming)
 
     def is_waited_for(self, now: float, *, abandoned: bool = True) -> bool:
         """Is there a call that a stopping worker should wait for?
