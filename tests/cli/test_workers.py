@@ -395,3 +395,61 @@ def test_c01_a_terminal_gets_colours_unless_no_color_is_set(place: Place) -> Non
             assert started.ready["uid"] in coloured.replace("\r\n", "")
             for plain in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
                 assert "\x1b[" not in on_terminal(*arguments, env={**place.env, **plain})
+
+
+@pytest.fixture
+def network() -> Iterator[list[str]]:
+    """What to write before a command that is to run in a network of its own."""
+    name = f"headgate-{clock.token()[:6]}"
+    within = ["ip", "netns", "exec", name]
+    try:
+        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespace can be made: {getattr(error, 'stderr', error)!r}")
+    try:
+        subprocess.run([*within, "ip", "link", "set", "lo", "up", "multicast", "on"], check=True, capture_output=True)
+        subprocess.run(
+            [*within, "ip", "route", "add", "224.0.0.0/4", "dev", "lo"],
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        yield within
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True, capture_output=True)
+
+
+def test_c01_w62_workers_of_the_network_are_found_and_leave_it(place: Place, network: list[str], certs: Path) -> None:
+    pytest.importorskip("zeroconf")
+    shared = ["--lan", "--namespace", "net", "--cert-dir", str(certs)]
+
+    def ask(*arguments: str) -> Any:
+        ran = subprocess.run(
+            [*network, *command(*arguments, *shared, "--json")],
+            capture_output=True,
+            text=True,
+            env=environment(place.env),
+            timeout=PATIENCE,
+            check=False,
+        )
+        return ran.returncode, json.loads(ran.stdout)
+
+    with subprocess.Popen(
+        [*network, *command("worker", *shared, "--advertise", "127.0.0.1", "--tag", "gpu")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(place.env),
+    ) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert (ready["secure"], ready["tags"]) == (True, ["gpu"])
+        assert ready["address"].startswith("127.0.0.1:")
+        until(lambda: uids(ask("workers")[1]) == {ready["uid"]})
+        [found] = ask("workers")[1]
+        assert (found["admitted"], found["load"], found["tags"]) == (True, 0, ["gpu"])
+        code, checks = ask("doctor")
+        assert code == 0, checks
+        assert {"announcing", f"worker {ready['uid']}"} <= {one["name"] for one in checks}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    assert ask("workers")[1] == []

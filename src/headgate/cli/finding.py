@@ -56,7 +56,7 @@ def discovery_of(options: argparse.Namespace) -> DiscoveryLike | None:
     if options.discovery == "lan":
         from headgate.discovery.lan import LanDiscovery
 
-        return LanDiscovery(options.namespace)
+        return LanDiscovery(options.namespace, advertise_host=getattr(options, "advertise", None))
     from headgate.discovery.local import LocalDiscovery
 
     return LocalDiscovery(options.namespace)

@@ -41,6 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--socket", type=name, metavar="PATH", help="on a Unix socket, in a folder of yours")
     found = parser.add_argument_group("how it is found")
     add_namespace(found, none="nowhere: callers know the address")
+    found.add_argument("--advertise", type=name, metavar="HOST", help="with --lan: how others reach this machine")
     found.add_argument("--tag", type=name, action="append", default=[], metavar="T", help="a tag; may be repeated")
     trust = parser.add_argument_group("who may call it").add_mutually_exclusive_group()
     add_certificates(trust, "those with a certificate of the CA in DIR, over TLS")
@@ -70,6 +71,13 @@ def run(options: argparse.Namespace) -> int:
     host, port = options.bind or (None, 0)
     if options.discovery == "lan" and options.socket is not None:
         raise WrongCall("--socket and --lan cannot be given together: other machines cannot reach a Unix socket")
+    if options.discovery == "lan" and credentials is None and host is None and not options.insecure:
+        raise WrongCall(
+            "--lan listens on all addresses, and whoever can connect can run code here: give --cert-dir DIR (`headgate "
+            "certs DIR` makes certificates), or --insecure if nobody else can reach this network"
+        )
+    if options.discovery != "lan" and options.advertise is not None:
+        raise WrongCall("--advertise is for --lan: elsewhere the worker is announced with the address it listens on")
     if not _prepared(options.module):
         return 1
 

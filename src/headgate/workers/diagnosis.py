@@ -140,7 +140,7 @@ def check_multicast(timeout: float = 1.0) -> Finding:
 async def check_announcing(discovery: DiscoveryLike, timeout: float = 5.0) -> Finding:
     """Check whether a worker that is announced is found, with a worker that does not exist."""
     name = "announcing"
-    made_up = WorkerMetadata(f"doctor-{clock.token()[:10]}", "127.0.0.1:9", os.getpid(), __version__)
+    made_up = WorkerMetadata(f"doctor-{clock.token()[:10]}", "192.0.2.1:9", os.getpid(), __version__)
     try:
         async with asyncio.timeout(timeout), discovery.publisher as publisher:
             await publisher.publish("worker-added", made_up)

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import signal
+import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -235,10 +236,15 @@ class WorkerProcess:
         return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
 
     def _advertised(self, address: str) -> str:
-        """The address that others are told. A discovery that leaves this machine replaces a wildcard itself."""
+        """The address that others are told."""
+        advertised = getattr(self._discovery, "advertised", None)  # of a discovery that leaves this machine
+        if advertised is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its publisher says it too
+                return str(advertised(address))
         host, _, port = address.rpartition(":")
         here = _WILDCARDS.get(host.strip("[]"))
-        if here is None or getattr(self._discovery, "bind_host", LOOPBACK) in _WILDCARDS:
+        if here is None or self._discovery is None:
             return address
         return f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
 
