@@ -67,7 +67,7 @@ def say(text: str, out: TextIO = sys.stdout) -> None:
 class Lines:
     """Prints each piece of news on a separate line, and the totals from time to time. For pipes and files."""
 
-    pace = 1.0
+    pace: float = 1.0
     """Seconds between frames."""
 
     def __init__(self, out: TextIO) -> None:
@@ -91,8 +91,8 @@ class Lines:
 class Table:
     """Draws each frame over the previous one, with the latest news below. For terminals."""
 
-    pace = 0.1
-    news_kept = 3
+    pace: float = 0.1
+    news_kept: int = 3
 
     def __init__(self, out: TextIO, *, coloured: bool) -> None:
         self._out = out
