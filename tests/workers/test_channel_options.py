@@ -46,17 +46,15 @@ pytestmark = pytest.mark.integration
 MIB = 1024 * 1024
 
 
-def made_with(options: WorkerOptions | ChannelOptions | None) -> Callable[..., LocalWorker]:
-    """What makes workers with these options."""
+def pool_with(
+    options: WorkerOptions | ChannelOptions | None = None, spawn: int = 1, host: str | None = None, **more: Any
+) -> WorkerPool:
+    """A pool of workers with these options."""
 
     def worker(*tags: str, credentials: Any = None) -> LocalWorker:
-        return LocalWorker(*tags, credentials=credentials, options=options)
+        return LocalWorker(*tags, credentials=credentials, options=options, host=host)
 
-    return worker
-
-
-def pool_with(options: WorkerOptions | ChannelOptions | None = None, spawn: int = 1, **more: Any) -> WorkerPool:
-    return WorkerPool(spawn=spawn, worker=made_with(options), **more)
+    return WorkerPool(spawn=spawn, worker=worker, **more)
 
 
 def at_most(count: int) -> ChannelOptions:
@@ -344,11 +342,15 @@ def test_w50_messages_are_compressed_in_both_directions(compression: Any, monkey
     run(main)
 
 
-@pytest.fixture(params=["shared memory", "chunks"])
+@pytest.fixture(params=["shared memory", "chunks", "TCP"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "chunks":
         monkeypatch.setenv("HEADGATE_SHARED_MEMORY", "0")
     return str(request.param)
+
+
+def host_of(way: str) -> str | None:
+    return "127.0.0.1" if way == "TCP" else None
 
 
 NARROW = ChannelOptions(max_receive_message_length=MIB, max_send_message_length=MIB)
@@ -358,7 +360,7 @@ def test_w50_with_messages_of_a_mebibyte_long_payloads_and_many_calls_pass(way: 
     size, count = int(100_000_000 * max(scale, 0.1)), int(10_000 * max(scale, 0.1))
 
     async def main() -> None:
-        async with pool_with(NARROW, spawn=2):
+        async with pool_with(NARROW, spawn=2, host=host_of(way)):
             long = random.Random(1).randbytes(size)
             echoed, *sums = await asyncio.gather(jobs.echo(long), *(jobs.add(number, 1) for number in range(count)))
             assert echoed == long
@@ -628,7 +630,7 @@ def test_w53_no_call_fails_while_sessions_are_replaced_for_their_age(way: str, s
     options = WorkerOptions(max_connection_age_ms=1000)
 
     async def main() -> None:
-        async with pool_with(options, spawn=2) as pool:
+        async with pool_with(options, spawn=2, host=host_of(way)) as pool:
             end = time.monotonic() + max(3.0, 30.0 * scale)
             long = random.Random(3).randbytes(3 * MIB)
             done = 0
@@ -720,16 +722,18 @@ def test_w53_a_session_without_calls_stays_open_for_a_minute() -> None:
     assert 0.5 < low < high < 0.9, "before a server may close the connection"
 
 
+@pytest.mark.parametrize("host", [None, "127.0.0.1"])
 def test_w53_a_session_without_calls_closes_itself_and_the_next_call_opens_another(
-    monkeypatch: pytest.MonkeyPatch,
+    host: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifetime, "IDLE", 0.3)
 
     async def main() -> None:
-        async with pool_with(spawn=2, lazy=False) as pool:
+        async with pool_with(spawn=2, host=host, lazy=False) as pool:
             assert await jobs.slow(1.0) == "done", "with calls it stays, however long they take"
             await until(lambda: sessions_of(pool) == 0)
             assert list(states(pool).values()) == ["ready", "ready"]
+            assert len(dispatcher_of(pool).roster) == 2
             assert not any(one.is_begun for one in dispatcher_of(pool).roster)
             before = sorted(pids(pool))
             assert sorted([await jobs.pid() for _ in range(2)]) == before
