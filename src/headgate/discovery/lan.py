@@ -106,7 +106,7 @@ class LanDiscovery:
                         for event in news.gone(told.pop(name).metadata.uid):
                             yield event
                     for name, announcement in list(view.known.workers.items()):
-                        if told.get(name) != announcement:
+                        if told.get(name) is not announcement:
                             told[name] = announcement
                             for event in news.present(announcement.metadata):
                                 yield event

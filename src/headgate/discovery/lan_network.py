@@ -59,6 +59,8 @@ _REPEATS: Final = (0.0, 0.25, 0.75)
 """Seconds before each sending of an announcement: more than one, because packets are lost."""
 _GOODBYES: Final = (0.0, 0.1, 0.1)
 """Seconds before each sending of a goodbye. A publisher that is left waits for them."""
+_MOMENT: Final = 0.02
+"""Seconds until a publisher of which one hears is followed."""
 _AGAIN: Final = 15.0
 """Seconds after which everything is announced again, for those who were cut off meanwhile."""
 _ANSWER: Final = 2.0
@@ -110,18 +112,16 @@ class View:
     def _tell(self) -> None:
         for event in self.changed:
             event.set()
-        if not self._is_due:  # once for all records of a packet
+        if not self._is_due:  # once for all that comes within a moment: it looks at all workers
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._follow)
+            asyncio.get_running_loop().call_later(_MOMENT, self._follow)
 
     def _follow(self) -> None:
         """Follow the publishers of the workers that are known, and no others."""
         if not self.users:
             return
         self._is_due = False
-        wanted: dict[Place, str] = {}
-        for name, news in self.known.workers.items():
-            wanted.setdefault(news.publisher, name)
+        wanted = self.known.publishers()
         for place in [place for place in self._following if place not in wanted]:
             self._following.pop(place).cancel()
             self.known.ended(place, clock.now())
@@ -204,8 +204,7 @@ class Network(RecordUpdateListener):
         name = name_of(namespace, metadata.uid)
         there = self.services.get(name)
         if there is not None:
-            before = there.announcement
-            session, port = before.session, before.port
+            _, port, session = there.announcement.publisher
             there.announcement = announcement_of(metadata, session, port, self._revision(name))
         else:
             announcement = announcement_of(metadata, session, port, self._revision(name))
@@ -326,7 +325,8 @@ class Network(RecordUpdateListener):
         except InvalidArgument:
             return
         ours = service.announcement
-        if theirs.session == ours.session or theirs.revision <= ours.revision:
+        _, port, session = ours.publisher
+        if theirs.publisher.session == session or theirs.revision <= ours.revision:
             return
         if clock.now() - service.since < _NEWCOMER:
             self._unregister(name)
@@ -334,7 +334,7 @@ class Network(RecordUpdateListener):
             if (view := self._view_of(name)) is not None:
                 view.heard(name, text)
         else:
-            service.announcement = announcement_of(theirs.metadata, ours.session, ours.port, theirs.revision + 1)
+            service.announcement = announcement_of(theirs.metadata, session, port, theirs.revision + 1)
             self._register(name, service.announcement)
             self._send(name, service.announcement)
 
@@ -382,10 +382,9 @@ class Network(RecordUpdateListener):
         """Remove what zeroconf remembers of a worker that has died, so that nobody is told of it again."""
         cache = self._zc.cache
         records = cache.async_entries_with_name(name)
-        pointers = cache.async_all_by_details(TYPE, _PTR, _IN)
-        records += [one for one in pointers if isinstance(one, DNSPointer) and one.alias.lower() == name]
+        pointer = cache.async_get_unique(DNSPointer(TYPE, _PTR, _IN, 0, name))
         with suppress(KeyError):
-            cache.async_remove_records(records)
+            cache.async_remove_records(records if pointer is None else [*records, pointer])
 
     def _fill(self, view: View, prefix: str) -> None:
         """Tell a new view what was heard before, and what is announced from here."""
@@ -477,7 +476,7 @@ def _info(name: str, announcement: Announcement) -> ServiceInfo:
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):
             addresses.append(socket.inet_pton(family, host.partition("%")[0]))
-    server = f"{announcement.session[:16]}-{name.partition('.')[0][-8:]}.local."
+    server = f"{announcement.publisher.session[:16]}-{name.partition('.')[0][-8:]}.local."
     return ServiceInfo(TYPE, name, port, properties=announcement.text, server=server, addresses=addresses)
 
 

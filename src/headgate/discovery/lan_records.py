@@ -39,19 +39,12 @@ class Announcement(NamedTuple):
     """One announcement of a worker."""
 
     metadata: WorkerMetadata
-    session: str
-    """The publisher that announced the worker first, and whose end is the worker's."""
-    port: int
-    """Where that publisher can be asked whether it lives, on the host of the worker's address; 0: nowhere."""
+    publisher: Place
+    """The publisher that announced the worker first, and whose end is the worker's. It is on the worker's host."""
     revision: int
     """Grows with each announcement of the worker."""
     text: bytes
     """The TXT record."""
-
-    @property
-    def publisher(self) -> Place:
-        """The publisher that announced the worker first."""
-        return Place(split_address(self.metadata.address)[0], self.port, self.session)
 
 
 def prefix_of(namespace: str) -> str:
@@ -73,7 +66,7 @@ def announcement_of(metadata: WorkerMetadata, session: str, port: int, revision:
     for number, at in enumerate(range(0, len(data), _CHUNK)):
         entries.append(b"h%d=%s" % (number, data[at : at + _CHUNK]))
     text = b"".join(bytes([len(entry)]) + entry for entry in entries)
-    return Announcement(metadata, session, port, revision, text)
+    return Announcement(metadata, Place(split_address(metadata.address)[0], port, session), revision, text)
 
 
 def from_text(text: bytes) -> Announcement:
@@ -101,7 +94,7 @@ def from_text(text: bytes) -> Announcement:
     metadata = from_record(record.get("worker"))
     if metadata.address.startswith("unix:"):
         raise InvalidArgument("a worker of a LAN has no Unix socket")
-    return Announcement(metadata, session, port, revision, text)
+    return Announcement(metadata, Place(split_address(metadata.address)[0], port, session), revision, text)
 
 
 class Known:
@@ -115,6 +108,7 @@ class Known:
         self.workers: dict[str, Announcement] = {}
         self._namespace = namespace
         self._most = most
+        self._by_publisher: dict[Place, set[str]] = {}
         self._answered: set[Place] = set()
         self._gone: dict[str, tuple[int, float]] = {}  # the last revision, and when it ended; the oldest first
 
@@ -129,10 +123,12 @@ class Known:
         self._forget(now)
         if self.revision(name) >= news.revision:
             return False
-        before = self.workers.get(name)
-        if before is None and len(self.workers) >= self._most and not self._make_room():
+        if name in self.workers:
+            self._take(name)
+        elif len(self.workers) >= self._most and not self._make_room():
             return False
         self.workers[name] = news
+        self._by_publisher.setdefault(news.publisher, set()).add(name)
         return True
 
     def revision(self, name: str) -> int:
@@ -166,11 +162,23 @@ class Known:
 
     def of(self, publisher: Place) -> list[str]:
         """Return the names of all workers of a publisher."""
-        return [name for name, news in self.workers.items() if news.publisher == publisher]
+        return sorted(self._by_publisher.get(publisher, ()))
+
+    def publishers(self) -> dict[Place, str]:
+        """Return all publishers, each with the name of one of its workers."""
+        return {publisher: next(iter(names)) for publisher, names in self._by_publisher.items()}
+
+    def _take(self, name: str) -> Announcement:
+        news = self.workers.pop(name)
+        names = self._by_publisher[news.publisher]
+        names.discard(name)
+        if not names:
+            del self._by_publisher[news.publisher]
+        return news
 
     def _remove(self, name: str, now: float) -> None:
         self._gone.pop(name, None)
-        self._gone[name] = self.workers.pop(name).revision, now
+        self._gone[name] = self._take(name).revision, now
 
     def _forget(self, now: float) -> None:
         for name, (_, since) in list(self._gone.items()):
@@ -181,6 +189,6 @@ class Known:
     def _make_room(self) -> bool:
         for name, news in self.workers.items():  # in the order in which they came
             if news.publisher not in self._answered:
-                del self.workers[name]
+                self._take(name)
                 return True
         return False
