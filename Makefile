@@ -15,8 +15,11 @@ typed := src $(wildcard tests/typing)
 HEADGATE_SCALE ?= 0.1
 # Tests wait for processes, signals and timers more than they compute: four processes keep two cores busy.
 JOBS ?= 4
+# Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: pytest takes 20 s to rewrite the assertions of all tests,
+# and the tests start hundreds of interpreters.
+pytest := PYTHONDONTWRITEBYTECODE= $(py) -m pytest
 
-.PHONY: help demo test check soak bench bench-quick lint types imports wire format clean package-venv dev-venv bench-venv
+.PHONY: help demo test check soak rewritten bench bench-quick lint types imports wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,15 +27,20 @@ help: ## this list
 demo: package-venv ## all three pools in one program, without a network
 	@$(py) -m headgate demo
 
-test: dev-venv ## the whole suite, at a tenth of its length
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(py) -m pytest -n $(JOBS) -m "not alone"
-	$(py) -m pytest -m alone tests/docs tests/examples
+test: rewritten ## the whole suite, at a tenth of its length
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone"
+	$(pytest) -m alone tests/docs tests/examples
 
 check: lint types imports test ## all that CI runs: lint, types, import rules, tests
 
-soak: dev-venv ## the whole suite at full length
-	HEADGATE_SCALE=1 $(py) -m pytest -n $(JOBS) -m "not alone"
-	$(py) -m pytest -m alone tests/docs tests/examples
+soak: rewritten ## the whole suite at full length
+	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone"
+	$(pytest) -m alone tests/docs tests/examples
+
+# Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times.
+rewritten: dev-venv
+	@$(pytest) --collect-only -q tests/workers tests/cli tests/combined > /dev/null & \
+	$(pytest) --collect-only -q --ignore=tests/workers --ignore=tests/cli --ignore=tests/combined > /dev/null; wait
 
 bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/resources.py
@@ -63,7 +71,7 @@ types: dev-venv ## mypy --strict, pyright, and types for 100 % of the public nam
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" basedpyright --verifytypes headgate --ignoreexternal
 
 imports: dev-venv ## the import rules, and other rules for files
-	$(py) -m pytest -q tests/architecture
+	$(pytest) -q tests/architecture
 
 wire: dev-venv ## generate the code of the wire from wire.proto
 	$(py) tools/wire
