@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -318,11 +318,12 @@ def test_w62_a_flood_of_records_costs_bounded_memory(scale: float) -> None:
 
         reading = asyncio.ensure_future(read())
         with sender() as send:
-            for first in range(0, count, 10):
-                send([fake(namespace, number) for number in range(first, first + 10)])
-                await asyncio.sleep(0.002)  # else the packets do not fit into the socket, and are lost
-        async with asyncio.timeout(PATIENCE):
-            await many.wait()
+            first = 0
+            async with asyncio.timeout(4 * PATIENCE):
+                while first < count or not many.is_set():  # packets are lost when this machine has much to do
+                    send([fake(namespace, number) for number in range(first, first + 10)])
+                    first += 10
+                    await asyncio.sleep(0.002)
         assert found["w-real"], "a worker that is known to live is not pushed out"
         reading.cancel()
         await asyncio.wait((reading,))
@@ -399,15 +400,16 @@ def test_w62_a_publisher_that_does_not_answer_is_forgotten() -> None:
 
 def test_a_beacon_tells_its_session_and_nothing_else() -> None:
     async def main() -> None:
-        beacon = Beacon("session-1")
-        await beacon.start("127.0.0.1")
+        beacon = Beacon("session-1", "127.0.0.1")
         try:
             assert await lives(Place("127.0.0.1", beacon.port, "session-1"))
             assert not await lives(Place("127.0.0.1", beacon.port, "session-2"))
             assert not await lives(Place("127.0.0.1", 0, "session-1"))
             reader, writer = await asyncio.open_connection("127.0.0.1", beacon.port)
+            assert await reader.readline() == b"session-1\n"
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            assert await reader.read() == b"session-1\n"
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
             writer.close()
         finally:
             beacon.close()
@@ -420,8 +422,7 @@ def test_a_beacon_has_a_bounded_number_of_connections(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lan_liveness, "MAX_CONNECTIONS", 3)
 
     async def main() -> None:
-        beacon = Beacon("s")
-        await beacon.start("127.0.0.1")
+        beacon = Beacon("s", "127.0.0.1")
         streams = [await asyncio.open_connection("127.0.0.1", beacon.port) for _ in range(4)]
         async with asyncio.timeout(PATIENCE):
             assert await streams[3][0].read() == b"s\n", "told, and sent away"
@@ -438,8 +439,7 @@ def test_a_beacon_listens_where_workers_are(host: str) -> None:
         pytest.skip("no IPv6")
 
     async def main() -> None:
-        beacon = Beacon("s")
-        await beacon.start(host or "10.0.0.1")
+        beacon = Beacon("s", host or "10.0.0.1")
         try:
             assert await lives(Place("::1", beacon.port, "s"))
             assert await lives(Place("127.0.0.1", beacon.port, "s")) == (host == "")

@@ -138,10 +138,10 @@ class LanPublisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         network, self._network = self._network, None
-        for beacon in self._beacons.values():
-            beacon.close()
-        self._beacons.clear()
+        beacons, self._beacons = self._beacons, {}
         try:
+            for beacon in beacons.values():
+                beacon.close()
             if network is not None:
                 await network.drop_all(self)
         finally:
@@ -159,15 +159,14 @@ class LanPublisher:
             network.drop(namespace, metadata.uid)
             return
         announced = replace(metadata, address=self._discovery.advertised(metadata.address))
-        beacon = await self._beacon(split_address(announced.address)[0])
+        beacon = self._beacon(split_address(announced.address)[0])
         network.announce(namespace, announced, self._session, beacon.port, self)
 
-    async def _beacon(self, host: str) -> Beacon:
+    def _beacon(self, host: str) -> Beacon:
         """Return what shows that this publisher lives: on loopback for a worker there, else on all addresses."""
         where = host if is_loopback(host) else ""
         if where not in self._beacons:
-            beacon = self._beacons[where] = Beacon(self._session)
-            await beacon.start(host)
+            self._beacons[where] = Beacon(self._session, host)
         return self._beacons[where]
 
 

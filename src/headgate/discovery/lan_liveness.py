@@ -32,36 +32,69 @@ _ASK_EVERY: Final = 5.0
 _ASK_TRIES: Final = 2
 _LONGEST_PAUSE: Final = 30.0
 _SHORTEST: Final = 0.25
+_ACCEPT_AGAIN: Final = 1.0
 
 Outcome = Literal["refused", "unreachable", "wrong", "ended"]
 
 
 class Beacon:
-    """The port on which a publisher shows that it lives."""
+    """The port on which a publisher shows that it lives.
 
-    def __init__(self, session: str) -> None:
-        self.port: int = 0
-        self._greeting = session.encode() + b"\n"
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Transport] = set()
+    It has plain sockets and no transports: they are closed at once, and asyncio's servers lose connections that were
+    accepted just before they are closed.
+    """
 
-    async def start(self, host: str) -> None:
+    def __init__(self, session: str, host: str) -> None:
         """Listen on any port: of loopback only if that is where the workers are, else of all addresses."""
-        loop = asyncio.get_running_loop()
-        listening = _listening(host)
-        try:
-            self._server = await loop.create_server(lambda: _Greeter(self._greeting, self._open), sock=listening)
-        except BaseException:
-            listening.close()
-            raise
-        self.port = listening.getsockname()[1]
+        self._greeting = session.encode() + b"\n"
+        self._loop = asyncio.get_running_loop()
+        self._open: set[socket.socket] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._listening = _listening(host)
+        self._listening.setblocking(False)
+        self.port: int = self._listening.getsockname()[1]
+        self._accept_from_now()
 
     def close(self) -> None:
         """Close the port and all connections: for subscribers, this publisher is dead."""
-        if self._server is not None:
-            self._server.close()
-        for transport in list(self._open):
-            transport.abort()
+        if self._pause is not None:
+            self._pause.cancel()
+        for each in (self._listening, *self._open):
+            self._loop.remove_reader(each.fileno())
+            each.close()
+        self._open.clear()
+
+    def _accept_from_now(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listening.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionError, InterruptedError):
+            return
+        except OSError:  # too many open files: it would be tried again and again
+            self._loop.remove_reader(self._listening.fileno())
+            self._pause = self._loop.call_later(_ACCEPT_AGAIN, self._accept_from_now)
+            return
+        try:
+            connection.setblocking(False)
+            _keep_alive(connection)
+            connection.send(self._greeting)
+        except OSError:  # who connected is gone
+            connection.close()
+            return
+        if len(self._open) >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        self._open.add(connection)
+        self._loop.add_reader(connection.fileno(), self._ended, connection)
+
+    def _ended(self, connection: socket.socket) -> None:
+        """Close a connection that was closed at the other end, or on which something was said."""
+        self._loop.remove_reader(connection.fileno())
+        connection.close()
+        self._open.discard(connection)
 
 
 def _listening(host: str) -> socket.socket:
@@ -72,28 +105,6 @@ def _listening(host: str) -> socket.socket:
         with suppress(OSError):  # IPv6 is switched off
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
-
-
-class _Greeter(asyncio.Protocol):
-    def __init__(self, greeting: bytes, everyone: set[asyncio.Transport]) -> None:
-        self._greeting = greeting
-        self._everyone = everyone
-        self._transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._everyone.add(transport)
-        transport.write(self._greeting)
-        _keep_alive(transport)
-        if len(self._everyone) > MAX_CONNECTIONS:
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        self._transport.close()  # a subscriber has nothing to say
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._everyone.discard(self._transport)
 
 
 class _Listener(asyncio.Protocol):
@@ -107,7 +118,7 @@ class _Listener(asyncio.Protocol):
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        _keep_alive(transport)
+        _keep_alive(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         self._data += data[: len(self._expected) + 1 - len(self._data)]
@@ -194,9 +205,8 @@ async def until_dead(place: Place, answered: Callable[[], None], ask: Callable[[
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _keep_alive(transport: asyncio.BaseTransport) -> None:
+def _keep_alive(connection: socket.socket) -> None:
     """Let the kernel notice within some seconds that the other machine is cut off."""
-    connection = transport.get_extra_info("socket")
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2)):
