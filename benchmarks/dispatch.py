@@ -43,6 +43,7 @@ FIRST = Bar(0.6, 0.45, at_most=True)
 FOUND = Bar(1.2, at_most=True)
 WORKER = Bar(0.55, 0.4, at_most=True)
 TOLD_MS = Bar(50, at_most=True)
+NOTICED = {"local": Bar(20, at_most=True), "lan": Bar(3000, at_most=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +381,37 @@ def show_killed(rows: list[dict[str, Any]]) -> None:
     table.print_table("The worker of a running call is killed", header, print_rows)
 
 
+# -- an announced worker killed ----------------------------------------------------------------------------------------
+
+
+async def measure_noticed(lengths: Lengths) -> list[dict[str, Any]]:
+    """How soon a subscriber of a discovery hears that the process which announced a worker was killed."""
+    table.say("the process that announced a worker is killed ...")
+    kinds = [kind for kind in NOTICED if kind != "lan" or _found("zeroconf")]
+    rounds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(3 * lengths.killed):
+        for kind in kinds:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(FOLDER / "noticed.py"), kind, stdout=PIPE
+            )
+            told, _ = await process.communicate()
+            rounds[kind].append(1e3 * json.loads(told))
+    rows = []
+    for kind, found in rounds.items():
+        bar, worst = NOTICED[kind], max(found)
+        row = {"discovery": kind, "told_ms": median(found), "worst_ms": worst, "rounds": found}
+        rows.append(row | {"must": bar.must, "verdict": bar.verdict(median(found))})
+    return rows
+
+
+def show_noticed(rows: list[dict[str, Any]]) -> None:
+    header = ("discovery", "told after ms", "worst ms", "must", "goal", "verdict")
+    print_rows = [
+        (row["discovery"], f"{row['told_ms']:.1f}", f"{row['worst_ms']:.1f}", *_bar(row, "{} ms")) for row in rows
+    ]
+    table.print_table("The process that announced a worker is killed", header, print_rows)
+
+
 # -- the floor --------------------------------------------------------------------------------------------------------
 
 
@@ -425,6 +457,9 @@ def missed(results: dict[str, Any]) -> list[str]:
             f"a killed worker: {row['error']} after {row['told_ms']:.0f} ms"
             f"{', no new worker' if row['respawned_ms'] is None else ''}, must {row['must']} ms"
         ),
+        "noticed": lambda row: (
+            f"a killed publisher ({row['discovery']}) is noticed after {row['told_ms']:.0f} ms, must {row['must']} ms"
+        ),
     }
     return [words(row) for part, words in what.items() for row in results[part] if row.get("verdict") == MISSED]
 
@@ -434,6 +469,7 @@ async def measure(lengths: Lengths, found: Mapping[str, bool]) -> dict[str, Any]
     return {
         "first": await measure_first(lengths, [name for name in FRESH if name in there]),
         "killed": await measure_killed(lengths, [name for name in KILLED if name in there]),
+        "noticed": await measure_noticed(lengths),
         **await measure_calls(lengths, [name for name in there if name != "found"]),
         "floor": await measure_floor(lengths),
     }
@@ -459,6 +495,7 @@ def main() -> None:
     show_first(results["first"])
     show_memory(results["memory"])
     show_killed(results["killed"])
+    show_noticed(results["noticed"])
     print(f"\nFor scale: a bare await of the same function in this process takes {results['floor']['us']:.3f} us.")
     for name in ("ray", "dask"):
         if not found[name]:
