@@ -101,6 +101,7 @@ PURE = (
     "tasks/options.py",
     "tasks/scheduling/queues/simple.py",
     "tasks/strategies.py",
+    "workers/membership.py",
     "workers/server/admission.py",
     "workers/server/concurrency.py",
     "workers/client/balancing.py",

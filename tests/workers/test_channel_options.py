@@ -135,10 +135,6 @@ def test_w50_options_are_the_same_after_they_were_written_down() -> None:
     channel = ChannelOptions(2 * MIB, 3 * MIB, 9000, 8000, False, 5, 50, "gzip")
     assert ChannelOptions.from_dict(channel.to_dict()) == channel
     assert ChannelOptions.from_dict({**channel.to_dict(), "of_a_later_release": 1}) == channel
-    options = WorkerOptions(channel, 9000, 2, 60_000, 70_000, 80_000)
-    assert WorkerOptions.from_dict(options.to_dict()) == options
-    assert WorkerOptions.from_dict(WorkerOptions().to_dict()) == WorkerOptions()
-    assert WorkerOptions().to_dict() == {"channel": {}}
 
 
 def test_w50_options_become_those_of_grpc() -> None:

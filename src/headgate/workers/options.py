@@ -113,16 +113,6 @@ class WorkerOptions:
                 remedy="Clients would ping more often than the worker accepts. Raise the one or lower the other.",
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what is set, as values that JSON knows."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "channel"}
-        return {"channel": self.channel.to_dict(), **{name: value for name, value in own.items() if value is not None}}
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> WorkerOptions:
-        """Make options of what `to_dict` gave."""
-        return cls(**{**given, "channel": ChannelOptions.from_dict(given.get("channel", {}))})
-
     @property
     def min_ping_interval_ms(self) -> int:
         """Milliseconds that the server expects between two pings of a client."""
