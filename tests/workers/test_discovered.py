@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Self
@@ -530,3 +531,20 @@ def test_w20_w04_routines_on_discovered_workers_call_their_peers(fleet: Fleet) -
             assert peers <= fleet.pids
 
     run(main)
+
+
+def test_w62_fake_workers_get_no_task_and_do_not_keep_the_real_one_from_its_work(fleet: Fleet, scale: float) -> None:
+    """A thousand addresses at which nobody listens, and some that take connections and say nothing."""
+
+    async def main(port: int) -> None:
+        discovery = OwnDiscovery()
+        for number in range(int(1000 * scale)):
+            address = f"127.0.0.1:{port}" if number % 20 == 0 else "127.0.0.1:9"
+            fake = replace(fleet.workers[0], uid=f"fake-{number}", address=address)
+            discovery.announce("worker-added", fake)
+        discovery.announce("worker-added", fleet.workers[0])
+        async with WorkerPool(discovery=discovery):
+            assert await reached(50) == {fleet.workers[0].pid}
+
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as silent:
+        run(lambda: main(silent.getsockname()[1]), patience=120)

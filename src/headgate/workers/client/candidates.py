@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from headgate.workers.client.connection import Connection, Happening
     from headgate.workers.protocol.tls_causes import Refusal
 
-PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)
+PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0, 10.0, 10.0, 30.0)
 """Seconds before a worker is tried again, after its first failure in a row, its second, and so on."""
-AT_A_TIME = 16
+PATIENCE = (3.0, 10.0)
+"""Seconds that a worker has to answer the first time, and later. An address that never answers holds up others."""
+AT_A_TIME = 64
 """How many workers are connected at the same time."""
+_EXPLAINED_AT_A_TIME = 8  # each needs a thread
+_OFTEN = 3  # so often in a row it is found out why one cannot be reached; later only now and then
 _MAY_RESTART = ("no listener", "no answer", "other")  # kinds of refusals that a worker which restarts gives too
 GRACE = 2.0
 """Seconds a call waits for another worker when each one that is known refuses for a reason that will not go away."""
@@ -57,6 +61,7 @@ class Candidates:
         self._explain = explain
         self._candidates: dict[str, _Candidate] = {}
         self._places = asyncio.Semaphore(AT_A_TIME)
+        self._explaining = asyncio.Semaphore(_EXPLAINED_AT_A_TIME)
         self._tasks: set[asyncio.Task[None]] = set()  # also of those that were dropped, until they have ended
 
     def __contains__(self, uid: object) -> bool:
@@ -116,8 +121,10 @@ class Candidates:
                 if one.failures:
                     await asyncio.sleep(PAUSES[min(one.failures, len(PAUSES)) - 1])
                 async with self._places:
-                    if await self._opens(one):
-                        return
+                    reason = await self._opens(one)
+                if not reason:
+                    return
+                one.reason = await self._explained(one, reason)
                 one.failures += 1
                 self._on_failure(one.metadata)
         finally:
@@ -126,27 +133,36 @@ class Candidates:
             if connection is not None:
                 await connection.close("it is not used any more")
 
-    async def _opens(self, one: _Candidate) -> bool:
-        """Try once to connect a worker; note why it cannot be."""
-        one.opened = asyncio.get_running_loop().create_future()
+    async def _opens(self, one: _Candidate) -> str:
+        """Try once to connect a worker; return why it cannot be, or "": it is connected."""
+        opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        one.opened = opened
         one.connection = self._connect(one.metadata)
         one.connection.open()
-        reason = await one.opened
-        if not reason:
-            return True
+        patience = PATIENCE[min(one.failures, len(PATIENCE) - 1)]
+        await asyncio.wait((opened,), timeout=patience)
+        if not opened.done():
+            opened.set_result(f"it did not answer within {patience:g} s")
+            one.permanent = False
         failed, one.connection = one.connection, None
         if failed is not None:
             await failed.close("it is tried again later")
-        if not one.permanent:
-            try:
+        return opened.result()
+
+    async def _explained(self, one: _Candidate, reason: str) -> str:
+        """Find out why a worker could not be connected, if `reason` does not say it and it was not done too often."""
+        if one.permanent or (one.failures >= _OFTEN and one.failures % 8):
+            return reason if one.permanent or not one.reason else one.reason
+        try:
+            async with self._explaining:
                 refusal = await self._explain(one.metadata)
-            except Exception:  # it is tried again all the same
-                log_exception("headgate.workers", "why %s cannot be reached was not found out", one.metadata.address)
-                refusal = None
-            if refusal is not None:
-                reason, one.permanent = str(refusal), refusal.kind not in _MAY_RESTART
-        one.reason = reason
-        return False
+        except Exception:  # it is tried again all the same
+            log_exception("headgate.workers", "why %s cannot be reached was not found out", one.metadata.address)
+            return reason
+        if refusal is None:
+            return reason
+        one.permanent = refusal.kind not in _MAY_RESTART
+        return str(refusal)
 
     async def close(self) -> None:
         """Stop to connect workers."""
