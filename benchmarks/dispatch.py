@@ -43,6 +43,7 @@ FIRST = Bar(0.6, 0.45, at_most=True)
 FOUND = Bar(1.2, at_most=True)
 WORKER = Bar(0.55, 0.4, at_most=True)
 TOLD_MS = Bar(50, at_most=True)
+STRANGERS = Bar(2.0, at_most=True)
 NOTICED = {"local": Bar(20, at_most=True), "lan": Bar(3000, at_most=True)}
 
 
@@ -412,6 +413,43 @@ def show_noticed(rows: list[dict[str, Any]]) -> None:
     table.print_table("The process that announced a worker is killed", header, print_rows)
 
 
+# -- strangers ---------------------------------------------------------------------------------------------------------
+
+
+async def measure_strangers(lengths: Lengths) -> list[dict[str, Any]]:
+    """One call at a time with mutual TLS, alone and beside 602 connections of strangers (see `strangers.py`)."""
+    table.say("strangers connect ...")
+    rounds = []
+    for _ in range(lengths.calls.rounds):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(FOLDER / "strangers.py"), str(2 * lengths.calls.seconds), stdout=PIPE
+        )
+        told, _ = await process.communicate()
+        rounds.append(json.loads(told))
+    rows = []
+    for kind in ("p50", "p99"):
+        ratio = median([one["beside"][kind] / one["alone"][kind] for one in rounds])
+        times_of = {who: median([one[who][kind] for one in rounds]) for who in ("alone", "beside")}
+        row: dict[str, Any] = {"what": kind, **times_of, "ratio": ratio, "rounds": rounds}
+        rows.append(row | ({"must": STRANGERS.must, "verdict": STRANGERS.verdict(ratio)} if kind == "p99" else {}))
+    return rows
+
+
+def show_strangers(rows: list[dict[str, Any]]) -> None:
+    header = ("", "alone ms", "beside strangers ms", "ratio", "must", "goal", "verdict")
+    print_rows = [
+        (
+            row["what"],
+            f"{1e3 * row['alone']:.3f}",
+            f"{1e3 * row['beside']:.3f}",
+            times(row["ratio"]),
+            *_bar(row, "at most {}x"),
+        )
+        for row in rows
+    ]
+    table.print_table("One call at a time with mutual TLS, beside 602 connections of strangers", header, print_rows)
+
+
 # -- the floor --------------------------------------------------------------------------------------------------------
 
 
@@ -457,6 +495,7 @@ def missed(results: dict[str, Any]) -> list[str]:
             f"a killed worker: {row['error']} after {row['told_ms']:.0f} ms"
             f"{', no new worker' if row['respawned_ms'] is None else ''}, must {row['must']} ms"
         ),
+        "strangers": lambda row: f"beside strangers a call takes {times(row['ratio'])} (p99), must {row['must']}x",
         "noticed": lambda row: (
             f"a killed publisher ({row['discovery']}) is noticed after {row['told_ms']:.0f} ms, must {row['must']} ms"
         ),
@@ -470,6 +509,7 @@ async def measure(lengths: Lengths, found: Mapping[str, bool]) -> dict[str, Any]
         "first": await measure_first(lengths, [name for name in FRESH if name in there]),
         "killed": await measure_killed(lengths, [name for name in KILLED if name in there]),
         "noticed": await measure_noticed(lengths),
+        "strangers": await measure_strangers(lengths) if found["tls"] else [],
         **await measure_calls(lengths, [name for name in there if name != "found"]),
         "floor": await measure_floor(lengths),
     }
@@ -496,6 +536,7 @@ def main() -> None:
     show_memory(results["memory"])
     show_killed(results["killed"])
     show_noticed(results["noticed"])
+    show_strangers(results["strangers"])
     print(f"\nFor scale: a bare await of the same function in this process takes {results['floor']['us']:.3f} us.")
     for name in ("ray", "dask"):
         if not found[name]:
