@@ -15,6 +15,7 @@ import ssl
 import sys
 import tempfile
 import time
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import ours_routines
@@ -66,18 +67,29 @@ async def main(seconds: float) -> None:
             await measure(seconds / 2)
             alone = await measure(seconds)
             host, _, port = pool.workers()[0].address.rpartition(":")
-            writers = [(await asyncio.open_connection(host, int(port)))[1] for _ in range(602)]
-            tasks = [asyncio.ensure_future(drip(writer)) for writer in writers[500:600]]
-            writers[600].write(os.urandom(1_000_000))
-            writers[601].write(half_a_handshake())
-            beside = await measure(seconds)
-            for task in tasks:
-                task.cancel()
-            for writer in writers:
-                writer.transport.abort()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            strangers = await asyncio.create_subprocess_exec(
+                sys.executable, __file__, "connect", host, port, stdout=PIPE
+            )
+            try:
+                assert strangers.stdout is not None
+                await asyncio.wait_for(strangers.stdout.readline(), 20)
+                beside = await measure(seconds)
+            finally:
+                strangers.kill()
+                await strangers.wait()
     print(json.dumps({"alone": alone, "beside": beside}))
 
 
+async def connect(host: str, port: str) -> None:
+    """Be the strangers, until killed."""
+    writers = [(await asyncio.open_connection(host, int(port)))[1] for _ in range(602)]
+    tasks = [asyncio.ensure_future(drip(writer)) for writer in writers[500:600]]
+    writers[600].write(os.urandom(1_000_000))
+    writers[601].write(half_a_handshake())
+    print("connected", flush=True)
+    await asyncio.gather(*tasks)
+    await asyncio.sleep(3600)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(float(sys.argv[1])))
+    asyncio.run(connect(*sys.argv[2:]) if sys.argv[1] == "connect" else main(float(sys.argv[1])))
