@@ -20,6 +20,13 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `soak`, except at full length: it tries what other tests try, in more ways."""
+    if SCALE < 1:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
 def pytest_collection_finish() -> None:
     """Let collections skip the modules and the thousands of tests: many tests collect, and each took 0.2 s."""
     gc.collect()
