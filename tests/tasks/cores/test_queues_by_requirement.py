@@ -32,7 +32,7 @@ STRATEGIES: dict[str, Strategy] = {
 FAIR = ("fair_round_robin", "fair_share")
 CASES = [(kind, by_key) for kind in STRATEGIES for by_key in ((True,) if kind in FAIR else (False, True))]
 ROOM = 64
-CROWD = max(20_000, int(100_000 * SCALE))
+CROWD = int(100_000 * max(SCALE, 0.1))
 
 
 def classed(kind: str, unserved: set[Hashable] | None = None, *, by_key: bool = True) -> ClassedQueue:
@@ -228,7 +228,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize(("kind", "by_key"), CASES)
 def test_t81_a_queue_of_several_needs_is_the_line_it_stands_for(kind: str, by_key: bool, scale: float) -> None:
-    for seed in range(int(12 + 200 * scale)):
+    for seed in range(int(3 + 209 * scale)):
         chance = random.Random(f"{kind} {seed}")
         twin = Twin(kind, by_key, chance, NEEDS[: chance.randint(1, 3)])
         liked = chance.sample(COMMANDS, k=chance.randrange(12, len(COMMANDS)))
@@ -294,7 +294,7 @@ class Pair:
 def test_t21_with_nothing_shut_the_order_is_that_of_the_plain_queue(
     kind: str, by_key: bool, needs: tuple[Hashable, ...], scale: float
 ) -> None:
-    for seed in range(int(10 + 150 * scale)):
+    for seed in range(int(2 + 158 * scale)):
         chance = random.Random(f"{kind} {seed}")
         pair = Pair(kind, by_key, needs)
         out: list[tuple[TaskRecord, TaskRecord]] = []
@@ -332,7 +332,7 @@ def test_t23_shares_are_those_of_the_plain_queue_where_no_tags_are_equal(
     needs: tuple[Hashable, ...], scale: float
 ) -> None:
     """Every key is charged something of its own first, and none runs empty: each comes back where virtual time is."""
-    for seed in range(int(10 + 150 * scale)):
+    for seed in range(int(2 + 158 * scale)):
         chance = random.Random(seed)
         pair = Pair("fair_share", True, needs)
         for key in KEYS:
@@ -619,8 +619,9 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap) -> None:
-    """A thousand times, with one serving and one joining in between; unserved classes are not looked at."""
+def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap, scale: float) -> None:
+    """Again and again, with one serving and one joining in between; unserved classes are not looked at."""
+    turns = 1_000 if scale >= 1 else 300
 
     def cost(keys: int) -> tuple[int, int]:
         unserved: set[Hashable] = set()
@@ -631,7 +632,7 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
                 queue.push(record(keys + number, number, number % 7, need=("x", "y", None)[number % 2]))
 
         def work() -> None:
-            for turn in range(1_000):
+            for turn in range(turns):
                 unserved.add("x")
                 first = queue.pop()
                 assert first is not None
@@ -653,7 +654,7 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
         return heaps.touched - before, calls
 
     few, crowded = cost(1_000), cost(CROWD)
-    assert crowded[0] <= 25_000, "a few for each of 6,000 operations"
+    assert crowded[0] <= 25 * turns, "a few for each of six operations a turn"
     assert crowded[0] <= 1.5 * few[0]
     assert crowded[1] <= 1.5 * few[1]
 
@@ -675,7 +676,7 @@ def test_t25_a_class_that_is_shut_costs_its_name(kind: str, heaps: CountingHeap)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_t25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap) -> None:
+def test_t25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: CountingHeap, scale: float) -> None:
     """Queue all, serve all."""
 
     def cost(tasks: int, keys: int) -> float:
@@ -690,18 +691,19 @@ def test_t25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: Cou
 
         return max(calls_of(work) / tasks, 10 * (heaps.touched - before) / tasks)
 
-    assert cost(10_000, 1_000) <= 1.5 * cost(1_000, 10)
+    many = 10_000 if scale >= 1 else 3_000
+    assert cost(many, many // 10) <= 1.5 * cost(500, 5)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_t25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap) -> None:
+def test_t25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap, scale: float) -> None:
     """Keys are served, charged, parked and put back again and again, and most of their classes are never looked at."""
     unserved: set[Hashable] = set(range(1, 8))
     queue = classed(kind, unserved)
     for number in range(400):
         queue.push(record(number, number % 10, need=number % 8))
     chance = random.Random(1)
-    operations = 20_000
+    operations = 20_000 if scale >= 1 else 5_000
     for number in range(400, 400 + operations):
         key = number % 10
         if number % 5 == 0:
@@ -817,7 +819,7 @@ def all_next(scheduler: Scheduler) -> Iterator[TaskRecord]:
 @pytest.mark.parametrize("kind", ["fifo", "lifo", "priority", "fair_round_robin"])
 def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -> None:
     """Beside a scheduler that never hears of needs: the same commands, the same order, whenever the needs begin."""
-    for seed in range(int(20 + 200 * scale)):
+    for seed in range(int(5 + 215 * scale)):
         chance = random.Random(f"{kind} {seed}")
         schedulers = Scheduler(STRATEGIES[kind], UNBOUNDED, 2), Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
         runs: list[tuple[TaskRecord, TaskRecord]] = []
@@ -1041,7 +1043,7 @@ ROOM_COMMANDS = ("submit",) * 5 + ("next",) * 4 + ("end",) * 3 + ("close", "open
 def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps: bool, scale: float) -> None:
     """`next` and `succeed`, with one need or several, with caps (b24) and live changes of them."""
     commands = (*ROOM_COMMANDS, "limit_keys") if caps else ROOM_COMMANDS
-    for seed in range(int(15 + 200 * scale)):
+    for seed in range(int(2 + 213 * scale)):
         chance = random.Random(f"{kind} {seed}")
         room = Room(STRATEGIES[kind], chance)
         for _ in range(200):
