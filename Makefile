@@ -35,7 +35,7 @@ check: lint types imports test ## all that CI runs: lint, types, import rules, t
 
 soak: rewritten ## the whole suite at full length
 	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone"
-	$(pytest) -m alone tests/docs tests/examples
+	HEADGATE_SCALE=1 $(pytest) -m alone tests/docs tests/examples
 
 # Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times.
 rewritten: dev-venv

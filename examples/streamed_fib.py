@@ -42,12 +42,12 @@ async def callers(depth: int) -> list[str | None]:
 async def main():
     async with headgate.WorkerPool(spawn=2):
         print("streamed:", *[number async for number in fib(12)])
-        print("nested:  ", *[number async for number in one_by_one(12)])
-        print("all at once:", await asyncio.gather(*(nth(n) for n in (5, 10, 13))))
+        print("nested:  ", *[number async for number in one_by_one(8)])
+        print("all at once:", await asyncio.gather(*(nth(n) for n in (4, 6, 8))))
         top, *chain = await callers(3)
         print("called by", top, "and then a chain of", len(set(chain)), "tasks")
     async with headgate.WorkerPool(spawn=1):
-        print("on one worker:", await nth(13))
+        print("on one worker:", await nth(8))
 
 
 asyncio.run(main())

@@ -44,6 +44,7 @@ def logged() -> Iterator[list[str]]:
     "the worker",
     "in the log",
     apart=True,
+    soak=True,
 )
 async def lost_by_silence(lab: Lab) -> None:
     """A worker is stopped: it looks blocked, and is lost within 10 s."""

@@ -213,7 +213,7 @@ async def refused_by_all(lab: Lab) -> None:
 BLOCKED_BEFORE = "its worker is [blocked](#lost-or-only-blocked) before the call begins"
 
 
-@calls(BLOCKED_BEFORE, apart=True)
+@calls(BLOCKED_BEFORE, apart=True, soak=True)
 async def blocked_before_it_begins(lab: Lab) -> None:
     async with WorkerPool(spawn=2):
         for _ in range(4):
@@ -309,7 +309,7 @@ async def never_ready(lab: Lab) -> None:
     assert "the hook cannot be loaded" in str(error)
 
 
-@calls("no worker is left, and new ones cannot be started", apart=True)
+@calls("no worker is left, and new ones cannot be started", apart=True, soak=True)
 async def none_is_left(lab: Lab) -> None:
     async with WorkerPool(spawn=1, worker=jobs.factory(jobs.Starting(lab.path))) as pool:
         tell(lab.path, "broken")
@@ -428,7 +428,7 @@ async def stream_is_lost(lab: Lab) -> None:
         raise AssertionError("retries= was accepted for a generator")
 
 
-@calls("the result of a run that was given up arrives later", apart=True)
+@calls("the result of a run that was given up arrives later", apart=True, soak=True)
 async def late_result(lab: Lab) -> None:
     """A worker is stopped, lost after 10 s of silence, woken, and killed; what it sends meanwhile is discarded."""
     async with WorkerPool(spawn=2) as pool:
@@ -478,7 +478,7 @@ UNSTOPPABLE = (
 )
 
 
-@calls(UNSTOPPABLE, apart=True)
+@calls(UNSTOPPABLE, apart=True, soak=True)
 async def timeout_of_a_thread(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         short, long = lab.file(), lab.file()
@@ -491,7 +491,7 @@ async def timeout_of_a_thread(lab: Lab) -> None:
         await until(lambda: ended(long) == ["to its end"])
 
 
-@calls(UNSTOPPABLE, apart=True)
+@calls(UNSTOPPABLE, apart=True, soak=True)
 async def timeout_of_a_held_loop(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         path = lab.file()
@@ -539,7 +539,7 @@ async def caller_is_cancelled_and_it_ends_slowly(lab: Lab) -> None:
         assert (len(begun(lab.path)), ended(lab.path)) == (1, [])
 
 
-@calls("its caller is cancelled, and it cannot be stopped", apart=True)
+@calls("its caller is cancelled, and it cannot be stopped", apart=True, soak=True)
 async def caller_of_a_thread_is_cancelled(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         for seconds, at_once in ((1, ["to its end"]), (8, [])):
@@ -629,7 +629,7 @@ LOOP_IS_HELD = (
 )
 
 
-@calls(LOOP_IS_HELD, apart=True)
+@calls(LOOP_IS_HELD, apart=True, soak=True)
 async def loop_is_held(lab: Lab) -> None:
     for options, limit in (({"max_blocked": 2}, 0.0), ({"max_overdue": 7}, 0.2)):
         async with WorkerPool(spawn=1, **options) as pool:
@@ -649,7 +649,7 @@ async def loop_is_held(lab: Lab) -> None:
             assert (len(begun(held)), ended(held), len(begun(once_path))) == (1, [], 1)
 
 
-@calls(LOOP_IS_HELD, apart=True, long=True)
+@calls(LOOP_IS_HELD, apart=True, soak=True)
 async def loop_is_held_for_half_a_minute(lab: Lab) -> None:
     async with WorkerPool(spawn=1) as pool:
         [victim] = pids(pool)
@@ -665,6 +665,7 @@ async def loop_is_held_for_half_a_minute(lab: Lab) -> None:
 @calls(
     "its worker is replaced because calls past their own `timeout` hold all its threads for `max_overdue` (30) seconds",
     apart=True,
+    soak=True,
 )
 async def thread_places_are_held(lab: Lab) -> None:
     async with WorkerPool(spawn=1, max_overdue=2) as pool:

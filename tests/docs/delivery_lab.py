@@ -31,8 +31,8 @@ class Experiment(NamedTuple):
     body: Body
     apart: bool
     """Whether it has its own workers. Such experiments run at the same time: they wait more than they compute."""
-    long: bool
-    """Whether it waits for half a minute. Such experiments run at full scale only."""
+    soak: bool
+    """Whether it runs at full scale only: it takes long, and the tests of workers and of tasks show the same."""
     complete: bool
     """Whether it causes every exception that its rows name."""
 
@@ -45,12 +45,12 @@ EXPERIMENTS: list[Experiment] = []
 
 
 def shows(
-    heading: str, *rows: str, apart: bool = False, long: bool = False, complete: bool = True
+    heading: str, *rows: str, apart: bool = False, soak: bool = False, complete: bool = True
 ) -> Callable[[Body], Body]:
     """Register an experiment for these rows of the table below this heading."""
 
     def register(body: Body) -> Body:
-        EXPERIMENTS.append(Experiment(heading, rows, body, apart, long, complete))
+        EXPERIMENTS.append(Experiment(heading, rows, body, apart, soak, complete))
         return body
 
     return register

@@ -17,7 +17,7 @@ from tests.workers.support import all_ready, lines, pids, until
 prose = partial(shows, PROSE)
 
 
-@prose("Workers that go with notice", apart=True)
+@prose("Workers that go with notice", apart=True, soak=True)
 async def workers_go_with_notice(lab: Lab) -> None:
     """No call is lost by a worker that is told to stop."""
     async with WorkerPool(spawn=2) as pool:
@@ -42,7 +42,7 @@ async def workers_go_with_notice(lab: Lab) -> None:
                 await resizing
 
 
-@prose("Order", apart=True)
+@prose("Order", apart=True, soak=True)
 async def order(lab: Lab) -> None:
     """Of one event loop and one worker: as a rule the order of the calls; a large argument is overtaken."""
     async with WorkerPool(spawn=1):

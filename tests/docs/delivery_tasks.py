@@ -400,7 +400,7 @@ async def does_not_stop(lab: Lab) -> None:
         assert type(await lab.outcome(limited)) is headgate.RoutineTimeout
 
 
-@tasks(UNSTOPPABLE, apart=True)
+@tasks(UNSTOPPABLE, apart=True, soak=True)
 async def does_not_stop_until_its_worker_is_lost(lab: Lab) -> None:
     async with WorkerPool(spawn=1) as workers:
         chosen, path = keys("a"), lab.file()
@@ -414,7 +414,7 @@ async def does_not_stop_until_its_worker_is_lost(lab: Lab) -> None:
             assert chosen.stats().in_flight == 0
 
 
-@tasks(UNSTOPPABLE, apart=True)
+@tasks(UNSTOPPABLE, apart=True, soak=True)
 async def does_not_stop_without_a_key(lab: Lab) -> None:
     async with WorkerPool(spawn=1) as workers, TaskPool(workers=workers) as pool:
         path = lab.file()
@@ -442,7 +442,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@tasks(UNSTOPPABLE, apart=True)
+@tasks(UNSTOPPABLE, apart=True, soak=True)
 async def second_interrupt(lab: Lab) -> None:
     with started(INTERRUPTED, lab.path) as client:
         worker = int(await asyncio.to_thread(read_line, client.stdout))

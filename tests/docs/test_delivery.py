@@ -74,20 +74,8 @@ def check_names(one: Experiment, lab: Lab) -> None:
 # -- the experiments --------------------------------------------------------------------------------------------------
 
 
-def parameters() -> list[Any]:
-    """The experiments that use the shared workers, one test each."""
-    found = []
-    for one in EXPERIMENTS:
-        marks: list[Any] = []
-        if one.long and SCALE < 1:
-            marks.append(pytest.mark.skip(reason="takes half a minute: at full scale only"))
-        if not one.apart or marks:
-            found.append(pytest.param(one, id=one.name, marks=marks))
-    return found
-
-
 @pytest.mark.integration
-@pytest.mark.parametrize("experiment", parameters())
+@pytest.mark.parametrize("experiment", [pytest.param(one, id=one.name) for one in EXPERIMENTS if not one.apart])
 def test_it_is_as_the_row_says(experiment: Experiment, shared: Apart, tmp_path: Path) -> None:
     lab = Lab(tmp_path / "log", shared.pool)
     shared(lambda: experiment.body(lab), patience=90)
@@ -96,8 +84,8 @@ def test_it_is_as_the_row_says(experiment: Experiment, shared: Apart, tmp_path: 
 
 @pytest.mark.integration
 def test_it_is_as_the_row_says_with_workers_apart(shared: Apart, tmp_path: Path) -> None:
-    """All experiments with their own workers, eight at a time: one after the other they would take minutes."""
-    apart = [one for one in EXPERIMENTS if one.apart and (SCALE >= 1 or not one.long)]
+    """Experiments with their own workers, eight at a time: one after the other they would take minutes."""
+    apart = [one for one in EXPERIMENTS if one.apart and (SCALE >= 1 or not one.soak)]
     labs = [Lab(tmp_path / one.name, shared.pool) for one in apart]
     places = asyncio.Semaphore(8)
 

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = pytest.mark.integration
 
 COLOUR = re.compile(r"\x1b\[\d+m")
 
@@ -68,8 +68,10 @@ def served(tenant: str, printed: str) -> Served:
     return Served(int(calls), float(p50), float(p99), int(first), float(line[0]), float(line[1]), int(line[2]))
 
 
-def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines() -> None:
-    printed = run_piped()
+@pytest.mark.alone
+@pytest.mark.parametrize("options", [("--calls", "320"), pytest.param((), marks=pytest.mark.soak)], ids=str)
+def test_in_a_pipe_it_tells_the_whole_story_in_plain_lines(options: tuple[str, ...]) -> None:
+    printed = run_piped(*options)
     assert "\x1b" not in printed
     assert count("lost results", printed) == 0
     assert count("answered", printed) == count("calls", printed) >= 300
@@ -173,7 +175,7 @@ def terminal(columns: int, lines: int) -> Iterator[tuple[int, int]]:
         os.close(ours)
 
 
-def run_on_terminal(columns: int, lines: int, *, calls: int = 40, **environment: str) -> str:
+def run_on_terminal(columns: int, lines: int, *, calls: int = 15, **environment: str) -> str:
     """All that it wrote to a terminal, after it has ended well."""
     known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     env = known | {"TERM": "xterm", "PYTHONUTF8": "1"} | environment
@@ -200,6 +202,7 @@ def last_frame(written: str) -> list[str]:
     return [line.removesuffix("\x1b[K") for line in COLOUR.sub("", frame).removesuffix("\x1b[J").split("\n")]
 
 
+@pytest.mark.alone
 def test_a_terminal_gets_a_table_drawn_in_place() -> None:
     written = run_on_terminal(80, 24, calls=220)  # enough for a key to cool down
     frame = last_frame(written)
@@ -214,7 +217,7 @@ def test_a_terminal_gets_a_table_drawn_in_place() -> None:
     assert count("lost results", written) == 0
 
 
-@pytest.mark.parametrize("columns", [30, 60])
+@pytest.mark.parametrize("columns", [30, pytest.param(60, marks=pytest.mark.soak)])
 def test_a_narrow_terminal_gets_fewer_columns_and_no_line_that_wraps(columns: int) -> None:
     frame = last_frame(run_on_terminal(columns, 24))
     assert max(len(line) for line in frame) < columns

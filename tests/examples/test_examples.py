@@ -219,10 +219,10 @@ with do_dispatch(False) they stay here: True
 """,
     "streamed_fib": """\
 streamed: 0 1 1 2 3 5 8 13 21 34 55 89
-nested:   0 1 1 2 3 5 8 13 21 34 55 89
-all at once: [5, 55, 233]
+nested:   0 1 1 2 3 5 8 13
+all at once: [3, 8, 21]
 called by None and then a chain of 4 tasks
-on one worker: 233
+on one worker: 21
 """,
     "stream_tokens": """\
 model: stopped after 8 tokens on the canal
