@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -10,10 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headgate.cli.main import main
 from headgate.workers.client.balancing import RoundRobinLoadBalancer
 from headgate.workers.client.dispatcher import Dispatcher
 from headgate.workers.model import WorkerMetadata
@@ -47,6 +49,27 @@ def run(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None 
         stdin=subprocess.DEVNULL,
         check=False,
     )
+
+
+class Ended(NamedTuple):
+    """What a command left, as of a process."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_here(*arguments: str, cwd: Path | None = None) -> Ended:
+    """Run a command in this process: for what ends before anything is started, an interpreter would be a waste."""
+    before = signal.getsignal(signal.SIGTERM)
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, chdir(cwd or Path.cwd()):
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 class Worker(NamedTuple):

@@ -16,14 +16,15 @@ import pytest
 import headgate
 from headgate.cli.arguments import memory
 from headgate.cli.main import COMMANDS
-from tests.cli.support import PATIENCE, command, environment, run
+from tests.cli.support import PATIENCE, command, environment, run, run_here
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_c01_every_command_has_help_with_an_example(name: str) -> None:
-    ran = run(*filter(None, [name]), "--help", env={"COLUMNS": "80"})
+def test_c01_every_command_has_help_with_an_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ran = run_here(*filter(None, [name]), "--help")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith(f"usage: headgate {name}".rstrip())
     assert re.search(rf"^example:\n  headgate {name or 'worker'}", ran.stdout, re.MULTILINE)
@@ -86,11 +87,19 @@ def test_c01_parsing_imports_neither_grpc_nor_asyncio(arguments: list[str]) -> N
 def test_c01_a_wrong_call_is_exit_code_2_with_a_reason_on_stderr(
     arguments: list[str], words: str, tmp_path: Path
 ) -> None:
-    ran = run(*arguments, cwd=tmp_path)
+    ran = run_here(*arguments, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["wroker"], ["demo", "--calls", "-3"], ["doctor", "nonsense"]])
+def test_c01_a_wrong_call_is_the_exit_code_2_of_the_process(arguments: list[str]) -> None:
+    """By the parser of all, by that of a command, and by the command itself."""
+    ran, here = run(*arguments), run_here(*arguments)
+    assert (ran.returncode, ran.stdout, ran.stderr) == here
+    assert ran.returncode == 2
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["completion", "bash"], ["worker", "--help"]])
@@ -161,7 +170,7 @@ def completed(*words: str, cwd: Path | None = None) -> list[str]:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
-    script = run("completion", "bash")
+    script = run_here("completion", "bash")
     assert (script.returncode, script.stderr) == (0, "")
     line = " ".join(f"'{word}'" for word in words)
     asked = f"{script.stdout}\nCOMP_WORDS=({line})\nCOMP_CWORD={len(words) - 1}\n_headgate\n"
@@ -186,7 +195,7 @@ def test_c01_bash_completes_commands_and_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_c01_the_script_of_every_shell_knows_every_command(shell: str) -> None:
-    ran = run("completion", shell)
+    ran = run_here("completion", shell)
     assert ran.returncode == 0
     assert all(name in ran.stdout for name in COMMANDS)
     assert "orphan-timeout" in ran.stdout

@@ -20,7 +20,7 @@ from headgate.errors import HeadgateError
 from headgate.workers.client.inspection import inspect
 from headgate.workers.protocol.transport import dial
 from headgate.workers.server.service import HEALTH
-from tests.cli.support import PATIENCE, begins, calling, command, environment, run, until, worker
+from tests.cli.support import PATIENCE, begins, calling, command, environment, run, run_here, until, worker
 
 pytestmark = pytest.mark.integration
 
@@ -240,13 +240,12 @@ def test_c01_a_module_that_cannot_be_imported_is_exit_code_1_with_the_cause(
         ("--grace", "-1"),
         ("--tag", " "),
         ("--namespace", ""),
-        ("--none", "--bind", "0.0.0.0:0"),
         ("--nonsense",),
         ("stray",),
     ],
 )
 def test_c01_a_wrong_call_of_worker_is_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    ran = run("worker", *arguments, cwd=tmp_path)
+    ran = run_here("worker", *arguments, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
     assert "headgate worker: " in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -254,7 +253,7 @@ def test_c01_a_wrong_call_of_worker_is_exit_code_2(arguments: tuple[str, ...], t
 
 def test_c01_beyond_loopback_a_worker_asks_for_certificates_or_for_insecure(tmp_path: Path) -> None:
     ran = run("worker", "--none", "--bind", "0.0.0.0:0", cwd=tmp_path)
-    assert ran.returncode == 2
+    assert (ran.returncode, ran.stdout) == (2, "")
     assert "without credentials would run the code of everybody" in ran.stderr
     with worker(tmp_path, "--none", "--bind", "0.0.0.0:0", "--insecure") as started:
         assert started.ready["secure"] is False
