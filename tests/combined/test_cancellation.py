@@ -263,7 +263,7 @@ def test_r64_a_stream_that_opens_after_it_was_asked_to_stop_is_not_interrupted_l
 
 def test_r61_random_schedules_of_interrupted_tasks(scale: float) -> None:
     asked = cancelled = requeued = 0
-    for seed in range(max(1, round(1500 * scale))):
+    for seed in range(max(1, round(1500 * scale**1.2))):
         world = schedules.World(seed)
         try:
             world.run()
@@ -292,8 +292,10 @@ def test_r61_the_judge_sees_a_broken_rule(broken: str, monkeypatch: pytest.Monke
         try:
             world.run()
         except schedules.Violation:
-            problems += world.problems
-    assert any(problem.startswith({"text": "R61", "count": "R62"}[broken]) for problem in problems)
+            problems += [one for one in world.problems if one.startswith({"text": "R61", "count": "R62"}[broken])]
+        if problems:
+            break
+    assert problems
 
 
 @pytest.mark.integration
