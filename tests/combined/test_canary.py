@@ -37,6 +37,12 @@ VALUES: dict[str, Callable[[str], Any]] = {
     "proxy": lambda name: f"http://user:CANARY-{name}@proxy.example:8080",
 }
 VALUE = pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+FEW = ("text", "bytes", "dataclass")
+FEW_VALUES = pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=kind, marks=() if kind in FEW else pytest.mark.soak) for kind, make in VALUES.items()],
+)
+"""On workers the same is said again, of what travels there."""
 
 
 class Heard:
@@ -233,7 +239,7 @@ async def test_r07_a_value_that_is_assigned_later_is_hidden_too() -> None:
 
 
 @pytest.mark.integration
-@VALUE
+@FEW_VALUES
 def test_r07_w43_in_no_event_of_routines_below_run_and_use(
     shared: Apart, make: Callable[[str], Any], heard: Heard
 ) -> None:
@@ -264,7 +270,7 @@ def test_r07_w43_in_no_event_of_routines_below_run_and_use(
 
 
 @pytest.mark.integration
-@VALUE
+@FEW_VALUES
 @pytest.mark.parametrize("with_resources", [True, False], ids=["with resources", "without"])
 def test_r07_w43_in_nothing_that_is_said_of_tasks_on_workers(
     shared: Apart, make: Callable[[str], Any], heard: Heard, with_resources: bool

@@ -837,8 +837,8 @@ def test_t25_parked_classes_cost_the_others_nothing(queue: str) -> None:
         await pool.close(cancel=True)
 
     def per_task(parked: int) -> float:
-        few, many = calls_of(lambda: run(day(parked, 20))), calls_of(lambda: run(day(parked, 120)))
-        return (many - few) / 100
+        few, many = calls_of(lambda: run(day(parked, 10))), calls_of(lambda: run(day(parked, 50)))
+        return (many - few) / 40
 
     assert per_task(60) < 4 * per_task(1), "the line asks each want once, and no task"
 
@@ -852,8 +852,8 @@ def test_t25_many_classes_that_want_the_same_key_cost_little_more_than_few(queue
                 await pool.submit(hold, 1, exclude=[f"other-{number % classes}"], key=f"k{number % 3}")
 
     def per_task(classes: int) -> float:
-        few, many = calls_of(lambda: run(day(classes, 120))), calls_of(lambda: run(day(classes, 240)))
-        return (many - few) / 120
+        few, many = calls_of(lambda: run(day(classes, 60))), calls_of(lambda: run(day(classes, 120)))
+        return (many - few) / 60
 
     assert per_task(60) < 8 * per_task(1), "the line asks each want once, and no task"
 

@@ -187,8 +187,18 @@ def test_line_sys_exit_in_a_task_that_runs_here_ends_the_program_as_in_asyncio(t
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("how", ["sent", "Task"])
-@pytest.mark.parametrize("what", ["leaves", "leaves_plainly", "interrupts"])
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("leaves", "sent"),
+        ("leaves_plainly", "sent"),
+        ("interrupts", "Task"),
+        *(
+            pytest.param(what, how, marks=pytest.mark.soak)
+            for what, how in [("leaves", "Task"), ("leaves_plainly", "Task"), ("interrupts", "sent")]
+        ),
+    ],
+)
 def test_w43_sys_exit_in_a_task_on_a_worker_fails_that_task_alone(tmp_path: Path, what: str, how: str) -> None:
     ran = left(tmp_path, "there", what, how)
     assert (ran.returncode, ran.stdout) == (0, "failed\nwent on\n"), ran.stderr

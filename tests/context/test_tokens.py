@@ -450,7 +450,7 @@ STEPS = st.one_of(
 
 @on_each_loop
 @settings(
-    max_examples=max(60, int(1000 * SCALE)),
+    max_examples=int(1000 * max(SCALE, 0.1) ** 1.3),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

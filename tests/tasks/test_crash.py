@@ -115,7 +115,7 @@ def _run_to_the_end(pipeline: Pipeline, kills: int, chance: random.Random) -> No
 @pytest.mark.integration
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
 def test_t62_the_owner_is_killed_again_and_again(tmp_path: Path, power: bool, scale: float) -> None:
-    kills = max(5, int(100 * scale**2))
+    kills = max(3, int(100 * scale**2))
     chance = random.Random(int(power))
     rounds = max(1, kills // 20)
     for number in range(rounds):

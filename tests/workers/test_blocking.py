@@ -56,7 +56,7 @@ def nobody_is_lost() -> Iterator[Captured]:
 
 @pytest.mark.parametrize(
     ("hold", "inner"),
-    [(jobs.holds_the_loop, "sleep_without_the_gil"), (jobs.computes, "spin")],
+    [(jobs.holds_the_loop, "sleep_without_the_gil"), pytest.param(jobs.computes, "spin", marks=pytest.mark.soak)],
     ids=["sleeping", "computing"],
 )
 def test_w34_a_held_loop_is_named_and_calls_not_begun_go_elsewhere(

@@ -309,7 +309,7 @@ class Relay:
             writer.close()
 
 
-@pytest.mark.parametrize("compression", ["gzip", "deflate", None])
+@pytest.mark.parametrize("compression", ["gzip", pytest.param("deflate", marks=pytest.mark.soak), None])
 def test_w50_messages_are_compressed_in_both_directions(compression: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_SHARED_MEMORY", "0")
 
@@ -338,7 +338,7 @@ def test_w50_messages_are_compressed_in_both_directions(compression: Any, monkey
     run(main)
 
 
-@pytest.fixture(params=["shared memory", "chunks", "TCP"])
+@pytest.fixture(params=["shared memory", pytest.param("chunks", marks=pytest.mark.soak), "TCP"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "chunks":
         monkeypatch.setenv("HEADGATE_SHARED_MEMORY", "0")
@@ -644,6 +644,7 @@ def test_w53_no_call_fails_while_sessions_are_replaced_for_their_age(way: str, s
                         case _:
                             assert await jobs.add(number, 1) == number + 1
                     done += 1
+                    await asyncio.sleep(0.01)
 
             await asyncio.gather(*(caller(number) for number in range(16)))
             assert done > 20

@@ -94,6 +94,12 @@ def sized(request: pytest.FixtureRequest) -> Iterator[Shared]:
         shared.close()
 
 
+def ways(*soak: str) -> pytest.MarkDecorator:
+    """For tests of pools of their own: which way to go in `make soak` only."""
+    params = [pytest.param(way, marks=pytest.mark.soak if way in soak else ()) for way in WAYS]
+    return pytest.mark.parametrize("way", params, indirect=True)
+
+
 @pytest.fixture(params=list(WAYS))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """For pools that the test makes itself."""
@@ -569,6 +575,7 @@ asyncio.run(main())
 
 
 @linux
+@ways("shared memory")
 def test_w42_memory_is_three_times_the_argument_and_four_times_the_echo(way: str, tmp_path: Path, scale: float) -> None:
     """All processes together, the caller's own object included."""
     if not os.path.exists("/proc/self/smaps_rollup"):
@@ -700,6 +707,7 @@ def test_w42_a_worker_killed_while_its_result_is_on_its_way(way: str, runtime: P
 
 
 @linux
+@ways("shared memory")
 def test_w42_workers_killed_at_any_moment_of_a_transfer(way: str, runtime: Path, log: str, scale: float) -> None:
     value = payload(8 * MB)
     chance = random.Random(8)
@@ -726,6 +734,7 @@ def test_w42_workers_killed_at_any_moment_of_a_transfer(way: str, runtime: Path,
     run_alone(main, patience=60 + 60 * scale)
 
 
+@ways("chunks")
 def test_w42_a_worker_that_dies_of_its_argument_is_lost(way: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, shutdown_timeout=5) as pool:
@@ -738,6 +747,7 @@ def test_w42_a_worker_that_dies_of_its_argument_is_lost(way: str) -> None:
     run_alone(main)
 
 
+@ways("chunks")
 def test_w42_a_retry_has_its_whole_argument_again(way: str, log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2, shutdown_timeout=5) as pool:
@@ -750,7 +760,7 @@ def test_w42_a_retry_has_its_whole_argument_again(way: str, log: str) -> None:
     run_alone(main)
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("moment", [0.01, *(pytest.param(at, marks=pytest.mark.soak) for at in (0.0, 0.05))])
 def test_w42_a_pool_left_in_the_middle_of_a_transfer(way: str, runtime: Path, moment: float) -> None:
     async def main() -> None:
         value = payload(8 * MB)
@@ -782,13 +792,14 @@ asyncio.run(main())
 
 
 @linux
+@ways("chunks")
 def test_w42_a_client_killed_in_the_middle_of_a_transfer_leaves_nothing(
     way: str, runtime: Path, tmp_path: Path, scale: float
 ) -> None:
     chance = random.Random(6)
     path = tmp_path / "client.py"
     path.write_text(CLIENT)
-    for _ in range(max(2, int(20 * scale))):
+    for _ in range(max(1, int(20 * scale**1.2))):
         mark = uuid.uuid4().hex
         client = subprocess.Popen(
             [sys.executable, str(path)],
@@ -942,6 +953,7 @@ def test_w42_max_payload_is_not_asked_where_nothing_travels(narrow: Shared) -> N
     narrow(main)
 
 
+@ways("chunks")
 def test_w42_max_payload_may_be_small(way: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, max_payload=10_000):
@@ -955,10 +967,8 @@ def test_w42_max_payload_may_be_small(way: str) -> None:
     run_alone(main)
 
 
-def test_w42_more_than_a_gib_is_refused_by_default(way: str, scale: float) -> None:
-    if scale < 1:
-        pytest.skip("takes a gibibyte: `make soak` runs it")
-
+@pytest.mark.soak  # it takes a gibibyte
+def test_w42_more_than_a_gib_is_refused_by_default(way: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1):
             with pytest.raises(InvalidArgument, match="max_payload"):

@@ -711,7 +711,7 @@ _numbers_of_scripts = itertools.count()
 
 @pytest.mark.parametrize("fn", BODIES, ids=_name)
 @settings(
-    max_examples=int(10 + 200 * SCALE),
+    max_examples=int(210 * SCALE),
     derandomize=SCALE < 1,
     deadline=None,
     database=None,
@@ -1345,7 +1345,7 @@ def test_w10_prefetch_keeps_the_order(shared: Shared, scale: float) -> None:
 
 
 @settings(
-    max_examples=int(20 + 400 * SCALE),
+    max_examples=int(420 * SCALE),
     derandomize=SCALE < 1,
     deadline=None,
     database=None,

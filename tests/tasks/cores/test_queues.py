@@ -226,7 +226,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 def test_t20_a_queue_is_the_list_it_stands_for(kind: str) -> None:
     @settings(
-        max_examples=int(20 + 500 * SCALE),
+        max_examples=int(520 * SCALE),
         derandomize=SCALE < 1,
         database=None,
         deadline=None,

@@ -15,7 +15,11 @@ from headgate.workers.protocol.messages import MESSAGE, Outgoing, Peer
 from headgate.workers.protocol.wire.wire_pb2 import ToClient, ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
 
-LIMITS = [LEAST_MESSAGE, LEAST_MESSAGE + 1, 1_500_000, 4 * LEAST_MESSAGE]
+LIMITS = [
+    LEAST_MESSAGE,
+    1_500_000,
+    *(pytest.param(n, marks=pytest.mark.soak) for n in (LEAST_MESSAGE + 1, 4 * LEAST_MESSAGE)),
+]
 
 
 def opened(longest: int) -> tuple[ClientSession, WorkerSession]:

@@ -2026,7 +2026,7 @@ to_client = st.builds(
     stopping=st.booleans(),
     **both,
 )
-fuzz = settings(max_examples=int(30 + 700 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
+fuzz = settings(max_examples=int(730 * SCALE**1.2), derandomize=SCALE < 1, deadline=None, database=None)
 
 
 def borrowed_in(payloads: Sequence[Any]) -> list[int]:
@@ -2449,7 +2449,7 @@ def test_w40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
     run_state_machine_as_test(
         Conversations,
         settings=settings(
-            max_examples=int(10 + 400 * SCALE),
+            max_examples=int(410 * SCALE**1.2),
             stateful_step_count=50,
             derandomize=SCALE < 1,
             deadline=None,
@@ -2460,7 +2460,7 @@ def test_w40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
     )
 
 
-@pytest.fixture(params=range(int(300 * SCALE)))
+@pytest.fixture(params=range(int(300 * SCALE**1.2)))
 def chance(request: pytest.FixtureRequest) -> Iterator[random.Random]:
     return random.Random(request.param)
 
