@@ -389,11 +389,14 @@ def on_terminal(*arguments: str, env: dict[str, str]) -> str:
 
 def test_c01_a_terminal_gets_colours_unless_no_color_is_set(place: Place) -> None:
     with place.worker() as started:
-        for arguments in (["doctor", started.ready["address"]], ["workers"]):
+        for arguments, plains in (
+            (["doctor", started.ready["address"]], [{"NO_COLOR": "1"}]),
+            (["workers"], [{"NO_COLOR": "1"}, {"TERM": "dumb"}]),
+        ):
             coloured = on_terminal(*arguments, env=place.env)
             assert "\x1b[" in coloured
             assert started.ready["uid"] in coloured.replace("\r\n", "")
-            for plain in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+            for plain in plains:
                 assert "\x1b[" not in on_terminal(*arguments, env={**place.env, **plain})
 
 

@@ -61,9 +61,10 @@ class Held:
         return await self.__private(), await self.value
 
 
-@routine(timeout=2)
-def hash_a_little() -> int:
-    return sum(number * number for number in range(100_000))
+@routine(timeout=1)
+def rest_a_little() -> int:
+    time.sleep(0.12)
+    return 1
 
 
 @routine(thread=True)

@@ -342,7 +342,7 @@ def test_w03_a_class_of_the_program_is_never_written_over(tmp_path: Path) -> Non
     assert ran.stdout.splitlines() == ["True 2 True", "99", "True 7", "[1, 2]", "None None"]
 
 
-def test_w34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
+def test_w34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared, scale: float) -> None:
     """None is told that it ran too long, and the first is answered before the last has begun."""
 
     async def main() -> None:
@@ -353,7 +353,7 @@ def test_w34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared) -> None:
             heard.append(time.monotonic())
 
         began = time.monotonic()
-        await asyncio.gather(*(one() for _ in range(300)))
+        await asyncio.gather(*(one() for _ in range(300 if scale >= 1 else 150)))
         assert heard[-1] - heard[0] > (heard[-1] - began) / 4, "answers came while others ran"
         assert {view.state for view in shared.pool.workers()} == {"ready"}
 
@@ -546,8 +546,8 @@ def test_w08_a_timeout_counts_from_the_beginning_of_a_run_in_a_thread(shared: Sh
     """So many plain functions at once that the last begin long after they were called."""
 
     async def main() -> None:
-        found = await asyncio.gather(*(attack_jobs.hash_a_little() for _ in range(700)), return_exceptions=True)
-        assert {type(one) for one in found} == {int}
+        found = await asyncio.gather(*(attack_jobs.rest_a_little() for _ in range(700)), return_exceptions=True)
+        assert set(found) == {1}
 
     shared(main, 60)
 

@@ -180,8 +180,15 @@ AGAIN = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize(("retries", "how"), [(1, "SIGSEGV"), (2, "exit 3")])
+@pytest.mark.parametrize(
+    ("workers", "retries", "how"),
+    [
+        (1, 2, "exit 3"),
+        (4, 1, "SIGSEGV"),
+        *(pytest.param(workers, 1, "SIGSEGV", marks=pytest.mark.soak) for workers in (1, 2)),
+        *(pytest.param(workers, 2, "exit 3", marks=pytest.mark.soak) for workers in (2, 4)),
+    ],
+)
 def test_w92_a_call_that_crashes_fails_by_itself(log: str, workers: int, retries: int, how: str) -> None:
     neighbour, culprit = AGAIN[retries]
 
@@ -225,7 +232,7 @@ def test_w92_calls_that_crash_inside_calls(seed: int) -> None:
 
     async def main() -> None:
         async with WorkerPool(spawn=3):
-            names = [f"{seed}/{n}" for n in range(40)]
+            names = [f"{seed}/{n}" for n in range(40 if SCALE >= 1 else 20)]
             trees = await asyncio.gather(*(lost_jobs.tree(name, 0.03) for name in names), return_exceptions=True)
         for name, found in zip(names, trees, strict=True):
             culprits = [lost_jobs.is_culprit(f"{name}.{n}", 0.03) for n in range(3)]

@@ -61,11 +61,11 @@ def go(path: str) -> None:
 # -- fib --------------------------------------------------------------------------------------------------------------
 
 
-def test_w08_fib_of_twenty_finishes(several: Shared) -> None:
-    """About 22,000 calls, most of which wait for others at some time."""
+def test_w08_fib_of_twenty_finishes(several: Shared, scale: float) -> None:
+    """About 22,000 calls, most of which wait for others at some time; while working fib(17), and 5,000."""
 
     async def main() -> None:
-        assert await jobs.fib(20) == 6765
+        assert await jobs.fib(20 if scale >= 1 else 17) == (6765 if scale >= 1 else 1597)
         assert in_flight(several.pool) == 0
         assert await jobs.add(1, 2) == 3
 
@@ -96,7 +96,7 @@ async def fib(n: int) -> int:
 
 async def main():
     async with headgate.WorkerPool(spawn=%d):
-        print([await fib(n) for n in range(11)])
+        print([await fib(n) for n in range(9)])
 
 asyncio.run(main())
 """
@@ -105,7 +105,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("workers", [1, 4])
 def test_w02_the_recursive_fib_runs_as_written(tmp_path: Path, workers: int) -> None:
     done = script(RECURSIVE % workers, tmp_path, patience=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55]\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 1, 2, 3, 5, 8, 13, 21]\n", "")
 
 
 # -- depth ------------------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_w33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: s
 def test_w33_a_parent_killed_at_any_moment_leaves_no_descendant(doomed: Callable[[str], Parent], scale: float) -> None:
     """Also while it starts its keeper, its workers, or stops them."""
     chance = random.Random(2)
-    for round_ in range(max(5, int(60 * scale))):
+    for round_ in range(max(4, int(60 * scale**1.2))):
         parent = doomed("churning")
         if round_ % 2:  # the moments of the first start are short: half of all rounds go there
             assert parent.process.stdout is not None
@@ -343,7 +343,7 @@ def test_w33_pools_opened_and_closed_many_times_leave_nothing(runtime: Path, sca
             await once()
         async with no_leaks(grace=3):  # within one loop
             before = native_threads()
-            for _ in range(max(4, int(40 * scale))):
+            for _ in range(max(3, int(40 * scale**1.2))):
                 await once()
             await until(lambda: native_threads() <= before + 2)
         assert files(runtime) == []
@@ -352,7 +352,7 @@ def test_w33_pools_opened_and_closed_many_times_leave_nothing(runtime: Path, sca
         run(main, patience=120)
     assert files(runtime) == []
     with no_leaks(grace=3):
-        for _ in range(max(3, int(30 * scale))):  # and in a loop each
+        for _ in range(max(2, int(30 * scale**1.2))):  # and in a loop each
             run(once)
     assert files(runtime) == []
 

@@ -600,7 +600,7 @@ class Notebook:
 
 
 @pytest.mark.usefixtures("nothing_open")
-@pytest.mark.parametrize("name", ["add", "count"])
+@pytest.mark.parametrize("name", ["add", pytest.param("count", marks=pytest.mark.soak)])
 def test_w07_the_remedy_works_when_it_is_pasted(name: str) -> None:
     """Into a cell of a notebook, and into an async function of a script."""
     asks = {"add": "result = await add(1, 2)", "count": "result = [item async for item in count(3)]"}[name]
