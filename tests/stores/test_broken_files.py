@@ -90,7 +90,7 @@ def test_t62_a_file_that_ends_in_zeros_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1 << 30, 7])
-def test_t62_a_disk_that_is_full_at_any_byte_acknowledges_nothing(tmp_path: Path, most: int) -> None:
+def test_t62_a_disk_that_is_full_at_any_byte_acknowledges_nothing(tmp_path: Path, most: int, scale: float) -> None:
     files = FullDisk(most=most)
     group = [submit(3), end(1, result="kept"), submit(4)]
     journal = open_journal(tmp_path, files=files)
@@ -99,7 +99,7 @@ def test_t62_a_disk_that_is_full_at_any_byte_acknowledges_nothing(tmp_path: Path
     assert append(journal, *group) == [None, None, None]
     size = len((tmp_path / "p.jsonl").read_bytes()) - len(good)
     journal.close()
-    for room in range(size):
+    for room in range(0, size, 1 if scale >= 1 else 3):
         path = tmp_path / "x.jsonl"
         path.write_bytes(good)
         files.room = float("inf")

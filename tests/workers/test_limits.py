@@ -368,7 +368,7 @@ def lent(pid: int) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is lent on Linux only")
-@pytest.mark.parametrize("free", [0, 1])
+@pytest.mark.parametrize("free", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_w42_a_client_short_of_descriptors_gets_the_results_of_calls_that_have_run(log: str, free: int) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
@@ -389,7 +389,7 @@ def test_w42_a_client_short_of_descriptors_gets_the_results_of_calls_that_have_r
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is lent on Linux only")
-@pytest.mark.parametrize("free", [0, 1])
+@pytest.mark.parametrize("free", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_w42_a_worker_short_of_descriptors_gets_what_is_sent_to_it(log: str, free: int) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Strategy, Callable[[int], Policy], int | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_t25_a_task_costs_the_same_in_a_crowd(case: str, scale: float) -> None:
     strategy, policy, caps = CASES[case]
-    many = 5_000 if scale < 1 else 20_000
+    many = 3_000 if scale < 1 else 20_000
     few = per_task(strategy, policy(500), caps, 1_000, 10)
     crowd = per_task(strategy, policy(many // 2), caps, many, many // 10)
     assert crowd <= 1.5 * few

@@ -460,13 +460,13 @@ def walk(seed: int, length: int, without: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_t42_waits_that_are_not_cut_short_never_deadlock(seed: int, scale: float) -> None:
-    for number in range(int(2 + 100 * scale)):
+    for number in range(int(102 * scale**1.2)):
         walk(1_000 * seed + number, 120, without=("cut",))
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_t42_nested_work_never_deadlocks(seed: int, scale: float) -> None:
-    for number in range(int(2 + 100 * scale)):
+    for number in range(int(102 * scale**1.2)):
         walk(1_000 * seed + number, 120)
 
 
