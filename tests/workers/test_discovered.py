@@ -303,7 +303,7 @@ def test_w24_a_worker_that_is_not_there_gets_no_call_and_is_named(fleet: Fleet) 
             with pytest.raises(headgate.DispatchTimeout, match=r"nobody: .*127.0.0.1:9"):
                 with headgate.RuntimeContext(dispatch_timeout=1.0):
                     await jobs.pid()
-            assert pool.workers()[0].state == "starting"
+            assert pool.workers()[0].state == "lost"
 
     run(main)
 

@@ -43,6 +43,8 @@ _POLL: Final = 0.25
 _AGAIN: Final = (0.001, 0.004, 0.02, 0.1, 0.5)
 """Seconds after which a holder that was closed is looked at again. The kernel reports the close before it gives up the
 lock, and says nothing when it has: so one may look too early."""
+_REMAKE: Final = 0.05
+"""Seconds after which a directory that was removed is made again. If it cannot be, it is tried again and again."""
 _PAUSE: Final = (0.0005, 0.02)
 """Seconds between two tries to lock, at first and at most: flock(2) has no wait with a limit."""
 
@@ -203,6 +205,9 @@ class _Watching:
 
     async def wait(self) -> None:
         """Return when there is something to look at."""
+        if self._lost:  # the directory was removed, and perhaps what is above it: it is made again, not at once
+            await asyncio.sleep(_REMAKE)
+            return
         polls = self._interval if self._interval is not None else (None if self._watches else _POLL)
         try:
             async with asyncio.timeout(polls):

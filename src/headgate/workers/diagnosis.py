@@ -225,9 +225,10 @@ def findings_of(inspection: Inspection) -> list[Finding]:
     name = f"worker {load.uid if load is not None and not metadata.uid else metadata.uid}".strip()
     where = "" if name == "worker" else f" at {metadata.address}"
     if not inspection.admitted:
-        return [Finding(name, "wrong", inspection.reason + where, inspection.remedy), *_clock_of(load)]
+        said = f"{where.strip()}: {inspection.reason}" if where else inspection.reason
+        return [Finding(name, "wrong", said, inspection.remedy), *_clock_of(load)]
     if load is None:
-        return [Finding(name, "ok", inspection.reason + where)]
+        return [Finding(name, "ok", f"{where.strip()}: {inspection.reason}" if where else inspection.reason)]
     how = "with TLS" if metadata.secure else "without TLS"
     text = f"it answers{where} {how}: version {load.version}, protocol {load.newest}, {load.running} calls running"
     return [Finding(name, "ok", text), *_clock_of(load)]

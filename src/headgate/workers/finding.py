@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from headgate.core.redaction import log_exception
+from headgate.core.redaction import log_exception, redact
 from headgate.workers.membership import Change, Membership
 from headgate.workers.model import WorkerMetadata
 
@@ -24,6 +24,10 @@ _LOGGER = "headgate.workers"
 _log = logging.getLogger(_LOGGER)
 AGAIN = 1.0
 """Seconds until a subscription that failed is tried again."""
+SETTLING = 2.0
+"""Seconds in which a subscription that began again has told of the workers that are there."""
+SILENT = 3.0
+"""Seconds after which it is logged that no worker was found."""
 LAST = 2.0
 """Seconds that a discovery has to take back an announcement, and to close, when its pool does."""
 
@@ -35,16 +39,28 @@ class Finder:
         from headgate.discovery.in_process import OwnDiscovery
 
         self.membership: Membership = membership
-        self._discovery = discovery
+        self.discovery: DiscoveryLike = discovery
         self._on_change = on_change
         self._found: OwnDiscovery = OwnDiscovery()
         self._task: asyncio.Task[None] | None = None
+        self._stale: set[str] = set()
+        self._settling: asyncio.TimerHandle | None = None
+        self._warning: asyncio.TimerHandle | None = None
         self._closed = False
 
     def start(self) -> None:
         """Begin to follow the discovery, unless that has begun."""
         if self._task is None and not self._closed:
-            self._task = asyncio.get_running_loop().create_task(self._follow())
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._follow())
+            self._warning = loop.call_later(SILENT, self._warn)
+
+    def stop(self) -> None:
+        """Stop to follow the discovery without waiting for anything."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._found.close()
 
     def subscribe(self) -> AsyncIterator[DiscoveryEvent]:
         """Tell of the workers that the pool may use, on any loop."""
@@ -58,18 +74,54 @@ class Finder:
         """Hear that the pool started this worker itself."""
         self._tell(self.membership.owns(uid))
 
+    def _warn(self) -> None:
+        """Tell who waits for a first worker that none was found that may be used."""
+        if not self.membership.admitted and not self._closed:
+            refused = "; ".join(f"{uid}: {reason}" for uid, reason in list(self.membership.refused.items())[-3:])
+            _log.warning(
+                "%r has told of no worker that this pool may use%s; calls wait for one. "
+                "`headgate workers` shows who is there",
+                self.discovery,
+                f" ({redact(refused)})" if refused else "",
+            )
+
     async def _follow(self) -> None:
         while True:
-            subscription = self._discovery.subscribe()
+            subscription: AsyncIterator[DiscoveryEvent] | None = None
             try:
+                subscription = self.discovery.subscribe()
                 async for event in subscription:
-                    self._tell(self.membership.heard(event.type, event.metadata))
+                    self._hear(event)
                 return  # it has ended: nothing more will be told
             except Exception:
-                log_exception(_LOGGER, "the discovery %r failed; it is asked again", self._discovery)
+                log_exception(_LOGGER, "the discovery %r failed; it is asked again", self.discovery)
+                self._stale = {metadata.uid for metadata in self.membership.known}  # until they are told of again
+                _cancel(self._settling)
+                self._settling = None
             finally:
-                await _close_iterator(subscription)
+                if subscription is not None:
+                    await _close_iterator(subscription)
             await asyncio.sleep(AGAIN)
+
+    def _forget_stale(self) -> None:
+        """Drop workers of which a discovery told before it failed, and not since."""
+        stale, self._stale, self._settling = self._stale, set(), None
+        for metadata in self.membership.known:
+            if metadata.uid in stale:
+                self._tell(self.membership.heard("worker-dropped", metadata))
+
+    def _hear(self, event: DiscoveryEvent) -> None:
+        """Take an event; one that makes no sense is logged and left out."""
+        try:
+            changes = self.membership.heard(event.type, event.metadata)
+        except Exception as error:
+            _log.warning("the discovery %r told %r, which is no event: %s", self.discovery, event, error)
+            return
+        self._tell(changes)
+        if self._stale:
+            self._stale.discard(event.metadata.uid)
+            if self._settling is None:  # it has begun to tell all that are there
+                self._settling = asyncio.get_running_loop().call_later(SETTLING, self._forget_stale)
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:
@@ -81,9 +133,10 @@ class Finder:
         """Stop to follow the discovery."""
         self._closed = True
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,), timeout=LAST)
+        if task is not None and not await _ended(task):
+            _log.warning("the subscription of %r did not close within %g s", self.discovery, LAST)
+        _cancel(self._warning)
+        _cancel(self._settling)
         self._found.close()
 
 
@@ -145,8 +198,7 @@ class Announcer:
         """Take back what was published, and leave the publisher. A discovery that fails or hangs is not waited for."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait((task,), timeout=LAST)
+            await _ended(task)
         if self._publisher is None:
             return
         dropping = asyncio.ensure_future(self._take_back())
@@ -170,6 +222,21 @@ class Announcer:
     async def _take_back(self) -> None:
         for metadata in list(self._announced.values()):
             await self._publish("worker-dropped", metadata)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+async def _ended(task: asyncio.Task[None]) -> bool:
+    """Cancel a task and wait for it; again, if it does something that hangs when it is cancelled."""
+    for seconds in (LAST, 0.1):
+        task.cancel()
+        await asyncio.wait((task,), timeout=seconds)
+        if task.done():
+            return seconds == LAST
+    return False
 
 
 def _name_of(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from headgate.errors import InvalidArgument
 from headgate.workers.model import WorkerMetadata
 
 MOST_REFUSED = 256
@@ -49,6 +50,11 @@ class Membership:
         return list(self._admitted.values())
 
     @property
+    def known(self) -> list[WorkerMetadata]:
+        """The workers that the pool uses, and those that wait for a place."""
+        return [*self._admitted.values(), *self._waiting.values()]
+
+    @property
     def refused(self) -> dict[str, str]:
         """By uid, why workers are not used. At most `MOST_REFUSED`, the latest."""
         full = f"the lease of {self._lease} is used up"
@@ -67,6 +73,8 @@ class Membership:
     def heard(self, type: Happened, metadata: WorkerMetadata) -> list[Change]:
         """Take an event of the discovery; return what the dispatchers are to hear."""
         uid = metadata.uid
+        if type not in ("worker-added", "worker-updated", "worker-dropped"):
+            raise InvalidArgument(f"the type of an event must be worker-added, -updated or -dropped, got {type!r}")
         if uid in self._own:
             return []
         if type == "worker-dropped":
@@ -106,7 +114,7 @@ class Membership:
         if metadata.secure != self._secure:
             if self._secure:
                 return "it has no credentials, and a pool with credentials uses secure workers only"
-            return "it has credentials, and a pool without credentials uses insecure workers only"
+            return "it has credentials, and a pool without credentials uses insecure workers only: pass credentials="
         return version_trouble(metadata.version, self._version)
 
     def _dropped(self, uid: str) -> list[Change]:
@@ -122,9 +130,8 @@ class Membership:
         return changes
 
     def _wait(self, metadata: WorkerMetadata) -> None:
-        self._waiting[metadata.uid] = metadata
-        while len(self._waiting) > MOST_WAITING:
-            del self._waiting[next(iter(self._waiting))]
+        if metadata.uid in self._waiting or len(self._waiting) < MOST_WAITING:  # who came first is not forgotten
+            self._waiting[metadata.uid] = metadata
 
     def _refuse(self, uid: str, reason: str) -> None:
         self._refused.pop(uid, None)

@@ -346,6 +346,7 @@ class WorkerPool:
         for dispatcher in list(self._dispatchers.values()):
             for view in dispatcher.connections.views():
                 seen.setdefault(view.uid, []).append(view)
+        failing = {uid for one in list(self._dispatchers.values()) for uid in one.connections.out_of_reach}
         found = []
         for placed in self._placement.workers():
             views = seen.get(placed.uid, [])
@@ -353,7 +354,7 @@ class WorkerPool:
             found.append(WorkerView(placed.metadata, state, sum(view.in_flight for view in views)))
         for metadata in () if self._finder is None else self._finder.membership.admitted:
             views = seen.get(metadata.uid, [])
-            state = views[-1].state if views else "starting"
+            state = views[-1].state if views else "lost" if metadata.uid in failing else "starting"
             found.append(WorkerView(metadata, state, sum(view.in_flight for view in views)))
         return found
 
@@ -369,6 +370,8 @@ class WorkerPool:
             args = (bound, *args)
         self._require_open()
         dispatcher, running, limit = self.__dispatcher__(), CALLER.get(), dispatch_limit()
+        if self._finder is not None:
+            await self._connect()
         await dispatcher.connections.until_known(
             [view.uid for view in self._placement.workers() if view.state == "ready"]
         )
@@ -449,7 +452,8 @@ class WorkerPool:
         trouble, refused = self._trouble, {} if self._finder is None else self._finder.membership.refused
         failed = "" if trouble is None else f"; the last start of a worker failed: {trouble.reason}"
         shown = "; ".join(f"{uid}: {reason}" for uid, reason in list(refused.items())[-_SHOWN:])
-        return f"{failed}; found and not used: {shown}" if refused else failed
+        asked = "" if self._finder is None else f" ({self._finder.discovery!r} was asked)"
+        return f"{asked}{failed}; found and not used: {shown}" if refused else asked + failed
 
     def _tell_waiting(self, error: WorkerStartFailed | None) -> None:
         """Have callers who find no worker raise this; None: have them wait for one, as usual."""
@@ -488,6 +492,8 @@ class WorkerPool:
                 ACTIVE.set(self._outer)
         if self._loop is not asyncio.get_running_loop():  # the calls of that loop are not waited for
             self._closed()
+            if self._finder is not None and self._loop is not None:
+                _on(self._loop, self._finder.stop)
             await self._placement.close(asyncio.sleep(0))
             return
         hurry = kind is not None and not issubclass(kind, Exception)

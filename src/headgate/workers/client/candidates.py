@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0, 10.0, 10.0, 30.0)
 """Seconds before a worker is tried again, after its first failure in a row, its second, and so on."""
-PATIENCE = (3.0, 10.0)
+PATIENCE = (1.5, 5.0, 10.0)
 """Seconds that a worker has to answer the first time, and later. An address that never answers holds up others."""
 AT_A_TIME = 64
 """How many workers are connected at the same time."""
@@ -39,6 +39,7 @@ class _Candidate:
         self.metadata = metadata
         self.failures = 0  # in a row
         self.reason = ""
+        self.remedy = ""
         self.permanent = False  # the reason will not go away by itself
         self.connection: Connection | None = None
         self.opened: asyncio.Future[str] | None = None  # "": the session is open; else why it is not
@@ -52,7 +53,7 @@ class Candidates:
         self,
         connect: Callable[[WorkerMetadata], Connection],
         on_open: Callable[[Connection], None],
-        on_failure: Callable[[WorkerMetadata], None],
+        on_failure: Callable[[WorkerMetadata, bool], None],
         explain: Callable[[WorkerMetadata], Awaitable[Refusal | None]],
     ) -> None:
         self._connect = connect
@@ -71,6 +72,16 @@ class Candidates:
     def reasons(self) -> dict[str, str]:
         """By uid, why workers cannot be used; "being connected" of those that were not tried yet."""
         return {uid: one.reason or "being connected" for uid, one in self._candidates.items()}
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do about those that refuse, each remedy once; None: none of them does."""
+        return " ".join(dict.fromkeys(one.remedy for one in self._candidates.values() if one.remedy)) or None
+
+    @property
+    def out_of_reach(self) -> list[str]:
+        """The uids of those that were tried and could not be connected."""
+        return [uid for uid, one in list(self._candidates.items()) if one.reason]
 
     @property
     def hopeless(self) -> bool:
@@ -124,9 +135,11 @@ class Candidates:
                     reason = await self._opens(one)
                 if not reason:
                     return
+                one.reason = one.reason or reason
+                self._on_failure(one.metadata, False)  # another may have its place meanwhile
                 one.reason = await self._explained(one, reason)
                 one.failures += 1
-                self._on_failure(one.metadata)
+                self._on_failure(one.metadata, True)
         finally:
             one.task = None
             connection, one.connection = one.connection, None
@@ -162,7 +175,8 @@ class Candidates:
         if refusal is None:
             return reason
         one.permanent = refusal.kind not in _MAY_RESTART
-        return str(refusal)
+        one.remedy = refusal.remedy if one.permanent else ""
+        return refusal.text
 
     async def close(self) -> None:
         """Stop to connect workers."""

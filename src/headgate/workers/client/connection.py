@@ -102,6 +102,8 @@ class Connection:
         """How the worker's process ended, once that is known."""
         self.awaits_ending: bool = False
         """Whether somebody will call `learn` when the process has ended."""
+        self.here: str = ""
+        """The uid of the worker in whose process this connection is; "": in none."""
         self._held: list[Answer] = []  # of calls that were lost: until it is known how the process ended
         self._hold: asyncio.TimerHandle | None = None
         self.casualties: int = 0
@@ -425,8 +427,8 @@ class Connection:
     def can_take(self, bulky: bool) -> bool:
         """Whether the next call may go here: not when the worker stops, nor when the outbox is long."""
         session = self.session
-        if session.state in ("stopping", "over"):
-            return False
+        if session.state == "over" or (session.state == "stopping" and session.uid != self.here):
+            return False  # a worker that stops still takes what its own calls call
         if session.full(bulky):
             self._was_full = True
             return False

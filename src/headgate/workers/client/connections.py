@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.workers.client.candidates import Candidates
 from headgate.workers.client.connection import Connection, Happening
 from headgate.workers.client.failures import client_id
 from headgate.workers.client.peers import as_peer
 from headgate.workers.client.renewal import Renewals
+from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import Ending
 from headgate.workers.protocol.messages import Outgoing
@@ -43,6 +45,7 @@ class Connections:
         openings: Openings,
         *,
         pool: str,
+        here: str,
         max_payload: int,
         limits: Limits,
         credentials: WorkerCredentials | None,
@@ -56,6 +59,7 @@ class Connections:
         self._roster = roster
         self._openings = openings
         self._pool = pool
+        self._here = here
         self._max_payload = max_payload
         self._limits = limits
         self._credentials = credentials
@@ -81,6 +85,16 @@ class Connections:
     def reasons(self) -> dict[str, str]:
         """By uid, why workers that are known, or were lately, cannot be used."""
         return {**self._evicted, **self._candidates.reasons}
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do about the workers that refuse; None: nothing in particular."""
+        return self._candidates.remedy
+
+    @property
+    def out_of_reach(self) -> list[str]:
+        """The uids of workers that could not be connected, and are tried again."""
+        return self._candidates.out_of_reach
 
     @property
     def hopeless(self) -> bool:
@@ -133,6 +147,7 @@ class Connections:
             self._on_retiring,
             self._credentials if metadata.secure else None,
         )
+        connection.here = self._here
         connection.awaits_ending = self._awaits_endings and metadata.uid not in self._discovered
         self._known[epoch] = connection
         return connection
@@ -148,16 +163,18 @@ class Connections:
     def _reached(self, connection: Connection) -> None:
         """Use a discovered worker from now on: a session with it is open."""
         self._admit(connection)
+        if WORKERS.listeners and connection.metadata.uid in self._discovered:
+            WORKERS.emit(WorkerReady(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
         self._openings.happened(connection, "open", "")
 
-    def _not_reached(self, metadata: WorkerMetadata) -> None:
-        """Note that a worker could not be reached. It is tried again; one that the pool started is replaced, unless
-        the next one would be refused as well."""
+    def _not_reached(self, metadata: WorkerMetadata, is_explained: bool) -> None:
+        """Note that a worker could not be reached, and, a little later, that it is known why. It is tried again; one
+        that the pool started is replaced, unless the next one would be refused as well."""
         refused = self._candidates.refuses(metadata.uid)
         if metadata.uid in self._discovered:
             if self._on_out_of_reach is not None:
                 self._on_out_of_reach(metadata.uid)
-        elif self._on_lost is not None and not refused:
+        elif self._on_lost is not None and is_explained and not refused:
             self._on_lost(metadata, self._candidates.reasons.get(metadata.uid, "it cannot be reached"))
         if self.hopeless:
             self._openings.wake()  # who waits for a worker need not wait for long
@@ -242,8 +259,8 @@ class Connections:
 
     def _introduce(self, *only: Connection) -> None:
         """Tell workers whom their routines may call: all of them, or these."""
-        peers = [as_peer(connection.metadata) for connection in self._roster]
-        for connection in only or self._roster:
+        peers = [as_peer(connection.metadata, connection.session.uid) for connection in self._roster]
+        for connection in only or (*self._roster, *self.gone):  # those that leave finish calls that may call others
             connection.introduce(self._pool, peers)
 
     def _remove(self, connection: Connection) -> None:
@@ -292,6 +309,10 @@ class Connections:
                     self._on_evicted(connection)
                 discovered = self._discovered.get(connection.metadata.uid)
                 if discovered is not None:
+                    if WORKERS.listeners:
+                        uid, pid = discovered.uid, discovered.pid
+                        why = redact(reason)
+                        WORKERS.emit(WorkerLostEvent(at=clock.wall(), uid=uid, pid=pid, reason=why, restarted=False))
                     self._candidates.add(discovered, reason, permanent=happening == "refused")
                 elif self._on_lost is not None and happening == "lost":
                     self._on_lost(connection.metadata, reason)

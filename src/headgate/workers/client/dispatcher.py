@@ -95,6 +95,7 @@ class Dispatcher:
             self.roster,
             self.openings,
             pool=pool,
+            here=here,
             max_payload=max_payload,
             limits=limits,
             credentials=credentials,
@@ -399,7 +400,8 @@ class Dispatcher:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise kind(f"{what}: {self.standing(tried)}") from None
+            remedy = None if kind is not NoWorkersAvailable else self.connections.remedy
+            raise kind(f"{what}: {self.standing(tried)}", remedy=remedy) from None
         if self._failure is not None:
             raise fresh(self._failure)
 

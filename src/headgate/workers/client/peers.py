@@ -11,10 +11,11 @@ from headgate.workers.options import ChannelOptions
 from headgate.workers.protocol.messages import Peer
 
 
-def as_peer(metadata: WorkerMetadata) -> Peer:
-    """Return what other workers are told of this one."""
+def as_peer(metadata: WorkerMetadata, uid: str) -> Peer:
+    """Return what other workers are told of this one. `uid`: as it calls itself, which a list of addresses cannot tell;
+    "": that is not known yet."""
     options = "" if metadata.options is None else json.dumps(metadata.options.to_dict())
-    return Peer(metadata.uid, metadata.address, metadata.secure, options)
+    return Peer(uid or metadata.uid, metadata.address, metadata.secure, options)
 
 
 def usable_peers(peers: list[Peer], *, secure: bool) -> list[WorkerMetadata]:

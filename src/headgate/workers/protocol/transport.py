@@ -12,6 +12,7 @@ So they are switched off before the import.
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,6 +91,8 @@ def bind(
     where = parse_address(address)
     if isinstance(where, str):
         check_socket(where)
+        if is_listening(where):
+            raise OSError(f"cannot listen on {address}: another process does")
         before = os.umask(0o177)  # nobody else may connect, whatever the directory allows to others
         try:
             _listen(server, address, None)
@@ -119,6 +122,17 @@ def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCrede
     return int(port)
 
 
+def is_listening(path: str) -> bool:
+    """Whether somebody listens on this Unix socket. (gRPC would take the path from them.)"""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (OSError, ValueError):
+            return False
+    return True
+
+
 def check_socket(path: str) -> None:
     """Raise PermissionError unless this Unix socket, if there is one, and its directory are this user's alone."""
     folder, us = os.path.dirname(path), os.geteuid()
@@ -136,7 +150,7 @@ def check_socket(path: str) -> None:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(
             f"others can write to {folder} (mode {stat.S_IMODE(found.st_mode):04o}) and put a socket of theirs in the "
-            f"place of a worker's: chmod 700 {folder}"
+            "place of a worker's: use a directory of your own (mkdir -m 700 ...)"
         )
     try:
         found = os.lstat(path)

@@ -41,6 +41,14 @@ class NestedPool:
         self._made: Dispatcher | None = None
         self._introduced: list[Peer] | None = None  # the peers that the dispatcher knows
 
+    def peers_changed(self) -> None:
+        """Let calls that wait for a worker know the peers that the pool has now."""
+        if self._made is not None:
+            try:
+                self._tasks.loop.call_soon_threadsafe(self._know_peers)
+            except RuntimeError:  # the loop is closed
+                pass
+
     def __dispatcher__(self) -> NestedPool | Dispatcher:
         """Return what runs calls for the current loop: the dispatcher or, in a routine in a thread, this object."""
         return self if asyncio.get_running_loop() is not self._tasks.loop else self._dispatcher()
@@ -59,13 +67,16 @@ class NestedPool:
                 on_retiring=self._retiring,
                 credentials=self._service.credentials,
             )
-        peers = self.peers
-        if self._introduced is not peers:
+        self._know_peers()
+        return self._made
+
+    def _know_peers(self) -> None:
+        made, peers = self._made, self.peers
+        if made is not None and self._introduced is not peers:
             from headgate.workers.client.peers import usable_peers
 
             self._introduced = peers
-            self._made.connections.set_members(usable_peers(peers, secure=self._service.credentials is not None))
-        return self._made
+            made.connections.set_members(usable_peers(peers, secure=self._service.credentials is not None))
 
     async def on_task_loop(self, running: RunningCall, use: Callable[[Dispatcher], Awaitable[Any]]) -> Any:
         """Await what `use` does with the dispatcher, from another loop than the dispatcher's."""

@@ -168,15 +168,18 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             stream.nested = self._nested.setdefault(pool, NestedPool(pool, self))
             stream.nested.peers = peers
             stream.nested.max_payload = session.max_payload
+            stream.nested.peers_changed()
         if message.reserves or message.released:
             stream.asked = True
             self.tasks.reserved_calls.ask(stream, () if self.stopping else message.reserves, message.released)
         if self.stopping and begun:
-            for call in begun:
+            running = {one.id for one in list(self.tasks.running.values())}
+            refused = [call for call in begun if call.caller not in running]  # what runs here may call here, to end
+            begun = [call for call in begun if call.caller in running]
+            for call in refused:
                 session.answer(call.number, "unavailable", b"the worker is stopping")
                 if isinstance(call.arguments, Borrowed):
                     session.bulk.has_read(call.arguments)
-            begun = []
             stream.flush()
         lent = [call for call in begun if call.arguments.__class__ is Borrowed]
         if lent:

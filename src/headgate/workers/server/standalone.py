@@ -20,13 +20,13 @@ from headgate._version import __version__
 from headgate.core.checks import checked_flag, checked_optional_count, checked_positive_seconds, named_options
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.errors import InvalidArgument, InvalidType
+from headgate.errors import DiscoveryTimeout, InvalidArgument, InvalidType
 from headgate.workers.model import BackpressureLike, WorkerMetadata, check_tags
 from headgate.workers.options import ChannelOptions, WorkerOptions, checked_options
 from headgate.workers.server.lifetime import Lifetime, LifetimeWatch
 
 if TYPE_CHECKING:
-    from headgate.discovery.port import DiscoveryEventType, DiscoveryLike, DiscoveryPublisherLike
+    from headgate.discovery.port import DiscoveryLike, DiscoveryPublisherLike
     from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.server.service import Service
 
@@ -113,8 +113,7 @@ class WorkerProcess:
             self._service = service = await self._listen(stack)
             stack.enter_context(handled(asyncio.get_running_loop(), handlers))
             if self._discovery is not None:
-                self._publisher = await stack.enter_async_context(self._discovery.publisher)
-                await self._publish("worker-added")
+                await self._announce(stack, self._discovery)
             stack.push_async_callback(self._end, service)
             self._watch = LifetimeWatch(service, self.lifetime, self._retire)
             service.on_change = self._changed
@@ -212,10 +211,29 @@ class WorkerProcess:
             why = redact(f"{type(error).__name__}: {error}")
             _log.warning("worker %s could not tell its discovery that it stops: %s", self.uid, why)
 
-    async def _publish(self, what: DiscoveryEventType) -> None:
-        assert self._publisher is not None, "there is a discovery"
+    async def _announce(self, stack: AsyncExitStack, discovery: DiscoveryLike) -> None:
+        """Tell the discovery that the worker is there. DiscoveryTimeout: it does not take that."""
         assert self.metadata is not None, "it listens"
-        await self._publisher.publish(what, self.metadata)
+        context = discovery.publisher
+        try:
+            async with asyncio.timeout(ANNOUNCING):
+                publisher: DiscoveryPublisherLike = await context.__aenter__()
+                stack.push_async_callback(self._leave, context)
+                await publisher.publish("worker-added", self.metadata)
+        except DiscoveryTimeout:
+            raise
+        except TimeoutError:
+            raise DiscoveryTimeout(f"{discovery!r} did not take an announcement within {ANNOUNCING:g} s") from None
+        self._publisher = publisher
+
+    async def _leave(self, context: Any) -> None:
+        """Leave the publisher of the discovery. The end of the worker must not depend on that."""
+        try:
+            async with asyncio.timeout(ANNOUNCING):
+                await context.__aexit__(None, None, None)
+        except Exception as error:
+            why = redact(f"{type(error).__name__}: {error}")
+            _log.warning("worker %s could not leave its discovery: %s", self.uid, why)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -208,7 +208,10 @@ class TaskLoop:
         """Ask the loop for a turn, unless it was asked already."""
         if self.asked is None:
             self.asked = now
-            self.loop.call_soon_threadsafe(self._tick)
+            try:
+                self.loop.call_soon_threadsafe(self._tick)
+            except RuntimeError:  # it is closed: the worker ends, and a thread that nothing can interrupt goes on
+                pass
 
     def held_by(self) -> RunningCall | None:
         """Return the call whose code runs at this moment, as far as another thread can tell."""
