@@ -118,13 +118,13 @@ class ClientSession:
 
     def submit(self, call: Outgoing) -> None:
         """Put a call into the outbox."""
-        assert self.state in ("open", "opening"), "no call is submitted to a session that is over"
+        assert self.state != "over", "no call is submitted to a session that is over"
         arguments = call.arguments
         if isinstance(arguments, BulkPayload):
             self.outbox += FRAME
             self.apart += len(arguments)
             self._bulky[call] = None
-            if self.state == "open":
+            if self.state != "opening":
                 self.bulk.send(arguments, call)
         else:
             self.outbox += FRAME + len(arguments)
