@@ -143,7 +143,10 @@ def test_c01_why_a_worker_is_not_used(place: Place, certs: Path, other_certs: Pa
         assert started.ready["address"].startswith("127.0.0.1:")
         [plain] = place.list()
         assert (plain["admitted"], plain["load"]) == (False, None)
-        assert plain["reason"] == "it has credentials, and a pool without credentials uses insecure workers only: pass credentials="
+        assert (
+            plain["reason"]
+            == "it has credentials, and a pool without credentials uses insecure workers only: pass credentials="
+        )
         [trusted] = place.list("--cert-dir", str(certs))
         assert (trusted["admitted"], trusted["load"]) == (True, 0)
         [wrong] = place.list("--cert-dir", str(other_certs))

@@ -594,3 +594,23 @@ def test_a_publisher_may_announce_what_it_likes_and_is_told_what_not() -> None:
                 assert {(await events.next()).metadata.uid for _ in range(2)} == {"w-1", odd.uid}
 
     asyncio.run(main())
+
+
+def test_w61a_a_runtime_directory_that_is_removed_holds_up_no_loop(runtime: Path) -> None:
+    """As it happens to /run/user/UID when a user logs out."""
+
+    async def main() -> None:
+        async def listen() -> None:
+            async for _ in LocalDiscovery("gone").subscribe():
+                pass
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.sleep(0.05)
+        shutil.rmtree(runtime.parent)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+
+    asyncio.run(main())

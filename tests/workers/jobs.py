@@ -61,6 +61,18 @@ async def pid_of_a_peer() -> int:
 
 
 @routine
+async def sleep_and_pid_of_a_peer(seconds: float) -> int:
+    await asyncio.sleep(seconds)
+    return await pid()
+
+
+@routine(retries=1)
+async def patient_pid_of_a_peer(seconds: float) -> int:
+    await asyncio.sleep(seconds)
+    return await pid()
+
+
+@routine
 async def echo(value: Any) -> Any:
     return value
 

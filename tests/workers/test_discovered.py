@@ -548,3 +548,142 @@ def test_w62_fake_workers_get_no_task_and_do_not_keep_the_real_one_from_its_work
 
     with socket.create_server(("127.0.0.1", 0), backlog=256) as silent:
         run(lambda: main(silent.getsockname()[1]), patience=120)
+
+
+# -- what an attack found ---------------------------------------------------------------------------------------------
+
+
+def test_w31_a_worker_that_stops_runs_what_its_own_calls_call() -> None:
+    """Else a routine that calls others could not end while its worker drains."""
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as pool:
+            pid = pool.workers()[0].pid
+            call = asyncio.ensure_future(jobs.sleep_and_pid_of_a_peer(0.4))
+            await asyncio.sleep(0.1)
+            os.kill(pid, signal.SIGTERM)
+            assert await call is not None
+
+    run(main)
+
+
+def test_w92_w63_a_call_that_runs_alone_calls_others_although_only_the_address_of_its_worker_was_known() -> None:
+    """A list of addresses does not know how workers call themselves."""
+
+    async def main() -> None:
+        async with LocalWorker(host="127.0.0.1") as first:
+            assert first.metadata is not None
+            address = first.metadata.address
+            async with WorkerPool(discovery=headgate.StaticDiscovery([address])):
+                call = asyncio.ensure_future(jobs.patient_pid_of_a_peer(0.5))
+                await asyncio.sleep(0.2)
+                os.kill(first.pid, signal.SIGKILL)
+                await first.stop()
+                async with LocalWorker(host="127.0.0.1", port=int(address.rpartition(":")[2])) as second:
+                    assert await call == second.pid
+
+    run(main)
+
+
+def test_w10_w22_broadcast_in_a_durable_pool_waits_for_its_workers(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery(), quorum=3) as pool:
+            assert set((await pool.broadcast(jobs.pid)).values()) == fleet.pids
+
+    run(main)
+
+
+def test_w60_a_discovery_that_raises_at_once_or_tells_nonsense_is_outlived(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Counting):
+        def subscribe(self, filter: Any = None) -> AsyncIterator[DiscoveryEvent]:
+            self.subscriptions += 1
+            if self.subscriptions == 1:
+                raise OSError("the registry is down")
+            return self._events()
+
+        async def _events(self) -> AsyncIterator[DiscoveryEvent]:
+            for nonsense in (None, 42, DiscoveryEvent("worker-added", None), DiscoveryEvent("new", fleet.workers[0])):  # type: ignore[arg-type]
+                yield nonsense  # type: ignore[misc]
+            async for event in self.inner.subscribe():
+                yield event
+
+    async def main() -> None:
+        async with WorkerPool(discovery=Odd(fleet.discovery(1))):
+            assert await jobs.pid() == fleet.workers[0].pid
+
+    run(main)
+    assert "the registry is down" in caplog.text
+    assert caplog.text.count("which is no event") == 4
+
+
+def test_w66_workers_that_a_discovery_forgot_while_it_failed_leave_their_places(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.workers.finding.AGAIN", 0.05)
+    monkeypatch.setattr("headgate.workers.finding.SETTLING", 0.1)
+
+    class Failing(Counting):
+        async def subscribe(self, filter: Any = None) -> AsyncIterator[DiscoveryEvent]:
+            self.subscriptions += 1
+            yield DiscoveryEvent("worker-added", fleet.workers[min(self.subscriptions, 2) - 1])
+            if self.subscriptions == 1:
+                raise OSError("the network is down")
+            await asyncio.sleep(3600)
+
+    async def main() -> None:
+        async with WorkerPool(discovery=Failing(fleet.discovery()), lease=1):
+            await reach({fleet.workers[1].pid})
+
+    run(main)
+
+
+def test_w60_that_no_worker_was_found_is_logged_and_the_error_names_the_discovery(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headgate.workers.finding.SILENT", 0.05)
+
+    async def main() -> None:
+        async with WorkerPool(discovery=headgate.LocalDiscovery("nobody-is-here"), quorum_timeout=0.3):
+            with pytest.raises(NoWorkersAvailable, match=r"LocalDiscovery\('nobody-is-here'\) was asked"):
+                await jobs.pid()
+
+    run(main)
+    assert "LocalDiscovery('nobody-is-here') has told of no worker" in caplog.text
+
+
+def test_w41_a_discovered_worker_that_comes_and_is_lost_is_an_event() -> None:
+    events: list[tuple[str, str]] = []
+
+    async def main() -> None:
+        async with LocalWorker(host="127.0.0.1") as worker:
+            assert worker.metadata is not None
+            discovery = OwnDiscovery()
+            discovery.announce("worker-added", worker.metadata)
+            async with WorkerPool(discovery=discovery):
+                await jobs.pid()
+                os.kill(worker.pid, signal.SIGKILL)
+                await until(lambda: ("worker_lost", worker.uid) in events)
+            assert ("worker_ready", worker.uid) in events
+
+    unsubscribe = headgate.subscribe(lambda event: events.append((event.name, event.uid)), "workers.lifecycle")
+    try:
+        run(main)
+    finally:
+        unsubscribe()
+
+
+def test_w70a_a_second_worker_does_not_take_the_socket_of_the_first(tmp_path: Any) -> None:
+    from headgate.workers.protocol.transport import is_listening
+
+    path = os.path.join("/tmp", f"hg-{os.urandom(6).hex()}")
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+            assert not is_listening(path)
+            server.listen()
+            assert is_listening(path)
+        assert not is_listening(path)
+    finally:
+        os.unlink(path)
