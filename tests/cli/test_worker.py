@@ -100,7 +100,11 @@ def test_c01_the_first_signal_lets_calls_finish_and_the_exit_code_is_0(tmp_path:
 
 @pytest.mark.parametrize(
     ("first", "second", "code"),
-    [(signal.SIGTERM, signal.SIGTERM, 143), (signal.SIGINT, signal.SIGINT, 130), (signal.SIGTERM, signal.SIGINT, 143)],
+    [
+        (signal.SIGTERM, signal.SIGINT, 143),
+        (signal.SIGINT, signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, signal.SIGTERM, 143, marks=pytest.mark.soak),
+    ],
 )
 def test_c01_the_second_signal_cancels_calls(
     first: signal.Signals, second: signal.Signals, code: int, tmp_path: Path

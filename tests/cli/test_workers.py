@@ -450,12 +450,18 @@ def test_c01_w62_workers_of_the_network_are_found_and_leave_it(place: Place, net
         ready = json.loads(process.stdout.readline())
         assert (ready["secure"], ready["tags"]) == (True, ["gpu"])
         assert ready["address"].startswith("127.0.0.1:")
-        until(lambda: uids(ask("workers")[1]) == {ready["uid"]})
-        [found] = ask("workers")[1]
-        assert (found["admitted"], found["load"], found["tags"]) == (True, 0, ["gpu"])
-        code, checks = ask("doctor")
-        assert code == 0, checks
-        assert {"announcing", f"worker {ready['uid']}"} <= {one["name"] for one in checks}
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        try:
+            listed: list[dict[str, Any]] = []
+            # On a busy machine an answer may come after those who asked have gone.
+            until(lambda: listed.extend(ask("workers")[1]) or listed)
+            [found] = listed
+            assert (found["uid"], found["admitted"], found["load"]) == (ready["uid"], True, 0)
+            assert found["tags"] == ["gpu"]
+            code, checks = ask("doctor")
+            assert code == 0, checks
+            assert {"announcing", f"worker {ready['uid']}"} <= {one["name"] for one in checks}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
     assert ask("workers")[1] == []

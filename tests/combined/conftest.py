@@ -13,21 +13,15 @@ import pytest
 import headgate
 from tests.combined.combined_support import Apart, Line
 from tests.workers import jobs
-from tests.workers.support import run
+from tests.workers.support import what_grpc_opens
 
 _open: list[Apart] = []
 
 
 @pytest.fixture(scope="session")
 def what_grpc_opens_once() -> None:
-    """gRPC keeps what it opened first until the process ends: not a leak of the test that happens to come first."""
     compileall.compile_dir(Path(headgate.__file__).parent, quiet=2)  # once, and not by each worker
-
-    async def main() -> None:
-        async with headgate.WorkerPool(spawn=1):
-            assert await jobs.add(1, 2) == 3
-
-    run(main)
+    what_grpc_opens()
 
 
 @pytest.fixture(scope="module")

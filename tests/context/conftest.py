@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-import headgate
 from tests.context.wiretap import Tap
 from tests.workers import jobs
-from tests.workers.support import PATIENCE, Shared, run
+from tests.workers.support import PATIENCE, Shared, what_grpc_opens
 
 
 class Apart(Shared):
@@ -32,13 +31,7 @@ class Apart(Shared):
 
 @pytest.fixture(scope="session")
 def what_grpc_opens_once() -> None:
-    """gRPC keeps what it opened first until the process ends: not a leak of the test that happens to come first."""
-
-    async def main() -> None:
-        async with headgate.WorkerPool(spawn=1):
-            assert await jobs.add(1, 2) == 3
-
-    run(main)
+    what_grpc_opens()
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-import headgate
-from tests.workers import jobs
+from tests.workers.support import what_grpc_opens
 
 
 @pytest.fixture(scope="session", autouse=True)
 def what_grpc_opens_once() -> None:
-    """Open a WorkerPool once, because gRPC keeps its first files and threads until the process ends."""
-
-    async def main() -> None:
-        async with headgate.WorkerPool(spawn=1):
-            assert await jobs.add(1, 2) == 3
-
-    asyncio.run(main())
+    what_grpc_opens()

@@ -230,6 +230,6 @@ def test_a_terminal_can_be_without_colours() -> None:
     assert not COLOUR.search(written)
 
 
-@pytest.mark.parametrize(("lines", "term"), [(10, "xterm"), (24, "dumb")])
+@pytest.mark.parametrize(("lines", "term"), [(10, "xterm"), pytest.param(24, "dumb", marks=pytest.mark.soak)])
 def test_a_terminal_that_cannot_be_drawn_on_gets_lines(lines: int, term: str) -> None:
     assert "\x1b" not in run_on_terminal(80, lines, TERM=term)

@@ -316,15 +316,17 @@ def test_t81_a_stream_that_failed_is_gone_without_the_collector() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("way", WAYS)
-def test_t50_results_of_workers_are_gone_without_the_collector(way: str) -> None:
+def test_t50_results_of_workers_are_gone_without_the_collector() -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=1) as workers, TaskPool(max_concurrent=2, workers=workers) as pool:
-            await run_to_its_end(pool, memory_jobs.make, way)
-            for fn in (memory_jobs.make, memory_jobs.fails) * 5:
-                await run_to_its_end(pool, fn, way)
-                await asyncio.sleep(0.02)
-            assert len(memory_jobs.alive) <= 1, "of a worker the last answer is held until its next"
+        async with WorkerPool(spawn=1) as workers:
+            for way in WAYS:
+                async with TaskPool(max_concurrent=2, workers=workers) as pool:
+                    await run_to_its_end(pool, memory_jobs.make, way)
+                    for fn in (memory_jobs.make, memory_jobs.fails) * 5:
+                        await run_to_its_end(pool, fn, way)
+                        await asyncio.sleep(0.02)
+                    alive = len(memory_jobs.alive)
+                    assert alive <= 1, f"{way}: of a worker the last answer is held until its next"
 
     with without_the_collector():
         asyncio.run(main())

@@ -18,7 +18,7 @@ import pytest
 
 import headgate
 from tests.workers import jobs
-from tests.workers.support import Shared, run
+from tests.workers.support import Shared, what_grpc_opens
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,13 +42,7 @@ def collected_once() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def what_grpc_opens_once(compiled: None) -> None:
-    """gRPC keeps what it opened first until the process ends: not a leak of the test that happens to come first."""
-
-    async def main() -> None:
-        async with headgate.WorkerPool(spawn=1):
-            assert await jobs.add(1, 2) == 3
-
-    run(main)
+    what_grpc_opens()
 
 
 _open: list[Shared] = []

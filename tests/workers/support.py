@@ -11,12 +11,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from headgate import WorkerPool
 from headgate.workers.processes.keeper_client import KeeperClient
 from headgate.workers.processes.local_placement import LocalPlacement
+from tests.workers import jobs
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0
@@ -105,6 +107,17 @@ class Shared:
     async def _close(self) -> None:
         self._leave.set()
         await self._held
+
+
+@cache
+def what_grpc_opens() -> None:
+    """Have gRPC open what it keeps until the process ends: not a leak of the test that happens to come first."""
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1):
+            assert await jobs.add(1, 2) == 3
+
+    run(main)
 
 
 # -- pools ------------------------------------------------------------------------------------------------------------

@@ -637,6 +637,7 @@ def test_w53_no_call_fails_while_sessions_are_replaced_for_their_age(way: str, s
                     match number % 4:
                         case 0:
                             assert await jobs.echo(long) == long
+                            await asyncio.sleep(0.1)
                         case 1:
                             assert await jobs.slow(1.5, number) == number
                         case 2:

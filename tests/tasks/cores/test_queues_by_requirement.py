@@ -228,7 +228,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize(("kind", "by_key"), CASES)
 def test_t81_a_queue_of_several_needs_is_the_line_it_stands_for(kind: str, by_key: bool, scale: float) -> None:
-    for seed in range(int(3 + 209 * scale)):
+    for seed in range(int(212 * scale**1.2)):
         chance = random.Random(f"{kind} {seed}")
         twin = Twin(kind, by_key, chance, NEEDS[: chance.randint(1, 3)])
         liked = chance.sample(COMMANDS, k=chance.randrange(12, len(COMMANDS)))
@@ -1043,7 +1043,7 @@ ROOM_COMMANDS = ("submit",) * 5 + ("next",) * 4 + ("end",) * 3 + ("close", "open
 def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps: bool, scale: float) -> None:
     """`next` and `succeed`, with one need or several, with caps (b24) and live changes of them."""
     commands = (*ROOM_COMMANDS, "limit_keys") if caps else ROOM_COMMANDS
-    for seed in range(int(2 + 213 * scale)):
+    for seed in range(int(215 * scale**1.2)):
         chance = random.Random(f"{kind} {seed}")
         room = Room(STRATEGIES[kind], chance)
         for _ in range(200):
