@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from headgate.cli.main import main
 from headgate.workers.client.balancing import RoundRobinLoadBalancer
@@ -59,10 +60,15 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run_here(*arguments: str, cwd: Path | None = None) -> Ended:
-    """Run a command in this process: for what ends before anything is started, an interpreter would be a waste."""
+def run_here(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command in this process: where only what it says is asked, an interpreter would be a waste."""
     before = signal.getsignal(signal.SIGTERM)
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, chdir(cwd or Path.cwd()):
+    with (
+        mock.patch.dict(os.environ, environment(env), clear=True),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+        chdir(cwd or Path.cwd()),
+    ):
         try:
             code = main(arguments)
         except SystemExit as end:

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from headgate.core.clock import clock
 from headgate.workers.protocol.transport import bind, grpc, make_server
 from headgate.workers.protocol.wire import STATUS
 from headgate.workers.protocol.wire.wire_pb2 import StatusReply
-from tests.cli.support import PATIENCE, Worker, begins, calling, command, environment, run, until, worker
+from tests.cli.support import PATIENCE, Worker, begins, calling, command, environment, run, run_here, until, worker
 
 pytestmark = pytest.mark.integration
 
@@ -36,15 +37,20 @@ class Place:
     def worker(self, *arguments: str) -> Any:
         return worker(self.folder, *arguments, env=self.env)
 
+    def run(self, *arguments: str) -> Any:
+        """Here, or as a process while the loop of this thread is used by a test."""
+        here = threading.current_thread() is threading.main_thread()
+        return (run_here if here else run)(*arguments, env=self.env)
+
     def list(self, *arguments: str) -> list[dict[str, Any]]:
-        ran = run("workers", "--json", *arguments, env=self.env)
+        ran = self.run("workers", "--json", *arguments)
         assert ran.returncode == 0, ran.stderr
         listed: list[dict[str, Any]] = json.loads(ran.stdout)
         return listed
 
     def doctor(self, *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
         """The exit code, and what was found by the first word of its name."""
-        ran = run("doctor", "--json", *arguments, env=self.env)
+        ran = self.run("doctor", "--json", *arguments)
         assert ran.returncode in (0, 1), ran.stderr
         return ran.returncode, {one["name"].split()[0]: one for one in json.loads(ran.stdout)}
 

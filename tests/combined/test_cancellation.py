@@ -298,6 +298,7 @@ def test_r61_the_judge_sees_a_broken_rule(broken: str, monkeypatch: pytest.Monke
     assert problems
 
 
+@pytest.mark.soak  # of the resources alone they are tried each time
 @pytest.mark.integration
 @pytest.mark.parametrize("minor", [12, 13, 14])
 def test_r61_schedules_on_other_pythons(minor: int, scale: float) -> None:

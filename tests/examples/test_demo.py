@@ -25,8 +25,8 @@ pytestmark = pytest.mark.integration
 COLOUR = re.compile(r"\x1b\[\d+m")
 
 
-def command(*options: str) -> list[str]:
-    return [sys.executable, "-X", "dev", "-W", "error", "-m", "headgate", "demo", *options]
+def command(*options: str, flags: tuple[str, ...] = ("-X", "dev", "-W", "error")) -> list[str]:
+    return [sys.executable, *flags, "-m", "headgate", "demo", *options]
 
 
 def run_piped(*options: str) -> str:
@@ -181,7 +181,7 @@ def run_on_terminal(columns: int, lines: int, *, calls: int = 15, **environment:
     env = known | {"TERM": "xterm", "PYTHONUTF8": "1"} | environment
     with terminal(columns, lines) as (ours, theirs):
         with subprocess.Popen(
-            command("--calls", str(calls)), stdin=theirs, stdout=theirs, stderr=theirs, env=env
+            command("--calls", str(calls), flags=("-W", "error")), stdin=theirs, stdout=theirs, stderr=theirs, env=env
         ) as demo:
             os.close(theirs)
             written = b"".join(iter(lambda: read(ours), b""))

@@ -33,6 +33,7 @@ from headgate import (
     routine,
 )
 from headgate.testing import capture_events, no_leaks
+from tests.conftest import SCALE
 from tests.workers import jobs, size_jobs
 from tests.workers.size_jobs import KB, MB, digest, make, payload
 from tests.workers.support import (
@@ -62,7 +63,7 @@ INLINE = 256 * KB
 """Above this size things travel in chunks, or through shared memory."""
 CREDIT = 4 * MB
 """So much of a transfer may be on its way."""
-SIZES = [0, 1, INLINE - 1, INLINE, INLINE + 1, MB, CREDIT - 1, CREDIT, CREDIT + 1, 20 * MB]
+SIZES = [0, 1, INLINE - 1, INLINE, INLINE + 1, MB, CREDIT - 1, CREDIT, CREDIT + 1, (20 if SCALE >= 1 else 6) * MB]
 FEW = 8
 """Descriptors that a process may keep for later transfers."""
 WAYS = {"shared memory": None, "chunks": "0"}
@@ -94,10 +95,14 @@ def sized(request: pytest.FixtureRequest) -> Iterator[Shared]:
         shared.close()
 
 
-def ways(*soak: str) -> pytest.MarkDecorator:
-    """For tests of pools of their own: which way to go in `make soak` only."""
-    params = [pytest.param(way, marks=pytest.mark.soak if way in soak else ()) for way in WAYS]
-    return pytest.mark.parametrize("way", params, indirect=True)
+def ways(soak: str, fixture: str = "way") -> pytest.MarkDecorator:
+    """For tests that show much the same both ways: this one is gone in `make soak` only."""
+    params = [pytest.param(way, marks=pytest.mark.soak if way == soak else ()) for way in WAYS]
+    return pytest.mark.parametrize(fixture, params, indirect=True, scope="module" if fixture == "sized" else None)
+
+
+mostly_shared_memory = ways("chunks", "sized")
+mostly_chunks = ways("shared memory", "sized")
 
 
 @pytest.fixture(params=list(WAYS))
@@ -240,6 +245,7 @@ def test_w42_sizes_around_a_boundary(sized: Shared, near: int) -> None:
     sized(main, patience=60)
 
 
+@mostly_shared_memory
 @pytest.mark.parametrize("kind", size_jobs.KINDS)
 def test_w42_large_things_of_every_kind(sized: Shared, kind: str) -> None:
     async def main() -> None:
@@ -278,6 +284,7 @@ def test_w42_arrays(sized: Shared) -> None:
     sized(main, patience=60)
 
 
+@mostly_chunks
 def test_w42_a_large_argument_and_a_large_result_under_defaults(sized: Shared, scale: float) -> None:
     async def main() -> None:
         size = 256 * MB if scale >= 1 else 24 * MB
@@ -291,6 +298,7 @@ def test_w42_a_large_argument_and_a_large_result_under_defaults(sized: Shared, s
     sized(main, patience=120)
 
 
+@mostly_shared_memory
 def test_w42_functions_in_threads_take_and_give_large_things(sized: Shared) -> None:
     async def main() -> None:
         values = [payload(5 * MB, seed) for seed in range(4)]
@@ -299,6 +307,7 @@ def test_w42_functions_in_threads_take_and_give_large_things(sized: Shared) -> N
     sized(main)
 
 
+@mostly_chunks
 def test_w42_peers_send_each_other_large_things(sized: Shared) -> None:
     async def main() -> None:
         value = payload(5 * MB + 3)
@@ -332,6 +341,7 @@ def test_w42_large_yields_and_sent_values(sized: Shared) -> None:
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
+@mostly_shared_memory
 @pytest.mark.parametrize("size", [1000, MB, CREDIT + 1])
 @pytest.mark.parametrize("kind", ["bytearray", "frame"])
 def test_w42_arguments_are_copies_that_can_be_written(sized: Shared, kind: str, size: int) -> None:
@@ -358,6 +368,7 @@ def test_w42_arguments_are_copies_that_can_be_written(sized: Shared, kind: str, 
     sized(main)
 
 
+@mostly_chunks
 @pytest.mark.parametrize("turns", [1, 3, 10])
 def test_w42_what_is_changed_while_it_travels_does_not_arrive_in_two_halves(sized: Shared, turns: int) -> None:
     async def main() -> None:
@@ -371,6 +382,7 @@ def test_w42_what_is_changed_while_it_travels_does_not_arrive_in_two_halves(size
     sized(main)
 
 
+@mostly_shared_memory
 @pytest.mark.parametrize("turns", [1, 3, 10])
 def test_w42_a_callers_buffer_stays_its_own_while_it_travels(sized: Shared, turns: int) -> None:
     """Python refuses to resize a buffer that somebody else looks at; nobody else may."""
@@ -387,6 +399,7 @@ def test_w42_a_callers_buffer_stays_its_own_while_it_travels(sized: Shared, turn
     sized(main)
 
 
+@mostly_chunks
 def test_w42_several_large_arguments(sized: Shared) -> None:
     async def main() -> None:
         values = [make(kind, size, size) for size in (3 * MB, 10, INLINE) for kind in ("bytes", "bytearray", "list")]
@@ -398,6 +411,7 @@ def test_w42_several_large_arguments(sized: Shared) -> None:
     sized(main)
 
 
+@mostly_shared_memory
 @pytest.mark.parametrize("size", [100, MB])
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "frame", "list"])
 def test_w42_the_same_object_twice_is_the_same_object_there(sized: Shared, kind: str, size: int) -> None:
@@ -410,6 +424,7 @@ def test_w42_the_same_object_twice_is_the_same_object_there(sized: Shared, kind:
     sized(main)
 
 
+@mostly_shared_memory
 def test_w42_equal_objects_stay_two(sized: Shared) -> None:
     async def main() -> None:
         one, other = bytearray(payload(MB)), bytearray(payload(MB))
@@ -418,6 +433,7 @@ def test_w42_equal_objects_stay_two(sized: Shared) -> None:
     sized(main)
 
 
+@mostly_chunks
 def test_w42_large_exceptions(sized: Shared) -> None:
     async def main() -> None:
         for size in (1000, INLINE, MB):
@@ -444,6 +460,7 @@ def test_w42_a_thousand_calls_of_5_kb_in_one_loop_turn(sized: Shared) -> None:
     sized(main)
 
 
+@mostly_shared_memory
 @linux
 def test_w42_many_large_calls_at_once_leave_few_descriptors(sized: Shared, scale: float) -> None:
     async def main() -> None:
@@ -622,6 +639,7 @@ def test_w42_a_call_cancelled_in_the_middle_leaves_nothing(sized: Shared, scale:
     sized(main, patience=60 + 60 * scale)
 
 
+@mostly_chunks
 @linux
 def test_w42_many_cancelled_at_once_leave_nothing(sized: Shared) -> None:
     async def main() -> None:

@@ -37,12 +37,12 @@ def test_w52_workers_have_the_loop_of_their_client() -> None:
         runner.run(bounded(main))
 
 
-def test_w52_everything_under_uvloop(scale: float) -> None:
-    """At full length all tests of this room; else those of calls and of their cancellation."""
-    what = ["tests/workers"] if scale >= 1 else ["tests/workers/test_calls.py", "-k", "w01 or w03 or w06 or w52"]
+@pytest.mark.soak
+def test_w52_everything_under_uvloop() -> None:
+    """All tests of this room."""
     skipped = [f"--ignore=tests/workers/{name}" for name in ("cores", "test_uvloop.py", "test_fork_server.py")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0", *what, *skipped],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0", "tests/workers", *skipped],
         cwd=ROOT,
         env={**os.environ, "HEADGATE_TEST_LOOP": "uvloop", "HEADGATE_SCALE": "0.1"},
         capture_output=True,
