@@ -182,10 +182,17 @@ RULES = (layers, no_bare_root, purity, one_clock)
 
 @cache
 def _nodes(source: str) -> tuple[ast.AST, ...]:
-    """What can be an import: every rule asks for the same."""
-    return tuple(
-        node for node in _running(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)
-    )
+    """What imports: every rule asks for the same. The whole trees are not kept, for each `gc.collect()` to come."""
+    return tuple(filter(_imports, _running(ast.parse(source))))
+
+
+def _imports(node: ast.AST) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return True
+        case ast.Call(func=ast.Name("import_module" | "__import__") | ast.Attribute(attr="import_module")):
+            return True
+    return False
 
 
 def _breaches(path: str, sources: Sources, forbidden: tuple[str, ...], why: str) -> Iterator[str]:
@@ -238,10 +245,7 @@ def imports(path: str, sources: Sources) -> Iterator[Import]:
                 for alias in names:
                     deeper = f"{base}.{alias.name}"
                     yield Import(deeper if deeper in known else base, ast.unparse(node))
-            case ast.Call(
-                func=ast.Name("import_module" | "__import__") | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(name)), *_],
-            ):
+            case ast.Call(args=[ast.Constant(value=str(name)), *_]):
                 yield Import(name, ast.unparse(node))
 
 

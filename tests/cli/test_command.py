@@ -137,7 +137,7 @@ def test_c01_a_closed_stdout_is_endured() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_c01_a_signal_ends_a_command_without_a_traceback(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with subprocess.Popen(
-        command("demo", "--calls", "100000", "--plain"),
+        command("demo", "--calls", "5000", "--plain"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -493,7 +493,11 @@ def inside(name: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("bind", "advertised"),
-    [("0.0.0.0:5000", "10.77.0.2:5000"), ("10.77.0.2:5000", "10.77.0.2:5000"), ("[fd77::2]:5000", "[fd77::2]:5000")],
+    [
+        ("0.0.0.0:5000", "10.77.0.2:5000"),
+        ("[fd77::2]:5000", "[fd77::2]:5000"),
+        pytest.param("10.77.0.2:5000", "10.77.0.2:5000", marks=pytest.mark.soak),
+    ],
 )
 def test_w62_workers_of_another_machine_are_found_and_a_killed_one_is_known_within_3_s(
     machines: tuple[str, str], bind: str, advertised: str

@@ -57,7 +57,7 @@ asyncio.run(main())
 
 def test_t62_a_writer_that_is_killed_loses_nothing_it_acknowledged(tmp_path: Path, scale: float) -> None:
     chance = random.Random(7)
-    for run in range(max(6, int(120 * scale**1.3))):
+    for run in range(max(4, int(120 * scale**1.5))):
         folder = tmp_path / str(run // 6)  # a new one now and then, because what holds a key stays for ever
         if run % 6 == 0:
             ended: set[int] = set()

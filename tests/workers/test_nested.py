@@ -102,7 +102,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.soak)])
 def test_w02_the_recursive_fib_runs_as_written(tmp_path: Path, workers: int) -> None:
     done = script(RECURSIVE % workers, tmp_path, patience=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 1, 2, 3, 5, 8, 13, 21]\n", "")
