@@ -26,6 +26,7 @@ ERRORS = {
     "IdempotencyConflict",
     "InvalidArgument",
     "InvalidType",
+    "LeaseLost",
     "NoActivePool",
     "NoWorkersAvailable",
     "PipelineIdMissing",
@@ -40,6 +41,7 @@ ERRORS = {
     "ScopeNeedsStore",
     "StoreFormatTooNew",
     "StoreLocked",
+    "StoreUnreachable",
     "StoreWriteFailed",
     "SubmitTimeout",
     "TaskCancelled",
@@ -167,7 +169,7 @@ def test_all_lazy_names_are_declared_for_type_checkers() -> None:
         if isinstance(stmt, ast.ImportFrom)
         for alias in stmt.names
     }
-    assert declared == {name for names in headgate._ROOMS.values() for name in names}
+    assert declared == {name for names in headgate._PACKAGES.values() for name in names}
 
 
 def test_importing_is_lazy() -> None:

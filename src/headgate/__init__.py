@@ -19,6 +19,7 @@ from headgate.errors import (
     IdempotencyConflict,
     InvalidArgument,
     InvalidType,
+    LeaseLost,
     NoActivePool,
     NoWorkersAvailable,
     PipelineIdMissing,
@@ -33,6 +34,7 @@ from headgate.errors import (
     ScopeNeedsStore,
     StoreFormatTooNew,
     StoreLocked,
+    StoreUnreachable,
     StoreWriteFailed,
     SubmitTimeout,
     TaskCancelled,
@@ -135,6 +137,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidType",
     "LanDiscovery",
+    "LeaseLost",
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
     "LocalDiscovery",
@@ -160,6 +163,7 @@ __all__ = [
     "StaticDiscovery",
     "StoreFormatTooNew",
     "StoreLocked",
+    "StoreUnreachable",
     "StoreWriteFailed",
     "SubmitTimeout",
     "Task",
@@ -208,7 +212,7 @@ __all__ = [
     "wait_agent",
 ]
 
-_ROOMS = {
+_PACKAGES = {
     "headgate.context": (
         "Context",
         "ContextDecodeWarning",
@@ -268,7 +272,7 @@ _ROOMS = {
     ),
 }
 _SUBMODULES = ("certs", "discovery", "combined", "resources", "stores", "tasks", "testing", "workers")
-_named = lazy(globals(), _ROOMS)
+_named = lazy(globals(), _PACKAGES)
 
 _logging.install()
 

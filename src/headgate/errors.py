@@ -33,7 +33,9 @@
     ├── a store cannot be used
     │   ├── StoreLocked                         HEADGATE-STO-001
     │   ├── StoreWriteFailed                    HEADGATE-STO-002
-    │   └── StoreFormatTooNew                   HEADGATE-STO-003
+    │   ├── StoreFormatTooNew                   HEADGATE-STO-003
+    │   ├── StoreUnreachable                    HEADGATE-STO-004
+    │   └── LeaseLost                           HEADGATE-STO-005
     ├── a worker is out of reach
     │   ├── WorkerLost                          HEADGATE-WRK-001
     │   ├── WorkerStartFailed                   HEADGATE-WRK-002
@@ -333,6 +335,20 @@ class StoreFormatTooNew(HeadgateError):
 
     code = "HEADGATE-STO-003"
     remedy = "Upgrade headgate, or use another path."
+
+
+class StoreUnreachable(HeadgateError):
+    """The store does not answer. The message names host and cause, and never a password."""
+
+    code = "HEADGATE-STO-004"
+    remedy = "Start the server, or correct the address."
+
+
+class LeaseLost(HeadgateError):
+    """This process could not renew its lease in time: what it held of a shared budget belongs to others now."""
+
+    code = "HEADGATE-STO-005"
+    remedy = "Nothing need be done: the pool takes part again by itself. A longer `lease=` of the store helps."
 
 
 # -- a worker is out of reach -----------------------------------------------------------------------------------------
