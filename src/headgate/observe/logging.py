@@ -43,6 +43,23 @@ def _log_pool(event: Any) -> None:
         log.warning("%s: the audit file %s misses events from now on: %s", event.pool, event.path, event.error)
     elif event.name == "pool_audit_lost":
         log.warning("%s: %d events are not in the audit file %s", event.pool, event.count, event.path)
+    elif event.name == "pool_settings_differ":
+        log.warning(
+            "%s: the processes that share this budget have %s, this pool was made with %s; theirs stand",
+            event.pool,
+            _differences(event.shared, event.own),
+            _differences(event.own, event.shared),
+        )
+    elif event.name == "pool_lease_lost":
+        what = "are cancelled" if event.action == "cancel" else "finish, and nobody counts them"
+        log.warning("%s: the lease was lost; %d running tasks %s", event.pool, event.running, what)
+    elif event.name == "pool_store_trouble":
+        log.warning("%s: no task starts, the shared store does not answer: %s", event.pool, event.error)
+
+
+def _differences(one: Any, other: Any) -> str:
+    """The entries of a mapping that another does not have, in words."""
+    return ", ".join(f"{name}={value!r}" for name, value in one.items() if other.get(name) != value)
 
 
 _LOGGED_OF_WORKERS = frozenset(

@@ -33,11 +33,14 @@ class Policy:
     """What a dropped task names as its `rejection_policy`."""
     reason: str = ""
     """The `rejection_reason` of a task that the policy drops."""
+    shared: bool = False
+    """Does `max_depth` count the queued tasks of all processes that share the budget?"""
 
     def descriptor(self) -> dict[str, Any]:
         """Describe the policy in values that JSON knows."""
         if self.kind == "queue":
-            return {"kind": "queue", "max_depth": self.max_depth, "on_full": self.name}
+            described = {"kind": "queue", "max_depth": self.max_depth, "on_full": self.name}
+            return {**described, "shared": True} if self.shared else described
         if self.kind == "ring_buffer":
             return {"kind": "ring_buffer", "capacity": self.max_depth}
         return {"kind": self.kind}
@@ -47,16 +50,23 @@ UNBOUNDED = Policy("unbounded", None, "block", "unbounded")
 _ANSWERS: dict[str, Answer] = {"block_submitter": "block", "fail_submitter": "fail"}
 
 
-def backpressure_queue(max_depth: int, on_full: OnFull = "block_submitter") -> Policy:
+def backpressure_queue(max_depth: int, on_full: OnFull = "block_submitter", *, shared: bool = False) -> Policy:
     """At most `max_depth` tasks queue; `on_full` says what happens to the next.
 
     "block_submitter" makes it wait, "fail_submitter" raises QueueFull, "drop_oldest" and "drop_newest" reject a task,
-    "drop_fair" rejects the oldest task of the key that has most queued.
+    "drop_fair" rejects the oldest task of the key that has most queued. With `shared` the queued tasks of all processes
+    count that share the budget of the pool, as this process last heard of them.
     """
     if on_full not in ON_FULL:
         raise InvalidArgument(f"on_full must be one of {', '.join(ON_FULL)}, got {on_full!r}")
+    if shared and on_full in ("drop_oldest", "drop_fair"):
+        raise InvalidArgument(
+            f"on_full={on_full!r} cannot go with shared=True: a task that another process queued cannot be dropped",
+            remedy='Use "block_submitter", "fail_submitter" or "drop_newest", or count this process alone.',
+        )
     answer = cast("Answer", _ANSWERS.get(on_full, on_full))
-    return Policy("queue", _depth("max_depth", max_depth), answer, on_full, f"{on_full}_queue_full")
+    depth = _depth("max_depth", max_depth)
+    return Policy("queue", depth, answer, on_full, f"{on_full}_queue_full", shared is True)
 
 
 def fail_fast() -> Policy:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from headgate.core.events import Event
 from headgate.core.topics import topic_named
@@ -151,3 +151,43 @@ class PoolAuditLost(Event):
     pool: str
     path: str
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettingsDiffer(Event):
+    """A pool joined a shared budget whose members have other settings. Those of the members stand."""
+
+    name: ClassVar[str] = "pool_settings_differ"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    own: Mapping[str, Any]
+    shared: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLeaseLost(Event):
+    """A pool could not renew its lease: the slots that it held of a shared budget belong to others."""
+
+    name: ClassVar[str] = "pool_lease_lost"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    running: int
+    """How many tasks were running. Nobody counts them any more."""
+    action: str
+    """What becomes of them: "finish" or "cancel"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStoreTrouble(Event):
+    """The store of a shared budget does not answer, or cannot write. No task starts until it does."""
+
+    name: ClassVar[str] = "pool_store_trouble"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    error: str

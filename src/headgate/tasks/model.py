@@ -412,4 +412,6 @@ class PoolSnapshot(View):
         backpressure: Mapping[str, Any]
         config: Mapping[str, Any]
         waiting_for: Mapping[str, Any] | None
+        shared: Mapping[str, Any]
+        """Only of a pool whose budget processes share: all members, and what they hold and have queued."""
         tasks: tuple[TaskSnapshot, ...]

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, TypeVarTuple
 from headgate import registry
 from headgate.core.checks import (
     check_store,
+    checked_flag,
     checked_name,
     checked_stale_after,
     checked_whole,
@@ -50,13 +51,14 @@ from headgate.tasks.runtime.nested_waits import enclosing, wait_for
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.runner import runner_ports
+from headgate.tasks.runtime.shared_budget import OnLeaseLost, SharedBudget, shared_settings
 from headgate.tasks.runtime.snapshots import pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter
 from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, checked_limits
 from headgate.tasks.scheduling.submit_queue import Arrival
-from headgate.tasks.scopes import checked_scope, identity, pipeline_of
+from headgate.tasks.scopes import checked_scope, identity, scope_id_of, shared_state_of
 from headgate.tasks.strategies import Strategy, strategy_of
 from headgate.tasks.streams import run_stream
 
@@ -84,22 +86,27 @@ class TaskPool:
         backpressure: Policy | str | Mapping[str, Any] | Callable[[], Policy] | None = None,
         scope: Scope = "session",
         pipeline_id: str | None = None,
+        scope_id: str | None = None,
         stale_after: float | timedelta = 30.0,
-        store: Store | None = None,
+        store: Store | str | None = None,
         keep: int = 10_000,
         max_concurrent_per_key: int | Mapping[Any, int] | None = None,
         audit: str | os.PathLike[str] | None = None,
         runner: Runner | Ports | None = None,
+        fencing: bool = False,
+        on_lease_lost: OnLeaseLost = "finish",
     ) -> None:
         self.scope: Scope = checked_scope(scope)
-        check_store(store)
-        scope_id = pipeline_of(self.scope, pipeline_id, store)
-        self.name: str = checked_name(name, scope_id)
+        found_id = scope_id_of(self.scope, pipeline_id, scope_id, store)
+        opened_store, state = shared_state_of(self.scope, store)
+        check_store(opened_store, shares=state is not None)
+        self.name: str = checked_name(name, found_id)
         strategy, policy = strategy_of(queue), policy_of(backpressure)
         limit = checked_whole("max_concurrent", max_concurrent, 1)
         key_limits = checked_limits(max_concurrent_per_key)
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
+        fences, on_lost = _checked_sharing(self.scope, fencing, on_lease_lost)
         ports = _ports_of(runner)
         if ports.allocator is not None and strategy.key in ports.allocator.options:
             raise InvalidArgument(
@@ -107,14 +114,14 @@ class TaskPool:
                 remedy='Use "key", or a name of yours such as "tenant_id".',
             )
         self.id: str
-        self.id = identity(self.scope, scope_id, self.name)
+        self.id = identity(self.scope, found_id, self.name)
         self._config: dict[str, Any] = {
             "name": name,
             "max_concurrent": max_concurrent,
             "queue": strategy.descriptor(),
             "backpressure": policy.descriptor(),
             "scope": scope,
-            "pipeline_id": scope_id,
+            "pipeline_id": found_id,
             "stale_after": seconds,
             "keep": keep,
             "max_concurrent_per_key": max_concurrent_per_key,
@@ -125,13 +132,20 @@ class TaskPool:
         try:
             reporter = Reporter(self.id, self.name, audit)
             opened.append(reporter.close)
-            records = self._open_records(store, kept)
+            records = self._open_records(opened_store, kept)
             if records is not None:
                 opened.append(records.abandon)
             self._budget: SlotBudget = LocalBudget(limit) if ports.budget is None else ports.budget
-            shared = self._budget if self._budget.by_tenant else None
-            scheduler = Scheduler(strategy, policy, self._budget.limit, key_limits, shared)
+            self._shared: SharedBudget | None = None
+            if state is not None:
+                settings = shared_settings(strategy, limit, key_limits)
+                self._shared = SharedBudget(state, self.id, settings, fencing=fences, on_lease_lost=on_lost)
+                limit = self._shared.join().limit
+            scheduler = self._make_scheduler(strategy, policy, limit, key_limits)
             self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)
+            if self._shared is not None:
+                self._shared.attach(self._executor)
+                opened.append(self._shared.abandon)
             register_executor(self._executor)
             self._submitter = Submitter(self._executor, strategy, seconds)
             self._loading = Loading(self._executor).begin()
@@ -159,6 +173,8 @@ class TaskPool:
         if self._loading is not None:
             await self._loaded()
         entered = self._submitter.enter(fn, args, options, wait=True)
+        if self._shared is not None:
+            return await self._submitter.exchanged(entered, options.get("wait_timeout"), self._shared)
         if not isinstance(entered, Arrival):
             return entered  # type: ignore[return-value] # `cast` would be called
         return await self._submitter.accepted(entered, options.get("wait_timeout"))
@@ -242,12 +258,20 @@ class TaskPool:
         """
         return run_stream(self, self._submitter, fn, args, options)
 
-    # -- records -------------------------------------------------------------------------------------------------------
+    # -- making --------------------------------------------------------------------------------------------------------
 
-    def _open_records(self, store: Store | None, keep: int) -> Records | None:
-        if self.scope == "session":
+    def _make_scheduler(
+        self, strategy: Strategy, policy: Policy, limit: int, key_limits: int | Mapping[Hashable, int] | None
+    ) -> Scheduler:
+        if self._shared is not None:
+            return Scheduler(strategy, policy, limit, share=self._shared.share)
+        by_tenant = self._budget if self._budget.by_tenant else None
+        return Scheduler(strategy, policy, self._budget.limit, key_limits, by_tenant)
+
+    def _open_records(self, store: Any, keep: int) -> Records | None:
+        if self.scope != "pipeline":
             return None
-        chosen = JsonLinesStore() if store is None else store
+        chosen: Store = JsonLinesStore() if store is None else store
         return Records(chosen.open(self.id, described(self._config), keep))
 
     async def _loaded(self) -> None:
@@ -267,18 +291,22 @@ class TaskPool:
         """Return counters, configuration and the newest `tasks`. Waits until the journal of a durable pool is read."""
         if self._loading is not None:
             self._loading.wait()
-        return pool_snapshot(self._executor, self.scope, self._config, tasks)
+        shared = None if self._shared is None else self._shared.view()
+        return pool_snapshot(self._executor, self.scope, self._config, tasks, shared)
 
     def stats(self) -> PoolStats:
         """Return queue ages by tenant, and Jain's index of fairness, of the last few thousand tasks."""
         return pool_stats(self._executor)
 
     def resize(self, max_concurrent: int) -> None:
-        """Run at most `max_concurrent` tasks at a time from now on. What runs goes on."""
+        """Run at most `max_concurrent` tasks at a time from now on, in all processes together. What runs goes on."""
         limit = checked_whole("max_concurrent", max_concurrent, 1)
         if self._executor.loop is not None:
             self._executor.require_loop("resize()")
-        self._budget.resize(limit)
+        if self._shared is not None:
+            self._shared.resize(limit)
+        else:
+            self._budget.resize(limit)
 
     def _on_budget(self, limit: int) -> None:
         """Go on with the limit that the budget says."""
@@ -291,6 +319,9 @@ class TaskPool:
         executor = self._executor
         if executor.loop is not None:
             executor.require_loop("limit_keys()")
+        if self._shared is not None:
+            self._shared.limit_keys(limits)
+            return
         executor.scheduler.limit_keys(limits)
         executor.pump()
 
@@ -374,10 +405,14 @@ class TaskPool:
     async def _finish(self) -> None:
         self._submitter.stop_beating()
         await self._executor.finish()
+        if self._shared is not None:
+            await self._shared.leave()
         self._let_go()
 
     def _let_go(self) -> None:
         """Free the name, close files and end threads."""
+        if self._shared is not None:
+            self._shared.abandon()
         registry.unregister(self)
         unregister(self)
         self._executor.let_go()
@@ -416,6 +451,19 @@ class TaskPool:
         )
 
 
+def _checked_sharing(scope: Scope, fencing: object, on_lease_lost: object) -> tuple[bool, OnLeaseLost]:
+    """Check the options that only pools of the scopes "tenant" and "org" have."""
+    fences = checked_flag("fencing", fencing)
+    if on_lease_lost not in ("finish", "cancel"):
+        raise InvalidArgument(f"on_lease_lost must be 'finish' or 'cancel', got {on_lease_lost!r}")
+    if scope not in ("tenant", "org") and (fences or on_lease_lost != "finish"):
+        raise InvalidArgument(
+            f"fencing= and on_lease_lost= are for budgets that processes share, and the scope is {scope!r}",
+            remedy='Pass scope="tenant" or "org" too, or leave them out.',
+        )
+    return fences, on_lease_lost
+
+
 def _ports_of(runner: Runner | Ports | None) -> Ports:
     """Where tasks run: here, with a runner of somebody's own, or with the ports that `headgate.combined` makes."""
     if runner is None:
@@ -426,12 +474,12 @@ def _ports_of(runner: Runner | Ports | None) -> Ports:
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
     """Make a `TaskPool` from keywords, or from one mapping of them; what is None counts as not given.
 
-    `stale_after_ms` is `stale_after` in milliseconds, `scope_id` and `run_id` are `pipeline_id`, `strategy` is `queue`.
+    `stale_after_ms` is `stale_after` in milliseconds, `run_id` is `pipeline_id`, `strategy` is `queue`.
     """
     return pool_from(TaskPool, options, keywords)
 
 
-_OTHER_NAMES = ("stale_after_ms", "strategy", "scope_id", "run_id")
+_OTHER_NAMES = ("stale_after_ms", "strategy", "run_id")
 PoolT = TypeVar("PoolT", bound=TaskPool)
 
 
@@ -452,5 +500,5 @@ def pool_from(kind: type[PoolT], options: Mapping[str, Any] | None, keywords: di
         refuse_both("pool_create()", given, "stale_after", "stale_after_ms")
         given["stale_after"] = seconds_of(given.pop("stale_after_ms"))
     respell("pool_create()", given, "queue", "strategy")
-    respell("pool_create()", given, "pipeline_id", "scope_id", "run_id")
+    respell("pool_create()", given, "pipeline_id", "run_id")
     return kind(**given)

@@ -222,6 +222,9 @@ class Executor:
 
     def offer(self, requirements: Collection[Hashable]) -> None:
         """Start one task, the next of all that have one of these requirements."""
+        if self.scheduler.is_shared:  # whether there is a slot is known after an exchange
+            self.reopen(*requirements)
+            return
         unserved = self.scheduler.unserved
         others = unserved.intersection(requirements)
         unserved -= others

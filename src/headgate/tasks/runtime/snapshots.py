@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from headgate.tasks.runtime.executor import Executor
 
 
-def pool_snapshot(executor: Executor, scope: Scope, config: Mapping[str, Any], tasks: int) -> PoolSnapshot:
+def pool_snapshot(
+    executor: Executor, scope: Scope, config: Mapping[str, Any], tasks: int, shared: View | None = None
+) -> PoolSnapshot:
     """Counts, configuration, and the newest tasks."""
     if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 0:
         raise InvalidArgument(f"tasks must be >= 0, got {tasks!r}", remedy="Pass how many of the newest tasks to show.")
@@ -41,7 +43,8 @@ def pool_snapshot(executor: Executor, scope: Scope, config: Mapping[str, Any], t
             "queue": scheduler.strategy.descriptor(),
             "backpressure": scheduler.policy.descriptor(),
             "config": dict(config),
-            "waiting_for": _waiting_for(executor),
+            "waiting_for": _waiting_for(executor) if shared is None else _waiting_for_others(executor, shared),
+            **({} if shared is None else {"shared": shared}),
             "tasks": tuple(_shown(executor, task) for task in _newest(executor, tasks)),
         }
     )
@@ -80,6 +83,13 @@ def _waiting_for(executor: Executor) -> View | None:
         return View(executor.explainer.waiting_for(scheduler.unserved))
     at = executor.timers.next_at()
     return View({"cause": "delay", "seconds": max(0.0, at - clock.now())}) if at is not None else None
+
+
+def _waiting_for_others(executor: Executor, shared: View) -> View | None:
+    """Why nothing starts in a pool that shares its budget; None when nothing is queued."""
+    if executor.scheduler.unserved or not executor.scheduler.depth:
+        return _waiting_for(executor)
+    return View({"cause": "shared budget" if shared["reachable"] else "store", "seconds": None})
 
 
 def pool_stats(executor: Executor) -> PoolStats:

@@ -16,7 +16,7 @@ from inspect import CO_COROUTINE
 from typing import Any
 
 from headgate.core.clock import clock
-from headgate.errors import IdempotencyConflict, PoolClosed, QueueFull, StoreWriteFailed, SubmitTimeout
+from headgate.errors import IdempotencyConflict, PoolBusy, PoolClosed, QueueFull, StoreWriteFailed, SubmitTimeout
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
@@ -27,7 +27,9 @@ from headgate.tasks.runtime.functions import check_function
 from headgate.tasks.runtime.nested_waits import CURRENT, enclosing
 from headgate.tasks.runtime.ports import Allocator
 from headgate.tasks.runtime.reporting import Reporter
+from headgate.tasks.runtime.shared_budget import SharedBudget
 from headgate.tasks.scheduling.idempotency import difference, equal, work_of
+from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
@@ -50,6 +52,8 @@ class Submitter:
         self._fair = strategy.key
         self._stale_after = stale_after
         self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair")
+        # With fail_fast in a shared budget, whether there is a slot is known after an exchange: see `exchanged`.
+        self._asks_first = executor.scheduler.is_shared and executor.scheduler.policy.answer == "busy"
         self._writing: dict[TaskRecord, Arrival] = {}
         self._waking: dict[TaskRecord, Arrival] = {}  # whose submitters wait, or have not woken yet
         self._idle: list[asyncio.Future[None]] = []
@@ -91,6 +95,8 @@ class Submitter:
             priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._allocator, fn)
             if terms.need is not None:
                 self._scheduler.check_need(terms.need)
+        if self._scheduler.is_shared:
+            token_of(partition)  # refuses one that other processes could not compare
         number = next(self._states.numbers)
         task: TaskHandle[Any] = TaskHandle(
             executor, number, fn, args, copy_context(), moment, parent, priority, key, partition, terms
@@ -130,6 +136,8 @@ class Submitter:
                 return self._admit(Arrival(task), has_slot=True)
             if not scheduler.full() or (task.parent is not None and self._scheduler.policy.answer == "block"):
                 return self._admit(Arrival(task), has_slot=False)
+        if self._asks_first and wait:
+            return self._admit(Arrival(task), has_slot=False)
         answer = scheduler.answer(task, self._why_waiting(task))
         if answer == "block":
             return self._park(task, wait)
@@ -278,6 +286,27 @@ class Submitter:
             if timer is not None:
                 timer.cancel()
         return arrival.task  # type: ignore[return-value]
+
+    async def exchanged(
+        self, entered: TaskRecord | Arrival, wait_timeout: float | None, budget: SharedBudget
+    ) -> TaskHandle[Any]:
+        """Wait until the others know of a task, if it may be next: then it runs already if a slot was free."""
+        task: TaskRecord = entered.task if isinstance(entered, Arrival) else entered
+        if isinstance(entered, Arrival):
+            task = await self.accepted(entered, wait_timeout)
+        fails = self._scheduler.policy.answer == "busy"
+        if task.status == "queued" and (fails or len(self._scheduler.queue) == 1):
+            try:
+                await budget.settled()
+            except BaseException:
+                self._executor.cancel(task)  # nobody will ever hold its handle
+                raise
+        if fails and task.status == "queued":
+            self._scheduler.discard(task)
+            self._states.withdraw(task)
+            where = "no slot of the shared budget is free" if budget.reachable else "the shared store does not answer"
+            raise PoolBusy(f"{where}, and the policy of {self._executor.name!r} is fail_fast")
+        return task  # type: ignore[return-value]
 
     def _time_out(self, arrival: Arrival, future: asyncio.Future[None], seconds: float) -> None:
         if future.done() or arrival.task in self._writing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from itertools import islice
+from typing import Literal
 
 from headgate.errors import InvalidArgument, PoolBusy, QueueFull
 from headgate.tasks.admission import Answer, Policy, victims_of
@@ -18,8 +19,12 @@ from headgate.tasks.scheduling.budget import SlotBudget
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
 from headgate.tasks.scheduling.queues.simple import Queue
+from headgate.tasks.scheduling.share import Share
 from headgate.tasks.scheduling.slots import Families, KeyLimits, Slot, Slots, Waits, refuse_cycle
 from headgate.tasks.strategies import Strategy
+
+Freed = Literal["ended", "lent", "unused"]
+"""Why a task gives up its slot: it has ended, it lends it, or it could not start."""
 
 _LOOKED_AT = 16
 """How many descendants of a lender are looked at for one that is not at its key's limit. Looking at all of them, again
@@ -37,6 +42,7 @@ class Scheduler:
         "_families",
         "_limits",
         "_need",
+        "_share",
         "_tracked",
         "_various",
         "_victims",
@@ -55,8 +61,12 @@ class Scheduler:
         limit: int,
         key_limits: int | Mapping[Hashable, int] | None = None,
         budget: SlotBudget | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`budget` is one that differs between tenants, or None: otherwise `limit` says all that there is to know."""
+        """`budget` is one that differs between tenants, or None: otherwise `limit` says all that there is to know.
+
+        `share` is what the pool has of a budget of several processes. It has the queue then, and keeps `key_limits`.
+        """
         self.strategy: Strategy = strategy
         self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
         self.coming: set[TaskRecord] = set()
@@ -65,14 +75,16 @@ class Scheduler:
         self._victims = victims_of(policy)
         self._limits: KeyLimits | None = None
         self._budget = budget
-        self._classed = False  # are there queued tasks of several needs, or were there?
+        self._share = share
+        # Are there queued tasks of several needs, or were there? The queue of a share always keeps them apart.
+        self._classed = share is not None
         self._various = False  # might there be any but those that need nothing?
         self._need: Hashable = None  # of all that are queued, as long as it is one
-        self.unserved: set[Hashable] = set()
+        self.unserved: set[Hashable] = set() if share is None else share.unserved
         """Requirements that nothing can serve now: the tasks that have one keep their turn, and do not start."""
         self.policy: Policy = policy
         self.slots: Slots = Slots(limit)
-        self.queue: Queue = strategy.queue()
+        self.queue: Queue = strategy.queue() if share is None else share.queue
         self._backlogs = None if isinstance(self.queue, (FairQueue, ShareQueue)) else Backlogs()
         self._tracked = self._victims is not None or self._backlogs is not None or budget is not None
         if key_limits is not None or budget is not None:
@@ -87,6 +99,11 @@ class Scheduler:
             return self._backlogs.rounds.index()
         rounds = self.queue.rounds if isinstance(self.queue, (FairQueue, ShareQueue, ClassedQueue)) else None
         return rounds.index() if rounds is not None else 1.0
+
+    @property
+    def is_shared(self) -> bool:
+        """Do other processes share the budget?"""
+        return self._share is not None
 
     @property
     def depth(self) -> int:
@@ -105,15 +122,22 @@ class Scheduler:
         yield from self.queued()
 
     def startable(self, task: TaskRecord) -> bool:
-        """Could this new task start at once? (What is queued while a slot is free cannot use that slot.)"""
-        if self.slots.exhausted or self._blocked(task):
+        """Could this new task start at once? (What is queued while a slot is free cannot use that slot.)
+
+        Not if processes share the budget: which task of all of them is next is not decided here.
+        """
+        if self._share is not None or self.slots.exhausted or self._blocked(task):
             return False
         return not self.slots.returning or all(map(self._capped, self.slots.returning))
 
     def full(self) -> bool:
         """Are as many tasks queued as the policy allows?"""
-        depth = self.policy.max_depth
-        return depth is not None and self.depth >= depth
+        bound = self.policy.max_depth
+        if bound is None:
+            return False
+        if self._share is None or not self.policy.shared:
+            return self.depth >= bound
+        return self.depth + self._share.queued_elsewhere >= bound
 
     def answer(self, task: TaskRecord, why: str = "") -> Answer:
         """What the policy says about a task that can neither start nor queue.
@@ -267,10 +291,12 @@ class Scheduler:
         slots = self.slots
         if slots.returning and (returner := self._returner()) is not None:
             return returner
+        if self._share is not None and self._share.has_lent() and (heir := self._heir_of_lent(self._share)) is not None:
+            return heir
         slot = slots.take()
         if slot is None:
             return None
-        task = self._descendant(slot) if slot.lenders else None
+        task = self._descendant(slot) if slot.lenders and self._share is None else None
         if task is None:
             task = self.queue.pop() if not self.unserved or self._servable() else None
             if task is None:
@@ -287,7 +313,8 @@ class Scheduler:
         Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
         """
         slot, slots = task.slot, self.slots
-        if slot is None or slot.lenders or slots.returning or self._limits is not None or slots.excess:
+        direct = self._limits is None and self._share is None and not slots.excess
+        if slot is None or slot.lenders or slots.returning or not direct:
             self.release(task)
             return None
         heir = self.queue.pop() if not self.unserved or self._servable() else None
@@ -299,14 +326,14 @@ class Scheduler:
             self._left(heir, started=True)
         return heir
 
-    def release(self, task: TaskRecord) -> None:
+    def release(self, task: TaskRecord, freed: Freed = "ended") -> None:
         """Take back the slot of a task that does not run any more."""
         slot = task.slot
         if slot is None:
             self._stop_lending(task)
             del self.slots.without[task]
         else:
-            self._vacate(task, slot)
+            self._vacate(task, slot, freed)
             self.slots.put(slot)
         if task.waits is not None:  # of parts that its body left behind: they have no say in another attempt
             for on in list(task.waits.on):
@@ -326,7 +353,7 @@ class Scheduler:
 
     def return_slot(self, task: TaskRecord) -> None:
         """Take back a slot that a task cannot use, and queue the task again: it is still its turn."""
-        self.release(task)
+        self.release(task, freed="unused")
         if self._various or task.terms is not PLAIN:
             self._sort(task)
         self.queue.put_back(task)
@@ -371,12 +398,22 @@ class Scheduler:
         self.slots.active += 1
         if self._limits is not None:
             self._limits.took(task.partition)
+        if self._share is not None:
+            self._share.started(task)
 
-    def _vacate(self, task: TaskRecord, slot: Slot) -> None:
+    def _vacate(self, task: TaskRecord, slot: Slot, freed: Freed = "ended") -> None:
         task.slot = slot.holder = None
         self.slots.active -= 1
         if self._limits is not None:
             self._limits.gave(task.partition)
+        if self._share is None:
+            return
+        if freed == "unused":
+            self._share.unused(task)
+        elif freed == "lent" or slot.lenders:
+            self._share.lend(task)
+        else:
+            self._share.ended(task)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -435,7 +472,7 @@ class Scheduler:
         if waits is None:
             waits = task.waits = Waits()
         assert slot is not None, "it holds one"
-        self._vacate(task, slot)
+        self._vacate(task, slot, "lent")
         self.slots.without[task] = None
         slot.lenders.append(task)
         waits.lent = slot
@@ -443,15 +480,17 @@ class Scheduler:
 
     def reclaim(self, task: TaskRecord) -> bool:
         """Give a slot back to a task that lent its own. False: none is free, and it will get the next one."""
-        slots = self.slots
+        slots, share = self.slots, self._share
         self._stop_lending(task)
-        if self.startable(task):
+        if self.startable(task) or (share is not None and not slots.exhausted and share.take_lent()):
             slot = slots.take()
             assert slot is not None, "there was one"
             del slots.without[task]
             self._occupy(task, slot)
             return True
         slots.returning[task] = None
+        if share is not None:
+            share.wants_return()
         return False
 
     def _stop_lending(self, task: TaskRecord) -> None:
@@ -465,6 +504,8 @@ class Scheduler:
         slots = self.slots
         for task in () if slots.exhausted else slots.returning:
             if not self._capped(task):
+                if self._share is not None and not self._share.take_return():
+                    return None
                 del slots.returning[task]
                 slot = slots.take()
                 assert slot is not None, "there was one"
@@ -473,10 +514,25 @@ class Scheduler:
                 return task
         return None
 
+    def _heir_of_lent(self, share: Share) -> TaskRecord | None:
+        """Give a lent slot of a shared budget to a queued descendant of its lender, and return that."""
+        for slot in [slot for slot in self.slots.free if slot.lenders]:
+            task = self._descendant(slot)
+            if task is None:
+                continue
+            if not share.take_lent():
+                self.queue.put_back(task)
+                return None
+            self.slots.free.remove(slot)
+            self._left(task, started=True)
+            self._occupy(task, slot)
+            return task
+        return None
+
     def _descendant(self, slot: Slot) -> TaskRecord | None:
         for lender in reversed(slot.lenders):
             for task in islice(self._families.queued_below(lender), _LOOKED_AT):
-                if not self._blocked(task):
+                if not self._blocked(task) and not (self._share is not None and self._share.is_full(task)):
                     self.queue.take(task)
                     return task
         return None

@@ -1,0 +1,331 @@
+"""The budget of a pool that other processes share: sends messages to the store, and starts what the replies allow.
+
+`Share` decides what is said and what a reply means; this carries it out. At most one exchange of a pool is under way,
+and it carries everything since the one before. The event loop of the pool never waits for the store: a reply arrives in
+the thread of the store and is posted to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from headgate.core.clock import clock
+from headgate.core.shared_state import Outcome, Seen, SharedState
+from headgate.errors import HeadgateError, InvalidArgument, StoreUnreachable
+from headgate.stores.shared.exchange import Message, Reply, Settings, exchange
+from headgate.tasks.events import POOLS, PoolLeaseLost, PoolSettingsDiffer, PoolStoreTrouble
+from headgate.tasks.model import View
+from headgate.tasks.scheduling.queues.shared import token_of
+from headgate.tasks.scheduling.share import Share
+from headgate.tasks.strategies import FairShare, Strategy
+
+if TYPE_CHECKING:
+    from headgate.tasks.runtime.executor import Executor
+
+CONNECT: Final = 10.0
+"""Seconds that the constructor of a pool waits for its store."""
+_LEAVING: Final = 2.0
+_AGAIN: Final = 1.0
+"""Seconds until a message is sent again that the store could not write."""
+
+OnLeaseLost = Literal["finish", "cancel"]
+
+
+class SharedBudget:
+    """Connects one pool with the budget that it shares."""
+
+    def __init__(
+        self, state: SharedState, key: str, settings: Settings, *, fencing: bool, on_lease_lost: OnLeaseLost
+    ) -> None:
+        self.share: Share = Share(settings, self._changed, fencing=fencing)
+        self.fencing: bool = fencing
+        self.reachable: bool = True
+        """Did the store answer when it was last asked?"""
+        self.as_of: float | None = None
+        """When the newest reply came, in Unix seconds."""
+        self._state = state
+        self._key = key
+        self._made_with = settings
+        self._on_lease_lost = on_lease_lost
+        self._executor: Executor | None = None
+        self._pid = os.getpid()
+        self._scheduled = False
+        self._under_way = False
+        self._again = False
+        self._left = False
+        self._epoch = 0  # of the membership: replies of an earlier one are not for us
+        self._waiting: list[asyncio.Future[None]] = []  # who waits for the exchange that comes next
+        self._told_trouble = False
+        self._stop_listening: Callable[[], None] | None = None
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    def join(self) -> Settings:
+        """Take part; blocks until the store has answered. Returns the settings that all members have.
+
+        Raises StoreUnreachable and whatever else `SharedState.connect` says.
+        """
+        self._state.connect(CONNECT)
+        future = self._state.transact(self._key, partial(_step, self._message()))
+        try:
+            reply: Reply = future.result(CONNECT)
+        except FutureTimeout:
+            future.cancel()
+            raise StoreUnreachable(
+                f"{self._state!r} did not answer within {CONNECT:g} s",
+                remedy="Look for what holds it up, then try again.",
+            ) from None
+        self.share.replied(reply, clock.now())
+        self.as_of = clock.wall()
+        return self.share.settings
+
+    def attach(self, executor: Executor) -> None:
+        """Work for this executor from now on."""
+        self._executor = executor
+        self.share.queue.is_valid = self._is_valid
+        self._stop_listening = self._state.listen(self._key, _Ears(self))
+        stored, own = self.share.settings, self._made_with
+        if stored != own and POOLS.listeners:
+            about = {"pool_id": executor.id, "pool": executor.name}
+            POOLS.emit(PoolSettingsDiffer(at=clock.wall(), **about, own=_described(own), shared=_described(stored)))
+
+    def _is_valid(self) -> bool:
+        return clock.now() < self._state.deadline
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Send a message soon: in this turn of the loop more may change."""
+        loop = None if self._executor is None else self._executor.loop
+        if loop is not None and not self._scheduled and not self._left:
+            self._scheduled = True
+            loop.call_soon(self._send)
+
+    def _message(self, *, leaves: bool = False) -> Message:
+        executor = self._executor
+        returning = () if executor is None else list(executor.scheduler.slots.returning)
+        blocked = executor is not None and executor.scheduler.policy.shared and bool(executor.submit_queue.line)
+        origin = (socket.gethostname(), os.getpid())
+        return self.share.message(clock.now(), origin, returning, blocked=blocked, leaves=leaves)
+
+    def _send(self) -> None:
+        self._scheduled = False
+        if self._under_way or self._left:
+            self._again = True
+            return
+        if self._pid != os.getpid():  # a forked child: what the parent has is the parent's
+            self._pid = os.getpid()
+            self._begin_anew()
+        self._under_way, self._again = True, False
+        waiting, self._waiting = self._waiting, []
+        future = self._state.transact(self._key, partial(_step, self._message()))
+        future.add_done_callback(partial(self._post, waiting, self._epoch))
+
+    def _post(self, waiting: list[asyncio.Future[None]], epoch: int, future: Future[Reply]) -> None:
+        """Pass a reply on to the loop of the pool. Runs in the thread of the store."""
+        self.post(self._answered, waiting, epoch, future)
+
+    def post(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call this on the loop of the pool. May be called from any thread."""
+        loop = None if self._executor is None else self._executor.loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(callback, *args)
+            except RuntimeError:
+                pass  # the loop is closed: nothing runs there any more
+
+    def _answered(self, waiting: list[asyncio.Future[None]], epoch: int, future: Future[Reply]) -> None:
+        executor = self._executor
+        assert executor is not None, "it sent a message"
+        self._under_way = False
+        try:
+            if epoch == self._epoch:
+                self._take(executor, future)
+        finally:
+            for one in waiting:
+                if not one.done():
+                    one.set_result(None)
+        share = self.share
+        if self._again or self._waiting or share.has_unused():
+            self._changed()
+
+    def _take(self, executor: Executor, future: Future[Reply]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled() or error is not None:
+            self._failed(executor, error)
+            return
+        reply = future.result()
+        self.reachable, self._told_trouble = True, False
+        if reply.lost:
+            self.lost()
+            return
+        self.share.replied(reply, clock.now())
+        self.as_of = clock.wall()
+        limit = self.share.settings.limit
+        if executor.scheduler.slots.limit != limit:
+            executor.scheduler.resize(limit)
+        executor.pump()
+
+    def _failed(self, executor: Executor, error: BaseException | None) -> None:
+        """The store could not write, or was closed: nothing starts. It is tried again."""
+        self.trouble(error or StoreUnreachable("the store was closed"))
+        if executor.loop is not None and executor.state != "closed":
+            executor.loop.call_later(_AGAIN, self._changed)
+
+    # -- what the store tells ------------------------------------------------------------------------------------------
+
+    def woken(self) -> None:
+        """Look again: somebody wants what this pool has, has granted it something, or is gone."""
+        self.reachable = True
+        self.share.contended()
+        self._changed()
+
+    def lost(self) -> None:
+        """Take part anew: the lease was lost, and what this pool held belongs to others."""
+        executor = self._executor
+        if executor is None or self._left:
+            return
+        running = list(executor.scheduler.slots.holders())
+        self._begin_anew()
+        if POOLS.listeners:
+            about = {"pool_id": executor.id, "pool": executor.name}
+            POOLS.emit(PoolLeaseLost(at=clock.wall(), **about, running=len(running), action=self._on_lease_lost))
+        if self._on_lease_lost == "cancel":
+            for task in running:
+                executor.cancel(task)
+        self._changed()
+
+    def _begin_anew(self) -> None:
+        self._epoch += 1
+        self._under_way = False
+        holders = [] if self._executor is None else list(self._executor.scheduler.slots.holders())
+        self.share.lose(holders)
+
+    def trouble(self, error: BaseException) -> None:
+        """Note that the store does not answer, or cannot write. Reported once until it works again."""
+        self.reachable = False
+        for one in self._waiting:
+            if not one.done():
+                one.set_result(None)
+        self._waiting.clear()
+        executor = self._executor
+        if executor is not None and not self._told_trouble and POOLS.listeners:
+            self._told_trouble = True
+            told = error.message if isinstance(error, HeadgateError) else type(error).__qualname__
+            POOLS.emit(PoolStoreTrouble(at=clock.wall(), pool_id=executor.id, pool=executor.name, error=told))
+
+    # -- what the pool asks --------------------------------------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Return when an exchange is over that began after this call, or when the store does not answer."""
+        if not self.reachable:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._changed()
+        await future
+
+    def resize(self, limit: int) -> None:
+        """Set the limit, for all members."""
+        self.share.resize(limit)
+
+    def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
+        """Set how many slots a tenant may hold, for all members."""
+        self.share.limit_tenants(_caps_of(limits))
+
+    async def leave(self) -> None:
+        """Take part no longer. Waits for the store, but not for ever: a process that ends is gone all the same."""
+        if self._left or self._executor is None:
+            return
+        while self._under_way and self.reachable:
+            await self.settled()
+        future = self._state.transact(self._key, partial(_step, self._message(leaves=True)))
+        self.abandon()
+        await asyncio.wait([asyncio.wrap_future(future)], timeout=_LEAVING)
+        if not future.done():
+            future.cancel()
+
+    def abandon(self) -> None:
+        """Hear nothing more from the store."""
+        self._left = True
+        if self._stop_listening is not None:
+            self._stop_listening()
+
+    def view(self) -> View:
+        """What is known of all members: slots and queued tasks, together and of each."""
+        share = self.share
+        return View(
+            {
+                "active": sum(one.held for one in share.members),
+                "queued": sum(one.queued for one in share.members),
+                "members": tuple(
+                    View({**one._asdict(), "is_this_pool": one.id == share.member}) for one in share.members
+                ),
+                "held": share.held,
+                "alone": share.alone,
+                "reachable": self.reachable,
+                "as_of": self.as_of,
+            }
+        )
+
+
+class _Ears:
+    """Listens for a budget, and does not keep it alive. Called in the thread of the store."""
+
+    def __init__(self, budget: SharedBudget) -> None:
+        self._budget = weakref.ref(budget)
+
+    def woken(self) -> None:
+        self._pass_on(SharedBudget.woken)
+
+    def lost(self) -> None:
+        self._pass_on(SharedBudget.lost)
+
+    def unreachable(self, error: Exception) -> None:
+        self._pass_on(SharedBudget.trouble, error)
+
+    def _pass_on(self, what: Callable[..., None], *args: object) -> None:
+        budget = self._budget()
+        if budget is not None:
+            budget.post(what, budget, *args)
+
+
+def shared_settings(strategy: Strategy, limit: int, key_limits: int | Mapping[Hashable, int] | None) -> Settings:
+    """What a pool with this strategy and these limits shares.
+
+    Raises InvalidArgument if the strategy cannot be shared as it is.
+    """
+    weights: dict[str, float] | None = None
+    if isinstance(strategy, FairShare) and strategy.weights is not None:
+        if not isinstance(strategy.weights, Mapping):
+            raise InvalidArgument(
+                "weights of a pool that processes share must be a mapping: a function cannot be known to the others",
+                remedy='Pass something like {"acme": 3.0}.',
+            )
+        weights = {token_of(tenant): weight for tenant, weight in strategy.weights.items()}
+    return Settings(limit, strategy.kind, weights, _caps_of(key_limits))
+
+
+def _caps_of(limits: int | Mapping[Hashable, int] | None) -> int | dict[str, int] | None:
+    return {token_of(key): cap for key, cap in limits.items()} if isinstance(limits, Mapping) else limits
+
+
+def _step(message: Message, text: str | None, seen: Seen) -> Outcome:
+    return exchange(text, message, seen)
+
+
+def _described(settings: Settings) -> dict[str, Any]:
+    return {
+        "max_concurrent": settings.limit,
+        "queue": settings.kind,
+        "weights": settings.weights,
+        "max_concurrent_per_key": settings.caps,
+    }

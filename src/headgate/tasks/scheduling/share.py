@@ -1,0 +1,236 @@
+"""What one pool has of a budget that other processes share, and its side of the exchange. Pure.
+
+The scheduler tells it which tasks use slots; `message` says what the others are to know, and `replied` takes in the
+answer (see `stores/shared/exchange.py`). A slot that comes free is given back with the next message, unless nobody else
+waits: then it goes to the next task here at once. Grants that come to nothing (the task was cancelled, no resource is
+there for it) go back with the next message too, and nobody pays for them.
+
+A lent slot is kept until the next message, for descendants of the lender that are queued here; then it goes back. A
+lender that wants a slot again is announced before all that only queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final
+
+from headgate.stores.shared.exchange import FAIR, MOST_WANTS, MemberView, Message, Reply, Settings, Want
+from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues.shared import SharedQueue
+
+_SPARE: Final = 2
+"""How many more entries are announced than there are slots: what is granted meanwhile does not leave it empty."""
+
+
+class Share:
+    """The part of one pool in a shared budget."""
+
+    def __init__(self, settings: Settings, changed: Callable[[], None], *, fencing: bool = False) -> None:
+        """`changed` is called, possibly many times, when a message should be sent soon."""
+        self.unserved: set[Hashable] = set()
+        """Requirements that nothing can serve now: tasks that have one are not announced."""
+        self.queue: SharedQueue = SharedQueue(settings, self.unserved, changed)
+        self.alone: bool = False
+        """Does nobody else wait? Then freed slots are used again without asking."""
+        self.member: str = ""
+        """The id under which this pool takes part; "" before it does."""
+        self.members: tuple[MemberView, ...] = ()
+        """All members, as the newest reply told."""
+        self.fences: dict[TaskRecord, int] = {}
+        """The numbers of the grants of running tasks, if they are asked for."""
+        self._own = settings  # what this pool was made with
+        self._fencing = fencing
+        self._changed = changed
+        self._in_use: dict[TaskRecord, str] = {}  # tasks that use slots, and their tenants
+        self._outside: set[TaskRecord] = set()  # started before the lease was lost: nobody counts them any more
+        self._lent: list[str] = []  # lent slots that may still go to descendants of the lenders
+        self._returns: list[str] = []  # slots granted to lenders
+        self._refunds: list[tuple[str, float]] = []
+        self._seq = 0
+        self._seen = 0
+        self._ahead = 0.0
+        self._full: frozenset[str] = frozenset()
+        self._limit: int | None = None  # to be set for all
+        self._caps: tuple[int | Mapping[str, int] | None] | None = None  # to be set for all
+
+    @property
+    def settings(self) -> Settings:
+        """What all members have in common."""
+        return self.queue.settings
+
+    @property
+    def held(self) -> int:
+        """How many slots this pool uses."""
+        return len(self._in_use)
+
+    @property
+    def queued_elsewhere(self) -> int:
+        """How many tasks are queued in the other pools, as the newest reply told."""
+        return sum(view.queued for view in self.members if view.id != self.member)
+
+    # -- what the scheduler tells --------------------------------------------------------------------------------------
+
+    def started(self, task: TaskRecord) -> None:
+        """Note that a task uses a slot now."""
+        self._in_use[task] = self.queue.token(task)
+        if self._fencing and self.queue.taken is not None:
+            self.fences[task] = self.queue.taken.fence
+
+    def ended(self, task: TaskRecord) -> None:
+        """Note that a task uses its slot no longer. The slot may go to another task here at once."""
+        token = self._stop(task)
+        if token is None:
+            return
+        if not (self.alone and not self._fencing and self.queue.reuse(token, self._seen)):
+            self._changed()
+
+    def unused(self, task: TaskRecord) -> None:
+        """Note that a task was given a slot and could not start."""
+        token = self._stop(task)
+        if token is not None:
+            self._refunds.append((token, self.queue.cost(task)))
+            self._changed()
+
+    def lend(self, task: TaskRecord) -> None:
+        """Note that a slot may go to a descendant of the task that lends it."""
+        token = self._stop(task)
+        if token is not None:
+            self._lent.append(token)
+            self._changed()
+
+    def take_lent(self) -> bool:
+        """Use a lent slot for a descendant, or for the lender itself. Returns False if there is none."""
+        if not self._lent or not self.queue.is_valid():
+            return False
+        self._lent.pop()
+        return True
+
+    def has_lent(self) -> bool:
+        """Is there a lent slot that nobody uses?"""
+        return bool(self._lent)
+
+    def is_full(self, task: TaskRecord) -> bool:
+        """Is the tenant of this task at its cap, as far as is known?"""
+        return bool(self._full) and self.queue.token(task) in self._full
+
+    def take_return(self) -> bool:
+        """Use a slot that was granted to a lender. Returns False if there is none."""
+        if not self._returns or not self.queue.is_valid():
+            return False
+        self._returns.pop()
+        return True
+
+    def wants_return(self) -> None:
+        """Note that a lender wants a slot again."""
+        self._changed()
+
+    def _stop(self, task: TaskRecord) -> str | None:
+        self.fences.pop(task, None)
+        if task in self._outside:
+            self._outside.discard(task)
+            return None
+        return self._in_use.pop(task)
+
+    def has_unused(self) -> bool:
+        """Was something granted that no task uses? It goes back with the next message."""
+        return bool(self.queue.ready or self._lent or self._returns)
+
+    # -- the exchange --------------------------------------------------------------------------------------------------
+
+    def resize(self, limit: int) -> None:
+        """Ask for another limit, for all members."""
+        self._limit = limit
+        self._changed()
+
+    def limit_tenants(self, caps: int | Mapping[str, int] | None) -> None:
+        """Ask for other caps, for all members."""
+        self._caps = (caps,)
+        self._changed()
+
+    def message(
+        self,
+        now: float,
+        origin: tuple[str, int],
+        returning: Iterable[TaskRecord],
+        *,
+        blocked: bool = False,
+        leaves: bool = False,
+    ) -> Message:
+        """What the others are to know now. What was granted and is not used is given back.
+
+        `now` is the local clock, `origin` host and process, `returning` are the lenders that want a slot again.
+        """
+        self._refunds += [(grant.tenant, grant.cost) for grant in self.queue.drop_ready()]
+        self._lent.clear()
+        self._returns.clear()
+        refunds, self._refunds = self._refunds, []
+        if self.settings.kind not in FAIR:
+            refunds = []
+        wants = [] if leaves else self._wants(now, returning)
+        self._seq += 1
+        caps, self._caps = self._caps, None
+        limit, self._limit = self._limit, None
+        return Message(
+            self.member,
+            self._seq,
+            self._own,
+            Counter(self._in_use.values()),
+            wants,
+            len(self.queue),
+            blocked,
+            refunds,
+            self._seen,
+            *origin,
+            limit,
+            None if caps is None else caps[0],
+            caps is not None,
+            leaves,
+        )
+
+    def _wants(self, now: float, returning: Iterable[TaskRecord]) -> list[Want]:
+        most = min(MOST_WANTS, self.settings.limit + _SPARE)
+        at = now + self._ahead
+        lenders = Counter(self.queue.token(task) for task in returning)
+        wants = [Want(token, tasks, at, returning=True) for token, tasks in lenders.items()]
+        return (wants + self.queue.heads(most, self._ahead, self._full))[:MOST_WANTS]
+
+    def replied(self, reply: Reply, now: float) -> bool:
+        """Take in what this pool was told. Returns whether it was granted anything."""
+        queue = self.queue
+        self.member = reply.member
+        assert reply.settings is not None, "only a reply to a member that is gone has none"
+        self._adopt(reply.settings)
+        self._ahead = reply.now - now
+        self._seen = max(self._seen, reply.seen)
+        self._full, self.members = reply.full, reply.members
+        self.alone = reply.alone
+        for tenant, tag in reply.recent:
+            queue.set_tag(tenant, tag)
+        queue.virtual = max(queue.virtual, reply.virtual)
+        for grant in reply.grants:
+            if grant.returning:
+                self._returns.append(grant.tenant)
+            else:
+                queue.grant(grant)
+        return bool(reply.grants)
+
+    def _adopt(self, settings: Settings) -> None:
+        """Go by the settings that all members have."""
+        if settings != self.queue.settings:
+            self.queue.change(settings)
+            self._in_use = {task: self.queue.token(task) for task in self._in_use}
+
+    def contended(self) -> None:
+        """Ask before a slot is used again: somebody else may wait."""
+        self.alone = False
+
+    def lose(self, running: Iterable[TaskRecord]) -> None:
+        """Begin anew: what this pool held belongs to others. What still runs is counted by nobody."""
+        self._outside.update(running)
+        self._in_use.clear()
+        self.queue.drop_ready()
+        self._lent.clear()
+        self._returns.clear()
+        self._refunds.clear()
+        self.member, self._seq, self._seen, self.alone = "", 0, 0, False
