@@ -117,7 +117,8 @@ def result_of(task: TaskRecord) -> Any:
     if status == "completed":
         if outcome.__class__ is Opaque:
             raise TaskFailed(
-                f"{task.label} completed in a former run with a {outcome.type_name}, which could not be kept",
+                f"{task.label} completed in {'another process' if task.owner.scheduler.is_shared else 'a former run'} "
+                f"with a {outcome.type_name}, which could not be kept",
                 remedy="Return what JSON knows, below 1 MB; or use JsonLinesStore(codec='pickle') for other kinds.",
             )
         return outcome

@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
+from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
 from headgate import registry
 from headgate.core.checks import (
@@ -52,15 +52,20 @@ from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.runner import runner_ports
 from headgate.tasks.runtime.shared_budget import OnLeaseLost, SharedBudget, shared_settings
+from headgate.tasks.runtime.shared_keys import SharedKeys
 from headgate.tasks.runtime.snapshots import pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter
 from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
+from headgate.tasks.scheduling.idempotency import is_key
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, checked_limits
 from headgate.tasks.scheduling.submit_queue import Arrival
 from headgate.tasks.scopes import checked_scope, identity, scope_id_of, shared_state_of
 from headgate.tasks.strategies import Strategy, strategy_of
 from headgate.tasks.streams import run_stream
+
+_SETTLING: Final = 5.0
+"""Seconds that `close` waits for a shared store to know what became of idempotency keys."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -148,6 +153,9 @@ class TaskPool:
                 opened.append(self._shared.abandon)
             register_executor(self._executor)
             self._submitter = Submitter(self._executor, strategy, seconds)
+            self._keys: SharedKeys | None = None
+            if state is not None and self._shared is not None:
+                self._keys = SharedKeys(state, self._executor, self._submitter, self._shared)
             self._loading = Loading(self._executor).begin()
             self._budget.on_change(self._on_budget)
         except BaseException:
@@ -172,6 +180,10 @@ class TaskPool:
         """
         if self._loading is not None:
             await self._loaded()
+        if self._shared is not None and self._executor.scheduler.policy.shared:
+            await self._submitter.informed(self._shared)
+        if self._keys is not None and is_key(options.get("idempotency_key")):
+            return await self._keys.submit(fn, args, options)
         entered = self._submitter.enter(fn, args, options, wait=True)
         if self._shared is not None:
             return await self._submitter.exchanged(entered, options.get("wait_timeout"), self._shared)
@@ -190,7 +202,21 @@ class TaskPool:
                 f"submit_nowait() cannot be used with the durable pool {self.name!r}: it would wait for the disk",
                 remedy="Use `await pool.submit(...)`.",
             )
+        if self._shared is not None:
+            self._refuse_nowait(options)
         return self._submitter.enter(fn, args, options, wait=False)  # type: ignore[return-value]
+
+    def _refuse_nowait(self, options: Mapping[str, Any]) -> None:
+        """Raise InvalidArgument for what cannot be decided without asking the other processes."""
+        why = "with fail_fast it would have to ask the other processes for a slot"
+        if options.get("idempotency_key") is not None:
+            why = "another process may have the idempotency_key"
+        elif self._executor.scheduler.policy.answer != "busy":
+            return
+        raise InvalidArgument(
+            f"submit_nowait() cannot be used with the shared pool {self.name!r} here: {why}",
+            remedy="Use `await pool.submit(...)`.",
+        )
 
     @overload
     def map(
@@ -405,6 +431,8 @@ class TaskPool:
     async def _finish(self) -> None:
         self._submitter.stop_beating()
         await self._executor.finish()
+        if self._keys is not None:
+            await self._keys.settled(_SETTLING)
         if self._shared is not None:
             await self._shared.leave()
         self._let_go()

@@ -156,7 +156,7 @@ class Pool:
         self.running.remove(task)
         self.share.lend(task)
         self.lenders.append(task)
-        self.share.wants_return()
+        self.share.announce()
 
     def fail_to_start(self) -> None:
         """Take a task out that was granted, and give its slot back: nothing could serve it."""

@@ -132,9 +132,13 @@ class MemoryState:
 
     # -- what a test does to it ----------------------------------------------------------------------------------------
 
+    def hold_up(self) -> None:
+        """Answer nothing until `reconnect`, without saying why."""
+        self._held_back = []
+
     def cut_off(self) -> None:
         """Let nothing through to the place, or from it, until `reconnect`."""
-        self._held_back = []
+        self.hold_up()
         for listeners in self._listeners.values():
             for listener in list(listeners):
                 listener.unreachable(LeaseLost("cut off by a test"))

@@ -510,6 +510,15 @@ class Executor:
             task.outcome = failure(error)
             self._discard(task, "failed")
 
+    def end_followed(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
+        """End a task that was set aside because another process ran it."""
+        self.scheduler.discard(task)
+        if status == "completed":
+            self.states.move(task, "running")
+        task.outcome = outcome
+        self.conclude(task, status, self.moment())
+        self.tell_idle()
+
     def release_unused(self, task: TaskRecord) -> None:
         """Take back the slot and the permit of a task that will not start."""
         self.scheduler.release(task)

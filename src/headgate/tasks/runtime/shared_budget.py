@@ -74,6 +74,11 @@ class SharedBudget:
         Raises StoreUnreachable and whatever else `SharedState.connect` says.
         """
         self._state.connect(CONNECT)
+        self._exchange_now()
+        return self.share.settings
+
+    def _exchange_now(self) -> None:
+        """Exchange, and block until the store has answered: there is no event loop yet."""
         future = self._state.transact(self._key, partial(_step, self._message()))
         try:
             reply: Reply = future.result(CONNECT)
@@ -85,7 +90,6 @@ class SharedBudget:
             ) from None
         self.share.replied(reply, clock.now())
         self.as_of = clock.wall()
-        return self.share.settings
 
     def attach(self, executor: Executor) -> None:
         """Work for this executor from now on."""
@@ -105,7 +109,7 @@ class SharedBudget:
     def _changed(self) -> None:
         """Send a message soon: in this turn of the loop more may change."""
         loop = None if self._executor is None else self._executor.loop
-        if loop is not None and not self._scheduled and not self._left:
+        if loop is not None and not self._scheduled and not self._left and not loop.is_closed():
             self._scheduled = True
             loop.call_soon(self._send)
 
@@ -236,10 +240,19 @@ class SharedBudget:
     def resize(self, limit: int) -> None:
         """Set the limit, for all members."""
         self.share.resize(limit)
+        self._apply_now()
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
         """Set how many slots a tenant may hold, for all members."""
         self.share.limit_tenants(_caps_of(limits))
+        self._apply_now()
+
+    def _apply_now(self) -> None:
+        """Have the others know of a change if no event loop will tell them soon."""
+        executor = self._executor
+        if executor is not None and executor.loop is None:
+            self._exchange_now()
+            executor.scheduler.resize(self.share.settings.limit)
 
     async def leave(self) -> None:
         """Take part no longer. Waits for the store, but not for ever: a process that ends is gone all the same."""

@@ -119,6 +119,28 @@ class Submitter:
                 return task
         return self._place(task, wait)
 
+    def make(self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> TaskHandle[Any]:
+        """Make a task that is neither queued nor known yet. Refuses what `enter` refuses."""
+        executor = self._executor
+        if _get_running_loop() is not executor.loop or executor.loop is None:
+            executor.bind()
+        check_function(fn)
+        moment, parent = executor.moment(), enclosing()
+        if executor.state != "open":
+            self.refuse(parent)
+        priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._allocator, fn)
+        number = next(self._states.numbers)
+        return TaskHandle(executor, number, fn, args, copy_context(), moment, parent, priority, key, partition, terms)
+
+    def set_aside(self, task: TaskRecord) -> None:
+        """Take in a task that another process runs: it counts as queued, and gets no turn."""
+        self._states.claim(task)
+        self._scheduler.set_aside(task)
+        if task.terms.expires_at is not None:
+            self._executor.plan(task.terms.expires_at, "expire", task)
+        if AUDIT.listeners or self._reporter.audit:
+            self._reporter.submitted(task, self._scheduler.depth)
+
     def _place(self, task: TaskRecord, wait: bool) -> TaskRecord | Arrival:
         scheduler, allocator = self._scheduler, self._allocator
         if allocator is not None and self._records is None and not self._queue.line and self._can_start(task):
@@ -260,6 +282,7 @@ class Submitter:
             )
         arrival = Arrival(task)
         self._queue.join(arrival)
+        self._scheduler.announce()
         if task.terms.expires_at is not None:
             self._executor.plan(task.terms.expires_at, "expire", task)
         return arrival
@@ -286,6 +309,12 @@ class Submitter:
             if timer is not None:
                 timer.cancel()
         return arrival.task  # type: ignore[return-value]
+
+    async def informed(self, budget: SharedBudget) -> None:
+        """Wait until it is known how many tasks the other processes have queued."""
+        if self._executor.loop is None:
+            self._executor.bind()
+        await budget.settled()
 
     async def exchanged(
         self, entered: TaskRecord | Arrival, wait_timeout: float | None, budget: SharedBudget

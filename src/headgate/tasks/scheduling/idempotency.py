@@ -35,6 +35,11 @@ _HOLDING: Final[dict[str, frozenset[str]]] = {
 }
 
 
+def is_key(key: object) -> bool:
+    """Can this be an idempotency key?"""
+    return isinstance(key, str) and bool(key.strip())
+
+
 def checked_window(window: object) -> Window:
     """A window as it may be used, or InvalidArgument."""
     if isinstance(window, str) and window in WINDOWS:

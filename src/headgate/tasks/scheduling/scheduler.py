@@ -100,6 +100,11 @@ class Scheduler:
         rounds = self.queue.rounds if isinstance(self.queue, (FairQueue, ShareQueue, ClassedQueue)) else None
         return rounds.index() if rounds is not None else 1.0
 
+    def announce(self) -> None:
+        """Tell the processes that share the budget, if any do, that a submitter waits for a place."""
+        if self._share is not None:
+            self._share.announce()
+
     @property
     def is_shared(self) -> bool:
         """Do other processes share the budget?"""
@@ -490,7 +495,7 @@ class Scheduler:
             return True
         slots.returning[task] = None
         if share is not None:
-            share.wants_return()
+            share.announce()
         return False
 
     def _stop_lending(self, task: TaskRecord) -> None:

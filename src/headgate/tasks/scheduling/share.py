@@ -121,8 +121,8 @@ class Share:
         self._returns.pop()
         return True
 
-    def wants_return(self) -> None:
-        """Note that a lender wants a slot again."""
+    def announce(self) -> None:
+        """Have the others told soon: a lender wants a slot again, or a submitter waits for a place."""
         self._changed()
 
     def _stop(self, task: TaskRecord) -> str | None:

@@ -1,0 +1,190 @@
+"""Idempotency keys of pools that share a budget: who runs a key, and how the others get its result.
+
+`stores/shared/claims.py` decides; this asks the store, runs what is ours, and follows what is not. A task that follows
+another process is a task of this pool like any other, except that it is set aside and never gets a slot: it can be
+awaited, cancelled (which only stops following) and waited for by other tasks, which lend their slots meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from headgate.core.clock import clock
+from headgate.core.redaction import redact
+from headgate.core.shared_state import Outcome, SharedState
+from headgate.errors import IdempotencyConflict, TaskFailed
+from headgate.stores.codec import decode, encode
+from headgate.stores.shared.claims import Answer, Ended, Work, claim, follow, release, settle
+from headgate.tasks.model import Dropped, Failure, TaskRecord, Told
+from headgate.tasks.runtime.durable import digest_of
+from headgate.tasks.scheduling.idempotency import difference, work_of
+
+if TYPE_CHECKING:
+    from headgate.tasks.handle import TaskHandle
+    from headgate.tasks.runtime.executor import Executor
+    from headgate.tasks.runtime.shared_budget import SharedBudget
+    from headgate.tasks.runtime.submit import Submitter
+
+
+class SharedKeys:
+    """The idempotency keys of one pool, shared with other processes."""
+
+    def __init__(self, state: SharedState, executor: Executor, submitter: Submitter, budget: SharedBudget) -> None:
+        self._state = state
+        self._executor = executor
+        self._submitter = submitter
+        self._budget = budget
+        self._serials = count(1)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._following: dict[TaskRecord, Callable[[], None]] = {}  # and how to stop listening
+        self._settling: set[Future[Any]] = set()
+
+    async def submit(self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> TaskHandle[Any]:
+        """Run the work of a key, or follow the process that does. The options have a valid `idempotency_key`."""
+        key: str = options["idempotency_key"]
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                return await self._submit(key, fn, args, options)
+        finally:
+            if not lock.locked() and self._locks.get(key) is lock:
+                del self._locks[key]
+
+    async def _submit(
+        self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> TaskHandle[Any]:
+        executor, submitter = self._executor, self._submitter
+        if executor.states.holder(key, clock.now()) is not None:
+            entered = submitter.enter(fn, args, options, wait=True)  # the same handle again, or a conflict
+            return await submitter.exchanged(entered, options.get("wait_timeout"), self._budget)
+        task = submitter.make(fn, args, options)
+        function, given = work_of(fn, args)
+        work = Work(function, digest_of(function, given), task.terms.window)
+        serial = next(self._serials)
+        answer = await self._ask(key, partial(claim, serial, work))
+        if answer.kind != "yours":
+            self._refuse_other_work(key, work, given, answer)
+            submitter.set_aside(task)
+            self._listen(task, key, partial(follow, answer.owner, serial, work))
+            self._heard(task, key, answer)
+            return task
+        try:
+            entered = submitter.enter(fn, args, options, wait=True)
+            handle = await submitter.exchanged(entered, options.get("wait_timeout"), self._budget)
+        except BaseException:
+            self._post(key, partial(release, answer.owner))
+            raise
+        handle.on_end(partial(self._settle, key, answer.owner))
+        return handle
+
+    def _refuse_other_work(self, key: str, work: Work, given: tuple[Any, ...], answer: Answer) -> None:
+        known = answer.work
+        if known is None or not known.digest or not work.digest or known.digest == work.digest:
+            return
+        same_arguments = known.digest == digest_of(known.function, given)
+        differs = difference(known.function, work.function, same_arguments=same_arguments)
+        raise IdempotencyConflict(
+            f"the idempotency_key {key!r} is held by a task of another process, which is other work: {differs}"
+        )
+
+    # -- following -----------------------------------------------------------------------------------------------------
+
+    def _listen(self, task: TaskHandle[Any], key: str, step: Callable[..., Outcome]) -> None:
+        ears = _Ears(lambda: self._budget.post(self._look, task, key, step))
+        self._following[task] = self._state.listen(self._row(key), ears)
+        task.on_end(self._stop_following)
+
+    def _stop_following(self, task: TaskRecord) -> None:
+        stop = self._following.pop(task, None)
+        if stop is not None:
+            stop()
+
+    def _look(self, task: TaskHandle[Any], key: str, step: Callable[..., Outcome]) -> None:
+        """Ask again: the task that is followed has ended, or its process is gone."""
+        if task in self._following and not task.finished:
+            future = self._state.transact(self._row(key), step, durable=True)
+            future.add_done_callback(lambda done: self._budget.post(self._looked, task, key, done))
+
+    def _looked(self, task: TaskHandle[Any], key: str, future: Future[Answer]) -> None:
+        if task in self._following and not task.finished and not future.cancelled() and future.exception() is None:
+            self._heard(task, key, future.result())
+        elif not future.cancelled() and future.exception() is None and future.result().kind == "yours":
+            self._post(key, partial(release, future.result().owner))  # nobody here wants it any more
+
+    def _heard(self, task: TaskHandle[Any], key: str, answer: Answer) -> None:
+        if answer.kind == "ended" and answer.ended is not None:
+            self._executor.end_followed(task, *_outcome(task, answer.ended))
+        elif answer.kind == "yours":  # the process that ran it is gone: it is run here
+            self._stop_following(task)
+            task.on_end(partial(self._settle, key, answer.owner))
+            self._executor.scheduler.enqueue(task)
+            self._executor.pump()
+
+    # -- the end of what is ours ---------------------------------------------------------------------------------------
+
+    def _settle(self, key: str, owner: str, task: TaskRecord) -> None:
+        self._post(key, partial(settle, owner, _ended(task)))
+
+    def _post(self, key: str, step: Callable[..., Outcome]) -> None:
+        future = self._state.transact(self._row(key), step, durable=True)
+        self._settling.add(future)
+        future.add_done_callback(self._settling.discard)
+
+    async def _ask(self, key: str, step: Callable[..., Outcome]) -> Answer:
+        future: Future[Answer] = self._state.transact(self._row(key), step, durable=True)
+        return await asyncio.wrap_future(future)
+
+    async def settled(self, timeout: float) -> None:
+        """Return when the store knows of all ends, or after `timeout` seconds."""
+        futures = [asyncio.wrap_future(future) for future in list(self._settling)]
+        if futures:
+            await asyncio.wait(futures, timeout=timeout)
+
+    def _row(self, key: str) -> str:
+        return f"key/{self._executor.id}/{key}"
+
+
+class _Ears:
+    """Listens to one key. Called in the thread of the store."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def woken(self) -> None:
+        self._look()
+
+    def lost(self) -> None:
+        self._look()
+
+    def unreachable(self, error: Exception) -> None:
+        """Do nothing: `woken` is called when the store answers again."""
+
+
+def _ended(task: TaskRecord) -> Ended:
+    outcome = task.outcome
+    if task.status == "completed":
+        return Ended("completed", encode(outcome))
+    if task.status == "failed":
+        kind = type(outcome.error)
+        return Ended("failed", None, (f"{kind.__module__}:{kind.__qualname__}", redact(outcome.told.text)))
+    if task.status == "rejected":
+        return Ended("rejected", None, (outcome.reason, outcome.policy))
+    return Ended(task.status)
+
+
+def _outcome(task: TaskRecord, ended: Ended) -> tuple[Any, Any]:
+    """The status and the outcome of a task that another process ran."""
+    if ended.status == "completed":
+        return "completed", decode(ended.result)
+    if ended.status == "rejected":
+        return "rejected", Dropped(*ended.error)
+    if ended.status in ("cancelled", "expired"):
+        return ended.status, None
+    kind, text = ended.error
+    error = TaskFailed(f"{task.label} failed in another process with {kind or 'an unknown error'}: {text}")
+    return "failed", Failure(error, None, Told(kind, text))
