@@ -202,8 +202,8 @@ class _Member:
         return count
 
     def waits(self) -> bool:
-        """Does it want more than it was granted?"""
-        return any(want.tasks > 0 for want in self.wants)
+        """Does it want more than it was granted, or wait until others have fewer tasks queued?"""
+        return self.blocked or any(want.tasks > 0 for want in self.wants)
 
 
 class _State:
