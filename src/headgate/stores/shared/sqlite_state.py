@@ -78,9 +78,11 @@ class _Call:
         """What the step returned or raised, in a transaction that may still fail."""
 
     def begin(self) -> bool:
-        """Let nobody cancel it any more; False if somebody has, or if it was closed."""
+        """Let nobody cancel it any more; False if somebody has, or if `close` has given up waiting for it."""
+        if self.future.done():
+            return False
         if not self.has_begun:
-            self.has_begun = not self.future.done() and self.future.set_running_or_notify_cancel()
+            self.has_begun = self.future.set_running_or_notify_cancel()
         return self.has_begun
 
     def fail(self, error: BaseException) -> None:
