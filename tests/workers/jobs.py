@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import headgate
 from headgate import routine
+from headgate.workers.routines import CALLER
 
 
 def note(path: Path | str, text: object) -> None:
@@ -180,6 +181,12 @@ class Savings(Account):
 async def leaves(count: int) -> tuple[int, list[int]]:
     """My pid and those of so many nested calls."""
     return os.getpid(), list(await asyncio.gather(*(pid() for _ in range(count))))
+
+
+@routine
+async def known_peers() -> list[str]:
+    """The uids of the workers that the routines of this one may call."""
+    return [peer.uid for peer in CALLER.get().pool.introduction.peers]
 
 
 @routine

@@ -18,6 +18,11 @@ import headgate
 from headgate import LocalWorker, WorkerMetadata, WorkerPool
 from headgate.discovery import DiscoveryEvent, OwnDiscovery
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable
+from headgate.workers.client.balancing import RoundRobinLoadBalancer
+from headgate.workers.client.dispatcher import Dispatcher
+from headgate.workers.client.peers import usable_peers
+from headgate.workers.mapping import routine_for
+from headgate.workers.protocol.messages import Introduction, Peer
 from tests.workers import jobs
 from tests.workers.support import Shared, run, until
 
@@ -530,6 +535,52 @@ def test_w20_w04_routines_on_discovered_workers_call_their_peers(fleet: Fleet) -
                     peers |= set(await asyncio.gather(*(jobs.pid_of_a_peer() for _ in range(30))))
             assert peers <= fleet.pids
 
+    run(main)
+
+
+def test_w20_w04_each_worker_comes_to_call_all_workers_of_the_pool(fleet: Fleet, scale: float) -> None:
+    """Workers connect to each other one after the other. What one has reached so far must not become the list of
+    another: some would call only themselves, and now and then two would leave each other without anybody to call."""
+
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery(), lazy=False, quorum=3) as pool:
+            assert await jobs.fib(8) == 21
+            async with asyncio.timeout(10):
+                while True:
+                    called = (await pool.broadcast(jobs.leaves, 9)).values()
+                    if all({*pids} == fleet.pids for _, pids in called):
+                        return
+
+    for _ in range(max(4, int(40 * scale))):
+        run(main)
+
+
+def test_w04_a_worker_passes_on_the_list_of_the_client_and_an_older_one_changes_nothing(fleet: Fleet) -> None:
+    """Not those that it has reached: of these two it reaches one."""
+    here = fleet.workers[0]
+    both = [Peer(here.uid, here.address), Peer("w-nobody", "127.0.0.1:9")]
+
+    async def told(number: int, peers: list[Peer]) -> list[str]:
+        """What a worker knows after another, which has this list, called a routine there."""
+        dispatcher = Dispatcher(RoundRobinLoadBalancer(), pool=pool, here="w-elsewhere")
+        dispatcher.connections.set_members(usable_peers(peers, secure=False), Introduction(pool, peers, number))
+        try:
+            known: list[str] = await dispatcher.call(routine_for(jobs.known_peers, "this test"), (), {}, None, "")
+            return known
+        finally:
+            await dispatcher.close("the test is over")
+
+    async def main() -> None:
+        client = Dispatcher(RoundRobinLoadBalancer(), pool=pool)  # so that the worker does not forget the pool
+        client.connections.set_members([here], Introduction(pool, both[:1], 6))
+        assert await client.call(routine_for(jobs.known_peers, "this test"), (), {}, None, "") == [here.uid]
+        assert await told(7, both) == [here.uid, "w-nobody"]
+        assert await told(6, both[:1]) == [here.uid, "w-nobody"], "it has a newer one"
+        assert await told(8, both[:1]) == [here.uid]
+        assert await told(0, both) == [here.uid, "w-nobody"], "of a sender that does not number its lists"
+        await client.close("the test is over")
+
+    pool = "a pool of this test"
     run(main)
 
 

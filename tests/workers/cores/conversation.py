@@ -27,7 +27,7 @@ from headgate.workers.protocol.wire.wire_pb2 import Definition, Layout, Result, 
 from headgate.workers.protocol.worker_session import WorkerSession
 
 Manner = Literal["fine", "stopping", "refusing"]
-Peers = tuple[str, list[Peer]]
+Peers = tuple[str, list[Peer], int]
 Packed = bytes | BulkPayload
 Plain = bytes | tuple[int, tuple[tuple[bytes, bool], ...]]
 Shape = int | tuple[Any, ...]
@@ -56,7 +56,8 @@ def form_of(definition: Definition) -> FunctionForm:
 
 
 def peers_of(message: ToWorker) -> Peers:
-    return message.peers.pool, [Peer(one.uid, one.address, one.secure, one.options) for one in message.peers.workers]
+    workers = [Peer(one.uid, one.address, one.secure, one.options) for one in message.peers.workers]
+    return message.peers.pool, workers, message.peers.number
 
 
 def on_the_wire(frame: Any) -> set[str]:
@@ -625,7 +626,7 @@ class World:
         pair.out.settle(message)
         peers, pair.peers = pair.peers, None
         assert message.HasField("peers") is (peers is not None)
-        assert peers_of(message) == (peers or ("", []))
+        assert peers_of(message) == (peers or ("", [], 0))
         later = [id(step) for step in [*pair.out.first][len(message.steps) :]]
         assert list(message.cancels) == [number for number, step in pair.out.cancels if id(step) not in later]
         pair.out.cancels = [(number, step) for number, step in pair.out.cancels if id(step) in later]

@@ -1600,10 +1600,10 @@ def test_w52_started_pulse_peers_and_stopping_travel() -> None:
     client.submit(one)
     client.submit(two)
     client.introduce("pool", [Peer("w2", "unix:b")])
-    client.introduce("pool", [Peer("w1", "unix:a")])
+    client.introduce("pool", [Peer("w1", "unix:a")], 3)
     begun = told(client, worker).begun
     assert [(got.timeout, got.caller, got.tell_start) for got in begun] == [(0.0, "", True), (1.5, "client/1", False)]
-    assert worker.peers == ("pool", [Peer("w1", "unix:a")]), "what was said last"
+    assert worker.peers == ("pool", [Peer("w1", "unix:a")], 3), "what was said last"
     worker.started(one.number)
     worker.started(99)
     worker.beat(1.25, two.number, "tag")
@@ -1614,7 +1614,7 @@ def test_w52_started_pulse_peers_and_stopping_travel() -> None:
     assert client.state == "stopping"
     client.introduce("pool", [])
     told(client, worker)
-    assert worker.peers == ("pool", [])
+    assert worker.peers == ("pool", [], 0)
     for number in (one.number, two.number):
         worker.answer(number, "returned")
     assert len(heard(client, worker)) == 2, "what it has it finishes"
@@ -2180,7 +2180,11 @@ CHOICES: dict[str, Sequence[Any]] = {
     "kept": [0, 0, 1, 3],
     "kept_back": [0, 0, 1, 3],
     "age": [0.0, 0.3, 2.0],
-    "peers": [("", []), ("pool", [Peer("w1", "unix:a")]), ("pool", [Peer("w1", "unix:a"), Peer("w2", "unix:b")])],
+    "peers": [
+        ("", [], 0),
+        ("pool", [Peer("w1", "unix:a")], 1),
+        ("pool", [Peer("w1", "unix:a"), Peer("w2", "unix:b")], 2),
+    ],
 }
 COMMANDS: list[tuple[str, tuple[str, ...], Callable[[Any], object]]] = []
 

@@ -37,7 +37,7 @@ from headgate.workers.processes.exit_status import LAST_WORD, Ending
 from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.client_session import ClientSession
-from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Outgoing, Peer
+from headgate.workers.protocol.messages import CONFIRMATION, HELD, OUTBOX, Advance, Answer, Introduction, Outgoing
 from headgate.workers.protocol.transport import dial, grpc
 from headgate.workers.protocol.wire import CONVERSE
 from headgate.workers.protocol.wire.wire_pb2 import ToClient
@@ -111,6 +111,7 @@ class Connection:
         self.reserved: bool = False
         """Whether the worker refuses calls because one with few neighbours runs there, or waits for room."""
         self._asked: dict[int, asyncio.Future[bool]] = {}  # for room
+        self._introduced: Introduction | None = None  # the list that the worker was told last
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self.lifetime: Lifetime = Lifetime(self._loop, self._last_use, lambda end: self._tell(self, end, ""))
@@ -247,10 +248,11 @@ class Connection:
             self.reserved = reservations.closed
             self._tell(self, "reserved" if self.reserved else "unreserved", "")
 
-    def introduce(self, pool: str, peers: list[Peer]) -> None:
-        """Tell the worker whom its routines may call."""
-        if self.session.state != "over":
-            self.session.introduce(pool, peers)
+    def introduce(self, introduction: Introduction) -> None:
+        """Tell the worker whom its routines may call, unless it was told just that."""
+        if self.session.state != "over" and introduction is not self._introduced:
+            self._introduced = introduction
+            self.session.introduce(*introduction)
             self._rouse()
 
     # -- the stream ---------------------------------------------------------------------------------------------------

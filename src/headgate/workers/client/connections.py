@@ -23,7 +23,7 @@ from headgate.workers.client.renewal import Renewals
 from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import Ending
-from headgate.workers.protocol.messages import Outgoing
+from headgate.workers.protocol.messages import Introduction, Outgoing
 
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headgate.workers.protocol.tls_causes import Refusal
 
 _epochs = count(1)
+_introductions = count(1)  # one for all dispatchers of a process, and so for all that tell the workers of one pool
 _MOST_EVICTED = 64  # whose reasons are kept
 
 
@@ -76,6 +77,7 @@ class Connections:
         self._discovered: dict[str, WorkerMetadata] = {}  # workers that the pool did not start
         self._candidates = Candidates(self._connection_to, self._reached, self._not_reached, self._why_refused)
         self._renewals = Renewals(roster, openings, self.gone, self._connection_to, self._introduce, self._end)
+        self._told: Introduction | None = None
         self._evicted: dict[str, str] = {}
         self._listeners: set[asyncio.Task[Any] | None] = set()
         self._endings: set[asyncio.Task[None]] = set()
@@ -202,9 +204,10 @@ class Connections:
             if connection.metadata.uid == uid:
                 connection.learn(ending)
 
-    def set_members(self, members: list[WorkerMetadata]) -> None:
+    def set_members(self, members: list[WorkerMetadata], told: Introduction | None = None) -> None:
         """Make these the workers that may be used, and no others. Those that are reached over a network are dialled
-        first, as discovered ones are."""
+        first, as discovered ones are. `told`: the list by which the pool's client introduced them, to be passed on."""
+        self._told = told
         uids = {metadata.uid for metadata in members}
         for uid in {*(connection.metadata.uid for connection in self._roster), *self._discovered} - uids:
             self.drop(uid)
@@ -213,6 +216,8 @@ class Connections:
                 self.admit(metadata)
             elif self._discovered.get(metadata.uid) != metadata:
                 self.admit(metadata, discovered=True)
+        if told is not None:
+            self._introduce()
 
     async def connect(self, workers: int, failed: Callable[[], bool]) -> None:
         """Connect to this number of workers now; or to those that are there, when no more can be had."""
@@ -258,10 +263,18 @@ class Connections:
         return WorkerView(connection.metadata, state, calls)
 
     def _introduce(self, *only: Connection) -> None:
-        """Tell workers whom their routines may call: all of them, or these."""
-        peers = [as_peer(connection.metadata, connection.session.uid) for connection in self._roster]
+        """Tell workers whom their routines may call: all of them, or these.
+
+        A worker passes on the list that the pool's client made. The workers that it has reached itself, at first none
+        and then one after the other, say nothing about whom others may call: two workers that tell each other only of
+        those would each drop what the other has, until nobody is left.
+        """
+        introduction = self._told
+        if introduction is None:
+            peers = [as_peer(connection.metadata, connection.session.uid) for connection in self._roster]
+            introduction = Introduction(self._pool, peers, next(_introductions))
         for connection in only or (*self._roster, *self.gone):  # those that leave finish calls that may call others
-            connection.introduce(self._pool, peers)
+            connection.introduce(introduction)
 
     def _remove(self, connection: Connection) -> None:
         uid = connection.metadata.uid

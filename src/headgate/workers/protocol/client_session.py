@@ -36,6 +36,7 @@ from headgate.workers.protocol.messages import (
     OUTBOX,
     Advance,
     Answer,
+    Introduction,
     Outgoing,
     Peer,
 )
@@ -82,7 +83,7 @@ class ClientSession:
         ] = []  # each with the number of steps to be sent before it, counted from the start of the session
         self._steps_sent = 0
         self._abandoned: list[int] = []
-        self._peers: tuple[str, list[Peer]] | None = None
+        self._peers: Introduction | None = None
         self._can_read = False
         self.reservations: Reservations = Reservations()
         self._definitions = Definitions()
@@ -217,9 +218,10 @@ class ClientSession:
         if call is not None:
             self.ended.append(call)
 
-    def introduce(self, pool: str, peers: list[Peer]) -> None:
-        """Tell the worker which workers its routines may call: the pool, and the uid and address of each."""
-        self._peers = pool, peers
+    def introduce(self, pool: str, peers: list[Peer], number: int = 0) -> None:
+        """Tell the worker which workers its routines may call: the pool, the uid and address of each, and which list of
+        the pool this is."""
+        self._peers = Introduction(pool, peers, number)
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +293,7 @@ class ClientSession:
         if bulk.has_notices:
             bulk.write_notices(message)
         if self._peers is not None:
-            message.peers.pool, peers = self._peers
+            message.peers.pool, peers, message.peers.number = self._peers
             for peer in peers:
                 message.peers.workers.add(uid=peer.uid, address=peer.address, secure=peer.secure, options=peer.options)
             message.peers.SetInParent()

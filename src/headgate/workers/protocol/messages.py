@@ -65,6 +65,15 @@ FRAME = 24
 """About how many bytes a small frame takes besides its payload."""
 
 
+class Introduction(NamedTuple):
+    """What a worker is told of the workers that its routines may call."""
+
+    pool: str
+    peers: list[Peer]
+    number: int = 0
+    """Which list of the pool it is: the one with the highest number holds. 0: they are not numbered."""
+
+
 class Peer(NamedTuple):
     """A worker that routines of another may call."""
 

@@ -21,6 +21,7 @@ from headgate.workers.protocol.messages import (
     OLDEST,
     STEP_TO_ADVANCE,
     Begun,
+    Introduction,
     Kind,
     Peer,
     Received,
@@ -60,8 +61,8 @@ class WorkerSession:
         """Limit of the client for one payload, in bytes; 0: no limit."""
         self.open: dict[int, Begun] = {}
         """Calls that were received and not answered, or generators that have not ended."""
-        self.peers: tuple[str, list[Peer]] | None = None
-        """Workers that routines may call, as the client last said: the pool, and the uid and address of each."""
+        self.peers: Introduction | None = None
+        """Workers that routines may call, as the client last said."""
         self.lengths: Lengths = lengths_of(max_message)
         self._uid = uid
         self._version = version
@@ -127,9 +128,10 @@ class WorkerSession:
         if message.shares:
             self.bulk.shares = True
         if message.HasField("peers"):
-            self.peers = (
+            self.peers = Introduction(
                 message.peers.pool,
                 [Peer(one.uid, one.address, one.secure, one.options) for one in message.peers.workers],
+                message.peers.number,
             )
         begun = [self._begun(call) for call in message.calls]
         steps = [stepped for step in message.steps if (stepped := self._stepped(step)) is not None]

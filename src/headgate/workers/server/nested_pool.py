@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.context.travel import Elsewhere
 from headgate.core.threads import on_loop
-from headgate.workers.protocol.messages import Advance, Peer
+from headgate.workers.protocol.messages import Advance, Introduction
 from headgate.workers.routines import CALLER
 from headgate.workers.server.running_call import RunningCall
 
@@ -31,18 +31,22 @@ class NestedPool:
     """
 
     def __init__(self, pool: str, service: Service) -> None:
-        self.peers: list[Peer] = []
-        """The workers of the pool, as a client last said."""
+        self.introduction: Introduction = Introduction(pool, [])
+        """The workers of the pool, as its client last said."""
         self.max_payload: int = 0
         self._pool = pool
         self._service = service
         self._tasks = service.tasks
         self._server = asyncio.get_running_loop()
         self._made: Dispatcher | None = None
-        self._introduced: list[Peer] | None = None  # the peers that the dispatcher knows
+        self._introduced: Introduction | None = None  # what the dispatcher knows
 
-    def peers_changed(self) -> None:
-        """Let calls that wait for a worker know the peers that the pool has now."""
+    def introduce(self, introduction: Introduction) -> None:
+        """Hear which workers the pool has now, from its client or from a worker that passes that on, and let calls that
+        wait for a worker know them. A list that is older than the one that is known, or the same, changes nothing."""
+        if 0 < introduction.number <= self.introduction.number:
+            return
+        self.introduction = introduction
         if self._made is not None:
             try:
                 self._tasks.loop.call_soon_threadsafe(self._know_peers)
@@ -71,12 +75,13 @@ class NestedPool:
         return self._made
 
     def _know_peers(self) -> None:
-        made, peers = self._made, self.peers
-        if made is not None and self._introduced is not peers:
+        made, introduction = self._made, self.introduction
+        if made is not None and self._introduced is not introduction:
             from headgate.workers.client.peers import usable_peers
 
-            self._introduced = peers
-            made.connections.set_members(usable_peers(peers, secure=self._service.credentials is not None))
+            self._introduced = introduction
+            usable = usable_peers(introduction.peers, secure=self._service.credentials is not None)
+            made.connections.set_members(usable, introduction)
 
     async def on_task_loop(self, running: RunningCall, use: Callable[[Dispatcher], Awaitable[Any]]) -> Any:
         """Await what `use` does with the dispatcher, from another loop than the dispatcher's."""

@@ -164,11 +164,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         session = stream.session
         begun, cancels, steps = stream.receive(message)
         if message.HasField("peers") and session.peers is not None:
-            pool, peers = session.peers
+            pool = session.peers.pool
             stream.nested = self._nested.setdefault(pool, NestedPool(pool, self))
-            stream.nested.peers = peers
             stream.nested.max_payload = session.max_payload
-            stream.nested.peers_changed()
+            stream.nested.introduce(session.peers)
         if message.reserves or message.released:
             stream.asked = True
             self.tasks.reserved_calls.ask(stream, () if self.stopping else message.reserves, message.released)

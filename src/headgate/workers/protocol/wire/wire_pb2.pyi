@@ -168,12 +168,14 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Step.Kind, str]] = ..., count: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., context: _Optional[bytes] = ...) -> None: ...
 
 class Peers(_message.Message):
-    __slots__ = ("workers", "pool")
+    __slots__ = ("workers", "pool", "number")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[Peer]
     pool: str
-    def __init__(self, workers: _Optional[_Iterable[_Union[Peer, _Mapping[str, _Any]]]] = ..., pool: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[Peer, _Mapping[str, _Any]]]] = ..., pool: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("uid", "address", "secure", "options")
