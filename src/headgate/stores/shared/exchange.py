@@ -303,12 +303,14 @@ def exchange(text: str | None, message: Message, seen: Seen) -> Outcome:
         if not state.members:  # nobody is there whose settings could stand
             state.settings = message.settings
         member = state.members[message.member] = _Member({})
-    woken = _unblocked(state, member, message)
+    queued = sum(one.queued for one in state.members.values())
     _apply(state, member, message)
     if message.leaves:
         del state.members[message.member]
     _take_back(state, message.member, seen.now)
-    woken |= _grant(state, seen.now)
+    woken = _grant(state, seen.now)
+    if sum(one.queued for one in state.members.values()) < queued:
+        woken |= {name for name, one in state.members.items() if one.blocked}
     if not message.leaves:
         member.last += [grant for grant, _ in member.new]
         member.new = []
@@ -345,12 +347,6 @@ def _apply(state: _State, member: _Member, message: Message) -> None:
     for tenant, cost in message.refunds:
         if settings.kind in FAIR:
             state.note_tag(tenant, state.tag_of(tenant) - cost / settings.weight(tenant))
-
-
-def _unblocked(state: _State, member: _Member, message: Message) -> set[str]:
-    """The members where somebody waits for a place in the queue, if there is one more now."""
-    fewer = message.queued < member.queued or message.leaves
-    return {name for name, other in state.members.items() if fewer and other.blocked}
 
 
 def _take_back(state: _State, sender: str, now: float) -> None:
@@ -417,6 +413,7 @@ def _grant(state: _State, now: float) -> set[str]:
 def _charge(state: _State, member: _Member, place: int) -> None:
     """Count one grant of an entry: one task less, and its tenant pays."""
     want = member.wants[place]
+    member.queued = max(0, member.queued - (not want.returning))
     # When the next one of the entry joined the queue is not known: it stands behind those who came when this one did.
     member.wants[place] = want._replace(tasks=want.tasks - 1, at=want.at + _LATER)
     if state.settings.kind in FAIR and not want.returning:
