@@ -446,7 +446,7 @@ def test_t03_resize_before_the_first_submit() -> None:
 @pytest.mark.parametrize("scope", ["tenant", "org"])
 def test_t05_a_shared_scope_needs_a_store_and_makes_no_pool(scope: Any) -> None:
     with pytest.raises(ScopeNeedsStore, match="store") as caught:
-        TaskPool("shared", scope=scope)
+        TaskPool("shared", scope=scope, scope_id="acme")
     assert caught.value.code == "HEADGATE-POL-004"
     assert scope in str(caught.value)
     assert pool_get("shared") is None

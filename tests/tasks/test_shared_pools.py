@@ -682,3 +682,49 @@ async def test_g13_a_submit_that_is_refused_gives_the_key_back() -> None:
     await running
     assert await (await two.submit(work, 1, idempotency_key="k")) == 1
     await asyncio.gather(one.close(), two.close())
+
+
+# -- fences -----------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_g16_a_fence_grows_with_every_grant_and_is_known_to_the_code() -> None:
+    place, seen = SharedMemory(), []
+    one, _ = make(place, max_concurrent=1, fencing=True)
+    two, _ = make(place, max_concurrent=1, fencing=True, queue="fifo")
+
+    async def note() -> None:
+        task = headgate.current_task()
+        assert task is not None
+        seen.append(task.fence)
+        await asyncio.sleep(0)
+        assert task.id.startswith(one.id)
+
+    handles = [await pool.submit(note) for _ in range(5) for pool in (one, two)]
+    await asyncio.gather(*handles)
+    assert seen == sorted(set(seen))
+    assert len(seen) == 10
+    assert headgate.current_task() is None
+    await asyncio.gather(one.close(), two.close())
+
+
+@scenario
+async def test_g16_without_fencing_there_is_no_fence_and_the_error_says_so() -> None:
+    pool, _ = make(SharedMemory())
+
+    async def note() -> None:
+        assert headgate.current_task() is None
+
+    await (await pool.submit(note))
+    await pool.close()
+    task = headgate.Task("id", None, "module.function:1")
+    with pytest.raises(InvalidArgument, match="fencing=True"):
+        _ = task.fence
+
+
+@pytest.mark.parametrize("options", [{"fencing": True}, {"on_lease_lost": "cancel"}])
+def test_g16_options_of_shared_budgets_are_refused_elsewhere(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="session"):
+        TaskPool("alone", **options)
+    with pytest.raises(InvalidArgument, match="on_lease_lost"):
+        make(SharedMemory(), on_lease_lost="explode")

@@ -34,6 +34,21 @@ class Task:
     """Seconds that it may run; None: no limit."""
     tenant: str | None = None
     """The tenant for whom it runs: the fairness key of the task of a TaskPool that it belongs to."""
+    granted: int | None = None
+    """The number of the grant of a shared budget with which it runs; None: it has none."""
+
+    @property
+    def fence(self) -> int:
+        """The number of the grant with which this task runs: it grows with every grant of the shared budget.
+
+        InvalidArgument without `TaskPool(fencing=True)`, and on a worker: pass it there as an argument.
+        """
+        if self.granted is None:
+            raise InvalidArgument(
+                f"{self.id} has no fence: only tasks that run in the process of a TaskPool with fencing=True have one",
+                remedy="Make the pool with fencing=True, and pass the number to a worker as an argument.",
+            )
+        return self.granted
 
 
 class TaskException(NamedTuple):

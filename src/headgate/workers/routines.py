@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
 from headgate.core.checks import is_finite, nearest
+from headgate.core.fences import FENCED
 from headgate.core.threads import call_in_thread, outlast_cancellation
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.workers.model import RoutineOptions, Task
@@ -438,9 +439,13 @@ class RuntimeContext:
 
 
 def current_task() -> Task | None:
-    """Return the task that this code runs in, on a worker; None elsewhere."""
+    """Return the task that this code runs in, on a worker or in a pool with `fencing=True`; None elsewhere."""
     running = CALLER.get()
-    return None if running is None else running.describe()
+    if running is not None:
+        task: Task = running.describe()
+        return task
+    here = FENCED.get()
+    return None if here is None else Task(here.task_id, here.caller, here.function, None, here.tenant, here.fence)
 
 
 __all__ = ["ACTIVE", "CALLER", "Routine", "RuntimeContext", "current_task", "dispatch", "do_dispatch", "routine"]

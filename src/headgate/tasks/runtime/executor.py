@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import _get_running_loop
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Any, Literal
 
@@ -75,6 +75,7 @@ class Executor:
         self.state: Literal["open", "closing", "closed"] = "open"
         self.cancels_all: bool = False
         """Does the pool cancel all of its tasks, to close?"""
+        self.on_start: Callable[[TaskRecord], None] | None = None  # called before each attempt
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
@@ -85,8 +86,7 @@ class Executor:
         self._interrupts: Interrupts | None = None  # of its loop
         self._told_interrupted = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._pumping = False
+        self._timer_at, self._pumping = 0.0, False
         if self.allocator is not None:
             self.allocator.on_change(self)
 
@@ -258,6 +258,8 @@ class Executor:
         self.ages.append((task.partition, moment.now - task.since.now))
         if self.records is not None:
             self.records.started(task, moment.wall)
+        if self.on_start is not None:
+            self.on_start(task)
         task.task = self.launcher.start(task, task.permit, self)
         terms = task.terms
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
@@ -353,7 +355,8 @@ class Executor:
         moment, terms = self.moment(), task.terms
         self._mark_attempt(task, reason, moment.wall, again=True)
         task.permit, task.since = None, moment
-        self._stop_watching(task)
+        if (timer := self._overdue.pop(task, None)) is not None:
+            timer.cancel()
         self.scheduler.release(task)
         self._resume(task)
         task.task = None
@@ -399,8 +402,8 @@ class Executor:
         task.outcome = outcome
         if self._asked:
             self._asked.pop(task, None)
-        if self._overdue:
-            self._stop_watching(task)
+        if self._overdue and (timer := self._overdue.pop(task, None)) is not None:
+            timer.cancel()
         now, moment = clock.now(), self.last
         if not 0.0 <= now - moment.now < TICK:
             moment = self.moment()
@@ -479,11 +482,6 @@ class Executor:
         if AUDIT.listeners or self.reporter.audit:
             self.reporter.finished(task)
 
-    def _stop_watching(self, task: TaskRecord) -> None:
-        timer = self._overdue.pop(task, None)
-        if timer is not None:
-            timer.cancel()
-
     def drop(self, task: TaskRecord, replacement: TaskRecord | None) -> None:
         """Reject a task that is not, or not any more, in the queue."""
         policy = self.scheduler.policy
@@ -509,15 +507,6 @@ class Executor:
         if task.status == "queued":
             task.outcome = failure(error)
             self._discard(task, "failed")
-
-    def end_followed(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
-        """End a task that was set aside because another process ran it."""
-        self.scheduler.discard(task)
-        if status == "completed":
-            self.states.move(task, "running")
-        task.outcome = outcome
-        self.conclude(task, status, self.moment())
-        self.tell_idle()
 
     def release_unused(self, task: TaskRecord) -> None:
         """Take back the slot and the permit of a task that will not start."""

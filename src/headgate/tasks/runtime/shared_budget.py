@@ -18,11 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headgate.core.clock import clock
+from headgate.core.fences import FENCED, Fenced
 from headgate.core.shared_state import Outcome, Seen, SharedState
 from headgate.errors import HeadgateError, InvalidArgument, StoreUnreachable
 from headgate.stores.shared.exchange import Message, Reply, Settings, exchange
 from headgate.tasks.events import POOLS, PoolLeaseLost, PoolSettingsDiffer, PoolStoreTrouble
-from headgate.tasks.model import View
+from headgate.tasks.model import TaskRecord, View
+from headgate.tasks.scheduling.idempotency import work_of
 from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.share import Share
 from headgate.tasks.strategies import FairShare, Strategy
@@ -95,11 +97,23 @@ class SharedBudget:
         """Work for this executor from now on."""
         self._executor = executor
         self.share.queue.is_valid = self._is_valid
+        if self.fencing:
+            executor.on_start = self._set_fence
         self._stop_listening = self._state.listen(self._key, _Ears(self))
         stored, own = self.share.settings, self._made_with
         if stored != own and POOLS.listeners:
             about = {"pool_id": executor.id, "pool": executor.name}
             POOLS.emit(PoolSettingsDiffer(at=clock.wall(), **about, own=_described(own), shared=_described(stored)))
+
+    def _set_fence(self, task: TaskRecord) -> None:
+        """Let `headgate.current_task().fence` be known to the code of a task."""
+        fence = self.share.fences.get(task)
+        if fence is not None and task.context is not None:
+            parent, tenant = task.parent, task.partition
+            caller = None if parent is None else f"{parent.owner.id}/{parent.number}"
+            function = work_of(task.fn, ())[0].replace(":", ".")
+            whose = tenant if tenant is None or isinstance(tenant, str) else repr(tenant)
+            task.context.run(FENCED.set, Fenced(f"{task.owner.id}/{task.number}", caller, function, whose, fence))
 
     def _is_valid(self) -> bool:
         return clock.now() < self._state.deadline

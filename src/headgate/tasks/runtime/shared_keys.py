@@ -20,7 +20,7 @@ from headgate.core.shared_state import Outcome, SharedState
 from headgate.errors import IdempotencyConflict, TaskFailed
 from headgate.stores.codec import decode, encode
 from headgate.stores.shared.claims import Answer, Ended, Work, claim, follow, release, settle
-from headgate.tasks.model import Dropped, Failure, TaskRecord, Told
+from headgate.tasks.model import Dropped, Failure, TaskRecord, TaskStatus, Told
 from headgate.tasks.runtime.durable import digest_of
 from headgate.tasks.scheduling.idempotency import difference, work_of
 
@@ -118,12 +118,22 @@ class SharedKeys:
 
     def _heard(self, task: TaskHandle[Any], key: str, answer: Answer) -> None:
         if answer.kind == "ended" and answer.ended is not None:
-            self._executor.end_followed(task, *_outcome(task, answer.ended))
+            self._end(task, *_outcome(task, answer.ended))
         elif answer.kind == "yours":  # the process that ran it is gone: it is run here
             self._stop_following(task)
             task.on_end(partial(self._settle, key, answer.owner))
             self._executor.scheduler.enqueue(task)
             self._executor.pump()
+
+    def _end(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
+        """End a task that another process ran."""
+        executor = self._executor
+        executor.scheduler.discard(task)
+        if status == "completed":
+            executor.states.move(task, "running")
+        task.outcome = outcome
+        executor.conclude(task, status, executor.moment())
+        executor.tell_idle()
 
     # -- the end of what is ours ---------------------------------------------------------------------------------------
 
