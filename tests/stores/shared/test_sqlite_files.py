@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import shutil
 import socket
 import sqlite3
 import stat
@@ -544,6 +545,27 @@ def test_g22_files_that_are_deleted_while_a_store_is_used_are_made_again(path: P
     assert ask(other, increment) == 2, "both use the new file"
     assert ask(store, increment, durable=True) == 1
     other.close()
+
+
+def test_g22_a_directory_that_is_deleted_while_a_store_is_used_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "shared.db"
+    store = SqliteStore(path, heartbeat=0.05)
+    listener = Listener()
+    store.listen("k", listener)
+    name = ask(store, who)
+    shutil.rmtree(path.parent)
+    path.parent.write_text("in the way")
+    eventually(lambda: listener.losses == 1 and bool(listener.errors))
+    with pytest.raises(StoreWriteFailed):
+        ask(store, increment)
+    path.parent.unlink()
+    while listener.wakes.acquire(blocking=False):
+        pass
+    listener.wait()
+    assert ask(store, increment) == 1
+    assert ask(store, who) != name
+    assert listener.losses == 1
+    store.close()
 
 
 def test_g03_one_writer_and_who_it_is(path: Path) -> None:

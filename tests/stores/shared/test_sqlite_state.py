@@ -162,7 +162,7 @@ def test_g02_queued_steps_share_a_transaction_and_see_each_other(store: SqliteSt
         cancelled.result()
 
 
-@pytest.mark.parametrize("wrong", [None, "text", Outcome(3), Outcome(b"x")])  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [None, "text", Outcome(3), Outcome(b"x"), Outcome("x", 1, [1])])  # type: ignore[arg-type]
 def test_g02_a_step_that_returns_something_else_fails_alone(store: SqliteStore, wrong: object) -> None:
     with pytest.raises(InvalidType, match="Outcome"):
         ask(store, lambda _, seen: wrong)  # type: ignore[arg-type, return-value]
