@@ -12,10 +12,13 @@ import os
 import pickle
 import random
 import signal
+import time
 from typing import Any
 
 import headgate
 from headgate import WorkerLost, routine
+from headgate.workers.protocol import shared_memory
+from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from tests.workers import jobs
 from tests.workers.jobs import note
 
@@ -479,6 +482,32 @@ async def maps_and_breaks(path: str) -> int:
         async for number in results:
             return number
     raise AssertionError("nothing came")
+
+
+# -- a busy machine ---------------------------------------------------------------------------------------------------
+
+
+def slow_copies(seconds: float, reads: int = 0, writes: int = 0) -> None:
+    """Have this process copy lent memory as slowly as a busy machine does: payloads of `reads` megabytes that it reads,
+    and of `writes` megabytes that it writes."""
+    read, write = shared_memory.read, shared_memory.write
+
+    def slow_read(pid: int, borrowed: Borrowed) -> BulkPayload:
+        if sum(length for length, _ in borrowed.segments) // MB == reads:
+            time.sleep(seconds)
+        return read(pid, borrowed)
+
+    def slow_write(bulk: BulkPayload) -> int:
+        if len(bulk) // MB == writes:
+            time.sleep(seconds)
+        return write(bulk)
+
+    shared_memory.read, shared_memory.write = slow_read, slow_write
+
+
+@routine
+async def copy_slowly(seconds: float, reads: int, writes: int) -> None:
+    slow_copies(seconds, reads, writes)
 
 
 # -- broadcast --------------------------------------------------------------------------------------------------------

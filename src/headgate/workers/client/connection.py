@@ -457,8 +457,11 @@ class Connection:
                 self._judge(now, silent)
             if self._timed and now - late <= _LATE:  # else what came meanwhile is still to be read
                 self._end_overdue(now, silent)
-        elif self.blocked and silent > _EXPIRY:
-            self._set_blocked(False, "")
+        elif self.blocked:
+            if silent > _EXPIRY:
+                self._set_blocked(False, "")
+        elif session.waiting:
+            self._heard = now  # long arguments are on their way into memory: the worker has nothing to say yet
         if session.waiting or session.left or self.blocked:
             self._watch()
 

@@ -328,6 +328,11 @@ class WorkerSession:
         return message
 
     @property
+    def owes(self) -> bool:
+        """Does the client wait for something: for the end of a call, or for a long result that is on its way?"""
+        return bool(self.open or self._behind)
+
+    @property
     def has_more(self) -> bool:
         """Is there something to take, now or later?"""
         bulk = self.bulk

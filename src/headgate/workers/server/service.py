@@ -96,6 +96,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         """Number of sessions that are open."""
         return len(self._streams)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Are there calls that run or wait, or does a client wait for long arguments to be read or results to be sent?
+        That takes seconds on a busy machine, and a worker that says nothing meanwhile is taken for one that hangs."""
+        return self.tasks.busy or any(stream.session.owes for stream in self._streams)
+
     def _changed(self) -> None:
         if self.on_change is not None:
             self.on_change()
@@ -214,6 +220,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         """Read the arguments of a call from lent memory, then run it."""
         stream.fetching[call.number] = call
         self._idle.clear()
+        self._watch.begin()
 
         def done(bulk: BulkPayload | None) -> None:
             if stream.fetching.pop(call.number, None) is None:
@@ -264,14 +271,14 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
                 stream.flush()
 
     def beat(self, age: float) -> None:
-        """Report on the task loop to every client with open calls."""
+        """Report on the task loop to every client that waits for something."""
         held = self.tasks.held_by() if age > HELD else None
         number, tag = (held.begun.number, held.begun.function.tag) if held is not None else (0, "")
         timed: dict[ClientStream, list[tuple[int, float]]] = {}
         for running, left in timed_calls(self.tasks, clock.now()):
             timed.setdefault(running.stream, []).append((running.begun.number, left))
         for stream in self._streams:
-            if stream.session.open:
+            if stream.session.owes:
                 stream.session.beat(age, number, tag, timed.get(stream, ()))
                 stream.flush()
 

@@ -1,4 +1,4 @@
-"""Watches the task loop of a worker from the thread of its server, while routines run.
+"""Watches the task loop of a worker from the thread of its server, while routines run or clients wait for something.
 
 A loop that had no turn for a second is held by a routine. The callers are told, the log names the routine with its
 stack, and calls that have not begun are given to other workers. If this thread cannot run either, because the routine
@@ -26,7 +26,7 @@ _log = logging.getLogger("headgate.workers")
 
 
 class Watch:
-    """Checks the task loop at short intervals, as long as it has calls."""
+    """Checks the task loop at short intervals, as long as it has calls, and reports that to clients."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -38,7 +38,7 @@ class Watch:
         self._orphans = Orphans(lambda: service.tasks.busy)
 
     def begin(self) -> None:
-        """Begin to check: the task loop has calls now."""
+        """Begin to check: the task loop has calls now, or will have them when their arguments were read."""
         if self._timer is None:
             self._told = self._looked = clock.now()
             self._look()
@@ -46,7 +46,7 @@ class Watch:
     def _look(self) -> None:
         tasks = self._service.tasks
         self._orphans.begin()
-        if not tasks.busy:
+        if not self._service.is_awaited:
             self._timer = None
             self._named = self._suspect = None
             if _CAN_DUMP:
