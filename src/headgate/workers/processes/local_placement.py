@@ -139,7 +139,8 @@ class LocalPlacement:
 
     def _start_keeper(self) -> None:
         folder = None if self._keeper is None else self._keeper.folder
-        keeper = KeeperClient(self._on_report, several=self._forks, folder=folder)
+        over_tls = self._launch.credentials is not None and self._launch.host is not None
+        keeper = KeeperClient(self._on_report, several=self._forks, folder=folder, logs_refusals=over_tls)
         keeper.start()
         keeper.listen()
         self._keeper, self._keeper_ended = keeper, False
