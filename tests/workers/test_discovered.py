@@ -323,6 +323,26 @@ def test_w66_a_fake_worker_does_not_keep_a_place_of_the_lease(fleet: Fleet) -> N
     run(main)
 
 
+def test_w66_a_lease_among_silent_addresses_finds_the_workers_that_answer(fleet: Fleet) -> None:
+    """Fifty ports that take connections and say nothing, before the two workers that are there."""
+
+    async def main(port: int) -> None:
+        discovery = OwnDiscovery()
+        for number in range(50):
+            fake = replace(fleet.workers[0], uid=f"silent-{number}", address=f"127.0.0.1:{port}")
+            discovery.announce("worker-added", fake)
+        for metadata in fleet.workers[:2]:
+            discovery.announce("worker-added", metadata)
+        async with WorkerPool(discovery=discovery, lease=2) as pool:
+            async with asyncio.timeout(15):  # one after the other they would take 40 seconds
+                await jobs.pid()
+                await until(lambda: len({view.uid for view in pool.workers() if view.state == "ready"}) == 2)
+            assert await reached(50) == {metadata.pid for metadata in fleet.workers[:2]}
+
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as silent:
+        run(lambda: main(silent.getsockname()[1]), patience=90)
+
+
 def test_w24_w41_a_worker_that_is_killed_and_started_again_at_its_address_is_found_again() -> None:
     """The discovery says nothing in between, as a list of addresses would not. With retries no call fails."""
 

@@ -326,7 +326,7 @@ class WorkerPool:
             limits=self._limits,
             on_retiring=self._on_retiring,
             credentials=self._credentials,
-            on_out_of_reach=self._on_out_of_reach,
+            places=None if self._finder is None else self._finder.places,
         )
         dispatcher.why_none = self._why_none
         if self._failure is not None:
@@ -464,11 +464,6 @@ class WorkerPool:
     def _on_lost(self, metadata: WorkerMetadata, reason: str) -> None:
         """Have a worker ended and replaced that a dispatcher cannot reach: it must not live on."""
         self._retire(metadata.uid, reason, "unreachable")
-
-    def _on_out_of_reach(self, uid: str) -> None:
-        """Let another discovered worker have the place of one that a dispatcher cannot reach, if one waits for it."""
-        if self._finder is not None and self._loop is not None:
-            _on(self._loop, self._finder.out_of_reach, uid)
 
     def _on_retiring(self, uid: str, reason: str, at_once: bool) -> None:
         """Have a worker replaced that routines keep from its work, as it says itself, or as is seen from outside."""

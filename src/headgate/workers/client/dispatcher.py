@@ -21,7 +21,7 @@ from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, 
 from headgate.resources.members import Use
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
-from headgate.workers.client.candidates import GRACE
+from headgate.workers.client.candidates import GRACE, Places
 from headgate.workers.client.connection import Connection
 from headgate.workers.client.connections import Connections
 from headgate.workers.client.failures import (
@@ -78,7 +78,7 @@ class Dispatcher:
         limits: Limits = UNLIMITED,
         on_retiring: Callable[[str, str, bool], None] | None = None,
         credentials: WorkerCredentials | None = None,
-        on_out_of_reach: Callable[[str], None] | None = None,
+        places: Places | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         strategy = strategy_of(balancer)
@@ -102,7 +102,7 @@ class Dispatcher:
             awaits_endings=awaits_endings,
             on_lost=on_lost,
             on_retiring=on_retiring,
-            on_out_of_reach=on_out_of_reach,
+            places=places,
             on_evicted=lambda connection: self._report(connection, "evicted"),
         )
         self._calls: dict[RoutineCall, None] = {}
