@@ -72,6 +72,7 @@ class KeeperClient:
         self._backlog = b""
         self._first: dict[str, Any] = {}  # the program of the fork server that comes with the keeper
         self._guard = -1  # as long as it is open, what becomes the keeper may live
+        self._hung_up = False
         self.forgotten: bool = False
         """Is this process a forked child of the one that started the keeper?"""
 
@@ -225,6 +226,8 @@ class KeeperClient:
                 data = b""
             if not data:
                 self._on_event({"event": "gone"})
+                if self._hung_up:
+                    self.let_go()
                 return
             heard += data
             while len(heard) >= 4 and len(heard) >= (end := 4 + int.from_bytes(heard[:4], "big")):
@@ -258,6 +261,19 @@ class KeeperClient:
             self._process.wait()
         if self._directory is not None:
             _remove(self._directory)
+
+    def hang_up(self) -> None:
+        """Have the keeper end all workers and itself, as `let_go` does, from another loop than its reader's. The reader
+        closes the socket when its loop runs again: it would else find whatever has its number then."""
+        self._hung_up = True
+        if self._ours is not None:
+            try:
+                self._ours.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the keeper is gone
+                pass
+        guard, self._guard = self._guard, -1
+        if guard >= 0:
+            os.close(guard)
 
     def let_go(self) -> None:
         """Close our end of the socket, on which the keeper ends all workers and itself."""

@@ -117,7 +117,8 @@ class LocalPlacement:
         if self._keeper is None:
             return
         if self._loop is not asyncio.get_running_loop():  # nobody hears the keeper any more: it ends everything
-            self._keeper.let_go()
+            self._discovery.close()
+            self._keeper.let_go() if self._loop.is_closed() else self._keeper.hang_up()
             self._keeper.wait()
             return
         self._discovery.close()
