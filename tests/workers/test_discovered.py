@@ -8,7 +8,9 @@ import logging
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -549,6 +551,23 @@ def test_w20_w04_routines_on_discovered_workers_call_their_peers(fleet: Fleet) -
                 while len(peers) < 2:  # a worker connects its peers one after the other
                     peers |= set(await asyncio.gather(*(jobs.pid_of_a_peer() for _ in range(30))))
             assert peers <= fleet.pids
+
+    run(main)
+
+
+def test_w04_the_first_nested_calls_over_tcp_are_spread_over_all_workers() -> None:
+    """Also when one is connected a moment before the others."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            workers = [await stack.enter_async_context(LocalWorker(host="127.0.0.1")) for _ in range(3)]
+            discovery = OwnDiscovery()
+            for worker in workers:
+                assert worker.metadata is not None
+                discovery.announce("worker-added", worker.metadata)
+            async with WorkerPool(discovery=discovery, lazy=False, quorum=3):
+                reached = Counter(await jobs.pids_of_peers(30))
+            assert len(reached) == 3, reached
 
     run(main)
 

@@ -308,6 +308,17 @@ class Dispatcher:
         self._reached_quorum = self._reached_quorum or len(self.roster) >= self._quorum
         return self._reached_quorum
 
+    def expect(self, workers: int, seconds: float) -> None:
+        """Let the first calls wait until so many workers are connected, for so long at most. They are spread over all
+        then, and do not go to the one that was connected first."""
+        if not self._reached_quorum and workers > max(self._quorum, len(self.roster)):
+            self.loop.call_later(seconds, self._expect_no_more, self._quorum)
+            self._quorum = workers
+
+    def _expect_no_more(self, quorum: int) -> None:
+        self._quorum = quorum
+        self.openings.wake()
+
     def choose(self, call: RoutineCall, attempts: Attempts) -> Use | None:
         """Take the next worker that takes calls and has not refused this one."""
         if (self._closed or not self._reached_quorum) and not self.is_usable(call.routine):
