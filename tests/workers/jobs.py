@@ -62,6 +62,11 @@ async def pid_of_a_peer() -> int:
 
 
 @routine
+async def pids_of_peers(calls: int) -> list[int]:
+    return await asyncio.gather(*(pid() for _ in range(calls)))
+
+
+@routine
 async def sleep_and_pid_of_a_peer(seconds: float) -> int:
     await asyncio.sleep(seconds)
     return await pid()

@@ -8,7 +8,9 @@ import logging
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -328,6 +330,26 @@ def test_w66_a_fake_worker_does_not_keep_a_place_of_the_lease(fleet: Fleet) -> N
     run(main)
 
 
+def test_w66_a_lease_among_silent_addresses_finds_the_workers_that_answer(fleet: Fleet) -> None:
+    """Fifty ports that take connections and say nothing, before the two workers that are there."""
+
+    async def main(port: int) -> None:
+        discovery = OwnDiscovery()
+        for number in range(50):
+            fake = replace(fleet.workers[0], uid=f"silent-{number}", address=f"127.0.0.1:{port}")
+            discovery.announce("worker-added", fake)
+        for metadata in fleet.workers[:2]:
+            discovery.announce("worker-added", metadata)
+        async with WorkerPool(discovery=discovery, lease=2) as pool:
+            async with asyncio.timeout(15):  # one after the other they would take 40 seconds
+                await jobs.pid()
+                await until(lambda: len({view.uid for view in pool.workers() if view.state == "ready"}) == 2)
+            assert await reached(50) == {metadata.pid for metadata in fleet.workers[:2]}
+
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as silent:
+        run(lambda: main(silent.getsockname()[1]), patience=90)
+
+
 def test_w24_w41_a_worker_that_is_killed_and_started_again_at_its_address_is_found_again() -> None:
     """The discovery says nothing in between, as a list of addresses would not. With retries no call fails."""
 
@@ -581,6 +603,23 @@ def test_w04_a_worker_passes_on_the_list_of_the_client_and_an_older_one_changes_
         await client.close("the test is over")
 
     pool = "a pool of this test"
+    run(main)
+
+
+def test_w04_the_first_nested_calls_over_tcp_are_spread_over_all_workers() -> None:
+    """Also when one is connected a moment before the others."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            workers = [await stack.enter_async_context(LocalWorker(host="127.0.0.1")) for _ in range(3)]
+            discovery = OwnDiscovery()
+            for worker in workers:
+                assert worker.metadata is not None
+                discovery.announce("worker-added", worker.metadata)
+            async with WorkerPool(discovery=discovery, lazy=False, quorum=3):
+                reached = Counter(await jobs.pids_of_peers(30))
+            assert len(reached) == 3, reached
+
     run(main)
 
 

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import textwrap
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from headgate import (
     WorkerPool,
     WorkerStartFailed,
 )
+from headgate.discovery import OwnDiscovery
 from headgate.testing import capture_events, no_leaks
 from headgate.workers.processes import restarts
 from tests.workers import jobs
@@ -47,6 +49,54 @@ def test_w20_nothing_given_makes_a_worker_per_cpu() -> None:
             assert await jobs.pid() in pids(pool)
 
     run(main)
+
+
+async def _tasks() -> set[str]:
+    """What runs on this loop, besides this."""
+    return {str(task.get_coro()) for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+
+
+async def _until_no_tasks() -> None:
+    async with asyncio.timeout(20):
+        while await _tasks():  # noqa: ASYNC110 - asyncio tells nobody that a task has ended
+            await asyncio.sleep(0.01)
+
+
+async def _entered(pool: WorkerPool) -> int:
+    await pool.__aenter__()
+    return await jobs.pid()
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["spawn", "hybrid"])
+def test_w35_a_pool_may_be_left_on_another_loop_while_its_own_runs(durable: bool) -> None:
+    pool = WorkerPool(spawn=1, discovery=OwnDiscovery() if durable else None)
+    first = asyncio.new_event_loop()
+    thread = threading.Thread(target=first.run_forever)
+    thread.start()
+    try:
+        pid = asyncio.run_coroutine_threadsafe(_entered(pool), first).result(60)
+        asyncio.run(pool.__aexit__(None, None, None))
+        assert asyncio.run_coroutine_threadsafe(_tasks(), first).result(10) == set()
+        assert not alive(pid)
+    finally:
+        first.call_soon_threadsafe(first.stop)
+        thread.join()
+        first.close()
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["spawn", "hybrid"])
+def test_w35_a_pool_that_is_left_on_another_loop_while_its_own_does_not_run_ends_its_workers(durable: bool) -> None:
+    """And says so. What it has on its own loop ends when that runs again."""
+    pool = WorkerPool(spawn=1, discovery=OwnDiscovery() if durable else None)
+    first = asyncio.new_event_loop()
+    try:
+        pid = first.run_until_complete(_entered(pool))
+        with pytest.warns(RuntimeWarning, match="Leave a pool on the loop on which it was entered"):
+            asyncio.run(pool.__aexit__(None, None, None))
+        assert not alive(pid)
+        first.run_until_complete(_until_no_tasks())
+    finally:
+        first.close()
 
 
 def test_w20_a_pool_is_made_without_a_loop_and_starts_nothing() -> None:

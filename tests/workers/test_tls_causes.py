@@ -9,11 +9,14 @@ import pickle
 import re
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -462,6 +465,47 @@ def test_w71_a_worker_that_stands_alone_says_why_it_refused_somebody(
         alone.wait()
     said = [line for line in alone.log.read_text().splitlines() if "Handshake failed" not in line]
     assert not [line for line in said if re.match(r"[IWEF]\d{4} ", line)], "gRPC says nothing else"
+
+
+_POOL = """
+import asyncio, sys
+from pathlib import Path
+from headgate import LocalDiscovery, WorkerCredentials, WorkerPool
+
+async def main():
+    credentials = WorkerCredentials.from_files(*sys.argv[1:])
+    async with WorkerPool(spawn=1, discovery=LocalDiscovery(), credentials=credentials) as pool:
+        print(pool.workers()[0].metadata.address, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("verbosity", "lines"), [(None, 1), ("ERROR", 0)])
+def test_w71_a_worker_that_a_pool_started_says_why_it_refused_somebody(
+    verbosity: str | None, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line for each refusal, on the stderr that it shares with its program, unless that chose less."""
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    if verbosity is not None:
+        monkeypatch.setenv("GRPC_VERBOSITY", verbosity)
+    files, log = CA.good.write(tmp_path, CA.cert), tmp_path / "log"
+    command = [sys.executable, "-c", _POOL, *map(str, files)]
+    with log.open("wb") as stderr, subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=stderr, text=True) as pool:
+        assert pool.stdout is not None
+        address = pool.stdout.readline().strip()
+
+        async def main() -> None:
+            for stranger, text in LINES.values():
+                assert await call(address, stranger, 5) == "UNAVAILABLE"
+                await until(lambda text=text: log.read_text().count(text) == lines)  # type: ignore[misc]
+
+        run(main)
+        pool.communicate()
+    assert pool.returncode == 0
+    assert log.read_text().count("\n") == len(LINES) * lines, "and nothing else"
 
 
 # -- floods -----------------------------------------------------------------------------------------------------------

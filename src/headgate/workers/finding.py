@@ -40,6 +40,7 @@ class Finder:
 
         self.membership: Membership = membership
         self.discovery: DiscoveryLike = discovery
+        self.places: Places = Places(membership, self._tell)
         self._on_change = on_change
         self._found: OwnDiscovery = OwnDiscovery()
         self._task: asyncio.Task[None] | None = None
@@ -65,10 +66,6 @@ class Finder:
     def subscribe(self) -> AsyncIterator[DiscoveryEvent]:
         """Tell of the workers that the pool may use, on any loop."""
         return self._found.subscribe()
-
-    def out_of_reach(self, uid: str) -> None:
-        """Hear that a dispatcher cannot reach a worker: another one may have its place."""
-        self._tell(self.membership.out_of_reach(uid))
 
     def owns(self, uid: str) -> None:
         """Hear that the pool started this worker itself."""
@@ -138,6 +135,43 @@ class Finder:
         _cancel(self._warning)
         _cancel(self._settling)
         self._found.close()
+
+
+class Places:
+    """What the dispatchers of a pool tell its membership, each on its own loop. The membership lives on the pool's."""
+
+    def __init__(self, membership: Membership, tell: Callable[[list[Change]], None]) -> None:
+        self._membership = membership
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+
+    def silent(self, uid: str) -> None:
+        """Hear that a worker has not answered a dispatcher yet: others may be tried beside it."""
+        self._hear(self._membership.silent, uid)
+
+    def answers(self, uid: str) -> bool:
+        """Hear that a dispatcher has a session with a worker. False: others have all places, and it may not be used.
+
+        On another loop than the pool's that is known a moment later, and the worker is dropped then.
+        """
+        self._hear(self._membership.answers, uid)
+        return asyncio.get_running_loop() is not self._loop or self._membership.uses(uid)
+
+    def out_of_reach(self, uid: str) -> None:
+        """Hear that a dispatcher cannot reach a worker: another one may have its place."""
+        self._hear(self._membership.out_of_reach, uid)
+
+    def _hear(self, what: Callable[[str], list[Change]], uid: str) -> None:
+        def hear() -> None:
+            self._tell(what(uid))
+
+        if asyncio.get_running_loop() is self._loop:
+            hear()
+            return
+        try:
+            self._loop.call_soon_threadsafe(hear)
+        except RuntimeError:  # it is closed
+            pass
 
 
 class Announcer:

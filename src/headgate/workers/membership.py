@@ -3,6 +3,10 @@
 A pool hears of workers through a discovery. `Membership` is told each event, and says what the dispatchers of the pool
 are to hear: only of workers that the pool may use. The others are remembered with the reason, a limited number of them,
 because anybody on a network can announce workers.
+
+A lease counts workers that answer. While those that have its places say nothing, others are tried beside them, so that
+a worker which is there does not wait for a long row of addresses where nobody is. When as many answer as the lease
+allows, the others wait again.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ MOST_REFUSED = 256
 """How many workers that are not used are remembered with their reason."""
 MOST_WAITING = 1024
 """How many workers wait for a place of the lease."""
+MOST_TRIED = 64
+"""How many workers are tried beyond the lease, at most, while those that have its places say nothing."""
+_TRIED_FOR_EACH = 3  # of those that say nothing: 50 of them are past in a few turns, with a lease of 2 as well
 
 Happened = Literal["worker-added", "worker-updated", "worker-dropped"]
 
@@ -41,13 +48,20 @@ class Membership:
         self._version = version
         self._own: set[str] = set()
         self._admitted: dict[str, WorkerMetadata] = {}
+        self._answering: set[str] = set()  # of the admitted
+        self._silent: set[str] = set()  # of the admitted that do not answer
         self._waiting: dict[str, WorkerMetadata] = {}
         self._refused: dict[str, str] = {}
 
     @property
     def admitted(self) -> list[WorkerMetadata]:
-        """The workers that the pool uses, in the order in which they came."""
-        return list(self._admitted.values())
+        """The workers that the pool uses, in the order in which they came; those that answer first, if more are tried
+        than the lease allows."""
+        workers = list(self._admitted.values())
+        if self._lease is not None and len(workers) > self._lease:
+            workers.sort(key=lambda metadata: metadata.uid not in self._answering)
+            del workers[self._lease :]
+        return workers
 
     @property
     def known(self) -> list[WorkerMetadata]:
@@ -91,16 +105,45 @@ class Membership:
                 return []
             self._admitted[uid] = metadata
             return [Change("worker-updated", metadata)]
-        if self._lease is not None and len(self._admitted) >= self._lease:
+        if self._is_full:
             self._wait(metadata)
             return []
         self._waiting.pop(uid, None)
         self._admitted[uid] = metadata
         return [Change("worker-added", metadata)]
 
+    def silent(self, uid: str) -> list[Change]:
+        """Have others tried beside a worker that has not answered yet."""
+        if uid not in self._admitted or uid in self._answering:
+            return []
+        self._silent.add(uid)
+        return self._filled()
+
+    def answers(self, uid: str) -> list[Change]:
+        """Note that a session with a worker is open. If as many answer as the lease allows, the others wait again, this
+        one too if it came too late."""
+        if uid not in self._admitted or self._lease is None:
+            return []
+        self._silent.discard(uid)
+        if len(self._answering) < self._lease:
+            self._answering.add(uid)
+        if len(self._answering) < self._lease:
+            return []
+        late = [metadata for other, metadata in self._admitted.items() if other not in self._answering]
+        for metadata in late:
+            del self._admitted[metadata.uid]
+            self._silent.discard(metadata.uid)
+            self._wait(metadata)
+        return [Change("worker-dropped", metadata) for metadata in late]
+
+    def uses(self, uid: str) -> bool:
+        """Whether a worker has a place."""
+        return uid in self._admitted
+
     def out_of_reach(self, uid: str) -> list[Change]:
         """Give the place of a worker that cannot be reached to one that waits for it, if one does."""
         metadata = self._admitted.get(uid)
+        self._answering.discard(uid)
         if metadata is None or not self._waiting:
             return []
         changes = self._dropped(uid)
@@ -122,8 +165,21 @@ class Membership:
         metadata = self._admitted.pop(uid, None)
         if metadata is None:
             return []
-        changes = [Change("worker-dropped", metadata)]
-        if self._waiting:
+        self._answering.discard(uid)
+        self._silent.discard(uid)
+        return [Change("worker-dropped", metadata), *self._filled()]
+
+    @property
+    def _is_full(self) -> bool:
+        if self._lease is None:
+            return False
+        tried = min(MOST_TRIED, _TRIED_FOR_EACH * len(self._silent))
+        return len(self._admitted) >= self._lease + tried
+
+    def _filled(self) -> list[Change]:
+        """Give places that are free to workers that wait."""
+        changes: list[Change] = []
+        while self._waiting and not self._is_full:
             following = self._waiting.pop(next(iter(self._waiting)))
             self._admitted[following.uid] = following
             changes.append(Change("worker-added", following))

@@ -10,10 +10,12 @@ What is not needed to start processes is imported while they start.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextvars import Token
 from types import TracebackType
@@ -326,7 +328,7 @@ class WorkerPool:
             limits=self._limits,
             on_retiring=self._on_retiring,
             credentials=self._credentials,
-            on_out_of_reach=self._on_out_of_reach,
+            places=None if self._finder is None else self._finder.places,
         )
         dispatcher.why_none = self._why_none
         if self._failure is not None:
@@ -465,11 +467,6 @@ class WorkerPool:
         """Have a worker ended and replaced that a dispatcher cannot reach: it must not live on."""
         self._retire(metadata.uid, reason, "unreachable")
 
-    def _on_out_of_reach(self, uid: str) -> None:
-        """Let another discovered worker have the place of one that a dispatcher cannot reach, if one waits for it."""
-        if self._finder is not None and self._loop is not None:
-            _on(self._loop, self._finder.out_of_reach, uid)
-
     def _on_retiring(self, uid: str, reason: str, at_once: bool) -> None:
         """Have a worker replaced that routines keep from its work, as it says itself, or as is seen from outside."""
         self._retire(uid, reason, "end" if at_once else "finish")
@@ -490,14 +487,15 @@ class WorkerPool:
                 ACTIVE.reset(self._token)
             except ValueError:  # left in another context than it was entered in
                 ACTIVE.set(self._outer)
-        if self._loop is not asyncio.get_running_loop():  # the calls of that loop are not waited for
-            self._closed()
-            if self._finder is not None and self._loop is not None:
-                _on(self._loop, self._finder.stop)
-            await self._placement.close(asyncio.sleep(0))
-            return
         hurry = kind is not None and not issubclass(kind, Exception)
-        closing = asyncio.get_running_loop().create_task(self._finish(hurry=hurry))
+        closing: asyncio.Future[None]
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            closing = asyncio.get_running_loop().create_task(self._finish(hurry=hurry))
+        elif await _turns(self._loop):
+            closing = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._finish(hurry=hurry), self._loop))
+        else:
+            await self._forsake(self._loop)
+            return
         cancelled: asyncio.CancelledError | None = None
         while not closing.done():
             try:
@@ -525,6 +523,28 @@ class WorkerPool:
                     await left(context, None, None, None)
                 else:
                     type(context).__exit__(context, None, None, None)
+
+    async def _forsake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the workers, because the loop on which the pool was entered does not run. Calls are not waited for."""
+        self._closed()
+        if self._finder is not None:
+            _on(loop, self._finder.stop)
+        for other, dispatcher in list(self._dispatchers.items()):
+            if other is not loop:
+                await _close_on(other, dispatcher)
+            elif loop.is_closed():
+                dispatcher.abandon()
+            else:
+                _on(loop, dispatcher.refuse, "its event loop does not run")
+        await self._placement.close(asyncio.sleep(0))
+        if not loop.is_closed():
+            warnings.warn(
+                "a WorkerPool was left on another event loop than it was entered on, and that one does not run. Its "
+                "workers have ended; calls that were under way there, and its tasks, end when that loop runs again. "
+                "Leave a pool on the loop on which it was entered.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _closed(self) -> None:
         self._state = "closed"
@@ -602,6 +622,15 @@ async def _close_on(loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> 
     elif loop.is_running():
         closing = asyncio.run_coroutine_threadsafe(dispatcher.close("it was closed"), loop)
         await asyncio.wait([asyncio.wrap_future(closing)], timeout=_LAST)
+
+
+async def _turns(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop of another thread runs, and takes what it is given."""
+    turned: concurrent.futures.Future[None] = concurrent.futures.Future()
+    _on(loop, turned.set_result, None)
+    if loop.is_running():
+        await asyncio.wait([asyncio.wrap_future(turned)], timeout=_LAST)
+    return turned.done()
 
 
 def _after_fork() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.workers.membership import MOST_REFUSED, MOST_WAITING, Membership, version_trouble
+from headgate.workers.membership import MOST_REFUSED, MOST_TRIED, MOST_WAITING, Membership, version_trouble
 from headgate.workers.model import WorkerMetadata
 
 OURS = "0.3.0"
@@ -124,6 +124,37 @@ def test_w66_a_worker_out_of_reach_gives_its_place_to_one_that_waits() -> None:
     assert alone.out_of_reach("a") == [], "nobody waits"
 
 
+def test_w66_while_workers_say_nothing_others_are_tried_beside_them() -> None:
+    membership = Membership(lease=2, version=OURS)
+    for number in range(50):
+        added(membership, f"fake-{number}")
+    added(membership, "good")
+    tried, turns = ["fake-0", "fake-1"], 0
+    while "good" not in tried:
+        turns += 1
+        tried += [change.metadata.uid for uid in list(tried) for change in membership.silent(uid)]
+    assert turns <= 4, "each of a third of a second"
+    assert len(membership.admitted) == 2, "no more are used"
+    assert membership.answers("good") == []
+    assert membership.admitted[0].uid == "good"
+    dropped = [change.metadata.uid for change in membership.answers("fake-7")]
+    assert len(dropped) == 49
+    assert [one.uid for one in membership.admitted] == ["fake-7", "good"]
+    assert membership.answers("fake-9") == [], "it comes too late"
+    assert not membership.uses("fake-9")
+    assert membership.silent("good") == [], "it answered before"
+    assert "lease of 2" in membership.refused["fake-9"]
+
+
+def test_w62_no_more_than_a_few_are_tried_beyond_the_lease() -> None:
+    membership = Membership(lease=2, version=OURS)
+    tried = []
+    for number in range(1000):
+        added(membership, f"fake-{number}")
+        tried += [change.metadata.uid for change in membership.silent(f"fake-{number}")]
+    assert len([number for number in range(1000) if membership.uses(f"fake-{number}")]) == 2 + MOST_TRIED
+
+
 def test_w62_ten_thousand_announcements_cost_bounded_memory() -> None:
     membership = Membership(lease=3, version=OURS)
     for number in range(10_000):
@@ -173,3 +204,32 @@ def test_w66_random_events_keep_the_rules(scale: float) -> None:
             assert list(there.values()) == membership.admitted
             assert there.items() <= fit.items()
             assert len(there) == len(fit) if lease is None else len(there) == min(lease, len(fit))
+
+
+def test_w66_random_answers_and_silences_keep_the_lease(scale: float) -> None:
+    for seed in range(int(2000 * scale)):
+        rng = random.Random(seed)
+        lease = rng.choice([1, 2, 3])
+        membership = Membership(lease=lease, version=OURS)
+        there: set[str] = set()
+        known: set[str] = set()
+        answered: set[str] = set()
+        for _ in range(80):
+            uid = rng.choice("abcdefghij")
+            happens = rng.choice(["added", "added", "dropped", "silent", "answers", "out_of_reach"])
+            if happens in ("added", "dropped"):
+                changes = membership.heard(f"worker-{happens}", worker(uid))  # type: ignore[arg-type]
+                (known.add if happens == "added" else known.discard)(uid)
+            else:
+                changes = getattr(membership, happens)(uid)
+            for change in changes:
+                (there.discard if change.type == "worker-dropped" else there.add)(change.metadata.uid)
+            answered = {one for one in answered & there if (one, happens) != (uid, "out_of_reach")}
+            answered |= {uid} & there if happens == "answers" else set()
+            assert there == {one for one in known if membership.uses(one)}
+            assert len(answered) <= lease, "no more than that are used"
+            assert len(there) >= min(lease, len(known))
+            assert len(there) == lease or len(answered) < lease
+            assert {one.uid for one in membership.admitted} <= there
+            assert len(membership.admitted) == min(lease, len(known))
+            assert answered <= {one.uid for one in membership.admitted}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headgate.core.redaction import log_exception
 from headgate.workers.model import WorkerMetadata
@@ -23,6 +23,8 @@ PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0, 10.0, 10.0, 30.0)
 """Seconds before a worker is tried again, after its first failure in a row, its second, and so on."""
 PATIENCE = (1.5, 5.0, 10.0)
 """Seconds that a worker has to answer the first time, and later. An address that never answers holds up others."""
+SILENCE = 0.3
+"""Seconds without an answer after which others may be tried beside a worker, if they wait for its place."""
 AT_A_TIME = 64
 """How many workers are connected at the same time."""
 _EXPLAINED_AT_A_TIME = 8  # each needs a thread
@@ -30,6 +32,22 @@ _OFTEN = 3  # so often in a row it is found out why one cannot be reached; later
 _MAY_RESTART = ("no listener", "no answer", "other")  # kinds of refusals that a worker which restarts gives too
 GRACE = 2.0
 """Seconds a call waits for another worker when each one that is known refuses for a reason that will not go away."""
+
+
+class Places(Protocol):
+    """The places that a pool has for discovered workers: what it is told of those that have one."""
+
+    def silent(self, uid: str) -> None:
+        """Hear that a worker has not answered for a while: others may be tried beside it."""
+        ...
+
+    def answers(self, uid: str) -> bool:
+        """Hear that a session with a worker is open. False: others have all places, and it may not be used."""
+        ...
+
+    def out_of_reach(self, uid: str) -> None:
+        """Hear that a worker cannot be reached: another one may have its place."""
+        ...
 
 
 class _Candidate:
@@ -54,11 +72,13 @@ class Candidates:
         connect: Callable[[WorkerMetadata], Connection],
         on_open: Callable[[Connection], None],
         on_failure: Callable[[WorkerMetadata, bool], None],
+        on_silence: Callable[[WorkerMetadata], None],
         explain: Callable[[WorkerMetadata], Awaitable[Refusal | None]],
     ) -> None:
         self._connect = connect
         self._on_open = on_open
         self._on_failure = on_failure
+        self._on_silence = on_silence
         self._explain = explain
         self._candidates: dict[str, _Candidate] = {}
         self._places = asyncio.Semaphore(AT_A_TIME)
@@ -153,7 +173,10 @@ class Candidates:
         one.connection = self._connect(one.metadata)
         one.connection.open()
         patience = PATIENCE[min(one.failures, len(PATIENCE) - 1)]
-        await asyncio.wait((opened,), timeout=patience)
+        await asyncio.wait((opened,), timeout=min(SILENCE, patience))
+        if not opened.done():
+            self._on_silence(one.metadata)
+            await asyncio.wait((opened,), timeout=max(0.0, patience - SILENCE))
         if not opened.done():
             opened.set_result(f"it did not answer within {patience:g} s")
             one.permanent = False

@@ -389,6 +389,8 @@ class Connection:
                 if message is None:
                     self._idle = self._loop.create_future()
                     await self._idle
+                    if session.state == "over":
+                        return
                 else:
                     await stream.write(message.SerializeToString())
                     if session.sent and self._pace is None:
@@ -571,6 +573,7 @@ class Connection:
             self._lent.arrived(answer)
         self._note_ended()
         self._timed.clear()
+        self._rouse()  # the writer ends
         self._tell(self, happening, reason)
 
     def learn(self, ending: Ending) -> None:

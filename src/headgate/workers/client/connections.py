@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.workers.client.candidates import Candidates
+from headgate.workers.client.candidates import Candidates, Places
 from headgate.workers.client.connection import Connection, Happening
 from headgate.workers.client.failures import client_id
 from headgate.workers.client.peers import as_peer
@@ -53,7 +53,7 @@ class Connections:
         awaits_endings: bool,
         on_lost: Callable[[WorkerMetadata, str], None] | None,
         on_retiring: Callable[[str, str, bool], None] | None,
-        on_out_of_reach: Callable[[str], None] | None,
+        places: Places | None,
         on_evicted: Callable[[Connection], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class Connections:
         self._awaits_endings = awaits_endings
         self._on_lost = on_lost
         self._on_retiring = on_retiring
-        self._on_out_of_reach = on_out_of_reach
+        self._places = places
         self._on_evicted = on_evicted
         self.is_closed: bool = False
         """Whether no new calls are taken: sessions that end are not replaced."""
@@ -75,7 +75,9 @@ class Connections:
         """Connections that are not in the roster any more, and not closed: they may have calls."""
         self._known: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by epoch
         self._discovered: dict[str, WorkerMetadata] = {}  # workers that the pool did not start
-        self._candidates = Candidates(self._connection_to, self._reached, self._not_reached, self._why_refused)
+        self._candidates = Candidates(
+            self._connection_to, self._reached, self._not_reached, self._silent, self._why_refused
+        )
         self._renewals = Renewals(roster, openings, self.gone, self._connection_to, self._introduce, self._end)
         self._told: Introduction | None = None
         self._evicted: dict[str, str] = {}
@@ -163,7 +165,11 @@ class Connections:
         self.changed()
 
     def _reached(self, connection: Connection) -> None:
-        """Use a discovered worker from now on: a session with it is open."""
+        """Use a discovered worker from now on, if there is a place for it: a session with it is open."""
+        uid = connection.metadata.uid
+        if self._places is not None and uid in self._discovered and not self._places.answers(uid):
+            self._end(connection)
+            return
         self._admit(connection)
         if WORKERS.listeners and connection.metadata.uid in self._discovered:
             WORKERS.emit(WorkerReady(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
@@ -174,13 +180,18 @@ class Connections:
         that the pool started is replaced, unless the next one would be refused as well."""
         refused = self._candidates.refuses(metadata.uid)
         if metadata.uid in self._discovered:
-            if self._on_out_of_reach is not None:
-                self._on_out_of_reach(metadata.uid)
+            if self._places is not None:
+                self._places.out_of_reach(metadata.uid)
         elif self._on_lost is not None and is_explained and not refused:
             self._on_lost(metadata, self._candidates.reasons.get(metadata.uid, "it cannot be reached"))
         if self.hopeless:
             self._openings.wake()  # who waits for a worker need not wait for long
         self.changed()
+
+    def _silent(self, metadata: WorkerMetadata) -> None:
+        """Note that a worker has not answered yet."""
+        if self._places is not None and metadata.uid in self._discovered:
+            self._places.silent(metadata.uid)
 
     async def _why_refused(self, metadata: WorkerMetadata) -> Refusal | None:
         """Find out why a worker cannot be reached. (gRPC says the same whatever the cause is.)"""

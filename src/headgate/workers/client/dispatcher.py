@@ -21,7 +21,7 @@ from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, 
 from headgate.resources.members import Use
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
-from headgate.workers.client.candidates import GRACE
+from headgate.workers.client.candidates import GRACE, Places
 from headgate.workers.client.connection import Connection
 from headgate.workers.client.connections import Connections
 from headgate.workers.client.failures import (
@@ -78,7 +78,7 @@ class Dispatcher:
         limits: Limits = UNLIMITED,
         on_retiring: Callable[[str, str, bool], None] | None = None,
         credentials: WorkerCredentials | None = None,
-        on_out_of_reach: Callable[[str], None] | None = None,
+        places: Places | None = None,
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         strategy = strategy_of(balancer)
@@ -102,7 +102,7 @@ class Dispatcher:
             awaits_endings=awaits_endings,
             on_lost=on_lost,
             on_retiring=on_retiring,
-            on_out_of_reach=on_out_of_reach,
+            places=places,
             on_evicted=lambda connection: self._report(connection, "evicted"),
         )
         self._calls: dict[RoutineCall, None] = {}
@@ -307,6 +307,17 @@ class Dispatcher:
             raise PoolClosed(f"{routine.tag} cannot be called: its pool is closed ({self._closed})", remedy=INSIDE)
         self._reached_quorum = self._reached_quorum or len(self.roster) >= self._quorum
         return self._reached_quorum
+
+    def expect(self, workers: int, seconds: float) -> None:
+        """Let the first calls wait until so many workers are connected, for so long at most. They are spread over all
+        then, and do not go to the one that was connected first."""
+        if not self._reached_quorum and workers > max(self._quorum, len(self.roster)):
+            self.loop.call_later(seconds, self._expect_no_more, self._quorum)
+            self._quorum = workers
+
+    def _expect_no_more(self, quorum: int) -> None:
+        self._quorum = quorum
+        self.openings.wake()
 
     def choose(self, call: RoutineCall, attempts: Attempts) -> Use | None:
         """Take the next worker that takes calls and has not refused this one."""

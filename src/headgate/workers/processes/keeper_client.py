@@ -21,6 +21,7 @@ from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import WorkerStartFailed
+from headgate.workers.protocol.grpc_environment import grpc_variables
 
 _BOOT = (
     "import sys,marshal;c=marshal.loads(bytes.fromhex(sys.argv[2]));sys.path[:]=c['path'];"
@@ -37,8 +38,6 @@ _KEEP_WITH_FORK_SERVER = (
     "sys.path[:]=c['path'];del sys.modules['keeper'];from headgate.workers.processes.fork_server import main;main(c,*f)"
 )
 """Without the current folder, whose modules are not ours."""
-_DEFAULTS = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
-"""What importing gRPC will set here (see `transport`): the environment of workers is the same before and after that."""
 WARNINGS = "HEADGATE_PYTHONWARNINGS"
 """What PYTHONWARNINGS and -W say here of warnings of ours, for workers to read themselves."""
 NEW, PREFIX = "headgate-new-", "headgate-pool-"
@@ -54,9 +53,15 @@ class KeeperClient:
     """Starts one keeper, sends it commands and passes on its reports; owns the directory of its sockets."""
 
     def __init__(
-        self, on_event: Callable[[dict[str, Any]], None], *, several: bool = False, folder: str | None = None
+        self,
+        on_event: Callable[[dict[str, Any]], None],
+        *,
+        several: bool = False,
+        folder: str | None = None,
+        logs_refusals: bool = False,
     ) -> None:
         self._on_event = on_event
+        self._logs_refusals = logs_refusals  # most of its workers do
         self.folder: str | None = folder
         """The current folder when it was last known."""
         self._several = several  # so many workers that a fork server pays
@@ -67,6 +72,7 @@ class KeeperClient:
         self._backlog = b""
         self._first: dict[str, Any] = {}  # the program of the fork server that comes with the keeper
         self._guard = -1  # as long as it is open, what becomes the keeper may live
+        self._hung_up = False
         self.forgotten: bool = False
         """Is this process a forked child of the one that started the keeper?"""
 
@@ -87,7 +93,7 @@ class KeeperClient:
             fds: tuple[int, ...] = (theirs.fileno(), lock)
             if self._several and sys.platform == "linux":
                 guard, self._guard = os.pipe()
-            self._first = self._program()
+            self._first = self._program(self._logs_refusals)
             self._process = subprocess.Popen(
                 self._command(fds, guard),
                 env=self._first["env"],
@@ -126,9 +132,9 @@ class KeeperClient:
         config = marshal.dumps(self._config()).hex()
         return [*_interpreter(), "-c", _KEEP_WITH_FORK_SERVER, *arguments, _KEEP, config, str(guard)]
 
-    def _program(self) -> dict[str, Any]:
+    def _program(self, logs_refusals: bool) -> dict[str, Any]:
         """Return the command and the environment of a worker process."""
-        return {"argv": [*_interpreter(), "-c", _BOOT], "env": self._environment()}
+        return {"argv": [*_interpreter(), "-c", _BOOT], "env": self._environment(logs_refusals)}
 
     def _config(self) -> dict[str, Any]:
         """Return where a worker finds modules, and its current folder: both as they are here and now."""
@@ -143,14 +149,15 @@ class KeeperClient:
         folder = self.folder
         return {"path": [entry or folder for entry in sys.path], "cwd": folder}
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, logs_refusals: bool) -> dict[str, str]:
         ours = {name: value for name, value in os.environ.items() if name != "HEADGATE_WORKER"}
         options = ours.get("PYTHONWARNINGS", "").split(",")
         about_us = dict.fromkeys(option for option in (*sys.warnoptions, *options) if "headgate." in option)
         if about_us:  # Python reads them before it can import us, and would complain on stderr
             ours[WARNINGS] = ",".join(about_us)
             ours["PYTHONWARNINGS"] = ",".join(option for option in options if option not in about_us)
-        return {**_DEFAULTS, **ours, "HEADGATE_POOL": os.path.basename(self.directory)}
+        ours |= grpc_variables(ours, logs_refusals=logs_refusals)
+        return {**ours, "HEADGATE_POOL": os.path.basename(self.directory)}
 
     @property
     def directory(self) -> str:
@@ -168,10 +175,13 @@ class KeeperClient:
         assert self._process is not None, "it was started"
         return self._process.pid
 
-    def spawn(self, uid: str, config: dict[str, Any]) -> None:
-        """Have a worker started, with the environment, path and folder that this process has now."""
+    def spawn(self, uid: str, config: dict[str, Any], *, logs_refusals: bool = False) -> None:
+        """Have a worker started, with the environment, path and folder that this process has now.
+
+        With `logs_refusals` it writes to stderr whom it refused, and why (see `grpc_environment`).
+        """
         config = {"uid": uid, **self._config(), **config}
-        program = self._program()
+        program = self._program(logs_refusals)
         worker = {"config": config, "program": program, "forks": self._several, "first": program == self._first}
         self._tell(do="spawn", worker=worker)
 
@@ -216,6 +226,8 @@ class KeeperClient:
                 data = b""
             if not data:
                 self._on_event({"event": "gone"})
+                if self._hung_up:
+                    self.let_go()
                 return
             heard += data
             while len(heard) >= 4 and len(heard) >= (end := 4 + int.from_bytes(heard[:4], "big")):
@@ -249,6 +261,19 @@ class KeeperClient:
             self._process.wait()
         if self._directory is not None:
             _remove(self._directory)
+
+    def hang_up(self) -> None:
+        """Have the keeper end all workers and itself, as `let_go` does, from another loop than its reader's. The reader
+        closes the socket when its loop runs again: it would else find whatever has its number then."""
+        self._hung_up = True
+        if self._ours is not None:
+            try:
+                self._ours.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the keeper is gone
+                pass
+        guard, self._guard = self._guard, -1
+        if guard >= 0:
+            os.close(guard)
 
     def let_go(self) -> None:
         """Close our end of the socket, on which the keeper ends all workers and itself."""

@@ -117,7 +117,8 @@ class LocalPlacement:
         if self._keeper is None:
             return
         if self._loop is not asyncio.get_running_loop():  # nobody hears the keeper any more: it ends everything
-            self._keeper.let_go()
+            self._discovery.close()
+            self._keeper.let_go() if self._loop.is_closed() else self._keeper.hang_up()
             self._keeper.wait()
             return
         self._discovery.close()
@@ -139,7 +140,8 @@ class LocalPlacement:
 
     def _start_keeper(self) -> None:
         folder = None if self._keeper is None else self._keeper.folder
-        keeper = KeeperClient(self._on_report, several=self._forks, folder=folder)
+        over_tls = self._launch.credentials is not None and self._launch.host is not None
+        keeper = KeeperClient(self._on_report, several=self._forks, folder=folder, logs_refusals=over_tls)
         keeper.start()
         keeper.listen()
         self._keeper, self._keeper_ended = keeper, False

@@ -91,7 +91,7 @@ class LocalWorker:
             config["drain"] = self._grace
         if self.backpressure is not None or self.credentials is not None or self.options is not None:
             config["settings"] = self._write_settings(spawner)
-        spawner.spawn(self.uid, config)
+        spawner.spawn(self.uid, config, logs_refusals=self.credentials is not None and host is not None)
 
     def listens(self, address: str) -> None:
         """Note where the worker listens, as it says itself."""

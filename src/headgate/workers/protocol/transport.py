@@ -16,8 +16,9 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # both are read when the library is first used
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each connection that a killed worker resets is a line of stderr
+from headgate.workers.protocol.grpc_environment import grpc_variables
+
+os.environ.update(grpc_variables(os.environ))
 
 import grpc
 import grpc.aio

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from headgate.workers.server.service import Service
 
 
+ALL_CONNECT = 0.5
+"""Seconds that the first nested calls of a worker wait, at most, for all its peers to be connected."""
+
+
 class NestedPool:
     """One pool of a client, for the routines that run here: a dispatcher on the task loop, made at the first call.
 
@@ -79,9 +83,11 @@ class NestedPool:
         if made is not None and self._introduced is not introduction:
             from headgate.workers.client.peers import usable_peers
 
-            self._introduced = introduction
+            is_first, self._introduced = self._introduced is None, introduction
             usable = usable_peers(introduction.peers, secure=self._service.credentials is not None)
             made.connections.set_members(usable, introduction)
+            if is_first:
+                made.expect(len(usable), ALL_CONNECT)
 
     async def on_task_loop(self, running: RunningCall, use: Callable[[Dispatcher], Awaitable[Any]]) -> Any:
         """Await what `use` does with the dispatcher, from another loop than the dispatcher's."""

@@ -23,6 +23,7 @@ from headgate.core.redaction import redact
 from headgate.errors import DiscoveryTimeout, InvalidArgument, InvalidType
 from headgate.workers.model import BackpressureLike, WorkerMetadata, check_tags
 from headgate.workers.options import ChannelOptions, WorkerOptions, checked_options
+from headgate.workers.protocol.grpc_environment import grpc_variables
 from headgate.workers.server.lifetime import Lifetime, LifetimeWatch
 
 if TYPE_CHECKING:
@@ -138,8 +139,7 @@ class WorkerProcess:
 
     async def _listen(self, stack: AsyncExitStack) -> Service:
         if self._credentials is not None:
-            # So gRPC writes to stderr why it refused somebody's certificate, and little else. Nobody else learns that.
-            os.environ.setdefault("GRPC_VERBOSITY", "")  # has an effect before gRPC is loaded only
+            os.environ.update(grpc_variables(os.environ, logs_refusals=True))  # in time if gRPC is not imported yet
         from headgate.workers.server.serve import start
 
         config: dict[str, Any] = {"uid": self.uid, "address": self._address(stack), "insecure": self._insecure}
