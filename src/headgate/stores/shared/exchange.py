@@ -29,8 +29,8 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate.core.shared_state import Outcome, Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
@@ -159,126 +159,23 @@ class Reply(NamedTuple):
     members: tuple[MemberView, ...] = ()
 
 
-class _Member:
-    """One member, as the state has it."""
+# -- the state --------------------------------------------------------------------------------------------------------
+#
+# It is worked on as JSON gave it, because an exchange is a hot path (benchmarks/shared.py): making objects of all that
+# it holds took three times as long as deciding. Its keys, and those of a member, left out where they are empty:
+#
+#     f format, limit, kind, weights, caps, number (of the newest grant or change of a tag), virtual,
+#     recent [[number, tenant, tag], ...], members {id: member}
+#
+#     s seq, h held {tenant: slots}, l grants told by the newest reply, n grants not told yet [..., at],
+#     w wants, q queued, k seen, a alone, b blocked, o host, p pid
+#
+# A want is a list in the order of `Want`, a grant one in the order of `Grant`.
 
-    __slots__ = ("alone", "blocked", "held", "host", "last", "new", "pid", "queued", "seen", "seq", "wants")
-
-    def __init__(self, entry: Mapping[str, Any]) -> None:
-        self.seq = int(entry.get("s", 0))
-        self.held = Counter({str(tenant): int(count) for tenant, count in entry.get("h", {}).items()})
-        self.last = [_grant_of(one) for one in entry.get("l", ())]  # told by the newest reply
-        self.new = [(_grant_of(one), float(at)) for *one, at in entry.get("n", ())]  # not told yet
-        self.wants = [_want_of(one) for one in entry.get("w", ())]
-        self.queued = int(entry.get("q", 0))
-        self.seen = int(entry.get("k", 0))
-        self.alone = bool(entry.get("a", 0))
-        self.blocked = bool(entry.get("b", 0))
-        self.host = str(entry.get("o", ""))
-        self.pid = int(entry.get("p", 0))
-
-    def entry(self) -> dict[str, Any]:
-        """Describe the member in values that JSON knows, without what is empty."""
-        full = {
-            "s": self.seq,
-            "h": {tenant: count for tenant, count in self.held.items() if count > 0},
-            "l": [_short(grant) for grant in self.last],
-            "n": [[*_short(grant), round(at, 3)] for grant, at in self.new],
-            "w": [_entry_of(want) for want in self.wants if want.tasks > 0],
-            "q": self.queued,
-            "k": self.seen,
-            "a": int(self.alone),
-            "b": int(self.blocked),
-            "o": self.host,
-            "p": self.pid,
-        }
-        return {name: value for name, value in full.items() if value}
-
-    def slots(self) -> Counter[str]:
-        """The slots that it holds or may take, by tenant."""
-        count = Counter(self.held)
-        count.update(grant.tenant for grant in self.last)
-        count.update(grant.tenant for grant, _ in self.new)
-        return count
-
-    def waits(self) -> bool:
-        """Does it want more than it was granted, or wait until others have fewer tasks queued?"""
-        return self.blocked or any(want.tasks > 0 for want in self.wants)
-
-
-class _State:
-    """The state of one budget, read from its text."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.number = 0  # of the newest grant or change of a tag
-        self.virtual = 0.0
-        self.recent: list[tuple[int, str, float]] = []
-        self.members: dict[str, _Member] = {}
-
-    @classmethod
-    def read(cls, text: str | None, settings: Settings) -> _State:
-        if text is None:
-            return cls(settings)
-        try:
-            found = json.loads(text)
-            version = found["f"]
-            if isinstance(version, int) and version > FORMAT:
-                raise StoreFormatTooNew(f"a shared budget has the format {version}, and this release knows {FORMAT}")
-            caps = found.get("caps")
-            weights = found.get("weights")
-            state = cls(
-                Settings(
-                    max(1, int(found["limit"])),
-                    str(found["kind"]),
-                    None if weights is None else {str(name): float(weight) for name, weight in weights.items()},
-                    caps and {str(name): int(cap) for name, cap in caps.items()} if isinstance(caps, dict) else caps,
-                )
-            )
-            state.number, state.virtual = int(found["number"]), float(found["virtual"])
-            state.recent = [(int(number), str(tenant), float(tag)) for number, tenant, tag in found["recent"]]
-            state.members = {str(name): _Member(entry) for name, entry in found["members"].items()}
-        except StoreFormatTooNew:
-            raise
-        except Exception:
-            raise StoreWriteFailed(
-                "the state of a shared budget cannot be read: it was not written by headgate, or it was damaged",
-                remedy="Delete that row of the store (for SQLite: the files beside its path) while no pool uses it.",
-            ) from None
-        return state
-
-    def text(self) -> str:
-        settings = self.settings
-        found: dict[str, Any] = {
-            "f": FORMAT,
-            "limit": settings.limit,
-            "kind": settings.kind,
-            "number": self.number,
-            "virtual": _rounded(self.virtual),
-            "recent": self.recent,
-            "members": {name: member.entry() for name, member in self.members.items()},
-        }
-        if settings.weights is not None:
-            found["weights"] = settings.weights
-        if settings.caps is not None:
-            found["caps"] = settings.caps
-        return json.dumps(found, separators=(",", ":"))
-
-    def note_tag(self, tenant: str, tag: float) -> None:
-        """Remember a changed tag, here and in every announcement."""
-        self.number += 1
-        self.recent.append((self.number, tenant, _rounded(tag)))
-        del self.recent[:-RECENT]
-        for member in self.members.values():
-            member.wants = [want._replace(tag=tag) if want.tenant == tenant else want for want in member.wants]
-
-    def tag_of(self, tenant: str) -> float:
-        """The newest tag of a tenant that the state knows; virtual time if it knows none."""
-        for _, known, tag in reversed(self.recent):
-            if known == tenant:
-                return tag
-        tags = [want.tag for one in self.members.values() for want in one.wants if want.tenant == tenant]
-        return max(tags, default=self.virtual)
+_State: TypeAlias = dict[str, Any]
+_Member: TypeAlias = dict[str, Any]
+_TENANT, _TASKS, _AT, _TAG, _PRIORITY, _COST, _RETURNING = range(7)
+_LATER: Final = 1e-3
 
 
 def exchange(text: str | None, message: Message, seen: Seen) -> Outcome:
@@ -291,62 +188,173 @@ def exchange(text: str | None, message: Message, seen: Seen) -> Outcome:
         message = message._replace(member=seen.member)
     if message.member != seen.member or seen.is_gone(message.member):
         return Outcome(None, Reply(lost=True))
-    state = _State.read(text, message.settings)
+    try:
+        return _exchange(_read(text, message.settings), message, seen, joins=joins)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+        raise StoreWriteFailed(
+            "the state of a shared budget cannot be read: it was not written by headgate, or it was damaged",
+            remedy="Delete that row of the store (for SQLite: the files beside its path) while no pool uses it.",
+        ) from None
+
+
+def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Outcome:
+    members: dict[str, _Member] = state["members"]
+    own = message.member
     if joins:
-        state.members.pop(message.member, None)  # of a pool that was made before it, and never closed
-    for name in [name for name in state.members if name != message.member and seen.is_gone(name)]:
-        del state.members[name]
-    member = state.members.get(message.member)
-    if member is not None and message.seq <= member.seq:  # said again, because the answer was lost
+        members.pop(own, None)  # of a pool that was made before it, and never closed
+    for name in [name for name in members if name != own and seen.is_gone(name)]:
+        del members[name]
+    member = members.get(own)
+    if member is not None and message.seq <= member["s"]:  # said again, because the answer was lost
         return Outcome(None, _reply(state, member, message, seen))
     if member is None:
-        if not state.members:  # nobody is there whose settings could stand
-            state.settings = message.settings
-        member = state.members[message.member] = _Member({})
-    queued = sum(one.queued for one in state.members.values())
+        if not members:  # nobody is there whose settings could stand
+            _set(state, message.settings)
+        member = members[own] = {}
+    queued = sum(one.get("q", 0) for one in members.values())
     _apply(state, member, message)
     if message.leaves:
-        del state.members[message.member]
-    _take_back(state, message.member, seen.now)
+        del members[own]
+    _take_back(state, own, seen.now)
     woken = _grant(state, seen.now)
-    if sum(one.queued for one in state.members.values()) < queued:
-        woken |= {name for name, one in state.members.items() if one.blocked}
+    if sum(one.get("q", 0) for one in members.values()) < queued:
+        woken |= {name for name, one in members.items() if one.get("b")}
     if not message.leaves:
-        member.last += [grant for grant, _ in member.new]
-        member.new = []
-        others = any(other.waits() for name, other in state.members.items() if name != message.member)
-        member.alone = not others
-    woken |= _contended(state, message.member) | _behind(state)
-    woken.discard(message.member)
-    return Outcome(state.text(), _reply(state, member, message, seen), sorted(woken))
+        member["l"] = [grant[:4] for grant in member.pop("n", ())]
+        member["a"] = int(not any(_waits(one) for name, one in members.items() if name != own))
+    woken |= _contended(members, own) | _behind(state)
+    woken.discard(own)
+    return Outcome(_text(state), _reply(state, member, message, seen), sorted(woken))
+
+
+def _read(text: str | None, settings: Settings) -> _State:
+    if text is None:
+        state: _State = {"f": FORMAT, "number": 0, "virtual": 0.0, "recent": [], "members": {}}
+        _set(state, settings)
+        return state
+    state = json.loads(text)
+    version = state["f"]
+    if isinstance(version, int) and version > FORMAT:
+        raise StoreFormatTooNew(f"a shared budget has the format {version}, and this release knows {FORMAT}")
+    if state["limit"] < 1 or not isinstance(state["kind"], str):
+        raise ValueError("no settings")
+    return state
+
+
+def _text(state: _State) -> str:
+    for member in state["members"].values():
+        for name in [name for name, value in member.items() if not value]:
+            del member[name]
+    return _dumps(state)
+
+
+_dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def _set(state: _State, settings: Settings) -> None:
+    """Go by these settings."""
+    state["limit"], state["kind"] = settings.limit, settings.kind
+    for name, value in (("weights", settings.weights), ("caps", settings.caps)):
+        state.pop(name, None)
+        if value is not None:
+            state[name] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _settings(state: _State) -> Settings:
+    return Settings(state["limit"], state["kind"], state.get("weights"), state.get("caps"))
+
+
+def _slots(member: _Member) -> int:
+    """How many slots a member holds or may take."""
+    held: dict[str, int] = member.get("h", {})
+    return sum(held.values()) + len(member.get("l", ())) + len(member.get("n", ()))
+
+
+def _waits(member: _Member) -> bool:
+    """Does it want more than it was granted, or wait until others have fewer tasks queued?"""
+    return bool(member.get("b")) or any(want[_TASKS] > 0 for want in member.get("w", ()))
+
+
+def _by_tenant(members: Iterable[_Member]) -> Counter[str]:
+    """How many slots each tenant holds or may take."""
+    used = Counter[str]()
+    for member in members:
+        for tenant, count in member.get("h", {}).items():
+            used[tenant] += count
+        for grant in (*member.get("l", ()), *member.get("n", ())):
+            used[grant[0]] += 1
+    return used
+
+
+# -- what a member says -----------------------------------------------------------------------------------------------
 
 
 def _apply(state: _State, member: _Member, message: Message) -> None:
     """Take over what a member says of itself."""
-    settings = state.settings
     if message.limit is not None:
-        settings = settings._replace(limit=message.limit)
+        state["limit"] = message.limit
     if message.sets_caps:
-        settings = settings._replace(caps=message.caps)
-    state.settings = settings
-    member.seq = message.seq
-    member.held = Counter({tenant: count for tenant, count in message.held.items() if count > 0})
-    member.last = []  # it knows of them: what it uses of them is in `held`
-    member.queued, member.seen, member.blocked = message.queued, message.seen, message.blocked
-    member.host, member.pid = message.host, message.pid
-    changed = {tenant: tag for number, tenant, tag in state.recent if number > message.seen}
-    granted = Counter((grant.tenant, grant.returning) for grant, _ in member.new)
-    member.wants = []
+        _set(state, _settings(state)._replace(caps=message.caps))
+    changed = {tenant: tag for number, tenant, tag in state["recent"] if number > message.seen}
+    granted = Counter((grant[0], bool(grant[3])) for grant in member.get("n", ()))
+    wants = []
     for want in message.wants[:MOST_WANTS]:
         # What was granted and not told of yet is among what it wants.
-        already = min(want.tasks, granted[want.tenant, want.returning])
-        granted[want.tenant, want.returning] -= already
+        already = min(want.tasks, granted[want.tenant, want.returning]) if granted else 0
+        if already:
+            granted[want.tenant, want.returning] -= already
         if want.tasks > already:
-            tag = changed.get(want.tenant, want.tag)
-            member.wants.append(want._replace(tag=tag, tasks=want.tasks - already))
-    for tenant, cost in message.refunds:
-        if settings.kind in FAIR:
-            state.note_tag(tenant, state.tag_of(tenant) - cost / settings.weight(tenant))
+            tenant, tasks, at, tag, priority, cost, returning = want
+            tag = _rounded(changed.get(tenant, tag))
+            wants.append([tenant, tasks - already, round(at, 4), tag, priority, cost, int(returning)])
+    member |= {
+        "s": message.seq,
+        "h": {tenant: count for tenant, count in message.held.items() if count > 0},
+        "l": [],  # it knows of them: what it uses of them is in `held`
+        "w": wants,
+        "q": message.queued,
+        "k": message.seen,
+        "b": int(message.blocked),
+        "o": message.host,
+        "p": message.pid,
+    }
+    if state["kind"] in FAIR:
+        for tenant, cost in message.refunds:
+            _refund(state, tenant, cost)
+
+
+def _refund(state: _State, tenant: str, cost: float) -> None:
+    _note_tag(state, tenant, _tag_of(state, tenant) - cost / _weight(state, tenant))
+
+
+def _weight(state: _State, tenant: str) -> float:
+    weights = state.get("weights")
+    return 1.0 if weights is None else weights.get(tenant, 1.0)
+
+
+def _note_tag(state: _State, tenant: str, tag: float) -> None:
+    """Remember a changed tag, here and in every announcement."""
+    tag = _rounded(tag)
+    state["number"] += 1
+    recent = state["recent"]
+    recent.append([state["number"], tenant, tag])
+    del recent[:-RECENT]
+    for member in state["members"].values():
+        for want in member.get("w", ()):
+            if want[_TENANT] == tenant:
+                want[_TAG] = tag
+
+
+def _tag_of(state: _State, tenant: str) -> float:
+    """The newest tag of a tenant that the state knows; virtual time if it knows none."""
+    for _, known, tag in reversed(state["recent"]):
+        if known == tenant:
+            return float(tag)
+    wants = [want for one in state["members"].values() for want in one.get("w", ()) if want[_TENANT] == tenant]
+    return max((float(want[_TAG]) for want in wants), default=state["virtual"])
+
+
+# -- granting ---------------------------------------------------------------------------------------------------------
 
 
 def _take_back(state: _State, sender: str, now: float) -> None:
@@ -354,157 +362,148 @@ def _take_back(state: _State, sender: str, now: float) -> None:
 
     Their members want nothing until they speak again: they may be stopped.
     """
-    for name, member in state.members.items():
-        old = [grant for grant, at in member.new if now - at >= PATIENCE and name != sender]
-        if old and any(other.waits() for another, other in state.members.items() if another != name):
-            member.new = [(grant, at) for grant, at in member.new if now - at < PATIENCE]
-            member.wants = []
-            if state.settings.kind in FAIR:
-                for grant in old:
-                    cost = grant.cost / state.settings.weight(grant.tenant)
-                    state.note_tag(grant.tenant, state.tag_of(grant.tenant) - cost)
-
-
-class _Candidate(NamedTuple):
-    """One announced entry, in the order in which entries are served."""
-
-    rank: tuple[float, float, float]
-    member: str
-    place: int
-    """Where it stands among the wants of its member."""
+    members: dict[str, _Member] = state["members"]
+    for name, member in members.items():
+        unread = member.get("n")
+        if not unread or name == sender or now - unread[0][4] < PATIENCE:
+            continue
+        if any(_waits(other) for another, other in members.items() if another != name):
+            member["n"] = [grant for grant in unread if now - grant[4] < PATIENCE]
+            member["w"] = []
+            if state["kind"] in FAIR:
+                for tenant, _, cost, *_ in unread[: len(unread) - len(member["n"])]:
+                    _refund(state, tenant, cost)
 
 
 def _grant(state: _State, now: float) -> set[str]:
     """Grant what is free, the first of all first. Returns the members that were granted something."""
-    used = Counter[str]()
-    for member in state.members.values():
-        used.update(member.slots())
-    free = state.settings.limit - used.total()
+    members: dict[str, _Member] = state["members"]
+    free = state["limit"] - sum(map(_slots, members.values()))
     if free <= 0:
         return set()
+    rank = _RANKS.get(state["kind"], _by_time)
     heap = [
-        _Candidate(_rank(state, want), name, place)
-        for name, member in state.members.items()
-        for place, want in enumerate(member.wants)
+        (*rank(state, want), name, place)
+        for name, member in members.items()
+        for place, want in enumerate(member.get("w", ()))
+        if want[_TASKS] > 0
     ]
     heapq.heapify(heap)
+    caps = state.get("caps")
+    used = Counter[str]() if caps is None else _by_tenant(members.values())
     woken: set[str] = set()
     while heap and free > 0:
-        rank, name, place = heapq.heappop(heap)
-        member = state.members[name]
-        want = member.wants[place]
-        current = _rank(state, want)
-        if current != rank:  # its tenant was served meanwhile, through another entry
-            heapq.heappush(heap, _Candidate(current, name, place))
+        *before, name, place = heapq.heappop(heap)
+        want = members[name]["w"][place]
+        current = rank(state, want)
+        if current != tuple(before):  # its tenant was served meanwhile, through another entry
+            heapq.heappush(heap, (*current, name, place))
             continue
-        cap = state.settings.cap(want.tenant)
-        if want.tasks <= 0 or (cap is not None and used[want.tenant] >= cap):
+        tenant = want[_TENANT]
+        cap = caps.get(tenant) if isinstance(caps, dict) else caps
+        if cap is not None and used[tenant] >= cap:
             continue
-        _charge(state, member, place)
-        grant = Grant(want.tenant, state.number, want.cost, want.returning)
-        member.new.append((grant, now))
-        used[want.tenant] += 1
+        _charge(state, members[name], want)
+        members[name].setdefault("n", []).append(
+            [tenant, state["number"], want[_COST], want[_RETURNING], round(now, 3)]
+        )
+        used[tenant] += 1
         free -= 1
         woken.add(name)
-        heapq.heappush(heap, _Candidate(_rank(state, member.wants[place]), name, place))
+        if want[_TASKS] > 0:
+            heapq.heappush(heap, (*rank(state, want), name, place))
     return woken
 
 
-def _charge(state: _State, member: _Member, place: int) -> None:
+def _charge(state: _State, member: _Member, want: list[Any]) -> None:
     """Count one grant of an entry: one task less, and its tenant pays."""
-    want = member.wants[place]
-    member.queued = max(0, member.queued - (not want.returning))
+    want[_TASKS] -= 1
     # When the next one of the entry joined the queue is not known: it stands behind those who came when this one did.
-    member.wants[place] = want._replace(tasks=want.tasks - 1, at=want.at + _LATER)
-    if state.settings.kind in FAIR and not want.returning:
-        start = max(state.virtual, want.tag)
-        state.virtual = start
-        state.note_tag(want.tenant, start + want.cost / state.settings.weight(want.tenant))
-    else:
-        state.number += 1
+    want[_AT] += _LATER
+    if not want[_RETURNING]:
+        member["q"] = max(0, member.get("q", 0) - 1)
+        if state["kind"] in FAIR:
+            state["virtual"] = start = max(state["virtual"], want[_TAG])
+            _note_tag(state, want[_TENANT], start + want[_COST] / _weight(state, want[_TENANT]))
+            return
+    state["number"] += 1
 
 
-_LATER: Final = 1e-3
+_Rank: TypeAlias = tuple[float, float, float]
 
 
-def _rank(state: _State, want: Want) -> tuple[float, float, float]:
-    """By what entries are compared: the smallest is next."""
-    kind = state.settings.kind
-    if want.returning:
-        return (-1.0, 0.0, want.at)
-    if kind in FAIR:
-        return (0.0, max(state.virtual, want.tag), want.at)
-    if kind == "priority":
-        return (0.0, -float(want.priority), want.at)
-    return (0.0, 0.0, -want.at if kind == "lifo" else want.at)
+def _by_tag(state: _State, want: list[Any]) -> _Rank:
+    return (-1.0, 0.0, want[_AT]) if want[_RETURNING] else (0.0, max(state["virtual"], want[_TAG]), want[_AT])
 
 
-def _contended(state: _State, sender: str) -> set[str]:
+def _by_priority(state: _State, want: list[Any]) -> _Rank:
+    return (-1.0, 0.0, want[_AT]) if want[_RETURNING] else (0.0, -want[_PRIORITY], want[_AT])
+
+
+def _by_time(state: _State, want: list[Any]) -> _Rank:
+    return (-1.0 if want[_RETURNING] else 0.0, 0.0, want[_AT])
+
+
+def _newest_first(state: _State, want: list[Any]) -> _Rank:
+    return (-1.0, 0.0, want[_AT]) if want[_RETURNING] else (0.0, 0.0, -want[_AT])
+
+
+_RANKS: Final[dict[str, Callable[[_State, list[Any]], _Rank]]] = {
+    "fair_round_robin": _by_tag,
+    "fair_share": _by_tag,
+    "priority": _by_priority,
+    "lifo": _newest_first,
+}
+"""By what entries are compared: the smallest is next."""
+
+
+# -- whom to wake, and what to answer ---------------------------------------------------------------------------------
+
+
+def _contended(members: dict[str, _Member], sender: str) -> set[str]:
     """The members that were told that nobody else waits, where that is not true any more."""
-    waiting = [name for name, member in state.members.items() if member.waits()]
+    waiting = [name for name, member in members.items() if _waits(member)]
     woken: set[str] = set()
-    for name, member in state.members.items():
-        if name != sender and member.alone and any(other != name for other in waiting):
-            member.alone = False
+    for name, member in members.items():
+        if name != sender and member.get("a") and any(other != name for other in waiting):
+            member["a"] = 0
             woken.add(name)
     return woken
 
 
 def _behind(state: _State) -> set[str]:
     """The members that have tasks queued and would soon miss changes of tags."""
-    if len(state.recent) < RECENT:
+    recent = state["recent"]
+    if len(recent) < RECENT:
         return set()
-    middle = state.recent[RECENT // 2][0]
-    return {name for name, member in state.members.items() if member.queued and member.seen < middle}
+    middle = recent[RECENT // 2][0]
+    return {name for name, member in state["members"].items() if member.get("q") and member.get("k", 0) < middle}
 
 
 def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Reply:
-    settings = state.settings
-    held = {name: one.slots() for name, one in state.members.items()}
+    members: dict[str, _Member] = state["members"]
+    settings = _settings(state)
     full: frozenset[str] = frozenset()
     if settings.caps is not None:
-        used = sum(held.values(), Counter[str]())
+        used = _by_tenant(members.values())
         full = frozenset(tenant for tenant, count in used.items() if (cap := settings.cap(tenant)) and count >= cap)
-    views = (MemberView(name, one.host, one.pid, held[name].total(), one.queued) for name, one in state.members.items())
     return Reply(
         member=message.member,
         now=seen.now,
         settings=settings,
-        grants=tuple(member.last),
-        alone=member.alone,
-        recent=tuple((tenant, tag) for number, tenant, tag in state.recent if number > message.seen),
-        seen=state.number,
-        virtual=state.virtual,
+        grants=tuple(Grant(str(tenant), fence, cost, bool(back)) for tenant, fence, cost, back in member.get("l", ())),
+        alone=bool(member.get("a")),
+        recent=tuple((tenant, tag) for number, tenant, tag in state["recent"] if number > message.seen),
+        seen=state["number"],
+        virtual=state["virtual"],
         full=full,
-        members=tuple(views),
+        members=tuple(
+            MemberView(name, one.get("o", ""), one.get("p", 0), _slots(one), one.get("q", 0))
+            for name, one in members.items()
+        ),
     )
-
-
-# -- short forms ------------------------------------------------------------------------------------------------------
 
 
 def _rounded(number: float) -> float:
     """Six digits after the point are enough to compare tags, and keep the state small."""
     return round(number, 6)
-
-
-def _entry_of(want: Want) -> list[Any]:
-    short = [want.tenant, want.tasks, round(want.at, 4), _rounded(want.tag)]
-    if (want.priority, want.cost, want.returning) != (0, 1.0, False):
-        short += [want.priority, want.cost, int(want.returning)]
-    return short
-
-
-def _want_of(entry: Sequence[Any]) -> Want:
-    tenant, tasks, at, tag, *more = entry
-    priority, cost, returning = more or (0, 1.0, False)
-    return Want(str(tenant), int(tasks), float(at), float(tag), int(priority), float(cost), bool(returning))
-
-
-def _short(grant: Grant) -> list[Any]:
-    return [grant.tenant, grant.fence, grant.cost, int(grant.returning)]
-
-
-def _grant_of(entry: Iterable[Any]) -> Grant:
-    tenant, fence, cost, returning = entry
-    return Grant(str(tenant), int(fence), float(cost), bool(returning))
