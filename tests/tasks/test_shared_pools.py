@@ -393,6 +393,9 @@ async def test_g15_a_snapshot_shows_all_members() -> None:
         (0, 3, True),
     ]
     assert all(member.host and member.pid for member in shared.members)
+    stats = one.stats().shared
+    assert stats is not None
+    assert (stats["held"], len(stats["members"])) == (2, 2)
     assert two.snapshot().waiting_for.cause == "shared budget"  # type: ignore[union-attr]
     work.let_go()
     for _ in range(4):

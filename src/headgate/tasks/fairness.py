@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headgate.core.redaction import redact
 
@@ -165,6 +165,8 @@ class PoolStats:
     """By lag, then by p99, the worst first. Tasks without a key are under None."""
     worst: KeyAge | None
     """The key that waits longest."""
+    shared: Mapping[str, Any] | None = None
+    """What all processes that share the budget hold and have queued; None: this process shares it with nobody."""
 
 
 def stats_of(waits: Iterable[tuple[Hashable, float]], jain: float, oldest: Mapping[Hashable, float]) -> PoolStats:

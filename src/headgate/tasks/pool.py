@@ -322,7 +322,7 @@ class TaskPool:
 
     def stats(self) -> PoolStats:
         """Return queue ages by tenant, and Jain's index of fairness, of the last few thousand tasks."""
-        return pool_stats(self._executor)
+        return pool_stats(self._executor, None if self._shared is None else self._shared.view())
 
     def resize(self, max_concurrent: int) -> None:
         """Run at most `max_concurrent` tasks at a time from now on, in all processes together. What runs goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from heapq import nlargest
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,7 @@ def _waiting_for_others(executor: Executor, shared: View) -> View | None:
     return View({"cause": "shared budget" if shared["reachable"] else "store", "seconds": None})
 
 
-def pool_stats(executor: Executor) -> PoolStats:
+def pool_stats(executor: Executor, shared: View | None = None) -> PoolStats:
     """Ages and fairness. Its cost grows with what is queued, not with history."""
     now = clock.now()
     oldest: dict[Hashable, float] = {}
@@ -100,4 +101,4 @@ def pool_stats(executor: Executor) -> PoolStats:
         waited = now - task.since.now
         if waited > oldest.get(task.partition, -1.0):
             oldest[task.partition] = waited
-    return stats_of(executor.ages, executor.scheduler.jain, oldest)
+    return replace(stats_of(executor.ages, executor.scheduler.jain, oldest), shared=shared)
