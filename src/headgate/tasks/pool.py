@@ -144,7 +144,9 @@ class TaskPool:
             self._shared: SharedBudget | None = None
             if state is not None:
                 settings = shared_settings(strategy, limit, key_limits)
-                self._shared = SharedBudget(state, self.id, settings, fencing=fences, on_lease_lost=on_lost)
+                self._shared = SharedBudget(
+                    state, self.id, settings, counts=policy.shared, fencing=fences, on_lease_lost=on_lost
+                )
                 limit = self._shared.join().limit
             scheduler = self._make_scheduler(strategy, policy, limit, key_limits)
             self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)

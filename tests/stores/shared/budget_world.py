@@ -167,10 +167,11 @@ class Pool:
             self.share.queue.put_back(task)
 
     def speak(self, *, lose_answer: bool = False, lose_wakes: bool = False, unserved: bool = False) -> None:
-        self.changed = self.woken = False
-        if self.resend is not None:
+        self.woken = False
+        if self.resend is not None:  # what has changed since is not in it
             message, self.resend = self.resend, None
         else:
+            self.changed = False
             self.share.contended()
             message = self.share.message(self.world.now, ("host", 1), list(self.lenders))
         reply = self.world.transact(self.id, message, lose_wakes=lose_wakes)

@@ -111,8 +111,10 @@ class Message(NamedTuple):
     wants: Sequence[Want] = ()
     queued: int = 0
     """How many tasks are queued there, also those that are not announced."""
+    counts: bool = False
+    """Must it know how many tasks are queued in all members together?"""
     blocked: bool = False
-    """Does somebody there wait until fewer tasks are queued in all members together?"""
+    """Does somebody there wait until these are fewer?"""
     refunds: Sequence[tuple[str, float]] = ()
     """Tenants and costs of grants that came to nothing: they are not charged."""
     seen: int = 0
@@ -150,6 +152,8 @@ class Reply(NamedTuple):
     grants: tuple[Grant, ...] = ()
     alone: bool = False
     """Nobody else waits: freed slots may be used again without asking."""
+    counts: bool = False
+    """Some member must know how many tasks are queued here, also when that changes nothing else."""
     recent: tuple[tuple[str, float], ...] = ()
     """Tags that have changed since `Message.seen`, oldest first."""
     seen: int = 0
@@ -168,7 +172,7 @@ class Reply(NamedTuple):
 #     recent [[number, tenant, tag], ...], members {id: member}
 #
 #     s seq, h held {tenant: slots}, l grants told by the newest reply, n grants not told yet [..., at],
-#     w wants, q queued, k seen, a alone, b blocked, o host, p pid
+#     w wants, q queued, k seen, a alone, b blocked, c counts, o host, p pid
 #
 # A want is a list in the order of `Want`, a grant one in the order of `Grant`.
 
@@ -223,6 +227,8 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
         member["l"] = [grant[:4] for grant in member.pop("n", ())]
         member["a"] = int(not any(_waits(one) for name, one in members.items() if name != own))
     woken |= _contended(members, own) | _behind(state)
+    if joins and message.counts:
+        woken |= set(members)
     woken.discard(own)
     return Outcome(_text(state), _reply(state, member, message, seen), sorted(woken))
 
@@ -315,6 +321,7 @@ def _apply(state: _State, member: _Member, message: Message) -> None:
         "q": message.queued,
         "k": message.seen,
         "b": int(message.blocked),
+        "c": int(message.counts),
         "o": message.host,
         "p": message.pid,
     }
@@ -493,6 +500,7 @@ def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Repl
         settings=settings,
         grants=tuple(Grant(str(tenant), fence, cost, bool(back)) for tenant, fence, cost, back in member.get("l", ())),
         alone=bool(member.get("a")),
+        counts=any(one.get("c") for one in members.values()),
         recent=tuple((tenant, tag) for number, tenant, tag in state["recent"] if number > message.seen),
         seen=state["number"],
         virtual=state["virtual"],

@@ -45,8 +45,16 @@ class SharedBudget:
     """Connects one pool with the budget that it shares."""
 
     def __init__(
-        self, state: SharedState, key: str, settings: Settings, *, fencing: bool, on_lease_lost: OnLeaseLost
+        self,
+        state: SharedState,
+        key: str,
+        settings: Settings,
+        *,
+        counts: bool,
+        fencing: bool,
+        on_lease_lost: OnLeaseLost,
     ) -> None:
+        """`counts` says whether backpressure counts the queued tasks of all members."""
         self.share: Share = Share(settings, self._changed, fencing=fencing)
         self.fencing: bool = fencing
         self.reachable: bool = True
@@ -56,6 +64,7 @@ class SharedBudget:
         self._state = state
         self._key = key
         self._made_with = settings
+        self._counts = counts
         self._on_lease_lost = on_lease_lost
         self._executor: Executor | None = None
         self._pid = os.getpid()
@@ -130,9 +139,9 @@ class SharedBudget:
     def _message(self, *, leaves: bool = False) -> Message:
         executor = self._executor
         returning = () if executor is None else list(executor.scheduler.slots.returning)
-        blocked = executor is not None and executor.scheduler.policy.shared and bool(executor.submit_queue.line)
+        blocked = self._counts and executor is not None and bool(executor.submit_queue.line)
         origin = (socket.gethostname(), os.getpid())
-        return self.share.message(clock.now(), origin, returning, blocked=blocked, leaves=leaves)
+        return self.share.message(clock.now(), origin, returning, counts=self._counts, blocked=blocked, leaves=leaves)
 
     def _send(self) -> None:
         self._scheduled = False

@@ -30,7 +30,7 @@ class Share:
         """`changed` is called, possibly many times, when a message should be sent soon."""
         self.unserved: set[Hashable] = set()
         """Requirements that nothing can serve now: tasks that have one are not announced."""
-        self.queue: SharedQueue = SharedQueue(settings, self.unserved, changed)
+        self.queue: SharedQueue = SharedQueue(settings, self.unserved, self._on_joined)
         self.alone: bool = False
         """Does nobody else wait? Then freed slots are used again without asking."""
         self.member: str = ""
@@ -41,6 +41,7 @@ class Share:
         """The numbers of the grants of running tasks, if they are asked for."""
         self._own = settings  # what this pool was made with
         self._fencing = fencing
+        self._counted = False  # must some member know how many tasks are queued here?
         self._changed = changed
         self._in_use: dict[TaskRecord, str] = {}  # tasks that use slots, and their tenants
         self._outside: set[TaskRecord] = set()  # started before the lease was lost: nobody counts them any more
@@ -51,6 +52,7 @@ class Share:
         self._seen = 0
         self._ahead = 0.0
         self._full: frozenset[str] = frozenset()
+        self._least: int | None = None  # the lowest announced priority, if as many tasks are announced as may be
         self._limit: int | None = None  # to be set for all
         self._caps: tuple[int | Mapping[str, int] | None] | None = None  # to be set for all
 
@@ -68,6 +70,19 @@ class Share:
     def queued_elsewhere(self) -> int:
         """How many tasks are queued in the other pools, as the newest reply told."""
         return sum(view.queued for view in self.members if view.id != self.member)
+
+    def _on_joined(self, task: TaskRecord) -> None:
+        """Have the others told of a task that is queued now, unless that can make no difference yet."""
+        settings = self.settings
+        if self._counted:
+            self._changed()
+            return
+        if self.alone and not self._fencing and self.held >= settings.limit:
+            return  # nobody waits to hear of it, and no slot is free
+        least, kind = self._least, settings.kind
+        if least is not None and kind != "lifo" and (kind != "priority" or task.priority <= least):
+            return  # those that are announced come before it; when one of them is granted a slot, it is announced
+        self._changed()
 
     # -- what the scheduler tells --------------------------------------------------------------------------------------
 
@@ -178,6 +193,7 @@ class Share:
             Counter(self._in_use.values()),
             wants,
             len(self.queue),
+            counts,
             blocked,
             refunds,
             self._seen,
@@ -193,7 +209,9 @@ class Share:
         at = now + self._ahead
         lenders = Counter(self.queue.token(task) for task in returning)
         wants = [Want(token, tasks, at, returning=True) for token, tasks in lenders.items()]
-        return (wants + self.queue.heads(most, self._ahead, self._full))[:MOST_WANTS]
+        heads = self.queue.heads(most, self._ahead, self._full)
+        self._least = min(want.priority for want in heads) if len(heads) == most else None
+        return (wants + heads)[:MOST_WANTS]
 
     def replied(self, reply: Reply, now: float) -> bool:
         """Take in what this pool was told. Returns whether it was granted anything."""
@@ -204,7 +222,7 @@ class Share:
         self._ahead = reply.now - now
         self._seen = max(self._seen, reply.seen)
         self._full, self.members = reply.full, reply.members
-        self.alone = reply.alone
+        self.alone, self._counted = reply.alone, reply.counts
         for tenant, tag in reply.recent:
             queue.set_tag(tenant, tag)
         queue.virtual = max(queue.virtual, reply.virtual)
@@ -233,4 +251,4 @@ class Share:
         self._lent.clear()
         self._returns.clear()
         self._refunds.clear()
-        self.member, self._seq, self._seen, self.alone = "", 0, 0, False
+        self.member, self._seq, self._seen, self.alone, self._least = "", 0, 0, False, None

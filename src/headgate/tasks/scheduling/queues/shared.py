@@ -61,8 +61,10 @@ class Tenant:
 class SharedQueue:
     """Tasks in the order of a strategy, of which those are handed out that were granted a slot."""
 
-    def __init__(self, settings: Settings, unserved: Collection[Hashable], changed: Callable[[], None]) -> None:
-        """`changed` is called when something is queued that may have to be announced."""
+    def __init__(
+        self, settings: Settings, unserved: Collection[Hashable], joined: Callable[[TaskRecord], None]
+    ) -> None:
+        """`joined` is called with each task that is queued: it may have to be announced."""
         self.settings: Settings = settings
         self.virtual: float = 0.0
         """Virtual time, of start-time fair queueing."""
@@ -73,7 +75,7 @@ class SharedQueue:
         self.taken: Grant | None = None
         """The grant with which the last task was handed out."""
         self._unserved = unserved
-        self._changed = changed
+        self._joined = joined
         self._tenants: dict[str, Tenant] = {}
         self._past: dict[str, float] = {}  # tags of tenants that have nothing queued
         self._bound = 64
@@ -99,12 +101,12 @@ class SharedQueue:
     def push(self, task: TaskRecord) -> None:
         """Put a task behind the others of its tenant."""
         self._inner(task).push(task)
-        self._changed()
+        self._joined(task)
 
     def push_front(self, task: TaskRecord) -> None:
         """Put a task before the others of its tenant."""
         self._inner(task).push_front(task)
-        self._changed()
+        self._joined(task)
 
     def pop(self) -> TaskRecord | None:
         """Take out a task for which there is a granted slot."""
