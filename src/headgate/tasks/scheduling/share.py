@@ -49,7 +49,8 @@ class Share:
         self._refunds: list[tuple[str, float]] = []
         self._seq = 0
         self._seen = 0
-        self._ahead = 0.0
+        self._ahead: float | None = None  # how far the clock of the store is ahead of ours
+        self._said_at = 0.0
         self._full: frozenset[str] = frozenset()
         self._limit: int | None = None  # to be set for all
         self._caps: tuple[int | Mapping[str, int] | None] | None = None  # to be set for all
@@ -169,6 +170,7 @@ class Share:
             refunds = []
         wants = [] if leaves else self._wants(now, returning)
         self._seq += 1
+        self._said_at = now
         caps, self._caps = self._caps, None
         limit, self._limit = self._limit, None
         return Message(
@@ -190,10 +192,10 @@ class Share:
 
     def _wants(self, now: float, returning: Iterable[TaskRecord]) -> list[Want]:
         most = min(MOST_WANTS, self.settings.limit + _SPARE)
-        at = now + self._ahead
+        ahead = self._ahead or 0.0
         lenders = Counter(self.queue.token(task) for task in returning)
-        wants = [Want(token, tasks, at, returning=True) for token, tasks in lenders.items()]
-        return (wants + self.queue.heads(most, self._ahead, self._full))[:MOST_WANTS]
+        wants = [Want(token, tasks, now + ahead, returning=True) for token, tasks in lenders.items()]
+        return (wants + self.queue.heads(most, ahead, self._full))[:MOST_WANTS]
 
     def replied(self, reply: Reply, now: float) -> bool:
         """Take in what this pool was told. Returns whether it was granted anything."""
@@ -201,7 +203,7 @@ class Share:
         self.member = reply.member
         assert reply.settings is not None, "only a reply to a member that is gone has none"
         self._adopt(reply.settings)
-        self._ahead = reply.now - now
+        self._ahead = reply.ahead if reply.ahead is not None else self._ahead_by(reply.now, now)
         self._seen = max(self._seen, reply.seen)
         self._full, self.members = reply.full, reply.members
         self.alone = reply.alone
@@ -214,6 +216,17 @@ class Share:
             else:
                 queue.grant(grant)
         return bool(reply.grants)
+
+    def _ahead_by(self, stored: float, now: float) -> float:
+        """How far the clock of the store is ahead, as far as the newest exchange tells.
+
+        The store read its clock between the message and the reply. Each exchange gives two bounds, and what is believed
+        moves only as far as they force it to: so one slow reply does not put the tasks of this process before or behind
+        those of others, and clocks that drift are followed all the same.
+        """
+        least, most = stored - now, stored - self._said_at
+        believed = (least + most) / 2 if self._ahead is None else self._ahead
+        return min(max(believed, least), most)
 
     def _adopt(self, settings: Settings) -> None:
         """Go by the settings that all members have."""
