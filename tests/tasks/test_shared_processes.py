@@ -336,3 +336,55 @@ def test_g04_processes_that_disagree_are_warned_and_a_resize_is_known_to_all(wor
     two("open", "two-4", "two-5")
     two("drain")
     assert world.most() == 4
+
+
+# -- resources and workers --------------------------------------------------------------------------------------------
+
+
+def test_g10_keys_that_rest_hold_no_slots_that_others_could_use(world: World) -> None:
+    one = world.child(max_concurrent=2, keys=1, heartbeat=600.0)
+    two = world.child(max_concurrent=2, heartbeat=600.0)
+    one("submit", name="warm", seconds=0.0)
+    one("drain")
+    one("cool", 2.0)
+    cooled = time.monotonic()
+    for number in range(6):
+        one("submit", name=f"one-{number}", seconds=0.01)
+    for number in range(40):
+        two("submit", name=f"two-{number}", seconds=0.02)
+    two("drain")
+    mine = [interval for interval in world.intervals() if interval.pid == two.pid]
+    assert most_at_once(mine) == 2, "both slots are used while the key rests"
+    assert not [event for event in world.told("start") if event["name"].startswith("one-") and event["at"] < cooled + 1.5]
+    before = one("look")["exchanges"]
+    assert before < 40
+    one.answer(one.send("drain"), 20 * SOON)
+    assert [name for name in world.started() if name.startswith("one-")] == [f"one-{number}" for number in range(6)]
+    assert world.most() == 2
+
+
+def test_g10_one_key_for_many_tasks_gives_slots_back_and_does_not_ask_for_ever(world: World) -> None:
+    """One process can use a single slot at a time, and is granted more again and again."""
+    one = world.child(max_concurrent=3, keys=1, heartbeat=600.0)
+    two = world.child(max_concurrent=3, heartbeat=600.0)
+    tasks = [{"name": f"one-{number}", "seconds": 0.005} for number in range(30)]
+    asked = [
+        (one, one.send("submit_all", tasks)),
+        (two, two.send("submit_all", [{**task, "name": f"two-{task['name']}"} for task in tasks])),
+    ]
+    for child, number in asked:
+        child.answer(number)
+    for child in (one, two):
+        child("drain")
+    assert world.most() == 3
+    assert most_at_once([interval for interval in world.intervals() if interval.pid == one.pid]) == 1
+    for child in (one, two):
+        assert child("look")["exchanges"] <= 30 * 6
+    quiet = one("look")["exchanges"]
+    assert one("submit", name="gate") == "running"
+    for number in range(5):
+        assert one("submit", name=f"last-{number}", seconds=0.0) == "queued"
+    eventually(lambda: two("look")["held"] == 0)
+    assert one("look")["exchanges"] - quiet < 30, "nothing goes back and forth while the key is in use"
+    one("open", "gate")
+    one("drain")

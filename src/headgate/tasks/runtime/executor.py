@@ -243,6 +243,7 @@ class Executor:
             self.scheduler.unserved.difference_update(requirements)
         else:
             self.scheduler.unserved.clear()
+        self.scheduler.announce()
         self.pump()
 
     # -- an attempt ----------------------------------------------------------------------------------------------------

@@ -123,7 +123,8 @@ class Share:
         return True
 
     def announce(self) -> None:
-        """Have the others told soon: a lender wants a slot again, or a submitter waits for a place."""
+        """Have the others told soon: a lender wants a slot again, a submitter waits for a place, or tasks can be served
+        that could not."""
         self._changed()
 
     def _stop(self, task: TaskRecord) -> str | None:
