@@ -39,6 +39,8 @@ class Seen(NamedTuple):
     """The id under which this process takes part now. It changes when a lease is lost, and in a forked child."""
     is_gone: Callable[[str], bool]
     """Is the member of this id gone? Once True, always True."""
+    ahead: float | None = None
+    """How far `now` is ahead of the monotonic clock of this process, where the store knows that exactly."""
 
 
 class Outcome(NamedTuple):

@@ -148,6 +148,8 @@ class Reply(NamedTuple):
     member: str = ""
     """The id of the member that is answered."""
     now: float = 0.0
+    ahead: float | None = None
+    """See `Seen.ahead`."""
     settings: Settings | None = None
     grants: tuple[Grant, ...] = ()
     alone: bool = False
@@ -497,6 +499,7 @@ def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Repl
     return Reply(
         member=message.member,
         now=seen.now,
+        ahead=seen.ahead,
         settings=settings,
         grants=tuple(Grant(str(tenant), fence, cost, bool(back)) for tenant, fence, cost, back in member.get("l", ())),
         alone=bool(member.get("a")),

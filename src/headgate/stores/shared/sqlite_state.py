@@ -358,7 +358,8 @@ class _Opened:
             self.clock.look()
         file = self._durable if durable else self._admission
         with file.transaction() as database:
-            _run_steps(database, calls, Seen(self.clock.now(), self.members.id, self.members.is_gone))
+            seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.ahead)
+            _run_steps(database, calls, seen)
 
 
 def _run_steps(database: sqlite3.Connection, calls: list[_Call], seen: Seen) -> None:
@@ -406,16 +407,17 @@ class _Clock:
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
-        self._ahead = -math.inf
+        self.ahead: float = -math.inf
+        """How far it is ahead of the monotonic clock."""
         self._name = _clock_name()
 
     def now(self) -> float:
         """Unix seconds, the same for all members."""
-        return clock.now() + self._ahead
+        return clock.now() + self.ahead
 
     def is_behind(self) -> bool:
         """Has the wall clock gone ahead?"""
-        return clock.wall() - clock.now() > self._ahead + 1.0
+        return clock.wall() - clock.now() > self.ahead + 1.0
 
     def look(self) -> None:
         """Learn how far others have set it ahead, and set it ahead if that is not enough."""
@@ -424,10 +426,10 @@ class _Clock:
             ahead = clock.wall() - clock.now()
             found = row[0] if row is not None and isinstance(row[0], float) else -math.inf
             if found < ahead + _FAR:
-                self._ahead = max(self._ahead, found)
-            if ahead > self._ahead + 1.0:
-                self._ahead = ahead
-                database.execute("INSERT OR REPLACE INTO clocks VALUES (?, ?)", (self._name, self._ahead))
+                self.ahead = max(self.ahead, found)
+            if ahead > self.ahead + 1.0:
+                self.ahead = ahead
+                database.execute("INSERT OR REPLACE INTO clocks VALUES (?, ?)", (self._name, self.ahead))
 
 
 def _clock_name() -> str:

@@ -239,10 +239,9 @@ class Executor:
 
     def reopen(self, *requirements: Hashable) -> None:
         """Start tasks that have one of these requirements, or any requirement if none is given."""
-        if requirements:
-            self.scheduler.unserved.difference_update(requirements)
-        else:
-            self.scheduler.unserved.clear()
+        unserved = self.scheduler.unserved
+        unserved.difference_update(requirements or list(unserved))
+        self.scheduler.announce()
         self.pump()
 
     # -- an attempt ----------------------------------------------------------------------------------------------------

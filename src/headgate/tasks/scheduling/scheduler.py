@@ -101,7 +101,8 @@ class Scheduler:
         return rounds.index() if rounds is not None else 1.0
 
     def announce(self) -> None:
-        """Tell the processes that share the budget, if any do, that a submitter waits for a place."""
+        """Tell the processes that share the budget, if any do: a submitter waits for a place, or tasks can be served
+        that could not."""
         if self._share is not None:
             self._share.announce()
 

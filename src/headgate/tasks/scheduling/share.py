@@ -50,7 +50,8 @@ class Share:
         self._refunds: list[tuple[str, float]] = []
         self._seq = 0
         self._seen = 0
-        self._ahead = 0.0
+        self._ahead: float | None = None  # how far the clock of the store is ahead of ours
+        self._said_at = 0.0
         self._full: frozenset[str] = frozenset()
         self._least: int | None = None  # the lowest announced priority, if as many tasks are announced as may be
         self._limit: int | None = None  # to be set for all
@@ -137,7 +138,8 @@ class Share:
         return True
 
     def announce(self) -> None:
-        """Have the others told soon: a lender wants a slot again, or a submitter waits for a place."""
+        """Have the others told soon: a lender wants a slot again, a submitter waits for a place, or tasks can be served
+        that could not."""
         self._changed()
 
     def _stop(self, task: TaskRecord) -> str | None:
@@ -169,6 +171,7 @@ class Share:
         origin: tuple[str, int],
         returning: Iterable[TaskRecord],
         *,
+        counts: bool = False,
         blocked: bool = False,
         leaves: bool = False,
     ) -> Message:
@@ -184,6 +187,7 @@ class Share:
             refunds = []
         wants = [] if leaves else self._wants(now, returning)
         self._seq += 1
+        self._said_at = now
         caps, self._caps = self._caps, None
         limit, self._limit = self._limit, None
         return Message(
@@ -206,10 +210,10 @@ class Share:
 
     def _wants(self, now: float, returning: Iterable[TaskRecord]) -> list[Want]:
         most = min(MOST_WANTS, self.settings.limit + _SPARE)
-        at = now + self._ahead
+        ahead = self._ahead or 0.0
         lenders = Counter(self.queue.token(task) for task in returning)
-        wants = [Want(token, tasks, at, returning=True) for token, tasks in lenders.items()]
-        heads = self.queue.heads(most, self._ahead, self._full)
+        wants = [Want(token, tasks, now + ahead, returning=True) for token, tasks in lenders.items()]
+        heads = self.queue.heads(most, ahead, self._full)
         self._least = min(want.priority for want in heads) if len(heads) == most else None
         return (wants + heads)[:MOST_WANTS]
 
@@ -219,7 +223,7 @@ class Share:
         self.member = reply.member
         assert reply.settings is not None, "only a reply to a member that is gone has none"
         self._adopt(reply.settings)
-        self._ahead = reply.now - now
+        self._ahead = reply.ahead if reply.ahead is not None else self._ahead_by(reply.now, now)
         self._seen = max(self._seen, reply.seen)
         self._full, self.members = reply.full, reply.members
         self.alone, self._counted = reply.alone, reply.counts
@@ -232,6 +236,17 @@ class Share:
             else:
                 queue.grant(grant)
         return bool(reply.grants)
+
+    def _ahead_by(self, stored: float, now: float) -> float:
+        """How far the clock of the store is ahead, as far as the newest exchange tells.
+
+        The store read its clock between the message and the reply. Each exchange gives two bounds, and what is believed
+        moves only as far as they force it to: so one slow reply does not put the tasks of this process before or behind
+        those of others, and clocks that drift are followed all the same.
+        """
+        least, most = stored - now, stored - self._said_at
+        believed = (least + most) / 2 if self._ahead is None else self._ahead
+        return min(max(believed, least), most)
 
     def _adopt(self, settings: Settings) -> None:
         """Go by the settings that all members have."""

@@ -1,0 +1,390 @@
+"""G04-G24 with real processes: pools that share a budget over one SqliteStore, killed, stopped, forked, blocked.
+
+Every process tells when each of its tasks starts and ends, by the clock that all processes have in common. The test
+judges: at no moment may more of them run than the limit. See tests/tasks/shared_child.py for the processes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tasks.shared_support import PATIENCE, ROOT, Nursery, World, eventually, most_at_once, Interval
+
+pytestmark = pytest.mark.integration
+
+SOON = 2.0
+"""Seconds. The promise is 100 ms, on a machine that has nothing else to do."""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.end()
+
+
+@pytest.fixture
+def world(nursery: Nursery) -> Iterator[World]:
+    with tempfile.TemporaryDirectory(prefix="hg") as folder:  # a short path, for the socket
+        with World(nursery, Path(folder)) as world:
+            yield world
+
+
+def test_the_judge_sees_an_overshoot() -> None:
+    one, two, three = Interval(0, 2, "a", 1), Interval(2, 3, "b", 1), Interval(1, 4, "c", 2)
+    assert most_at_once([one, two]) == 1
+    assert most_at_once([one, two, three]) == 2
+    assert most_at_once([one, Interval(0.5, float("inf"), "d", 3), three]) == 3
+
+
+# -- the limit and the order ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queue", ["fifo", "fair_round_robin"])
+def test_g10_four_processes_never_run_more_than_the_limit(world: World, queue: str, scale: float) -> None:
+    number = max(40, int(400 * scale))
+    children = world.some(4, max_concurrent=3, queue=queue)
+    asked = [
+        child.send(
+            "submit_all",
+            [
+                {"name": f"{child.pid}-{task}", "seconds": 0.001 * (task % 4), "key": f"tenant-{task % 2}"}
+                for task in range(number)
+            ],
+        )
+        for child in children
+    ]
+    for child, one in zip(children, asked, strict=True):
+        child.answer(one)
+    for child in children:
+        child("drain")
+    assert world.most() == 3
+    started = world.started()
+    assert len(started) == len(set(started)) == 4 * number
+    assert len(world.told("end")) == 4 * number
+    assert not any(child.stderr() for child in children)
+
+
+def jain(counts: list[int]) -> float:
+    return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
+
+
+def test_g11_tenants_spread_over_four_processes_have_equal_turns(world: World) -> None:
+    """One tenant has tasks in all four processes, and more than all others together."""
+    children = world.some(4, max_concurrent=2, queue="fair_round_robin")
+    for gate in ("gate-0", "gate-1"):
+        children[0]("submit", name=gate, key=gate)
+    for place, child in enumerate(children):
+        tasks = [
+            {"name": f"{tenant}/{child.pid}-{task}", "seconds": 0.001, "key": tenant}
+            for task in range(40)
+            for tenant in ("flood", f"own-{place}", f"shared-{place // 2}")
+            if tenant != "flood" or task < 25
+        ]
+        child("submit_all", tasks)
+    children[0]("open", "gate-0", "gate-1")
+    for child in children:
+        child("drain")
+    assert world.most() == 2
+    turns = [name.split("/")[0] for name in world.started() if "/" in name]
+    totals = Counter(turns)
+    assert totals == {"flood": 100, **{f"own-{n}": 40 for n in range(4)}, **{f"shared-{n}": 80 for n in range(2)}}
+    counts: Counter[str] = Counter()
+    for turn in turns:  # as long as all of them are backlogged
+        counts[turn] += 1
+        if counts[turn] == 40:
+            break
+    assert len(counts) == 7
+    assert jain(list(counts.values())) >= 0.99, counts
+
+
+def test_g11_a_tenant_that_comes_late_waits_for_one_round(world: World) -> None:
+    one, two, three = world.some(3, max_concurrent=1, queue="fair_round_robin")
+    one("submit", name="gate", key="gate")
+    for child in (one, two):
+        child(
+            "submit_all",
+            [{"name": f"{tenant}/{child.pid}-{n}", "seconds": 0.002, "key": tenant} for n in range(30) for tenant in "abc"],
+        )
+    one("open", "gate")
+    eventually(lambda: len(world.started()) > 20)
+    before = time.monotonic()
+    three("submit", name="late", seconds=0.0, key="late")
+    after = time.monotonic()
+    for child in (one, two, three):
+        child("drain")
+    starts = {event["name"]: event["at"] for event in world.told("start")}
+    since = [name for name, at in starts.items() if before <= at <= starts["late"]]
+    assert len(since) <= 2 * 4 + 2 or starts["late"] <= after, "it came when a round had begun: one more at most"
+
+
+@pytest.mark.parametrize("queue", ["fifo", "lifo", "priority"])
+def test_g11_tasks_of_four_processes_have_one_order(world: World, queue: str) -> None:
+    children = world.some(4, max_concurrent=1, queue=queue)
+    children[0]("submit", name="gate")
+    chance = random.Random(7)
+    submitted = []
+    for number in range(24):
+        priority = chance.randrange(3)
+        name = f"{priority}-{number}"
+        chance.choice(children)("submit", name=name, seconds=0.001, priority=priority)
+        submitted.append((priority, number, name))
+    eventually(lambda: children[0]("look")["queued"] == 24)  # all of them have been announced
+    children[0]("open", "gate")
+    for child in children:
+        child("drain")
+    if queue == "priority":
+        submitted.sort(key=lambda one: (-one[0], one[1]))
+    elif queue == "lifo":
+        submitted.reverse()
+    assert world.started()[1:] == [name for _, _, name in submitted]
+    assert world.most() == 1
+
+
+# -- processes that die or stand still --------------------------------------------------------------------------------
+
+
+def test_g20_what_a_killed_process_held_is_free_for_others_soon(world: World) -> None:
+    one, two, three = world.some(3, max_concurrent=3, heartbeat=600.0)
+    for name in "abc":
+        assert one("submit", name=name) == "running"
+    for child in (one, two, three):
+        for number in range(2):
+            assert child("submit", name=f"{child.pid}-{number}") == "queued"
+    before = time.monotonic()
+    one.kill()
+    eventually(lambda: len(world.running()) == 3, SOON)
+    last = max(interval.start for interval in world.intervals())
+    assert last - before < SOON
+    assert sorted(world.running())[:3] == sorted(f"{two.pid}-{n}" for n in range(2)) + [f"{three.pid}-0"]
+    assert two("look")["members"] == sorted([two.pid, three.pid])
+    for child in (two, three):
+        child("open", *(f"{child.pid}-{number}" for number in range(2)))
+        child("drain")
+    assert world.most() == 3
+
+
+def test_g20_a_stopped_process_keeps_its_slots_and_others_use_the_rest(world: World) -> None:
+    one, two = world.some(2, max_concurrent=3)
+    for name in "ab":
+        one("submit", name=name)
+    world.wait_started("a", "b")
+    one.stop()
+    for number in range(20):
+        two("submit", name=f"two-{number}", seconds=0.005)
+    two("drain")
+    mine = [interval for interval in world.intervals() if interval.pid == two.pid]
+    assert most_at_once(mine) == 1
+    assert len(mine) == 20
+    one.go_on()
+    one("open", "a", "b")
+    one("drain")
+    for number in range(3):
+        assert two("submit", name=f"late-{number}") == "running"
+    assert world.most() == 3
+
+
+def test_g20_what_is_granted_to_a_stopped_process_goes_to_others(world: World) -> None:
+    one, two, three = world.some(3, max_concurrent=1)
+    one("submit", name="gate")
+    assert two("submit", name="two") == "queued"
+    assert three("submit", name="three") == "queued"
+    two.stop()
+    one("open", "gate")
+    world.wait_started("three", seconds=10 * SOON)
+    assert world.running() == ["three"]
+    two.go_on()
+    assert two("status", "two") == "queued", "what it was granted was taken back"
+    three("open", "three")
+    world.wait_started("two")
+    two("open", "two")
+    two("drain")
+    assert world.most() == 1
+
+
+def test_g20_processes_killed_at_random_never_overshoot(world: World, scale: float) -> None:
+    chance = random.Random(20)
+    children = world.some(6, max_concurrent=4)
+    for child in children:
+        child.send("feed", 0.003)
+    ends = time.monotonic() + (60.0 if scale >= 1 else 5.0)
+    killed = 0
+    while time.monotonic() < ends:
+        time.sleep(chance.random() * 0.2)  # at any moment of what they do
+        victim = chance.randrange(6)
+        children[victim].kill()
+        children[victim] = world.child(max_concurrent=4)
+        children[victim].send("feed", 0.003)
+        killed += 1
+    counts = {child.pid: child("stop_feeding") for child in children}
+    for child in children:
+        child("drain")
+    assert killed > 5
+    done = Counter(event["pid"] for event in world.told("end"))
+    for pid, count in counts.items():
+        assert done[pid] == count, "everything that the living submitted is done"
+    assert world.most() == 4
+    eventually(lambda: children[0]("look")["active"] == 0)  # at the next heartbeat
+    assert children[0]("look")["members"] == sorted(counts)
+    members = [name for name in os.listdir(f"{world.path}-members") if name.endswith((".lock", ".sock"))]
+    assert len(members) <= 2 * 6 + 4, "the last to be killed may have left theirs"
+    size = sum(file.stat().st_size for file in world.path.parent.rglob("*") if file.is_file())
+    assert size < 200_000
+    assert not any(child.stderr() for child in world.children)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_g13_a_key_that_four_processes_submit_runs_once(world: World) -> None:
+    children = world.some(4, max_concurrent=3)
+    keys = [f"key-{number}" for number in range(10)]
+    asked = [(child, child.send("idempotent", key, 0.005)) for key in keys for child in children]
+    answers = [child.answer(number) for child, number in asked]
+    assert Counter(world.started()) == dict.fromkeys(keys, 1)
+    assert [answer["name"] for answer in answers] == [key for key in keys for _ in children]
+    for answer in answers:
+        assert (answer["types"], answer["same"]) == (["tuple", "datetime"], True)
+        assert answer["by"] in [child.pid for child in children]
+    late = world.child(max_concurrent=3)
+    assert late("idempotent", keys[0], 0.0 + 0.005)["types"] == ["tuple", "datetime"]
+    assert len(world.started()) == 10
+
+
+def test_g13_when_the_process_that_runs_a_key_is_killed_one_other_runs_it(world: World) -> None:
+    children = world.some(4, max_concurrent=2, heartbeat=600.0)
+    asked = {child.pid: child.send("idempotent", "k", None) for child in children}
+    world.wait_started("k")
+    for _ in range(2):
+        (event,) = [one for one in world.told("start") if one["pid"] in asked and asked[one["pid"]]]
+        winner = next(child for child in children if child.pid == event["pid"])
+        for child in children:  # the others follow it by now
+            if child is not winner and child.died is None:
+                child("settled")
+        before = len(world.started())
+        winner.kill()
+        asked.pop(winner.pid)
+        eventually(lambda before=before: len(world.started()) == before + 1, SOON)
+    assert len(world.running()) == 1
+    left = [child for child in children if child.died is None]
+    for child in left:
+        child("open", "k")
+    answers = [child.answer(asked[child.pid]) for child in left]
+    assert answers[0] == answers[1]
+    assert answers[0]["by"] in [child.pid for child in left]
+    assert world.started() == ["k"] * 3
+
+
+# -- event loops that are blocked -------------------------------------------------------------------------------------
+
+
+def test_g23_a_blocked_event_loop_delays_nobody_else(world: World) -> None:
+    one, two = world.some(2, max_concurrent=3, heartbeat=0.1)
+    number = one.send("submit", name="blocked", seconds=3.0, body="blocked")
+    world.wait_started("blocked")
+    before = time.monotonic()
+    for task in range(50):
+        two("submit", name=f"two-{task}", seconds=0.01)
+    two("drain")
+    assert time.monotonic() - before < 2.5, "it waited for nothing"
+    (held,) = [one for one in world.intervals() if one.name == "blocked"]
+    assert held.end > time.monotonic() or held.end - held.start >= 3.0
+    mine = [interval for interval in world.intervals() if interval.pid == two.pid]
+    assert most_at_once(mine) == 2
+    one.answer(number)
+    one("drain")
+    for task in range(3):
+        assert two("submit", name=f"late-{task}") == "running", "what it held is free"
+    assert world.most() == 3
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_g04_processes_that_disagree_are_warned_and_a_resize_is_known_to_all(world: World) -> None:
+    one = world.child(max_concurrent=2, queue="fifo")
+    two = world.child(max_concurrent=5, queue="lifo")
+    one("submit", name="first", seconds=0.0)  # a pool that was never used hears nothing
+    assert one.stderr() == ""
+    warning = two.stderr()
+    assert "the processes that share this budget have max_concurrent=2, queue='fifo'" in warning
+    assert "this pool was made with max_concurrent=5, queue='lifo'; theirs stand" in warning
+    assert warning.count("WARNING") == len(warning.splitlines()) == 1
+    for number in range(6):
+        two("submit", name=f"two-{number}")
+    eventually(lambda: len(world.running()) == 2)
+    one("resize", 4)
+    eventually(lambda: len(world.running()) == 4)
+    assert two("look")["limit"] == 4
+    two("resize", 1)
+    eventually(lambda: one("look")["limit"] == 1)
+    two("open", *(f"two-{number}" for number in range(4)))
+    eventually(lambda: world.running() == ["two-4"])
+    two("open", "two-4", "two-5")
+    two("drain")
+    assert world.most() == 4
+
+
+# -- resources and workers --------------------------------------------------------------------------------------------
+
+
+def test_g10_keys_that_rest_hold_no_slots_that_others_could_use(world: World) -> None:
+    one = world.child(max_concurrent=2, keys=1, heartbeat=600.0)
+    two = world.child(max_concurrent=2, heartbeat=600.0)
+    one("submit", name="warm", seconds=0.0)
+    one("drain")
+    one("cool", 2.0)
+    cooled = time.monotonic()
+    for number in range(6):
+        one("submit", name=f"one-{number}", seconds=0.01)
+    for number in range(40):
+        two("submit", name=f"two-{number}", seconds=0.02)
+    two("drain")
+    mine = [interval for interval in world.intervals() if interval.pid == two.pid]
+    assert most_at_once(mine) == 2, "both slots are used while the key rests"
+    assert not [event for event in world.told("start") if event["name"].startswith("one-") and event["at"] < cooled + 1.5]
+    before = one("look")["exchanges"]
+    assert before < 40
+    one.answer(one.send("drain"), 20 * SOON)
+    assert [name for name in world.started() if name.startswith("one-")] == [f"one-{number}" for number in range(6)]
+    assert world.most() == 2
+
+
+def test_g10_one_key_for_many_tasks_gives_slots_back_and_does_not_ask_for_ever(world: World) -> None:
+    """One process can use a single slot at a time, and is granted more again and again."""
+    one = world.child(max_concurrent=3, keys=1, heartbeat=600.0)
+    two = world.child(max_concurrent=3, heartbeat=600.0)
+    tasks = [{"name": f"one-{number}", "seconds": 0.005} for number in range(30)]
+    asked = [
+        (one, one.send("submit_all", tasks)),
+        (two, two.send("submit_all", [{**task, "name": f"two-{task['name']}"} for task in tasks])),
+    ]
+    for child, number in asked:
+        child.answer(number)
+    for child in (one, two):
+        child("drain")
+    assert world.most() == 3
+    assert most_at_once([interval for interval in world.intervals() if interval.pid == one.pid]) == 1
+    for child in (one, two):
+        assert child("look")["exchanges"] <= 30 * 6
+    quiet = one("look")["exchanges"]
+    assert one("submit", name="gate") == "running"
+    for number in range(5):
+        assert one("submit", name=f"last-{number}", seconds=0.0) == "queued"
+    eventually(lambda: two("look")["held"] == 0)
+    assert one("look")["exchanges"] - quiet < 30, "nothing goes back and forth while the key is in use"
+    one("open", "gate")
+    one("drain")
