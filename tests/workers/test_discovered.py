@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import signal
@@ -619,6 +620,23 @@ def test_w04_the_first_nested_calls_over_tcp_are_spread_over_all_workers() -> No
             async with WorkerPool(discovery=discovery, lazy=False, quorum=3):
                 reached = Counter(await jobs.pids_of_peers(30))
             assert len(reached) == 3, reached
+
+    run(main)
+
+
+def test_w04_another_loop_of_the_pool_that_reached_one_worker_takes_none_from_the_others(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery(), lazy=False, quorum=3) as pool:
+            every = {one.uid for one in fleet.workers}
+            for _ in range(5):
+                context = contextvars.copy_context()
+                assert await asyncio.to_thread(context.run, asyncio.run, elsewhere(pool)) in fleet.pids
+                for known in (await pool.broadcast(jobs.known_peers)).values():
+                    assert {*known} == every
+
+    async def elsewhere(pool: WorkerPool) -> int:
+        pool._quorum = 1  # of dispatchers that are made from now on: this one calls the worker that it reaches first
+        return await jobs.pid()
 
     run(main)
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryLike
     from headgate.workers.client.balancing import LoadBalancerLike
     from headgate.workers.client.dispatcher import Dispatcher
+    from headgate.workers.client.peers import Introductions
     from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.processes.exit_status import Ending
     from headgate.workers.processes.restarts import Trouble
@@ -139,6 +140,7 @@ class WorkerPool:
         self._failure: WorkerStartFailed | None = None  # what callers are told who find no worker
         self._changed: list[asyncio.Future[None]] = []
         self._dispatchers: dict[asyncio.AbstractEventLoop, Dispatcher] = {}
+        self._introductions: Introductions  # what all of them tell the workers of each other
         self._loop: asyncio.AbstractEventLoop | None = None
         self._token: Token[Any] | None = None
         self._outer: WorkerPool | None = None  # the pool that was active around this one
@@ -174,7 +176,9 @@ class WorkerPool:
                 )
             )
             from headgate.workers.client import dispatcher  # noqa: F401 - imports grpc, while the workers start
+            from headgate.workers.client.peers import Introductions
 
+            self._introductions = Introductions(self._id)
             self._balancer = await self._resolved_balancer()
             await self._until_ready()
             await self._announce()
@@ -322,7 +326,7 @@ class WorkerPool:
             quorum=self._quorum,
             quorum_timeout=self._quorum_timeout,
             on_lost=self._on_lost,
-            pool=self._id,
+            introductions=self._introductions,
             max_payload=self._max_payload,
             awaits_endings=True,
             limits=self._limits,

@@ -18,7 +18,7 @@ from headgate.core.redaction import redact
 from headgate.workers.client.candidates import Candidates, Places
 from headgate.workers.client.connection import Connection, Happening
 from headgate.workers.client.failures import client_id
-from headgate.workers.client.peers import as_peer
+from headgate.workers.client.peers import Introductions
 from headgate.workers.client.renewal import Renewals
 from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from headgate.workers.protocol.tls_causes import Refusal
 
 _epochs = count(1)
-_introductions = count(1)  # one for all dispatchers of a process, and so for all that tell the workers of one pool
 _MOST_EVICTED = 64  # whose reasons are kept
 
 
@@ -45,7 +44,7 @@ class Connections:
         roster: Roster[Connection],
         openings: Openings,
         *,
-        pool: str,
+        introductions: Introductions,
         here: str,
         max_payload: int,
         limits: Limits,
@@ -59,7 +58,6 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self._roster = roster
         self._openings = openings
-        self._pool = pool
         self._here = here
         self._max_payload = max_payload
         self._limits = limits
@@ -78,8 +76,9 @@ class Connections:
         self._candidates = Candidates(
             self._connection_to, self._reached, self._not_reached, self._silent, self._why_refused
         )
-        self._renewals = Renewals(roster, openings, self.gone, self._connection_to, self._introduce, self._end)
-        self._told: Introduction | None = None
+        self._renewals = Renewals(roster, openings, self.gone, self._connection_to, self._takes_over, self._end)
+        self._introductions = introductions
+        self._told: Introduction | None = None  # in a worker: the list that is passed on
         self._evicted: dict[str, str] = {}
         self._listeners: set[asyncio.Task[Any] | None] = set()
         self._endings: set[asyncio.Task[None]] = set()
@@ -160,6 +159,7 @@ class Connections:
         uid = connection.metadata.uid
         self._evicted.pop(uid, None)
         self._roster.admit(uid, connection)
+        self._introductions.add(connection.metadata, connection.session.uid)
         self._introduce()
         self._openings.wake()
         self.changed()
@@ -273,25 +273,30 @@ class Connections:
             calls += sum(one.in_flight for one in self.gone if one.metadata.uid == connection.metadata.uid)
         return WorkerView(connection.metadata, state, calls)
 
-    def _introduce(self, *only: Connection) -> None:
-        """Tell workers whom their routines may call: all of them, or these.
+    def _takes_over(self, connection: Connection) -> None:
+        """Note that a session takes the place of another with the same worker."""
+        self._introductions.add(connection.metadata, connection.session.uid)
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Tell workers whom their routines may call.
 
         A worker passes on the list that the pool's client made. The workers that it has reached itself, at first none
         and then one after the other, say nothing about whom others may call: two workers that tell each other only of
         those would each drop what the other has, until nobody is left.
         """
-        introduction = self._told
-        if introduction is None:
-            peers = [as_peer(connection.metadata, connection.session.uid) for connection in self._roster]
-            introduction = Introduction(self._pool, peers, next(_introductions))
-        for connection in only or (*self._roster, *self.gone):  # those that leave finish calls that may call others
+        introduction = self._told or self._introductions.latest
+        for connection in (*self._roster, *self.gone):  # those that leave finish calls that may call others
             connection.introduce(introduction)
 
-    def _remove(self, connection: Connection) -> None:
+    def _remove(self, connection: Connection, *, is_there: bool = False) -> None:
+        """Stop to use a connection. `is_there`: only this dispatcher does, and the worker is there still."""
         uid = connection.metadata.uid
         if self._roster.get(uid) is connection:
             self._roster.drop(uid)
-            self._introduce()
+            if not (is_there or self.is_closed):
+                self._introductions.remove(uid)
+                self._introduce()
             self.changed()
         self._openings.forget(connection)
 
@@ -319,8 +324,8 @@ class Connections:
         self.changed()
         if happening == "closed":
             known = self._roster.get(connection.metadata.uid) is connection
-            self._remove(connection)
-            if known and not self.is_closed:  # somebody cancelled all tasks of this loop: the worker is there still
+            self._remove(connection, is_there=True)
+            if known and not self.is_closed:  # somebody cancelled all tasks of this loop
                 self._admit(self._connection_to(connection.metadata))
         elif happening in ("lost", "refused", "stopped"):
             known = self._roster.get(connection.metadata.uid) is connection

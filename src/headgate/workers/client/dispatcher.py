@@ -39,6 +39,7 @@ from headgate.workers.client.failures import (
     too_late,
     unreadable,
 )
+from headgate.workers.client.peers import Introductions
 from headgate.workers.client.remote_stream import Stream
 from headgate.workers.client.routine_call import GONE, Attempts, RoutineCall
 from headgate.workers.events import TASKS
@@ -72,6 +73,7 @@ class Dispatcher:
         quorum_timeout: float | None = 60.0,
         on_lost: Callable[[WorkerMetadata, str], None] | None = None,
         pool: str = "",
+        introductions: Introductions | None = None,
         max_payload: int = 0,
         awaits_endings: bool = False,
         here: str = "",
@@ -94,7 +96,7 @@ class Dispatcher:
         self.connections: Connections = Connections(
             self.roster,
             self.openings,
-            pool=pool,
+            introductions=introductions or Introductions(pool),
             here=here,
             max_payload=max_payload,
             limits=limits,
