@@ -343,7 +343,7 @@ def test_g02_a_read_only_file_is_named_and_works_when_it_can_be_written(path: Pa
     SqliteStore(path).open("p", {}, 10).close()
     path.chmod(0o444)
     Path(f"{path}-lock").chmod(0o666)
-    Path(f"{path}-members").chmod(0o777)
+    os.chown(f"{path}-members", 65534 if os.getuid() == 0 else -1, -1)
     said = as_nobody(path, path.with_name("other.db"))
     assert said.count("StoreWriteFailed") == 3, said
     assert "readonly" in said
@@ -490,6 +490,19 @@ def test_g22_garbage_in_the_directory_of_members_does_no_harm(path: Path) -> Non
     assert not left & {"0123456789ad.sock", "0123456789ae.lock", "0123456789ae.sock", "0123456789af.lock"}
     ask(store, lambda _, seen: Outcome("2", None, ["nobody", "0123456789ab", "../x", "\ud800"]))
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["writable", "foreign"])
+def test_g24_a_directory_of_members_in_which_others_may_write_is_refused(path: Path, kind: str) -> None:
+    folder = Path(f"{path}-members")
+    folder.mkdir()
+    if kind == "writable":
+        folder.chmod(0o777)
+    elif os.getuid() == 0:
+        os.chown(folder, 65534, -1)
+    else:
+        pytest.skip("only root can give a directory away")
+    refused(path, InvalidArgument, "belongs to another user, or others may write to it")
 
 
 def test_g22_garbage_on_a_connection_does_no_harm(path: Path) -> None:

@@ -120,6 +120,7 @@ class SqliteFile:
         if size is None:
             # SQLite would make it for everybody to read. Closing a descriptor of it is safe here, behind the gate.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        # Not bound to a thread: a journal is opened in one, written in another and closed in a third, one at a time.
         database = sqlite3.connect(
             self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
         )

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from headgate.core.clock import clock
+from headgate.errors import InvalidArgument
 from headgate.stores.jsonl.files import Files
 from headgate.stores.shared.fork_guard import ForkGuard
 
@@ -66,12 +67,13 @@ class Members:
     # -- being a member ------------------------------------------------------------------------------------------------
 
     def join(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take part under a new id. OSError if the directory cannot be used."""
+        """Take part under a new id. OSError or InvalidArgument if the directory cannot be used."""
         self._loop = loop
         self._files.make_folder(self._path)
         try:
             with self._guard:
                 self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._check_owner()
             self._take_id()
             self._listen()
             self.look()
@@ -105,6 +107,15 @@ class Members:
             return self._lock != -1 and self._files.is_at(self._lock, self._path / f"{self.id}.lock")
         except NotADirectoryError:
             return False
+
+    def _check_owner(self) -> None:
+        """Refuse a directory in which others could delete locks, and so take what this process holds."""
+        found = os.fstat(self._folder)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise InvalidArgument(
+                f"{self._path} belongs to another user, or others may write to it",
+                remedy="Delete that directory, or use a path in a directory that is yours alone.",
+            )
 
     def _take_id(self) -> None:
         while True:
