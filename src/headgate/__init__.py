@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         install_task_factory,
     )
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
+    from headgate.stores.shared.postgres import PostgresStore
     from headgate.tasks import (
         Backpressure,
         QueueStrategy,
@@ -148,6 +149,7 @@ __all__ = [
     "PoolBusy",
     "PoolClosed",
     "PoolExhausted",
+    "PostgresStore",
     "QueueFull",
     "QueueStrategy",
     "RemoteError",
@@ -225,6 +227,7 @@ _PACKAGES = {
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
+    "headgate.stores.shared.postgres": ("PostgresStore",),
     "headgate.tasks": (
         "Backpressure",
         "QueueStrategy",

@@ -9,6 +9,7 @@ from headgate.stores.jsonl.reader import read_journal
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.port import Done, Entry, ErrorText, Journal, Store, StoredTask
+from headgate.stores.shared.postgres import PostgresStore
 
 __all__ = [
     "Codec",
@@ -19,6 +20,7 @@ __all__ = [
     "JsonLinesStore",
     "MemoryStore",
     "Opaque",
+    "PostgresStore",
     "Store",
     "StoredTask",
     "canonical",

@@ -1,0 +1,112 @@
+"""What a PostgresStore does in its thread: the exchange of steps, the heartbeat, the connections.
+
+One engine lives in one process. A forked child leaves that of its parent alone and makes another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.core.redaction import log_exception
+from headgate.errors import StoreUnreachable
+from headgate.stores.shared.postgres_address import Address
+from headgate.stores.shared.postgres_link import Server
+from headgate.stores.shared.postgres_listeners import Listeners
+from headgate.stores.shared.postgres_members import Membership
+from headgate.stores.shared.postgres_state import Call, Exchange
+from headgate.stores.shared.postgres_thread import LoopThread
+
+_GRACE = 1.0
+"""Seconds that the last commands may take when the store is closed."""
+
+
+class Engine:
+    """The thread of a store and what runs there. Making one starts the thread."""
+
+    def __init__(self, address: Address, lease: float) -> None:
+        self._address = address
+        self._lease = lease
+        self.listeners: Listeners = Listeners()
+        self._ready = threading.Event()
+        self._exchange: Exchange | None = None
+        self._members: Membership | None = None
+        self._server: Server | None = None
+        self.thread: LoopThread = LoopThread(f"headgate-postgres {address.place}", self._main)
+        self._ready.wait()
+
+    @property
+    def deadline(self) -> float:
+        """Until when the lease stands for certain, on the monotonic clock."""
+        return self._members.deadline if self._members is not None else -math.inf
+
+    @property
+    def server(self) -> Server:
+        """What the connections of this store share."""
+        assert self._server is not None, "_main makes it before _ready is set"
+        return self._server
+
+    @property
+    def members(self) -> Membership:
+        """How this store takes part."""
+        assert self._members is not None, "_main makes it before _ready is set"
+        return self._members
+
+    def transact(self, call: Call) -> None:
+        """Run this step after all that were given before."""
+        assert self._exchange is not None, "_main makes it before _ready is set"
+        self._exchange.put(call)
+
+    def connect(self, timeout: float) -> None:
+        """Block until the server has answered and this store takes part."""
+        deadline = clock.now() + timeout
+        connected = self.thread.call(lambda: self._connected(deadline))
+        error = connected.exception(None if math.isinf(timeout) else timeout + 2 * self.server.timeout)
+        if error is not None:
+            raise error
+
+    async def _connected(self, deadline: float) -> None:
+        """Try to connect until then; the last error, if that fails."""
+        exchange, server = self._exchange, self.server
+        assert exchange is not None, "_main makes it before _ready is set"
+        reached = asyncio.ensure_future(server.persist("connect", exchange.connect))
+        left = None if math.isinf(deadline) else max(0.0, deadline - clock.now())
+        await asyncio.wait((reached,), timeout=left)
+        if reached.done():
+            return reached.result()
+        reached.cancel()
+        raise server.last_error or StoreUnreachable(f"{self._address.place} did not answer in time")
+
+    def stop(self, timeout: float) -> None:
+        """Delete the row of this member, close the connections and end the thread. Waits at most so long."""
+        self.thread.post(self._close)
+        if not self.thread.is_current():
+            self.thread.join(timeout)
+
+    def _close(self) -> None:
+        self.server.closing.set()
+        self.members.stir()
+        if self._exchange is not None:
+            self._exchange.stir()
+
+    async def _main(self) -> None:
+        self._server = server = Server(self._address, self.listeners, min(5.0, max(1.0, self._lease / 5)))
+        self._members = members = Membership(server, self._lease)
+        self._exchange = exchange = Exchange(server, members, idle=self._lease)
+        self._ready.set()
+        tasks = [asyncio.ensure_future(_guarded(work)) for work in (exchange.serve, members.beat)]
+        await server.closing.wait()
+        await asyncio.wait(tasks, timeout=_GRACE)
+        exchange.close()
+        await members.leave()
+
+
+async def _guarded(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    try:
+        await work()
+    except Exception:
+        log_exception("headgate.stores", "a defect in PostgresStore: its thread stops")
