@@ -4,12 +4,16 @@
 Imports `errors`, `core` and the values of `tasks`. Begin with `port.Store`, the contract that every store keeps.
 """
 
+from headgate.core.lazy import lazy
 from headgate.stores.codec import Codec, Opaque, canonical, decode, encode
 from headgate.stores.jsonl.reader import read_journal
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.port import Done, Entry, ErrorText, Journal, Store, StoredTask
-from headgate.stores.shared.postgres import PostgresStore
+
+TYPE_CHECKING = False  # typing's own, without importing typing
+if TYPE_CHECKING:
+    from headgate.stores.shared.postgres import PostgresStore
 
 __all__ = [
     "Codec",
@@ -28,3 +32,10 @@ __all__ = [
     "encode",
     "read_journal",
 ]
+
+_named = lazy(globals(), {"headgate.stores.shared.postgres": ("PostgresStore",)})  # every TaskPool imports this package
+
+if not TYPE_CHECKING:  # a checker that sees this believes in every name
+
+    def __getattr__(name):
+        return _named(name)

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
@@ -23,9 +23,11 @@ from typing import Any, Self
 from headgate.core.checks import is_finite, named_options
 from headgate.core.shared_state import Listener, Step
 from headgate.errors import InvalidArgument, PoolClosed
+from headgate.stores.jsonl.writer import JsonLinesJournal
 from headgate.stores.shared.postgres_address import parsed
 from headgate.stores.shared.postgres_engine import Engine
 from headgate.stores.shared.postgres_errors import require_asyncpg
+from headgate.stores.shared.postgres_journal import Journals, open_journal
 from headgate.stores.shared.postgres_state import Call, stored_key
 
 _CLOSING = 3.0
@@ -62,6 +64,7 @@ class PostgresStore:
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._finalizer: weakref.finalize[[Engine, int], PostgresStore] | None = None
+        self._journals: Journals | None = None
         self._is_closed = False
         _stores.add(self)
 
@@ -97,6 +100,20 @@ class PostgresStore:
     def listen(self, key: str, listener: Listener) -> Callable[[], None]:
         """Tell this listener what happens to a key, until the returned function is called."""
         return self._started().listeners.add(stored_key(key), listener)
+
+    def open(self, pool_id: str, about: Mapping[str, Any], keep: int) -> JsonLinesJournal:
+        """Lock and read the journal of this pool, or make it. See `stores.port.Store`."""
+        engine = self._started()
+        with self._lock:
+            if self._journals is None or self._journals.engine is not engine:
+                self._journals = Journals(engine)
+            journals = self._journals
+        return open_journal(self, journals, pool_id, about, keep)
+
+    @property
+    def is_closed(self) -> bool:
+        """Was `close` called?"""
+        return self._is_closed
 
     def close(self, *, timeout: float = _CLOSING) -> None:
         """Stop taking part: what this member holds is free at once. Waits at most `timeout` seconds. Twice is fine."""

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
+from headgate.core.shared_state import Outcome
 from headgate.errors import StoreUnreachable
 from headgate.stores.shared.postgres_address import Address
 from headgate.stores.shared.postgres_link import Server
@@ -63,23 +63,17 @@ class Engine:
 
     def connect(self, timeout: float) -> None:
         """Block until the server has answered and this store takes part."""
-        deadline = clock.now() + timeout
-        connected = self.thread.call(lambda: self._connected(deadline))
-        error = connected.exception(None if math.isinf(timeout) else timeout + 2 * self.server.timeout)
-        if error is not None:
-            raise error
-
-    async def _connected(self, deadline: float) -> None:
-        """Try to connect until then; the last error, if that fails."""
-        exchange, server = self._exchange, self.server
-        assert exchange is not None, "_main makes it before _ready is set"
-        reached = asyncio.ensure_future(server.persist("connect", exchange.connect))
-        left = None if math.isinf(deadline) else max(0.0, deadline - clock.now())
-        await asyncio.wait((reached,), timeout=left)
-        if reached.done():
-            return reached.result()
-        reached.cancel()
-        raise server.last_error or StoreUnreachable(f"{self._address.place} did not answer in time")
+        call = Call("", lambda _, seen: Outcome(None), durable=False)
+        self.transact(call)
+        try:
+            call.future.result(None if math.isinf(timeout) else timeout)
+            return
+        except TimeoutError:
+            call.future.cancel()
+        error = self.server.last_error
+        if error is None:
+            raise StoreUnreachable(f"{self._address.place} cannot be reached: no answer within {timeout:g} s")
+        raise type(error)(error.message, remedy=error.remedy)
 
     def stop(self, timeout: float) -> None:
         """Delete the row of this member, close the connections and end the thread. Waits at most so long."""
@@ -103,6 +97,7 @@ class Engine:
         await asyncio.wait(tasks, timeout=_GRACE)
         exchange.close()
         await members.leave()
+        server.drop_all()
 
 
 async def _guarded(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -9,11 +9,12 @@ whether it was committed is unknown, and whoever gave it must be able to give it
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from headgate.core.clock import clock
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, StoreUnreachable
 from headgate.stores.shared.postgres_address import Address
 from headgate.stores.shared.postgres_errors import Trouble, Verdict, explained, pooled
 from headgate.stores.shared.postgres_listeners import Listeners
@@ -39,9 +40,12 @@ class Server:
         self.last_error: HeadgateError | None = None
         """Why the last connection failed."""
         self.closing: asyncio.Event = asyncio.Event()
+        self._links: list[Link] = []
 
-    async def persist(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def persist(self, name: str, work: Callable[[], Awaitable[T]], *, until: float = math.inf) -> T:
         """Do this again and again until the server has answered. Raises the error of whatever else goes wrong.
+
+        After the time `until` a failure is final.
 
         The first failure is tried again at once, because a broken connection is mostly a matter of making another.
         """
@@ -52,7 +56,7 @@ class Server:
             except Trouble as trouble:
                 error, verdict = trouble.error, trouble.verdict
             self.last_error = error
-            if verdict is not Verdict.AGAIN or self.closing.is_set():
+            if verdict is not Verdict.AGAIN or self.closing.is_set() or clock.now() >= until:
                 raise error
             tries += 1
             if tries > 1:
@@ -61,16 +65,32 @@ class Server:
                 await _until(self.closing, pause * clock.uniform(0.5, 1.0))
                 pause = min(_LONGEST_PAUSE, 2 * pause)
 
+    def add(self, link: Link) -> None:
+        """Close this connection with the others."""
+        self._links.append(link)
+
+    def drop_all(self) -> None:
+        """Close all connections without waiting for anything."""
+        for link in self._links:
+            link.drop()
+
+    def busy(self, why: str) -> Trouble:
+        """Make the failure for something that will be possible soon."""
+        return Trouble(Verdict.AGAIN, StoreUnreachable(f"{self.address.shown}: {why}", remedy="Try again."))
+
 
 class Link:
     """One connection with a name."""
 
-    def __init__(self, name: str, server: Server, on_lost: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, name: str, server: Server, on_lost: Callable[[], None] | None = None, *, timeout: float | None = None
+    ) -> None:
         self.name: str = name
         self._server = server
         self._on_lost = on_lost
+        server.add(self)
         self._connection: Any = None
-        self._was_made = False
+        self._timeout = server.timeout if timeout is None else timeout
         self.made: int = 0
         """How many connections were made so far."""
         self.backend: int = 0
@@ -141,11 +161,11 @@ class Link:
             is_silent = True
             connection.terminate()
 
-        timer = asyncio.get_running_loop().call_later(server.timeout, close)
+        timer = asyncio.get_running_loop().call_later(self._timeout, close)
         try:
             return await command
         except Exception as error:
-            trouble = explained(error, server.address, silent_for=server.timeout if is_silent else None)
+            trouble = explained(error, server.address, silent_for=self._timeout if is_silent else None)
         finally:
             timer.cancel()
         if trouble.verdict is Verdict.AGAIN and connection is self._connection:

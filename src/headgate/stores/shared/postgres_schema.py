@@ -71,7 +71,8 @@ _ASK_PLACE: Final = f"""
 SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database,
        has_database_privilege(current_database(), 'CREATE') AS may_make_schema,
-       has_schema_privilege(oid, 'USAGE') AS may_use, has_schema_privilege(oid, 'CREATE') AS may_make_tables
+       has_schema_privilege(oid, 'USAGE') AS may_use, has_schema_privilege(oid, 'CREATE') AS may_make_tables,
+       CASE WHEN has_schema_privilege(oid, 'USAGE') THEN to_regclass('{SCHEMA}.format') IS NOT NULL END AS has_tables
 FROM (SELECT to_regnamespace('{SCHEMA}') AS oid) AS found
 """
 
@@ -79,7 +80,8 @@ _ASK_RIGHTS: Final = f"""
 SELECT string_agg(DISTINCT wanted.right, ', ') AS rights,
        string_agg(DISTINCT '{SCHEMA}.' || wanted.relation, ', ') AS tables
 FROM unnest($1::text[], $2::text[]) AS wanted (relation, "right")
-WHERE NOT has_table_privilege('{SCHEMA}.' || wanted.relation, wanted.right)
+WHERE to_regclass('{SCHEMA}.' || wanted.relation) IS NULL
+   OR NOT has_table_privilege('{SCHEMA}.' || wanted.relation, wanted.right)
 """
 
 
@@ -91,28 +93,24 @@ async def prepare(connection: Any, address: Address) -> None:
     if place["may_use"] is False:
         grant = f"GRANT USAGE ON SCHEMA {SCHEMA} TO {place['role']}"
         raise missing_grant(address, f"the role {place['role']} may not use the schema {SCHEMA}", grant)
-    if place["may_use"] is None or not await _has_tables(connection):
+    if not place["has_tables"]:
         await _make(connection, address, place)
-    found = await connection.fetchval(f"SELECT max(version) FROM {SCHEMA}.format") if await _may_read(connection) else 0
-    if found > FORMAT:
-        error = StoreFormatTooNew(
-            f"the schema {SCHEMA} of {address.shown} has format {found}, and this release reads formats up to {FORMAT}",
-            remedy="Upgrade headgate, or use another database.",
-        )
-        raise Trouble(Verdict.REFUSED, error)
     relations, rights = zip(*((table, right) for table, rights in _NEEDS.items() for right in rights), strict=True)
     missing = await connection.fetchrow(_ASK_RIGHTS, relations, rights)
+    if f"{SCHEMA}.format" not in (missing["tables"] or ""):
+        _check_format(await connection.fetchval(f"SELECT max(version) FROM {SCHEMA}.format"), address)
     if missing["rights"]:
         grant = f"GRANT {missing['rights']} ON {missing['tables']} TO {place['role']}"
         raise missing_grant(address, f"the role {place['role']} lacks rights on {missing['tables']}", grant)
 
 
-async def _has_tables(connection: Any) -> bool:
-    return bool(await connection.fetchval(f"SELECT to_regclass('{SCHEMA}.format') IS NOT NULL"))
-
-
-async def _may_read(connection: Any) -> bool:
-    return bool(await connection.fetchval(f"SELECT has_table_privilege('{SCHEMA}.format', 'SELECT')"))
+def _check_format(found: int | None, address: Address) -> None:
+    if found is None or found > FORMAT:
+        error = StoreFormatTooNew(
+            f"the schema {SCHEMA} of {address.shown} has format {found}, and this release reads formats up to {FORMAT}",
+            remedy="Upgrade headgate, or use another database.",
+        )
+        raise Trouble(Verdict.REFUSED, error)
 
 
 async def _make(connection: Any, address: Address, place: Any) -> None:
@@ -125,7 +123,7 @@ async def _make(connection: Any, address: Address, place: Any) -> None:
                 grant = f"GRANT CREATE ON DATABASE {place['database']} TO {place['role']}"
                 raise missing_grant(address, f"the role {place['role']} may not make the schema {SCHEMA}", grant)
             await connection.execute(f"CREATE SCHEMA {SCHEMA}")
-        elif await _has_tables(connection):
+        elif again["has_tables"]:
             return
         elif not again["may_make_tables"]:
             grant = f"GRANT CREATE ON SCHEMA {SCHEMA} TO {place['role']}"

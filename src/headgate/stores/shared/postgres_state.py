@@ -3,7 +3,7 @@
 A transaction is two statements, each committed by itself: one reads the text with its version, the time and all members
 from one snapshot; the other writes if the version is still that, and if this member's lease still stands. Nothing is
 locked between them, so a process that is stopped there holds nobody up. When another was quicker, the step is run again
-with what that one wrote. After some defeats the row is locked first, in a transaction of several statements: locks are
+with what that one wrote. After a defeat the row is locked first, in a transaction of several statements: locks are
 granted in the order in which they are asked for, so nobody starves. (Measured: two round trips against four.)
 
 Steps for one key that wait together are run together, in one transaction.
@@ -65,7 +65,7 @@ _LOCK: Final = f"""
 BEGIN; SET LOCAL idle_in_transaction_session_timeout = 2000; SELECT FROM {SCHEMA}.texts WHERE key = '%s' FOR UPDATE
 """
 
-_DEFEATS: Final = 2
+_DEFEATS: Final = 1
 """How often others may be quicker before the row is locked."""
 
 _TOGETHER: Final = 100
@@ -159,11 +159,6 @@ class Exchange:
         call.future.set_exception(_closed())
 
     # -- on the thread of the store ------------------------------------------------------------------------------------
-
-    async def connect(self) -> None:
-        """Connect and take part. Trouble if that fails."""
-        await self._members.ensure(self._link)
-        await self._link.connect()
 
     async def serve(self) -> None:
         """Run steps until the store is closed."""
