@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headgate.core.checks import is_finite, named_options
+from headgate.core.clock import clock
 from headgate.core.shared_state import Listener, Step
 from headgate.errors import InvalidArgument, PoolClosed
 from headgate.stores.jsonl.writer import JsonLinesJournal
@@ -36,6 +37,8 @@ _AT_EXIT = 1.0
 """Seconds that the end of the program waits at most for stores that nobody closed."""
 
 _stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
+_leaving: list[Engine] = []
+"""Those whose store nobody holds any more, and whose threads have not ended yet."""
 
 
 class PostgresStore:
@@ -155,14 +158,21 @@ def _let_go(engine: Engine, pid: int) -> None:
     """Nobody holds the store any more: end its thread, without waiting for it."""
     if pid == os.getpid():
         engine.stop(0.0)
+        _leaving[:] = [one for one in _leaving if not one.thread.join(0.0)] + [engine]
 
 
 def _close_all() -> None:
+    until = clock.now() + _AT_EXIT
     for store in list(_stores):
-        store.close(timeout=_AT_EXIT)
+        store.close(timeout=max(0.0, until - clock.now()))
+    for engine in _leaving:
+        engine.thread.join(max(0.0, until - clock.now()))
 
 
 def _forked() -> None:
+    for engine in _leaving:
+        engine.thread.abandon()
+    _leaving.clear()
     for store in list(_stores):
         store.forked()
 
