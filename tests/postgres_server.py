@@ -29,6 +29,7 @@ ENCODED = "pl4nted%3Apa%2Fss%40word"
 _HBA = """
 local all all trust
 host all postgres 127.0.0.1/32 trust
+host replication postgres 127.0.0.1/32 trust
 host all all 127.0.0.1/32 scram-sha-256
 """
 
@@ -72,7 +73,7 @@ def free_port() -> int:
 class PostgresServer:
     """A server in a folder of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, primary: PostgresServer | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="headgate-pg-"))
         self.folder.chmod(0o755)
         self._data = self.folder / "data"
@@ -83,7 +84,14 @@ class PostgresServer:
         if self._user is not None:
             shutil.chown(self.folder, self._user)
             shutil.chown(self._data, self._user)
-        self._run("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-D", self._data)
+        if primary is None:
+            self._run(
+                "initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-D", self._data
+            )
+        else:
+            source = f"host=127.0.0.1 port={primary.port} user=postgres"
+            self._data.chmod(0o700)
+            self._run("pg_basebackup", "-d", source, "-D", self._data, "-R", "-c", "fast", "--no-sync")
         (self._data / "pg_hba.conf").write_text(_HBA)
         with (self._data / "postgresql.conf").open("a") as settings:
             settings.write("fsync = off\nmax_connections = 200\nlisten_addresses = '127.0.0.1'\n")
@@ -102,6 +110,13 @@ class PostgresServer:
 
     def restart(self, mode: str) -> None:
         self._run("pg_ctl", "-D", self._data, "-w", "-s", "-m", mode, "-l", self.folder / "log", "restart")
+
+    def standby(self) -> PostgresServer:
+        """Make another server that follows this one."""
+        return PostgresServer(self)
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", self._data, "-w", "-s", "promote")
 
     def close(self) -> None:
         try:

@@ -120,15 +120,18 @@ def _say(*words: object) -> None:
     sys.stdout.flush()
 
 
-def _counts(dsn: str, who: str, times: str, durable: str) -> None:
+def _counts(dsn: str, who: str, durable: str) -> None:
+    """Count until nobody wants more, and say how far it came."""
+    enough = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), enough.set()), daemon=True).start()
+    seq = 0
     with PostgresStore(dsn, lease=2.0) as store:
-        store.connect(PATIENCE)
-        _say("ready")
-        for seq in range(1, int(times) + 1):
+        while not enough.is_set():
+            seq += 1
             ask(store, increment(who, seq), durable=durable == "durable")
             if seq == 1:
                 _say("began")
-        _say("done")
+    _say(seq)
 
 
 def _stays(dsn: str, lease: str) -> None:

@@ -292,6 +292,7 @@ def test_g21_a_full_disk_is_told_and_other_conflicts_are_tried_again() -> None:
         asyncpg.ReadOnlySQLTransactionError("x"),
         asyncpg.ConnectionDoesNotExistError("x"),
         asyncpg.InterfaceError("connection is closed"),
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
         ConnectionResetError("x"),
         TimeoutError(),
     ):

@@ -92,7 +92,7 @@ class Engine:
         self._members = members = Membership(server, self._lease)
         self._exchange = exchange = Exchange(server, members, idle=self._lease)
         self._ready.set()
-        tasks = [asyncio.ensure_future(_guarded(work)) for work in (exchange.serve, members.beat)]
+        tasks = [asyncio.ensure_future(_guarded(work, server)) for work in (exchange.serve, members.beat)]
         await server.closing.wait()
         await asyncio.wait(tasks, timeout=_GRACE)
         exchange.close()
@@ -100,8 +100,10 @@ class Engine:
         server.drop_all()
 
 
-async def _guarded(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    try:
-        await work()
-    except Exception:
-        log_exception("headgate.stores", "a defect in PostgresStore: its thread stops")
+async def _guarded(work: Callable[[], Coroutine[Any, Any, None]], server: Server) -> None:
+    while not server.closing.is_set():
+        try:
+            await work()
+        except Exception:
+            log_exception("headgate.stores", "a defect in PostgresStore: it is tried again")
+            await asyncio.sleep(1.0)  # so that a defect does not fill the log

@@ -66,6 +66,9 @@ def explained(error: Exception, address: Address, *, silent_for: float | None = 
         if isinstance(error, ValueError):  # ClientConfigurationError: quotes parts of the address
             return Trouble(Verdict.REFUSED, _bad_address())
         return _again(address, _text(error))
+    if isinstance(error, asyncpg.InternalClientError):
+        # A session that the server ends between two commands can leave asyncpg confused about its own state.
+        return _again(address, str(error))
     if isinstance(error, ValueError):
         return Trouble(Verdict.REFUSED, _bad_address())
     return Trouble(Verdict.FAILED, StoreWriteFailed(f"{address.shown}: {type(error).__name__}: {error}"))

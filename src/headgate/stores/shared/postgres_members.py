@@ -29,9 +29,11 @@ from headgate.stores.shared.postgres_link import Link, Server
 ALL: Final = "headgate_members"
 """The channel in which everybody hears of members that are gone. Each member has one of its own besides."""
 
-JOIN: Final = f"""
+_JOIN: Final = f"""
+WITH gone AS (DELETE FROM {SCHEMA}.members WHERE id = $5 RETURNING id)
 INSERT INTO {SCHEMA}.members (id, lease_until, host, pid)
 VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4)
+RETURNING (SELECT count(pg_notify('{ALL}', id)) FROM gone)
 """
 
 _RENEW: Final = f"""
@@ -75,6 +77,7 @@ class Membership:
         self._link = Link("heartbeat", server, on_lost=self._stir.set)
         self._heard: tuple[int, str] | None = None  # the connection and the id for which we listen
         self._timer: asyncio.TimerHandle | None = None
+        self._former = ""  # the id that was lost last
         self.id: str | None = None
         """The id under which this store takes part; None until it has joined."""
         self.deadline: float = -math.inf
@@ -89,7 +92,7 @@ class Membership:
                 self.lose(self.id)
             if self.id is None:
                 before, new = clock.now(), clock.token()[:16]
-                await link.ask(JOIN, new, self._lease, socket.gethostname(), os.getpid())
+                await link.ask(_JOIN, new, self._lease, socket.gethostname(), os.getpid(), self._former)
                 self.id = new
                 self._stands_from(before)
                 self._stir.set()
@@ -99,7 +102,8 @@ class Membership:
         """The lease of this id is lost: tell it, once. The next `ensure` takes a new id."""
         if member != self.id:
             return
-        self.id = None
+        # The database may not know it yet. Nobody should wait for what we do not hold any more, so we tell it.
+        self.id, self._former = None, member
         self.deadline = -math.inf
         self._listeners.lost()
         self._stir.set()

@@ -25,6 +25,7 @@ from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote
 
+from headgate.core.redaction import log_exception
 from headgate.core.shared_state import Outcome, Seen, Step
 from headgate.errors import HeadgateError, PoolClosed, StoreWriteFailed
 from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, Verdict
@@ -230,9 +231,12 @@ class Exchange:
             await self._server.persist("exchange", until_committed)
         except HeadgateError as error:
             batch.fail(_closed() if self._server.closing.is_set() else error)
-        except BaseException as error:  # a defect: whoever waits must hear of it
-            batch.fail(StoreWriteFailed(f"the transaction failed: {type(error).__name__}: {error}"))
+        except asyncio.CancelledError:  # the store is closed, and the server did not answer in time
+            batch.fail(_closed())
             raise
+        except Exception as error:  # a defect: whoever waits must hear of it, and the others must go on
+            log_exception("headgate.stores", "a defect in PostgresStore: a transaction failed")
+            batch.fail(StoreWriteFailed(f"the transaction failed: {type(error).__name__}: {error}"))
         else:
             batch.succeed()
 

@@ -26,6 +26,7 @@ class LoopThread:
         """Start the thread. It ends when `main` has ended."""
         self._loop = asyncio.SelectorEventLoop()
         self._main = main
+        self._waiting: dict[Future[Any], list[asyncio.Task[None]]] = {}
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
@@ -57,8 +58,9 @@ class LoopThread:
                 future.set_result(result)
 
         tasks: list[asyncio.Task[None]] = []  # the loop holds tasks weakly
-        future.add_done_callback(lambda _: tasks.clear())
-        if not self.post(lambda: tasks.append(self._loop.create_task(run()))):
+        self._waiting[future] = tasks
+        future.add_done_callback(lambda _: self._waiting.pop(future, None))
+        if not self.post(lambda: tasks.append(self._loop.create_task(run()))) and not future.done():
             future.set_exception(closed)
         return future
 
@@ -85,6 +87,9 @@ class LoopThread:
         finally:
             self._loop.run_until_complete(_end_others())
             self._loop.close()
+            for future in list(self._waiting):  # posted, and not begun
+                if not future.done():
+                    future.set_exception(PoolClosed("the store is closed", remedy="Make a new store."))
 
 
 async def _end_others() -> None:
