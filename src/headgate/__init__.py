@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         install_task_factory,
     )
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
+    from headgate.stores.shared.postgres import PostgresStore
     from headgate.stores.shared.sqlite import SqliteStore
     from headgate.tasks import (
         Backpressure,
@@ -149,6 +150,7 @@ __all__ = [
     "PoolBusy",
     "PoolClosed",
     "PoolExhausted",
+    "PostgresStore",
     "QueueFull",
     "QueueStrategy",
     "RemoteError",
@@ -227,6 +229,7 @@ _PACKAGES = {
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
+    "headgate.stores.shared.postgres": ("PostgresStore",),
     "headgate.stores.shared.sqlite": ("SqliteStore",),
     "headgate.tasks": (
         "Backpressure",

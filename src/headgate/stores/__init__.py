@@ -1,7 +1,8 @@
 """Stores keep what happened to the tasks of a pool: the port, and the stores that come with headgate.
 
 `MemoryStore` keeps it in memory, `JsonLinesStore` in files; `read_journal` reads a journal that another process writes.
-`SqliteStore` also shares budgets and health among the processes of one machine (`stores/shared/`).
+`SqliteStore` and `PostgresStore` also share budgets and health among processes, of one machine and of several
+(`stores/shared/`).
 Imports `errors`, `core` and the values of `tasks`. Begin with `port.Store`, the contract that every store keeps.
 """
 
@@ -14,6 +15,7 @@ from headgate.stores.port import Done, Entry, ErrorText, Journal, Store, StoredT
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
+    from headgate.stores.shared.postgres import PostgresStore
     from headgate.stores.shared.sqlite import SqliteStore
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "JsonLinesStore",
     "MemoryStore",
     "Opaque",
+    "PostgresStore",
     "SqliteStore",
     "Store",
     "StoredTask",
@@ -34,7 +37,11 @@ __all__ = [
     "read_journal",
 ]
 
-_named = lazy(globals(), {"headgate.stores.shared.sqlite": ("SqliteStore",)})  # every TaskPool imports this package
+_SHARED = {
+    "headgate.stores.shared.postgres": ("PostgresStore",),
+    "headgate.stores.shared.sqlite": ("SqliteStore",),
+}
+_named = lazy(globals(), _SHARED)  # when they are used: every TaskPool imports this package
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name
 

@@ -1,0 +1,212 @@
+"""Taking part in a PostgreSQL database as a member: a row with a lease, renewed by a heartbeat.
+
+A member lives while its row is there. The row is made under an id that nobody had before, and renewed every third of
+the lease as long as the lease stands *by the clock of the database*; a lease that is over is never renewed. Whoever
+sees a row whose lease is over deletes it. So "gone" is "has no row", which nothing can undo: a clock that is set back
+cannot, nor a late renewal.
+
+A member loses its lease when the database says so, or when its own deadline passes without an answer to a renewal. The
+deadline is counted from before the renewal was sent, so it is never later than what the database knows. In both cases
+it takes a new id.
+
+A row is deleted in the same transaction that notifies all members, so all of them look again. They learn of a member
+that died (nobody deletes its row) because each looks when the next lease of another would be over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+from typing import Final
+
+from headgate.core.clock import clock
+from headgate.errors import HeadgateError
+from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, pooled
+from headgate.stores.shared.postgres_link import Link, Server
+
+ALL: Final = "headgate_members"
+"""The channel in which everybody hears of members that are gone. Each member has one of its own besides."""
+
+_JOIN: Final = f"""
+WITH gone AS (DELETE FROM {SCHEMA}.members WHERE id = $5 RETURNING id)
+INSERT INTO {SCHEMA}.members (id, lease_until, host, pid)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4)
+RETURNING (SELECT count(pg_notify('{ALL}', id)) FROM gone)
+"""
+
+_RENEW: Final = f"""
+WITH renewed AS (
+    UPDATE {SCHEMA}.members SET lease_until = clock_timestamp() + make_interval(secs => $2)
+    WHERE id = $1 AND lease_until > clock_timestamp() RETURNING id
+)
+SELECT (SELECT count(*) FROM renewed) AS renewed, pg_backend_pid() AS backend,
+       (SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM {SCHEMA}.members WHERE id <> $1)
+       AS next_end
+"""
+
+REAP: Final = f"""
+WITH gone AS (DELETE FROM {SCHEMA}.members WHERE lease_until <= clock_timestamp() RETURNING id)
+SELECT count(pg_notify('{ALL}', id)) FROM gone
+"""
+
+_LEAVE: Final = f"""
+WITH gone AS (DELETE FROM {SCHEMA}.members WHERE id = $1 RETURNING id)
+SELECT count(pg_notify('{ALL}', id)) FROM gone
+"""
+
+_SOON: Final = 0.02
+"""Seconds after the end of a lease at which it is looked for."""
+
+
+def channel_of(member: str) -> str:
+    """Return the channel in which a member is woken."""
+    return f"headgate_{member}"
+
+
+class Membership:
+    """The part that one store takes: its id, its lease, and the heartbeat that renews it."""
+
+    def __init__(self, server: Server, lease: float) -> None:
+        self._server = server
+        self._listeners = server.listeners
+        self._lease = lease
+        self._joining = asyncio.Lock()
+        self._stir = asyncio.Event()
+        self._link = Link("heartbeat", server, on_lost=self._stir.set)
+        self._heard: tuple[int, str] | None = None  # the connection and the id for which we listen
+        self._timer: asyncio.TimerHandle | None = None
+        self._former = ""  # the id that was lost last
+        self.id: str | None = None
+        """The id under which this store takes part; None until it has joined."""
+        self.deadline: float = -math.inf
+        """Until when the lease stands for certain, on the monotonic clock."""
+
+    async def ensure(self, link: Link) -> str:
+        """Take part, if this does not already; returns the id."""
+        if self.id is not None and clock.now() < self.deadline:
+            return self.id
+        async with self._joining:
+            if self.id is not None and clock.now() >= self.deadline:
+                self.lose(self.id)
+            if self.id is None:
+                before, new = clock.now(), clock.token()[:16]
+                await link.ask(_JOIN, new, self._lease, socket.gethostname(), os.getpid(), self._former)
+                self.id = new
+                self._stands_from(before)
+                self._stir.set()
+            return self.id
+
+    def lose(self, member: str) -> None:
+        """The lease of this id is lost: tell it, once. The next `ensure` takes a new id."""
+        if member != self.id:
+            return
+        # The database may not know it yet. Nobody should wait for what we do not hold any more, so we tell it.
+        self.id, self._former = None, member
+        self.deadline = -math.inf
+        self._listeners.lost()
+        self._stir.set()
+
+    def _stands_from(self, before: float) -> None:
+        self.deadline = before + self._lease
+        if self._timer is not None:
+            self._timer.cancel()
+        left = max(0.0, self.deadline - clock.now())
+        self._timer = asyncio.get_running_loop().call_later(left, self._look_at_deadline)
+
+    def _look_at_deadline(self) -> None:
+        if self.id is not None and clock.now() >= self.deadline:
+            self.lose(self.id)
+
+    # -- the heartbeat -------------------------------------------------------------------------------------------------
+
+    async def beat(self) -> None:
+        """Renew the lease every third of it, and look when another's is over, until the store is closed."""
+        closing = self._server.closing
+        period = self._lease / 3
+        next_beat = clock.now()
+        while not closing.is_set():
+            self._stir.clear()
+            is_due = clock.now() >= next_beat
+            try:
+                next_end = await self._server.persist("heartbeat", self._renew if is_due else self._look)
+            except HeadgateError as error:  # not one that passes by itself, but it is tried again all the same
+                self._listeners.cannot_reach("heartbeat", error)
+                is_due, next_beat, next_end = False, clock.now() + period, math.inf
+            if is_due:
+                next_beat = clock.now() + period
+                self._listeners.wake_all()
+            # The next event is known in advance: our own renewal, or the end of a lease that is not renewed.
+            pause = min(max(0.0, next_beat - clock.now()), next_end + _SOON)
+            await _wait_for(self._stir, pause)
+
+    async def _renew(self) -> float:
+        """Renew the lease; returns in how many seconds the next lease of another ends."""
+        me = await self._attend()
+        before = clock.now()
+        row = await self._link.ask(_RENEW, me, self._lease)
+        if row["backend"] != self._link.backend:
+            self._link.drop()
+            raise pooled(self._server.address)
+        if row["renewed"]:
+            if me == self.id:
+                self._stands_from(before)
+        else:
+            self.lose(me)
+            await self._attend()
+        return await self._reaped(row["next_end"])
+
+    async def _look(self) -> float:
+        """Delete rows whose lease is over; returns in how many seconds the next lease of another ends."""
+        me = await self._attend()
+        return await self._reaped((await self._link.ask(_NEXT_END, me))["next_end"])
+
+    async def _reaped(self, next_end: float | None) -> float:
+        if next_end is None:
+            return math.inf
+        if next_end > 0:
+            return next_end
+        await self._link.ask(REAP)
+        return 0.0
+
+    async def _attend(self) -> str:
+        """Take part and listen. What was told before we listened is lost, so all must look then."""
+        me = await self.ensure(self._link)
+        await self._link.connect()
+        if self._heard != (self._link.made, me):
+            await self._link.listen(ALL, lambda _: self._listeners.wake_all())
+            await self._link.listen(channel_of(me), self._listeners.wake)
+            self._heard = (self._link.made, me)
+            self._listeners.wake_all()
+        return me
+
+    def stir(self) -> None:
+        """Let `beat` look whether the store is being closed."""
+        self._stir.set()
+
+    async def leave(self) -> None:
+        """Delete the row, if the server answers, and close the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        me, self.id, self.deadline = self.id, None, -math.inf
+        if me is not None and self._link.is_connected:
+            try:
+                await self._link.ask(_LEAVE, me)
+            except Trouble:
+                pass  # the lease ends by itself
+        self._link.drop()
+
+
+_NEXT_END: Final = f"""
+SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 AS next_end
+FROM {SCHEMA}.members WHERE id <> $1
+"""
+
+
+async def _wait_for(event: asyncio.Event, timeout: float) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,131 @@
+"""The tables of a store, in the schema `headgate`, and whether this role may use them.
+
+- `texts`: what `SharedState` keeps. Changes of one that is not durable are committed with ``synchronous_commit = off``:
+  a server that crashes may lose those of the last half second, although they were acknowledged.
+- `members`: one row for each live member. The table is UNLOGGED, which is the answer to that loss: after a crash, and
+  after a failover to a standby, PostgreSQL empties it. So whenever a text may have gone back to an older one, all
+  members that held something by the newer one are gone, and take part again under new ids. (After a clean restart
+  nothing is lost, and the table is as it was.)
+- `journals` and `chunks`: the journals of pools, see `postgres_journal`.
+
+Everything here is asked when a connection is made, and not again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from headgate.errors import StoreFormatTooNew
+from headgate.stores.shared.postgres_address import Address
+from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, Verdict, missing_grant, read_only
+
+FORMAT: Final = 1
+"""Raised when an older release could misread what a newer one writes."""
+
+_LOCK: Final = 7_450_962_114_330_271_853
+"""The advisory lock under which the tables are made. Any number that nobody else uses."""
+
+_TABLES: Final = f"""
+CREATE TABLE {SCHEMA}.texts (
+    key text PRIMARY KEY,
+    version bigint NOT NULL,
+    at double precision NOT NULL,
+    state bytea NOT NULL
+) WITH (fillfactor = 50);
+CREATE UNLOGGED TABLE {SCHEMA}.members (
+    id text PRIMARY KEY,
+    lease_until timestamptz NOT NULL,
+    host text NOT NULL,
+    pid integer NOT NULL
+) WITH (fillfactor = 50);
+CREATE TABLE {SCHEMA}.journals (
+    id bytea PRIMARY KEY,
+    pool_id bytea NOT NULL,
+    epoch bigint NOT NULL,
+    seq bigint NOT NULL,
+    size bigint NOT NULL,
+    member text NOT NULL,
+    host text NOT NULL,
+    pid integer NOT NULL,
+    opened_at double precision NOT NULL
+) WITH (fillfactor = 50);
+CREATE TABLE {SCHEMA}.chunks (
+    journal bytea NOT NULL REFERENCES {SCHEMA}.journals (id) ON DELETE CASCADE,
+    n bigint NOT NULL,
+    lines bytea NOT NULL,
+    PRIMARY KEY (journal, n)
+);
+CREATE TABLE {SCHEMA}.format (version integer NOT NULL);
+INSERT INTO {SCHEMA}.format VALUES ({FORMAT});
+"""
+
+_NEEDS: Final = {
+    "texts": ("SELECT", "INSERT", "UPDATE"),
+    "members": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "journals": ("SELECT", "INSERT", "UPDATE"),
+    "chunks": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "format": ("SELECT",),
+}
+
+_ASK_PLACE: Final = f"""
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only,
+       quote_ident(current_user) AS role, quote_ident(current_database()) AS database,
+       has_database_privilege(current_database(), 'CREATE') AS may_make_schema,
+       has_schema_privilege(oid, 'USAGE') AS may_use, has_schema_privilege(oid, 'CREATE') AS may_make_tables,
+       CASE WHEN has_schema_privilege(oid, 'USAGE') THEN to_regclass('{SCHEMA}.format') IS NOT NULL END AS has_tables
+FROM (SELECT to_regnamespace('{SCHEMA}') AS oid) AS found
+"""
+
+_ASK_RIGHTS: Final = f"""
+SELECT string_agg(DISTINCT wanted.right, ', ') AS rights,
+       string_agg(DISTINCT '{SCHEMA}.' || wanted.relation, ', ') AS tables
+FROM unnest($1::text[], $2::text[]) AS wanted (relation, "right")
+WHERE to_regclass('{SCHEMA}.' || wanted.relation) IS NULL
+   OR NOT has_table_privilege('{SCHEMA}.' || wanted.relation, wanted.right)
+"""
+
+
+async def prepare(connection: Any, address: Address) -> None:
+    """Make the tables if they are not there. Trouble if this role may not use them, or they are of a newer release."""
+    place = await connection.fetchrow(_ASK_PLACE)
+    if place["read_only"]:
+        raise read_only(address)
+    if place["may_use"] is False:
+        grant = f"GRANT USAGE ON SCHEMA {SCHEMA} TO {place['role']}"
+        raise missing_grant(address, f"the role {place['role']} may not use the schema {SCHEMA}", grant)
+    if not place["has_tables"]:
+        await _make(connection, address, place)
+    relations, rights = zip(*((table, right) for table, rights in _NEEDS.items() for right in rights), strict=True)
+    missing = await connection.fetchrow(_ASK_RIGHTS, relations, rights)
+    if f"{SCHEMA}.format" not in (missing["tables"] or ""):
+        _check_format(await connection.fetchval(f"SELECT max(version) FROM {SCHEMA}.format"), address)
+    if missing["rights"]:
+        grant = f"GRANT {missing['rights']} ON {missing['tables']} TO {place['role']}"
+        raise missing_grant(address, f"the role {place['role']} lacks rights on {missing['tables']}", grant)
+
+
+def _check_format(found: int | None, address: Address) -> None:
+    if found is None or found > FORMAT:
+        error = StoreFormatTooNew(
+            f"the schema {SCHEMA} of {address.shown} has format {found}, and this release reads formats up to {FORMAT}",
+            remedy="Upgrade headgate, or use another database.",
+        )
+        raise Trouble(Verdict.REFUSED, error)
+
+
+async def _make(connection: Any, address: Address, place: Any) -> None:
+    """Make schema and tables. Many processes may begin at once: one makes them, the others wait and find them."""
+    async with connection.transaction():
+        await connection.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        again = await connection.fetchrow(_ASK_PLACE)
+        if again["may_use"] is None:
+            if not place["may_make_schema"]:
+                grant = f"GRANT CREATE ON DATABASE {place['database']} TO {place['role']}"
+                raise missing_grant(address, f"the role {place['role']} may not make the schema {SCHEMA}", grant)
+            await connection.execute(f"CREATE SCHEMA {SCHEMA}")
+        elif again["has_tables"]:
+            return
+        elif not again["may_make_tables"]:
+            grant = f"GRANT CREATE ON SCHEMA {SCHEMA} TO {place['role']}"
+            raise missing_grant(address, f"the role {place['role']} may not make tables in the schema {SCHEMA}", grant)
+        await connection.execute(_TABLES)
