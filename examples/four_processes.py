@@ -1,0 +1,82 @@
+"""Four processes share two slots. They never run more, tenants take turns across them, and a death frees slots."""
+
+import asyncio
+import sys
+import tempfile
+import time
+from itertools import accumulate
+from pathlib import Path
+
+from headgate import SqliteStore, TaskPool, current_task, fair_round_robin
+
+
+def open_pool(folder):
+    """Make the same pool in every process: scope, id and name say which budget it shares, the store says where."""
+    budget = {"scope": "org", "scope_id": "us", "store": SqliteStore(folder / "shared.db"), "max_concurrent": 2}
+    return TaskPool("work", **budget, queue=fair_round_robin("tenant_id"), fencing=True)
+
+
+async def work(log, tenant, seconds):
+    print(+1, current_task().fence, tenant, file=log, flush=True)  # fences grow with every start
+    await asyncio.sleep(seconds)
+    print(-1, file=log, flush=True)
+
+
+async def child(folder, log, tenant, tasks, seconds):
+    async with open_pool(folder) as pool:
+        for _ in range(tasks):
+            await pool.submit(work, log, tenant, seconds, tenant_id=tenant)
+        while known_tasks(pool) < tasks:  # noqa: ASYNC110 (nothing tells when the others know)
+            await asyncio.sleep(0.01)
+        print("the others know of all my tasks", flush=True)
+
+
+def known_tasks(pool):
+    return sum(one.held + one.queued for one in pool.snapshot().shared.members if one.is_this_pool)
+
+
+async def start(*arguments):
+    command = [sys.executable, __file__, *map(str, arguments)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    await process.stdout.readline()
+    return process
+
+
+async def share(pool, folder):
+    gate = asyncio.Event()
+    mine = [await pool.submit(gate.wait, tenant_id="me") for _ in range(2)]  # both slots, while the others queue
+    children = [await start(folder, tenant, 4, 0.1) for tenant in ("big", "big", "small")]
+    mine.append(await pool.submit(asyncio.sleep, 0, tenant_id="me"))
+    seen = pool.snapshot().shared
+    print(f"{len(seen.members)} processes, {seen.active} of {pool.max_concurrent} slots in use, {seen.queued} queued")
+    gate.set()
+    await asyncio.gather(*mine, *(process.wait() for process in children))
+
+    lines = [line.split() for line in (folder / "log").read_text("utf-8").splitlines()]
+    print(f"{len(lines) // 2} tasks have run, at most {max(accumulate(int(line[0]) for line in lines))} at a time")
+    print("in turn:", *(tenant for _, tenant in sorted((int(line[1]), line[2]) for line in lines if line[1:])))
+
+
+async def outlive(pool, folder):
+    victim = await start(folder, "stuck", 2, 60.0)
+    task = await pool.submit(asyncio.sleep, 0, tenant_id="me")
+    print(f"another process has both slots for a minute: my task is {task.status}")
+    victim.kill()
+    killed = time.monotonic()
+    await asyncio.gather(task, victim.wait())
+    print(f"that process is killed: {time.monotonic() - killed:.3f} s later my task is {task.status}")
+
+
+async def main(folder):
+    async with open_pool(folder) as pool:
+        await share(pool, folder)
+        await outlive(pool, folder)
+
+
+if len(sys.argv) > 1:
+    folder = Path(sys.argv[1])
+    with open(folder / "log", "a", encoding="utf-8") as log:
+        asyncio.run(child(folder, log, sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
+else:
+    with tempfile.TemporaryDirectory() as made:
+        asyncio.run(main(Path(made)))
