@@ -176,6 +176,21 @@ async def test_g04_resize_and_limit_keys_count_for_everybody() -> None:
     assert len(work.began) == 8
 
 
+@scenario
+async def test_g04_a_lower_limit_reaches_a_pool_that_is_alone_at_once() -> None:
+    place, work = SharedMemory(), Work()
+    one, _ = make(place, max_concurrent=3)
+    two, _ = make(place, max_concurrent=3)
+    for number in range(9):
+        _ = await one.submit(work, number)
+    two.resize(1)
+    work.let_go(0, 1, 2)
+    await turns()
+    assert work.running.total() == 1
+    work.let_go()
+    await asyncio.gather(one.close(), two.close())
+
+
 def test_g04_weights_that_others_cannot_know_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="mapping"):
         make(SharedMemory(), queue=fair_share(weights=lambda tenant: 2.0))

@@ -195,7 +195,7 @@ def exchange(text: str | None, message: Message, seen: Seen) -> Outcome:
     if message.member != seen.member or seen.is_gone(message.member):
         return Outcome(None, Reply(lost=True))
     try:
-        return _exchange(_read(text, message.settings), message, seen, joins=joins)
+        return _exchange(_read(text, message.settings, seen.now), message, seen, joins=joins)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError):
         raise StoreWriteFailed(
             "the state of a shared budget cannot be read: it was not written by headgate, or it was damaged",
@@ -229,15 +229,17 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
         member["l"] = [grant[:4] for grant in member.pop("n", ())]
         member["a"] = int(not any(_waits(one) for name, one in members.items() if name != own))
     woken |= _contended(members, own) | _behind(state)
-    if joins and message.counts:
-        woken |= set(members)
+    if (joins and message.counts) or message.limit is not None or message.sets_caps:
+        woken |= set(members)  # one that is alone would not ask for long
     woken.discard(own)
     return Outcome(_text(state), _reply(state, member, message, seen), sorted(woken))
 
 
-def _read(text: str | None, settings: Settings) -> _State:
+def _read(text: str | None, settings: Settings, now: float) -> _State:
     if text is None:
-        state: _State = {"f": FORMAT, "number": 0, "virtual": 0.0, "recent": [], "members": {}}
+        # Numbers of grants grow also across a state that was deleted, unless a thousand a second were made before.
+        number = int(now * 1000)
+        state: _State = {"f": FORMAT, "number": number, "virtual": 0.0, "recent": [], "members": {}}
         _set(state, settings)
         return state
     state = json.loads(text)

@@ -108,11 +108,16 @@ class SharedBudget:
         self.share.queue.is_valid = self._is_valid
         if self.fencing:
             executor.on_start = self._set_fence
-        self._stop_listening = self._state.listen(self._key, _Ears(self))
+        self._listen()
         stored, own = self.share.settings, self._made_with
         if stored != own and POOLS.listeners:
             about = {"pool_id": executor.id, "pool": executor.name}
             POOLS.emit(PoolSettingsDiffer(at=clock.wall(), **about, own=_described(own), shared=_described(stored)))
+
+    def _listen(self) -> None:
+        if self._stop_listening is not None:
+            self._stop_listening()
+        self._stop_listening = self._state.listen(self._key, _Ears(self))
 
     def _set_fence(self, task: TaskRecord) -> None:
         """Let `headgate.current_task().fence` be known to the code of a task."""
@@ -151,6 +156,7 @@ class SharedBudget:
         if self._pid != os.getpid():  # a forked child: what the parent has is the parent's
             self._pid = os.getpid()
             self._begin_anew()
+            self._listen()
         self._under_way, self._again = True, False
         waiting, self._waiting = self._waiting, []
         future = self._state.transact(self._key, partial(_step, self._message()))

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.core.shared_state import Outcome, SharedState
-from headgate.errors import IdempotencyConflict, TaskFailed
+from headgate.errors import IdempotencyConflict, StoreWriteFailed, TaskFailed
 from headgate.stores.codec import decode, encode
 from headgate.stores.shared.claims import Answer, Ended, Work, claim, follow, release, settle
 from headgate.tasks.model import Dropped, Failure, TaskRecord, TaskStatus, Told
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from headgate.tasks.runtime.executor import Executor
     from headgate.tasks.runtime.shared_budget import SharedBudget
     from headgate.tasks.runtime.submit import Submitter
+
+
+_AGAIN: Final = 1.0
+"""Seconds until something is written again that the store could not write."""
 
 
 class SharedKeys:
@@ -143,7 +147,14 @@ class SharedKeys:
     def _post(self, key: str, step: Callable[..., Outcome]) -> None:
         future = self._state.transact(self._row(key), step, durable=True)
         self._settling.add(future)
-        future.add_done_callback(self._settling.discard)
+        future.add_done_callback(lambda done: self._budget.post(self._posted, key, step, done))
+
+    def _posted(self, key: str, step: Callable[..., Outcome], future: Future[Any]) -> None:
+        """Try again what the store could not write: otherwise the key would be taken until this process ends."""
+        self._settling.discard(future)
+        loop = self._executor.loop
+        if not future.cancelled() and isinstance(future.exception(), StoreWriteFailed) and loop is not None:
+            loop.call_later(_AGAIN, self._post, key, step)
 
     async def _ask(self, key: str, step: Callable[..., Outcome]) -> Answer:
         future: Future[Answer] = self._state.transact(self._row(key), step, durable=True)

@@ -2,8 +2,11 @@
 
 A budget stands outside of the scheduler. `Slots` stays local and synchronous and reads a plain number; a budget changes
 that number when it has a reason to, and the pool then starts what may start. So a budget that never changes costs
-nothing for each task. A budget for one pool alone is a constant (`LocalBudget`). One that several processes share asks
-the others before it changes anything, and wants to know for which tenants: only such a budget sets `by_tenant`.
+nothing for each task. A budget for one pool alone is a constant (`LocalBudget`). One that differs between tenants sets
+`by_tenant`, and is told what each of them wants and holds.
+
+A budget that several processes share is more than a number: the order of their tasks is shared too. It is a `Share`
+(see `share.py`), which has the queue of the pool.
 """
 
 from __future__ import annotations
