@@ -195,7 +195,7 @@ def exchange(text: str | None, message: Message, seen: Seen) -> Outcome:
     if message.member != seen.member or seen.is_gone(message.member):
         return Outcome(None, Reply(lost=True))
     try:
-        return _exchange(_read(text, message.settings, seen.now), message, seen, joins=joins)
+        return _exchange(_read(text, message.settings), message, seen, joins=joins)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError):
         raise StoreWriteFailed(
             "the state of a shared budget cannot be read: it was not written by headgate, or it was damaged",
@@ -216,6 +216,9 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
     if member is None:
         if not members:  # nobody is there whose settings could stand
             _set(state, message.settings)
+            # The state may be new, or that of a moment before a crash. The numbers of grants grow all the same, unless
+            # more than a thousand a second were made until now.
+            state["number"] = max(state["number"], int(seen.now * 1000))
         member = members[own] = {}
     queued = sum(one.get("q", 0) for one in members.values())
     _apply(state, member, message)
@@ -235,11 +238,9 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
     return Outcome(_text(state), _reply(state, member, message, seen), sorted(woken))
 
 
-def _read(text: str | None, settings: Settings, now: float) -> _State:
+def _read(text: str | None, settings: Settings) -> _State:
     if text is None:
-        # Numbers of grants grow also across a state that was deleted, unless a thousand a second were made before.
-        number = int(now * 1000)
-        state: _State = {"f": FORMAT, "number": number, "virtual": 0.0, "recent": [], "members": {}}
+        state: _State = {"f": FORMAT, "number": 0, "virtual": 0.0, "recent": [], "members": {}}
         _set(state, settings)
         return state
     state = json.loads(text)
