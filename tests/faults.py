@@ -98,6 +98,8 @@ class Proxy:
                 to_server.transport.abort()
         except OSError:
             pass  # the server is not there: the client sees a connection that is closed at once
+        except asyncio.CancelledError:
+            pass  # the proxy ends; the streams of 3.11 complain of tasks that were cancelled
         finally:
             self._writers.discard(writer)
             writer.transport.abort()

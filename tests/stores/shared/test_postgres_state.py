@@ -205,8 +205,8 @@ def test_g02_closing_in_a_listener_does_not_wait_for_itself(postgres_dsn: str) -
             store.close()
             closed.set()
 
-    store.listen("key", Closer())
     store.connect(PATIENCE)
+    store.listen("key", Closer())
     assert closed.wait(PATIENCE)
     eventually(lambda: query(postgres_dsn, "SELECT count(*) FROM headgate.members") == 0, "the row is deleted")
 
@@ -220,7 +220,7 @@ def test_g02_a_program_that_forgets_to_close_ends_at_once_and_is_gone(postgres_d
     assert query(postgres_dsn, "SELECT count(*) FROM headgate.members") == 0
 
 
-def test_g06_a_forked_child_is_another_member(postgres_dsn: str) -> None:
+def test_g02_a_forked_child_is_another_member(postgres_dsn: str) -> None:
     code = """
 import os, sys, json
 from headgate import PostgresStore

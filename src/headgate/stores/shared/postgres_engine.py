@@ -95,9 +95,13 @@ class Engine:
         tasks = [asyncio.ensure_future(_guarded(work, server)) for work in (exchange.serve, members.beat)]
         await server.closing.wait()
         await asyncio.wait(tasks, timeout=_GRACE)
-        exchange.close()
-        await members.leave()
+        links = (exchange.link, members.link)
+        await members.leave([link for link, task in zip(links, tasks, strict=True) if task.done()])
+        # Commands end with their connections. They are never cancelled: asyncpg would connect once more for that.
         server.drop_all()
+        await asyncio.wait(tasks, timeout=_GRACE)
+        server.drop_all()
+        exchange.close()
 
 
 async def _guarded(work: Callable[[], Coroutine[Any, Any, None]], server: Server) -> None:

@@ -40,6 +40,8 @@ class Server:
         self.last_error: HeadgateError | None = None
         """Why the last connection failed."""
         self.closing: asyncio.Event = asyncio.Event()
+        self.half_made: set[Any] = set()
+        """Connections that nobody has yet, because the tables are being looked at."""
         self._links: list[Link] = []
 
     async def persist(self, name: str, work: Callable[[], Awaitable[T]], *, until: float = math.inf) -> T:
@@ -73,6 +75,8 @@ class Server:
         """Close all connections without waiting for anything."""
         for link in self._links:
             link.drop()
+        for connection in self.half_made:
+            connection.terminate()
 
     def busy(self, why: str) -> Trouble:
         """Make the failure for something that will be possible soon."""
@@ -127,8 +131,10 @@ class Link:
             return self._connection
         server = self._server
         self._connection = None
+        if server.closing.is_set():
+            raise server.busy("the store is being closed")
         try:
-            connection = await _made(server.address, server.timeout)
+            connection = await _made(server)
         except Trouble as trouble:
             if server.has_answered and trouble.verdict is Verdict.REFUSED:
                 raise Trouble(Verdict.AGAIN, trouble.error) from None
@@ -173,15 +179,20 @@ class Link:
         raise trouble
 
 
-async def _made(address: Address, timeout: float) -> tuple[Any, int]:
+async def _made(server: Server) -> tuple[Any, int]:
     """A connection that is ready for use, and the process id of its session."""
+    address, timeout = server.address, server.timeout
     connection = await _connected(address, timeout)
+    if server.closing.is_set():
+        connection.terminate()
+        raise server.busy("the store is being closed")
+    server.half_made.add(connection)
     trouble: Trouble | None = None
     timer = asyncio.get_running_loop().call_later(timeout, connection.terminate)
     try:
         backend: int = await connection.fetchval("SELECT pg_backend_pid()")
         if backend != connection.get_server_pid():  # the login came from somebody else: there is a pooler between
-            await _refuse_shared_sessions(connection, address, timeout)
+            await _refuse_shared_sessions(connection, server)
         await prepare(connection, address)
     except Trouble as known:
         trouble = known
@@ -191,6 +202,7 @@ async def _made(address: Address, timeout: float) -> tuple[Any, int]:
         return connection, backend
     finally:
         timer.cancel()
+        server.half_made.discard(connection)
     connection.terminate()
     raise trouble.with_traceback(None) from None
 
@@ -211,17 +223,19 @@ async def _connected(address: Address, timeout: float) -> Any:
     raise trouble
 
 
-async def _refuse_shared_sessions(first: Any, address: Address, timeout: float) -> None:
+async def _refuse_shared_sessions(first: Any, server: Server) -> None:
     """Trouble if a pooler gives two connections the same session. In session mode each has its own."""
-    second = await _connected(address, timeout)
-    timer = asyncio.get_running_loop().call_later(timeout, second.terminate)
+    second = await _connected(server.address, server.timeout)
+    server.half_made.add(second)
+    timer = asyncio.get_running_loop().call_later(server.timeout, second.terminate)
     try:
         for _ in range(_LOOKS):
             before, other, after = [await one.fetchval("SELECT pg_backend_pid()") for one in (first, second, first)]
             if before != after or before == other:
-                raise pooled(address)
+                raise pooled(server.address)
     finally:
         timer.cancel()
+        server.half_made.discard(second)
         second.terminate()
 
 

@@ -19,6 +19,7 @@ import asyncio
 import math
 import os
 import socket
+from collections.abc import Iterable
 from typing import Final
 
 from headgate.core.clock import clock
@@ -74,7 +75,8 @@ class Membership:
         self._lease = lease
         self._joining = asyncio.Lock()
         self._stir = asyncio.Event()
-        self._link = Link("heartbeat", server, on_lost=self._stir.set)
+        self.link: Link = Link("heartbeat", server, on_lost=self._stir.set)
+        """The connection on which the lease is renewed and notifications come."""
         self._heard: tuple[int, str] | None = None  # the connection and the id for which we listen
         self._timer: asyncio.TimerHandle | None = None
         self._former = ""  # the id that was lost last
@@ -145,9 +147,9 @@ class Membership:
         """Renew the lease; returns in how many seconds the next lease of another ends."""
         me = await self._attend()
         before = clock.now()
-        row = await self._link.ask(_RENEW, me, self._lease)
-        if row["backend"] != self._link.backend:
-            self._link.drop()
+        row = await self.link.ask(_RENEW, me, self._lease)
+        if row["backend"] != self.link.backend:
+            self.link.drop()
             raise pooled(self._server.address)
         if row["renewed"]:
             if me == self.id:
@@ -160,24 +162,24 @@ class Membership:
     async def _look(self) -> float:
         """Delete rows whose lease is over; returns in how many seconds the next lease of another ends."""
         me = await self._attend()
-        return await self._reaped((await self._link.ask(_NEXT_END, me))["next_end"])
+        return await self._reaped((await self.link.ask(_NEXT_END, me))["next_end"])
 
     async def _reaped(self, next_end: float | None) -> float:
         if next_end is None:
             return math.inf
         if next_end > 0:
             return next_end
-        await self._link.ask(REAP)
+        await self.link.ask(REAP)
         return 0.0
 
     async def _attend(self) -> str:
         """Take part and listen. What was told before we listened is lost, so all must look then."""
-        me = await self.ensure(self._link)
-        await self._link.connect()
-        if self._heard != (self._link.made, me):
-            await self._link.listen(ALL, lambda _: self._listeners.wake_all())
-            await self._link.listen(channel_of(me), self._listeners.wake)
-            self._heard = (self._link.made, me)
+        me = await self.ensure(self.link)
+        await self.link.connect()
+        if self._heard != (self.link.made, me):
+            await self.link.listen(ALL, lambda _: self._listeners.wake_all())
+            await self.link.listen(channel_of(me), self._listeners.wake)
+            self._heard = (self.link.made, me)
             self._listeners.wake_all()
         return me
 
@@ -185,17 +187,18 @@ class Membership:
         """Let `beat` look whether the store is being closed."""
         self._stir.set()
 
-    async def leave(self) -> None:
-        """Delete the row, if the server answers, and close the connection."""
+    async def leave(self, links: Iterable[Link]) -> None:
+        """Delete the row on one of these connections, which nobody uses, if there is one and the server answers."""
         if self._timer is not None:
             self._timer.cancel()
         me, self.id, self.deadline = self.id, None, -math.inf
-        if me is not None and self._link.is_connected:
-            try:
-                await self._link.ask(_LEAVE, me)
-            except Trouble:
-                pass  # the lease ends by itself
-        self._link.drop()
+        for link in links:
+            if me is not None and link.is_connected:
+                try:
+                    await link.ask(_LEAVE, me)
+                except Trouble:
+                    continue  # if there is no other, the lease ends by itself
+                return
 
 
 _NEXT_END: Final = f"""

@@ -136,7 +136,8 @@ class Exchange:
     def __init__(self, server: Server, members: Membership, idle: float) -> None:
         self._server = server
         self._members = members
-        self._link = Link("exchange", server)
+        self.link: Link = Link("exchange", server)
+        """The connection on which steps are run."""
         self._idle = idle  # after so many seconds without a step the connection is tried
         self._lock = Lock()
         self._calls: deque[Call] = deque()
@@ -180,7 +181,7 @@ class Exchange:
         for call in left:
             if call.future.set_running_or_notify_cancel():
                 call.future.set_exception(_closed())
-        self._link.drop()
+        self.link.drop()
 
     def stir(self) -> None:
         """Let `serve` look whether the store is being closed."""
@@ -188,7 +189,7 @@ class Exchange:
 
     async def _try(self) -> None:
         try:
-            await self._server.persist("exchange", lambda: self._link.ask("SELECT 1"))
+            await self._server.persist("exchange", lambda: self.link.ask("SELECT 1"))
         except HeadgateError:
             pass  # whoever wants a step to be run hears of it
 
@@ -242,26 +243,26 @@ class Exchange:
 
     async def _locked(self, batch: Batch) -> bool:
         """The same as `_once` with the row locked before."""
-        await self._link.tell(_LOCK % batch.key)
+        await self.link.tell(_LOCK % batch.key)
         try:
             is_done = await self._once(batch)
         except BaseException:
-            if self._link.is_connected:
-                await self._link.tell("ROLLBACK")
+            if self.link.is_connected:
+                await self.link.tell("ROLLBACK")
             raise
-        await self._link.tell("COMMIT")
+        await self.link.tell("COMMIT")
         return is_done
 
     async def _once(self, batch: Batch) -> bool:
         """Read, run and write; returns False when it must be done again."""
-        me = await self._members.ensure(self._link)
-        row = await self._link.ask(_READ, batch.key)
+        me = await self._members.ensure(self.link)
+        row = await self.link.ask(_READ, batch.key)
         ids = frozenset(row["ids"] or ())
         if me not in ids:
             self._members.lose(me)
             return False
         if row["is_any_over"]:
-            await self._link.ask(REAP)
+            await self.link.ask(REAP)
             return False
         # The clock of the server may be set back. Its time is at least that of the last write, and our last one.
         self._newest = now = max(self._newest, row["now"])
@@ -270,12 +271,12 @@ class Exchange:
         if batch.state is not None:
             return await self._write(batch, row["version"], now, me, channels)
         if channels:
-            await self._link.ask(_NOTIFY, batch.key, channels)
+            await self.link.ask(_NOTIFY, batch.key, channels)
         return True
 
     async def _write(self, batch: Batch, version: int | None, now: float, me: str, channels: Iterable[str]) -> bool:
         query, known = (_INSERT, 0) if version is None else (_UPDATE, version)
-        row = await self._link.ask(query, batch.key, known, batch.state, now, me, channels, batch.durable)
+        row = await self.link.ask(query, batch.key, known, batch.state, now, me, channels, batch.durable)
         return row is not None
 
     def _text(self, key: str, state: bytes | None) -> str | None:
