@@ -293,6 +293,17 @@ def test_w24_a_call_that_finds_no_worker_says_so_after_the_quorum_timeout() -> N
     run(main)
 
 
+def test_w24_a_call_that_finds_fewer_workers_than_the_quorum_names_it(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery(1), quorum=2, quorum_timeout=1.0):
+            uid = fleet.workers[0].uid
+            says = rf"fewer than quorum=2 workers for .* within quorum_timeout=1 s: {uid}: ready"
+            with pytest.raises(NoWorkersAvailable, match=says):
+                await jobs.pid()
+
+    run(main)
+
+
 def test_w24_a_worker_that_is_not_there_gets_no_call_and_is_named(fleet: Fleet) -> None:
     async def main() -> None:
         discovery = fleet.discovery(1)
