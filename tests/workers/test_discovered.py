@@ -90,6 +90,21 @@ def test_w20_a_hybrid_pool_uses_its_own_workers_and_those_that_are_found_and_ann
     run(main)
 
 
+def test_w66_a_hybrid_pool_over_local_discovery_listens_on_unix_sockets_that_only_this_user_reaches() -> None:
+    async def main() -> None:
+        discovery = headgate.LocalDiscovery()
+        async with WorkerPool(spawn=1, discovery=discovery) as pool:
+            own = pool.workers()[0]
+            assert own.address.startswith("unix:")
+            assert os.stat(os.path.dirname(own.address.removeprefix("unix:"))).st_mode & 0o777 == 0o700
+            assert await reached() == {own.pid}
+            async with WorkerPool(discovery=discovery):
+                assert await reached() == {own.pid}, "other programs of this user find it there"
+                assert await jobs.pid_of_a_peer() == own.pid
+
+    run(main)
+
+
 async def uids_in(discovery: OwnDiscovery, count: int) -> AsyncIterator[str]:
     found = 0
     subscription = discovery.subscribe()
