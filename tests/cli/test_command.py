@@ -227,6 +227,10 @@ def test_c01_certs_makes_and_checks_certificates(tmp_path: Path) -> None:
     assert "nothing is overwritten" in again.stderr
     assert "Traceback" not in again.stderr
 
+    missing = run("certs", "check", str(tmp_path / "nowhere"), "--json")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "there is no folder" in missing.stderr
+
     (folder / "worker-key.pem").chmod(0o644)
     checked = run("certs", "check", str(folder))
     assert checked.returncode == 1

@@ -14,7 +14,7 @@ import pytest
 from headgate.cli.demo.tenants import Turn, first_in_first_out
 from headgate.tasks import TaskPool, fifo
 from headgate.testing import run as run_virtually
-from tests.cli.support import PATIENCE, environment, run
+from tests.cli.support import PATIENCE, command, environment, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +30,22 @@ def test_c02_it_runs_from_an_empty_folder_and_prints_its_figures_as_json(tmp_pat
     assert "What happened in" in ran.stderr
     assert "sk-" not in ran.stdout + ran.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_c01_a_reader_that_has_enough_is_not_ctrl_c(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("demo", "--calls", "60", "--plain"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(PATIENCE) == 1
 
 
 def test_c02_no_calls_are_fine_too(tmp_path: Path) -> None:

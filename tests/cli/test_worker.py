@@ -20,7 +20,7 @@ from headgate.errors import HeadgateError
 from headgate.workers.client.inspection import inspect
 from headgate.workers.protocol.transport import dial
 from headgate.workers.server.service import HEALTH
-from tests.cli.support import PATIENCE, begins, calling, command, environment, run, run_here, until, worker
+from tests.cli.support import HERE, PATIENCE, begins, calling, command, environment, run, run_here, until, worker
 
 pytestmark = pytest.mark.integration
 
@@ -233,6 +233,8 @@ def test_c01_a_module_that_cannot_be_imported_is_exit_code_1_with_the_cause(
         ("--lan",),
         ("--advertise", "10.0.0.7"),
         ("--lan", "--advertise", "0.0.0.0", "--insecure"),
+        ("--lan", "--advertise", "here/there", "--insecure"),
+        ("--lan", "--bind", "0.0.0.0:0"),
         ("--insecure", "--cert-dir", "x"),
         ("--cert-dir", "nowhere"),
         ("--concurrency", "0"),
@@ -258,7 +260,9 @@ def test_c01_a_wrong_call_of_worker_is_exit_code_2(arguments: tuple[str, ...], t
 def test_c01_beyond_loopback_a_worker_asks_for_certificates_or_for_insecure(tmp_path: Path) -> None:
     ran = run("worker", "--none", "--bind", "0.0.0.0:0", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert "without credentials would run the code of everybody" in ran.stderr
+    assert "whoever can connect can run code here: give --cert-dir DIR" in ran.stderr
+    assert "or give --insecure" in ran.stderr
+    assert "=" not in ran.stderr, "it speaks of options, not of arguments of Python"
     with worker(tmp_path, "--none", "--bind", "0.0.0.0:0", "--insecure") as started:
         assert started.ready["secure"] is False
 
@@ -289,6 +293,37 @@ def test_c01_a_worker_whose_line_nobody_reads_works_all_the_same(tmp_path: Path)
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         assert b"the line for stdout could not be written" in process.stderr.read()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_c01_a_worker_whose_log_cannot_be_written_works_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    arguments = command("worker", "--none", "--socket", str(path))
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=full, cwd=HERE, env=environment(), text=True
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            metadata = headgate.WorkerMetadata(ready["uid"], ready["address"], ready["pid"], headgate.__version__)
+
+            async def main() -> None:
+                async with calling(metadata) as call:
+                    assert await call(cli_jobs.double, 21) == 42
+
+            asyncio.run(main())
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_c01_a_wrong_call_whose_complaint_cannot_be_written_is_exit_code_2() -> None:
+    with open("/dev/full", "wb") as full:
+        for arguments in (["worker", "--bind", "0.0.0.0:0"], ["worker", "--bind", "nonsense"], ["wroker"]):
+            assert subprocess.run(command(*arguments), stderr=full, env=environment(), check=False).returncode == 2
 
 
 def test_c01_a_socket_in_a_folder_of_others_is_refused(tmp_path: Path) -> None:

@@ -96,6 +96,21 @@ def test_w20_a_hybrid_pool_uses_its_own_workers_and_those_that_are_found_and_ann
     run(main)
 
 
+def test_w66_a_hybrid_pool_over_local_discovery_listens_on_unix_sockets_that_only_this_user_reaches() -> None:
+    async def main() -> None:
+        discovery = headgate.LocalDiscovery()
+        async with WorkerPool(spawn=1, discovery=discovery) as pool:
+            own = pool.workers()[0]
+            assert own.address.startswith("unix:")
+            assert os.stat(os.path.dirname(own.address.removeprefix("unix:"))).st_mode & 0o777 == 0o700
+            assert await reached() == {own.pid}
+            async with WorkerPool(discovery=discovery):
+                assert await reached() == {own.pid}, "other programs of this user find it there"
+                assert await jobs.pid_of_a_peer() == own.pid
+
+    run(main)
+
+
 async def uids_in(discovery: OwnDiscovery, count: int) -> AsyncIterator[str]:
     found = 0
     subscription = discovery.subscribe()
@@ -294,6 +309,17 @@ def test_w24_a_call_that_finds_no_worker_says_so_after_the_quorum_timeout() -> N
     async def main() -> None:
         async with WorkerPool(discovery=OwnDiscovery(), quorum_timeout=0.1):
             with pytest.raises(NoWorkersAvailable, match=r"quorum_timeout=0.1 s: none is there"):
+                await jobs.pid()
+
+    run(main)
+
+
+def test_w24_a_call_that_finds_fewer_workers_than_the_quorum_names_it(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with WorkerPool(discovery=fleet.discovery(1), quorum=2, quorum_timeout=1.0):
+            uid = fleet.workers[0].uid
+            says = rf"fewer than quorum=2 workers for .* within quorum_timeout=1 s: {uid}: ready"
+            with pytest.raises(NoWorkersAvailable, match=says):
                 await jobs.pid()
 
     run(main)

@@ -138,6 +138,31 @@ def test_w71_a_client_that_is_refused_says_why_and_what_to_do(secure: list[Worke
     run(main)
 
 
+def test_w71_later_calls_are_refused_as_quickly_as_the_first_one(
+    secure: list[WorkerMetadata], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the worker was tried in between: a refusal that will not go away is no reason to wait."""
+    monkeypatch.setattr("headgate.workers.client.candidates.PAUSES", (0.01, 0.01, 0.01, 0.01, 60.0))
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr("headgate.workers.client.candidates.asyncio.sleep", noted)
+
+    async def main() -> None:
+        async with WorkerPool(discovery=found(secure[0]), credentials=credentials(another()), quorum_timeout=60):
+            with pytest.raises(NoWorkersAvailable, match="all that are known refuse"):
+                await jobs.patient_pid_of_a_peer(0)  # which has retries: they are for calls that may have run
+            await until(lambda: 60.0 in pauses)
+            with pytest.raises(NoWorkersAvailable, match="all that are known refuse"):
+                await jobs.patient_pid_of_a_peer(0)
+
+    run(main, 30)
+
+
 WORKERS: dict[str, tuple[Any, str]] = {
     "another CA": (lambda: credentials(another()), r"CA"),
     "expired": (lambda: credentials(ours(), start=-2 * DAY, end=-DAY), r"expired"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from headgate.cli.arguments import name, whole
 from headgate.cli.output import WrongCall, complain, paint, print_json
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         raise WrongCall("--name and --days are for making certificates, and `check` makes none")
     if not before and folder == "check":
         raise WrongCall("`check` needs a folder: headgate certs check DIR. (For a folder of that name: ./check)")
+    if before and not os.path.isdir(folder):
+        raise WrongCall(f"there is no folder {folder}. Make certificates with `headgate certs {folder}`.")
     try:
         report = _check(folder) if before else _make(folder, options)
     except ImportError as error:

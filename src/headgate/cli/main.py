@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # typing's own, without importing typing: `headgate --hel
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
-    from typing import NoReturn
+    from typing import NoReturn, TextIO
 
 COMMANDS: dict[str, str] = {
     "worker": "run a worker in this process",
@@ -105,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         complain(prog, str(error))
         code = 1
+    finally:
+        _empty_stderr()
     return code
 
 
@@ -150,11 +152,25 @@ def _flush() -> None:
 
 def _discard_output() -> None:
     """Keep Python from writing, at its end, what could not be written."""
-    if sys.stdout is None:
+    if sys.stdout is not None:
+        _discard(sys.stdout)
+
+
+def _empty_stderr() -> None:
+    """Have what could not be written to stderr forgotten: Python would exit with another code because of it."""
+    stderr: TextIO | None = sys.stderr
+    if stderr is None:
         return
     try:
+        stderr.flush()
+    except (OSError, ValueError):
+        _discard(stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
     except (OSError, ValueError):
         pass

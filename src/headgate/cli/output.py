@@ -23,10 +23,10 @@ def complain(prog: str, text: str) -> None:
 
 
 def say(text: str, out: TextIO | None) -> None:
-    """Write a text to a stream that may be closed, or may not be there."""
+    """Write a text to a stream that may be closed or full, or may not be there."""
     try:
         print(text, file=out, flush=True)
-    except (BrokenPipeError, ValueError):
+    except (OSError, ValueError):
         pass
 
 

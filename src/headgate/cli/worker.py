@@ -41,7 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--socket", type=name, metavar="PATH", help="on a Unix socket, in a folder of yours")
     found = parser.add_argument_group("how it is found")
     add_namespace(found, none="nowhere: callers know the address")
-    found.add_argument("--advertise", type=name, metavar="HOST", help="with --lan: how others reach this machine")
+    found.add_argument(
+        "--advertise", type=_others_reach, metavar="HOST", help="with --lan: how others reach this machine"
+    )
     found.add_argument("--tag", type=name, action="append", default=[], metavar="T", help="a tag; may be repeated")
     trust = parser.add_argument_group("who may call it").add_mutually_exclusive_group()
     add_certificates(trust, "those with a certificate of the CA in DIR, over TLS")
@@ -76,6 +78,8 @@ def run(options: argparse.Namespace) -> int:
             "--lan listens on all addresses, and whoever can connect can run code here: give --cert-dir DIR (`headgate "
             "certs DIR` makes certificates), or --insecure if nobody else can reach this network"
         )
+    if host is not None and credentials is None and not options.insecure:
+        _check_loopback(host)
     if options.discovery != "lan" and options.advertise is not None:
         raise WrongCall("--advertise is for --lan: elsewhere the worker is announced with the address it listens on")
     if not _prepared(options.module):
@@ -100,6 +104,17 @@ def run(options: argparse.Namespace) -> int:
     namespace = None if options.discovery == "none" else options.namespace
     _serve(worker, namespace)
     return _leave(128 + worker.signal if worker.cancelled and worker.signal else 0)
+
+
+def _check_loopback(host: str) -> None:
+    from headgate.workers.protocol.addresses import is_loopback
+
+    if not is_loopback(host):
+        raise WrongCall(
+            f"--bind {host} listens beyond this machine, and whoever can connect can run code here: give --cert-dir "
+            "DIR (`headgate certs DIR` makes certificates), listen on 127.0.0.1, or give --insecure if nobody else can "
+            "reach this network"
+        )
 
 
 def _prepared(modules: list[str]) -> bool:
@@ -155,6 +170,21 @@ def _leave(code: int) -> NoReturn:
         except Exception:  # closed, or there is none
             pass
     os._exit(code)
+
+
+def _others_reach(text: str) -> str:
+    from headgate.errors import InvalidArgument
+    from headgate.workers.protocol.addresses import TcpAddress, is_wildcard, parse_address
+
+    host = text.strip().removeprefix("[").removesuffix("]")
+    try:
+        parse_address(str(TcpAddress(host, 1)))
+        fits = not is_wildcard(host)
+    except InvalidArgument:
+        fits = False
+    if not fits:
+        raise argparse.ArgumentTypeError(f"must be a host name or an address that others can reach, got {text!r}")
+    return host
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """Time and chance: the only module of headgate that reads a clock or draws a number.
 
-Rooms never call ``time`` or ``random``. Their pure parts take ``now`` as an argument; their shells ask the one
+Other packages never call ``time`` or ``random``. Their pure parts take ``now`` as an argument; their shells ask the one
 `clock` below. A test swaps what that clock answers (`Clock.replaced`), and hours of cooldown pass in milliseconds.
 
 The swap is process-wide on purpose: a pool made at import time, or used from a helper thread, follows the test's time

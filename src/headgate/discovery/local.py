@@ -56,8 +56,9 @@ class LocalDiscovery:
     of seconds between two looks at all workers. On Linux nothing needs it, because changes wake the subscribers.
     """
 
-    bind_host: str = "127.0.0.1"
-    """Where workers that a pool starts for this discovery listen."""
+    bind_host: str | None = None
+    """Where workers that are started for this discovery listen: on a Unix socket of this user, as nobody else finds
+    them. With credentials on 127.0.0.1, because a Unix socket has no TLS."""
 
     def __init__(self, namespace: str | None = None, *, poll_interval: float | None = None) -> None:
         self.namespace: str = checked_namespace(namespace)

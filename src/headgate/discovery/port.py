@@ -34,8 +34,9 @@ class DiscoveryLike(Protocol):
     """A way for workers and pools to find each other.
 
     Two attributes may be there besides. `bind_host` is the address on which workers that a pool starts for this
-    discovery listen; without it that is 127.0.0.1. ``publishes = False`` says that workers cannot be announced.
-    `headgate.testing.check_discovery` checks the contract.
+    discovery listen; without it that is 127.0.0.1, and None means a Unix socket of this user, unless there are
+    credentials. ``publishes = False`` says that workers cannot be announced. `headgate.testing.check_discovery` checks
+    the contract.
     """
 
     @property

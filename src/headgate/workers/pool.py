@@ -70,6 +70,7 @@ Ts = TypeVarTuple("Ts")
 MAX_OVERDUE = 30.0
 """Seconds that calls past their own timeout may hold a worker before it is replaced, unless the pool says otherwise."""
 _NOT_FORKED = "Start the child as a new program: subprocess, or multiprocessing with the spawn method."
+_LOOPBACK = "127.0.0.1"
 _SHOWN = 5  # workers that were found and are not used, in an error
 _LAST = 2.0  # seconds for a dispatcher to close on a loop of another thread
 
@@ -601,9 +602,13 @@ def _checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, d
     return size
 
 
-def _bind_host(discovery: DiscoveryLike, *, secure: bool) -> str:
-    """Return where workers that are announced through a discovery listen: beyond this machine only with TLS."""
-    return getattr(discovery, "bind_host", "127.0.0.1") if secure else "127.0.0.1"
+def _bind_host(discovery: DiscoveryLike, *, secure: bool) -> str | None:
+    """Return where workers that are announced through a discovery listen: beyond this machine only with TLS; None: on a
+    Unix socket, where all who hear of them are of this user."""
+    wanted: str | None = getattr(discovery, "bind_host", _LOOPBACK)
+    if secure:
+        return wanted or _LOOPBACK
+    return None if wanted is None else _LOOPBACK
 
 
 def _on(loop: asyncio.AbstractEventLoop, fn: Callable[[*Ts], object], *args: *Ts) -> None:

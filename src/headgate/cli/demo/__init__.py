@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     import logging
 
     from headgate.cli.demo import play
-    from headgate.cli.demo.screen import say, screen_for
+    from headgate.cli.demo.screen import has_reader, say, screen_for
     from headgate.cli.output import print_json
 
     logging.getLogger("headgate").setLevel(logging.ERROR)  # the screen shows what is logged as warnings
@@ -47,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
         ending = play.run(chronicle, slots=options.slots, seed=options.seed)
         say(ending.text, out)
     except KeyboardInterrupt:
+        if not has_reader(out):
+            raise BrokenPipeError from None
         say(f"\nstopped by Ctrl-C: {chronicle.answered} of {chronicle.calls} calls were answered", out)
         raise
     if options.json:

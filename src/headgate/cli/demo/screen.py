@@ -53,11 +53,20 @@ class Frame:
     """Shorten a text to this width."""
 
 
+_deserted: list[TextIO] = []  # streams whose reader is gone
+
+
+def has_reader(out: TextIO) -> bool:
+    """Whether nobody has closed the other end of a pipe, as far as `say` has noticed."""
+    return out not in _deserted
+
+
 def say(text: str, out: TextIO = sys.stdout) -> None:
-    """Print a text. If the reader of a pipe is gone (`headgate demo | head`), end silently, as after Ctrl-C."""
+    """Print a text. If the reader of a pipe is gone (`headgate demo | head`), end the program as Ctrl-C does."""
     try:
         print(text, file=out, flush=True)
     except BrokenPipeError:
+        _deserted.append(out)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, out.fileno())
         os.close(nowhere)

@@ -58,7 +58,8 @@ class _Candidate:
         self.failures = 0  # in a row
         self.reason = ""
         self.remedy = ""
-        self.permanent = False  # the reason will not go away by itself
+        self.permanent = False  # the reason will not go away by itself, as far as was last found out
+        self.said_why = False  # the worker itself, at the last try
         self.connection: Connection | None = None
         self.opened: asyncio.Future[str] | None = None  # "": the session is open; else why it is not
         self.task: asyncio.Task[None] | None = None
@@ -141,7 +142,7 @@ class Candidates:
                 self._on_open(connection)
                 one.opened.set_result("")
             elif happening in ("lost", "refused", "stopped", "closed"):
-                one.permanent = happening == "refused"
+                one.said_why = happening == "refused"
                 one.opened.set_result(reason or happening)
         return True
 
@@ -169,7 +170,7 @@ class Candidates:
     async def _opens(self, one: _Candidate) -> str:
         """Try once to connect a worker; return why it cannot be, or "": it is connected."""
         opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        one.opened = opened
+        one.opened, one.said_why = opened, False
         one.connection = self._connect(one.metadata)
         one.connection.open()
         patience = PATIENCE[min(one.failures, len(PATIENCE) - 1)]
@@ -179,16 +180,19 @@ class Candidates:
             await asyncio.wait((opened,), timeout=max(0.0, patience - SILENCE))
         if not opened.done():
             opened.set_result(f"it did not answer within {patience:g} s")
-            one.permanent = False
         failed, one.connection = one.connection, None
         if failed is not None:
             await failed.close("it is tried again later")
         return opened.result()
 
     async def _explained(self, one: _Candidate, reason: str) -> str:
-        """Find out why a worker could not be connected, if `reason` does not say it and it was not done too often."""
-        if one.permanent or (one.failures >= _OFTEN and one.failures % 8):
-            return reason if one.permanent or not one.reason else one.reason
+        """Find out why a worker could not be connected, if `reason` does not say it and it was not done too often. (Of
+        one that refuses for good it is asked each time, because calls do not wait for it.)"""
+        if one.said_why:
+            one.permanent, one.remedy = True, ""
+            return reason
+        if not one.permanent and one.failures >= _OFTEN and one.failures % 8:
+            return one.reason or reason
         try:
             async with self._explaining:
                 refusal = await self._explain(one.metadata)
@@ -196,6 +200,7 @@ class Candidates:
             log_exception("headgate.workers", "why %s cannot be reached was not found out", one.metadata.address)
             return reason
         if refusal is None:
+            one.permanent, one.remedy = False, ""
             return reason
         one.permanent = refusal.kind not in _MAY_RESTART
         one.remedy = refusal.remedy if one.permanent else ""

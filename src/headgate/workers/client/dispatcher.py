@@ -433,7 +433,9 @@ class Dispatcher:
         if self.connections.hopeless:
             yield begun + GRACE, NoWorkersAvailable, f"no worker for {tag}: all that are known refuse"
         if self._quorum_timeout is not None and not self.openings.reserved:  # a call that runs alone will end
-            what = f"no worker for {tag} within quorum_timeout={self._quorum_timeout:g} s"
+            within = f"for {tag} within quorum_timeout={self._quorum_timeout:g} s"
+            short = len(self.roster) > 0 and not self._reached_quorum
+            what = f"fewer than quorum={self._quorum} workers {within}" if short else f"no worker {within}"
             yield begun + self._quorum_timeout, NoWorkersAvailable, what
 
     def standing(self, tried: Mapping[str, str] = _NOBODY) -> str:

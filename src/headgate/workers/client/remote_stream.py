@@ -142,10 +142,10 @@ class Stream:
         call.connection.step(call, "next", count=taken, context=self._context())
 
     def _context(self, *, lenient: bool = False) -> bytes:
-        most, call = self._dispatcher.max_payload, self._call
-        if call is not None and (extra := call.connection.session.lengths.extra):
-            most = min(most or extra, extra)
-        return context_frames.sent(self._routine.tag, most, self._exchange, lenient=lenient)
+        most, limit, call = self._dispatcher.max_payload, "max_payload", self._call
+        if call is not None and (extra := call.connection.session.lengths.extra) and not 0 < most <= extra:
+            most, limit = extra, "the room for them in a message"
+        return context_frames.sent(self._routine.tag, most, self._exchange, lenient=lenient, limit=limit)
 
     async def _answer(self, call: RoutineCall) -> Answer:
         """Wait for the next answer of the worker."""

@@ -25,16 +25,24 @@ def nothing() -> bool:
 # -- at the caller ----------------------------------------------------------------------------------------------------
 
 
-def sent(tag: str, most: int, exchange: Exchange | None = None, *, lenient: bool = False) -> bytes:
-    """Encode the Context for a call, or for a step of one that has an exchange; errors name what cannot be pickled.
+def sent(
+    tag: str, most: int, exchange: Exchange | None = None, *, lenient: bool = False, limit: str = "max_payload"
+) -> bytes:
+    """Encode the Context for a call, or for a step of one that has an exchange; errors name what cannot be pickled, or
+    the `limit` whose value is `most`.
 
     To be called after all else of the call is pickled: a token in it gives this Context an id, which is sent here.
     """
     data = outgoing(dump_whole) if exchange is None else exchange.send(dump_whole, lenient=lenient)
     if 0 < most < len(data) and not lenient:
         raise InvalidArgument(
-            f"the context variables set when {tag} is called take {len(data):,} bytes, and max_payload is {most:,}",
-            remedy="Set less, pass it as an argument in parts, or open the pool with a higher `max_payload`.",
+            f"the context variables set when {tag} is called take {len(data):,} bytes, and {limit} is {most:,}",
+            remedy="Set less, pass it as an argument in parts, or "
+            + (
+                "open the pool with a higher `max_payload`."
+                if limit == "max_payload"
+                else "give the worker ChannelOptions with a higher `max_receive_message_length`."
+            ),
         )
     return data
 

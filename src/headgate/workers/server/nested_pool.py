@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from headgate.workers.server.service import Service
 
 
-ALL_CONNECT = 0.5
-"""Seconds that the first nested calls of a worker wait, at most, for all its peers to be connected."""
+ALL_CONNECT = 2.0
+"""Seconds that the first nested calls of a worker wait, at most, for all its peers to be connected. Mostly they are in
+milliseconds; one that cannot be reached from here, though its client reaches it, costs this once."""
 
 
 class NestedPool:

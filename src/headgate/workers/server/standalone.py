@@ -247,7 +247,7 @@ class WorkerProcess:
             return f"unix:{os.path.abspath(self._socket)}"
         host = self._host
         if host is None:
-            wanted = getattr(self._discovery, "bind_host", LOOPBACK)
+            wanted = getattr(self._discovery, "bind_host", None) or LOOPBACK
             if wanted == LOOPBACK and self._credentials is None and not self._port:
                 return f"unix:{_private_directory(stack)}/{self.uid}"
             host = str(wanted)
