@@ -118,8 +118,11 @@ WORKERS = {
 }
 
 
+STORES = {"SqliteStore"}
+
+
 def test_the_names_at_the_root_are_exactly_these() -> None:
-    names = ERRORS | RESOURCES | TASKS | CONTEXT | WORKERS | {"subscribe", "__version__"}
+    names = ERRORS | RESOURCES | TASKS | CONTEXT | WORKERS | STORES | {"subscribe", "__version__"}
     assert set(headgate.__all__) == names - {"map"}
     assert all(hasattr(headgate, name) for name in names)
     assert names <= set(dir(headgate))

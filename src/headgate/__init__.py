@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         install_task_factory,
     )
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
+    from headgate.stores.shared.sqlite import SqliteStore
     from headgate.tasks import (
         Backpressure,
         QueueStrategy,
@@ -160,6 +161,7 @@ __all__ = [
     "RpcError",
     "RuntimeContext",
     "ScopeNeedsStore",
+    "SqliteStore",
     "StaticDiscovery",
     "StoreFormatTooNew",
     "StoreLocked",
@@ -225,6 +227,7 @@ _PACKAGES = {
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
+    "headgate.stores.shared.sqlite": ("SqliteStore",),
     "headgate.tasks": (
         "Backpressure",
         "QueueStrategy",

@@ -1,14 +1,20 @@
 """Stores keep what happened to the tasks of a pool: the port, and the stores that come with headgate.
 
 `MemoryStore` keeps it in memory, `JsonLinesStore` in files; `read_journal` reads a journal that another process writes.
+`SqliteStore` also shares budgets and health among the processes of one machine (`stores/shared/`).
 Imports `errors`, `core` and the values of `tasks`. Begin with `port.Store`, the contract that every store keeps.
 """
 
+from headgate.core.lazy import lazy
 from headgate.stores.codec import Codec, Opaque, canonical, decode, encode
 from headgate.stores.jsonl.reader import read_journal
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.port import Done, Entry, ErrorText, Journal, Store, StoredTask
+
+TYPE_CHECKING = False  # typing's own, without importing typing
+if TYPE_CHECKING:
+    from headgate.stores.shared.sqlite import SqliteStore
 
 __all__ = [
     "Codec",
@@ -19,6 +25,7 @@ __all__ = [
     "JsonLinesStore",
     "MemoryStore",
     "Opaque",
+    "SqliteStore",
     "Store",
     "StoredTask",
     "canonical",
@@ -26,3 +33,10 @@ __all__ = [
     "encode",
     "read_journal",
 ]
+
+_named = lazy(globals(), {"headgate.stores.shared.sqlite": ("SqliteStore",)})  # every TaskPool imports this package
+
+if not TYPE_CHECKING:  # a checker that sees this believes in every name
+
+    def __getattr__(name):
+        return _named(name)

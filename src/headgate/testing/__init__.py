@@ -13,8 +13,8 @@ May import every package, and not pytest; no package imports it. Entry points: `
 `run` and `virtual` put a test on a `VirtualLoop`: timers jump, a hang is a `Hang` that says who waits, a task left over
 is a `Leak`. `settle` lets everything ready happen while time stands. `capture_events` remembers what pools report, and
 `no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy`, `check_store`,
-`check_slot_budget` and `check_discovery` tell whether a strategy, a store, a budget or a discovery of yours keeps its
-contract. See docs/testing.md.
+`check_shared_state`, `check_slot_budget` and `check_discovery` tell whether a strategy, a store, a budget or a
+discovery of yours keeps its contract. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headgate.testing.capture import Captured, capture_events
 from headgate.testing.discoveries import check_discovery
 from headgate.testing.leaks import no_leaks
 from headgate.testing.running import run, settle, virtual
+from headgate.testing.shared_states import check_shared_state
 from headgate.testing.stores import check_store
 from headgate.testing.strategies import check_strategy
 from headgate.testing.virtual import VirtualLoop
@@ -36,6 +37,7 @@ __all__ = [
     "VirtualLoop",
     "capture_events",
     "check_discovery",
+    "check_shared_state",
     "check_slot_budget",
     "check_store",
     "check_strategy",

@@ -96,7 +96,7 @@ class JsonLinesStore:
         header = header_line(pool_id, about, self.codec)
         opened = open_line(Writer(os.getpid(), socket.gethostname(), clock.wall()), about)
 
-        def read(file: LockedFile, lines: Iterable[bytes]) -> tuple[Sequence[StoredTask], int]:
+        def read(lines: Iterable[bytes]) -> tuple[Sequence[StoredTask], int]:
             return self._read(file, lines, pool_id, keep, header, opened)
 
         journal = JsonLinesJournal(file, read, preamble=(header, opened), keep=keep, codec=self.codec)

@@ -30,6 +30,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
+from pathlib import Path
+from typing import Protocol
 
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
@@ -37,7 +39,6 @@ from headgate.stores.codec import Codec
 from headgate.stores.jsonl.compaction import wanted, what_and_whose
 from headgate.stores.jsonl.files import generation
 from headgate.stores.jsonl.lines import entry_line
-from headgate.stores.jsonl.locked_file import LockedFile
 from headgate.stores.port import Done, Entry, StoredTask
 
 _log = logging.getLogger("headgate.stores")
@@ -64,20 +65,35 @@ class Group:
         return bool(self.lines or self.dones)
 
 
+class LineFile(Protocol):
+    """Lines that this process alone appends to: a `LockedFile`, or rows of a database."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def lines(self) -> Iterator[bytes]: ...
+    def append(self, data: bytes) -> None: ...
+    def replace(self, lines: Iterable[bytes]) -> int: ...
+    def close(self) -> None: ...
+
+
 class JsonLinesJournal:
     """The open journal of one pool in a file (see `port.Journal`), made by `JsonLinesStore.open`."""
 
     def __init__(
         self,
-        file: LockedFile,
-        read: Callable[[LockedFile, Iterable[bytes]], tuple[Sequence[StoredTask], int]],
+        file: LineFile,
+        read: Callable[[Iterable[bytes]], tuple[Sequence[StoredTask], int]],
         *,
         preamble: Sequence[bytes],
         keep: int,
         codec: Codec,
     ) -> None:
         self._file = file
-        self._read_file = read  # given the file and its lines: the tasks in it, and how many lines it has then
+        self._read_file = read  # given the lines of the file: the tasks in it, and how many lines it has then
         self._reading = threading.Lock()
         self._unreadable: Exception | None = None
         self._tasks: Sequence[StoredTask] = ()
@@ -120,7 +136,7 @@ class JsonLinesJournal:
                 if self._is_closed:
                     raise StoreWriteFailed(f"{self._file.path} is closed", remedy=_OPEN_AGAIN)
                 try:
-                    self._tasks, self._lines = self._read_file(self._file, self._lines_until_closed())
+                    self._tasks, self._lines = self._read_file(self._lines_until_closed())
                 except OSError as error:
                     self._unreadable = write_failed(self._file.path, error)
                     raise self._unreadable from error

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from headgate.core.clock import clock
 from headgate.core.shared_state import Listener, Outcome, Seen, Step
-from headgate.errors import LeaseLost
+from headgate.errors import LeaseLost, PoolClosed
 
 
 class SharedMemory:
@@ -24,6 +26,8 @@ class SharedMemory:
         self.members: dict[str, MemoryState] = {}
         """The members that are not gone, by id."""
         self.lock: threading.RLock = threading.RLock()
+        self._wakes: deque[Callable[[], None]] = deque()
+        self._is_waking = False
         self._made = 0
 
     def member(self) -> MemoryState:
@@ -43,8 +47,26 @@ class SharedMemory:
         with self.lock:
             self.members.pop(member, None)
             others = list(self.members.values())
-        for other in others:
-            other.wake_all()
+        self.call(other.wake_all for other in others)
+
+    def call(self, wakes: Iterable[Callable[[], None]]) -> None:
+        """Call these one after the other: a listener that answers with a step must not be called inside of another."""
+        with self.lock:
+            self._wakes.extend(wakes)
+            if self._is_waking:
+                return
+            self._is_waking = True
+        while True:
+            with self.lock:
+                if not self._wakes:
+                    self._is_waking = False
+                    return
+                wake = self._wakes.popleft()
+            try:
+                wake()
+            except BaseException:
+                self._is_waking = False
+                raise
 
 
 class MemoryState:
@@ -54,6 +76,7 @@ class MemoryState:
         self._place = place
         self._listeners: dict[str, list[Listener]] = {}
         self._held_back: list[Callable[[], None]] | None = None
+        self._is_closed = False
         self.deadline: float = math.inf
         self.id: str = place.new_id(self)
         """The id under which it takes part."""
@@ -73,6 +96,9 @@ class MemoryState:
     def _run(self, key: str, step: Step, future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
+        if self._is_closed:
+            future.set_exception(PoolClosed("this member is closed", remedy="Make another with `member()`."))
+            return
         place = self._place
         with place.lock:
             seen = Seen(clock.wall(), self.id, lambda member: member not in place.members)
@@ -85,8 +111,7 @@ class MemoryState:
                 place.texts[key] = outcome.state
             woken = [place.members[one] for one in outcome.wakes if one in place.members]
         future.set_result(outcome.reply)
-        for state in woken:
-            state.wake(key)
+        place.call(partial(state.wake, key) for state in woken)
 
     def listen(self, key: str, listener: Listener) -> Callable[[], None]:
         """Tell this listener what happens to a key."""
@@ -132,5 +157,6 @@ class MemoryState:
 
     def close(self) -> None:
         """Be gone, as a process that has ended."""
+        self._is_closed = True
         self._listeners.clear()
         self._place.remove(self.id)
