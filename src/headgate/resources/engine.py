@@ -24,8 +24,8 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
-from types import CoroutineType
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from headgate.core.cancellation import Steered, adopt

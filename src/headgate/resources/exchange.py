@@ -60,7 +60,9 @@ class State:
 
     def text(self) -> str:
         """Write it as JSON, the same state always in the same way."""
-        members = {who: {mark: list(one) for mark, one in sorted(claims.items())} for who, claims in self.members.items()}
+        members = {
+            who: {mark: list(one) for mark, one in sorted(claims.items())} for who, claims in self.members.items()
+        }
         body = {"v": FORMAT, "health": self.health, "members": members}
         return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -210,8 +212,10 @@ def _record(value: Any) -> Record:
     if type(disabled) is not bool or not isinstance(outages, list):
         raise ValueError("a record is not one of a resource")
     rows = [_row(one, 3) for one in outages]
-    read_outages = tuple(Outage(_time(began), _whole(count), _time(until)) for began, count, until in rows)
-    return join(Record(_whole(generation), disabled, _time(cleared), read_outages, _time(at)), Record(_whole(generation)))
+    read_outages = tuple(Outage(_time(began), _whole(number), _time(until)) for began, number, until in rows)
+    return join(
+        Record(_whole(generation), disabled, _time(cleared), read_outages, _time(at)), Record(_whole(generation))
+    )
 
 
 def _claim(value: Any) -> Claim:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from headgate.core.checks import Affinity
 from headgate.resources.affinity import stable_text
@@ -39,7 +39,7 @@ class Outage(NamedTuple):
     """One cooldown."""
 
     began: float
-    count: int
+    consecutive: int
     """How many cooldowns in a row it was."""
     until: float
 
@@ -63,9 +63,9 @@ class Record(NamedTuple):
         return self.outages[-1].began if self.outages else 0.0
 
     @property
-    def count(self) -> int:
+    def consecutive(self) -> int:
         """How many cooldowns in a row there were."""
-        return max((one.count for one in self.outages), default=0)
+        return max((one.consecutive for one in self.outages), default=0)
 
     @property
     def until(self) -> float:
@@ -101,7 +101,7 @@ def _remaining(outages: Iterable[Outage], cleared: float) -> tuple[Outage, ...]:
     return tuple(
         one
         for at, one in enumerate(left)
-        if not any(one.count <= later.count and one.until <= later.until for later in left[at + 1 :])
+        if not any(one.consecutive <= later.consecutive and one.until <= later.until for later in left[at + 1 :])
     )
 
 
@@ -119,7 +119,7 @@ class Local(NamedTuple):
 
     status: ResourceStatus
     until: float
-    count: int
+    consecutive: int
     outage: int
     outage_at: float
     proofs: int
@@ -155,8 +155,8 @@ def learned(known: Record, before: Local, after: Local, began: float, now: float
         # clocks must not decide otherwise.
         cleared = max(after.proved_at + offset, math.nextafter(record.began, math.inf))
         record = record._replace(cleared=max(record.cleared, cleared))
-    if after.count and (enabled or _is_new(before, after)):
-        outage = Outage(max(began, record.cleared), after.count, after.until + offset)
+    if after.consecutive and (enabled or _is_new(before, after)):
+        outage = Outage(max(began, record.cleared), after.consecutive, after.until + offset)
         record = record._replace(outages=(*record.outages, outage))
     if after.status == "disabled" and (enabled or before.status != "disabled"):
         record = record._replace(disabled=True)
@@ -166,7 +166,7 @@ def learned(known: Record, before: Local, after: Local, began: float, now: float
 
 
 def _is_new(before: Local, after: Local) -> bool:
-    changed = (before.count, before.outage) != (after.count, after.outage)
+    changed = (before.consecutive, before.outage) != (after.consecutive, after.outage)
     return changed or after.until > before.until + SAME_UNTIL
 
 
@@ -186,8 +186,7 @@ def mark_of(pool: str, resource: Resource[Any]) -> str:
 
 
 def _plain(value: object) -> Affinity:
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    if isinstance(value, (str, bytes, int)):
-        return value
-    raise TypeError
+    parts = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(part, (str, bytes, int)) for part in parts):
+        raise TypeError
+    return cast(Affinity, value)

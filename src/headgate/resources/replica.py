@@ -264,7 +264,7 @@ class Replica:
     def _apply(self, track: _Track, old: Record, new: Record, now: float) -> Effects:
         adopted = Adopted(
             until=new.until - self._offset,
-            consecutive=new.count,
+            consecutive=new.consecutive,
             disabled=new.disabled,
             enabled=new.generation > old.generation,
             cleared=bool(old.outages) and not new.outages,

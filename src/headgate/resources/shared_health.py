@@ -248,6 +248,8 @@ class SharedHealth:
             self._replica.failed(message)
         if isinstance(error, PoolClosed):
             self._stop("its store is closed")
+        elif isinstance(error, StoreUnreachable):
+            self.store_unreachable(error)
         elif "failed" not in self._troubles:  # tried again with the next news, and when the store says to look
             self._troubles.add("failed")
             self._warn(f"what it learned could not be stored: {redact(str(error))}")
