@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headgate.core.shared_state import Outcome, Seen
-from headgate.resources.health import UNKNOWN, Outage, Record, is_forgotten, join
+from headgate.resources.health import UNKNOWN, Outage, Record, is_forgotten, is_same, join
 from headgate.resources.permits import Claim, Share, Wish, claim_of, grant, share_of
 
 FORMAT = 1
@@ -134,9 +134,11 @@ class _Step:
         health = self._state.health
         changed = False
         for mark, record in self._message.records.items():
-            joined = join(health.get(mark, UNKNOWN), record)
-            if joined != health.get(mark) and not is_forgotten(joined, self._seen.now):
-                health[mark] = joined
+            known = health.get(mark, UNKNOWN)
+            joined = join(known, record)
+            if not is_same(joined, known):
+                # Kept from now on: it may have been on its way for long, and others have not heard of it.
+                health[mark] = joined._replace(at=max(joined.at, self._seen.now))
                 changed = True
         for mark in [mark for mark, record in health.items() if is_forgotten(record, self._seen.now)]:
             del health[mark]

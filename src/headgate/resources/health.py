@@ -55,7 +55,7 @@ class Record(NamedTuple):
     outages: tuple[Outage, ...] = ()
     """Cooldowns that no success has cleared, the oldest first. Those that are over still count in a row."""
     at: float = 0.0
-    """When this was last changed."""
+    """When this was last changed. It only decides how long the record is kept."""
 
     @property
     def began(self) -> float:
@@ -83,16 +83,22 @@ UNKNOWN = Record()
 
 def join(one: Record, other: Record) -> Record:
     """Join what two processes know."""
+    at = max(one.at, other.at)
     if one.generation != other.generation:
-        return max(one, other, key=lambda record: record.generation)
+        return max(one, other, key=lambda record: record.generation)._replace(at=at)
     cleared = max(one.cleared, other.cleared)
     return Record(
         one.generation,
         one.disabled or other.disabled,
         cleared,
         _remaining((*one.outages, *other.outages), cleared),
-        max(one.at, other.at),
+        at,
     )
+
+
+def is_same(one: Record, other: Record) -> bool:
+    """Whether two records say the same."""
+    return one[:-1] == other[:-1]
 
 
 def _remaining(outages: Iterable[Outage], cleared: float) -> tuple[Outage, ...]:
@@ -107,11 +113,10 @@ def _remaining(outages: Iterable[Outage], cleared: float) -> tuple[Outage, ...]:
 
 def is_forgotten(record: Record, now: float) -> bool:
     """Whether a record need not be kept any longer."""
-    if record.disabled:
-        return False
+    ends = record.at + REMEMBERED_HEALTHY
     if record.outages:
-        return record.until + REMEMBERED_COUNTER < now
-    return record.at + REMEMBERED_HEALTHY < now
+        ends = max(ends, record.until + REMEMBERED_COUNTER)
+    return not record.disabled and ends < now
 
 
 class Local(NamedTuple):

@@ -13,6 +13,7 @@ The right to probe a resource after a cooldown is a permit too, of which there i
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -129,7 +130,7 @@ class Lease:
         """How many uses may begin without a permit, because the store cannot be asked."""
         self.told: Wish | None = None
         """What the store was last told."""
-        self.lacked_until: float = 0.0
+        self.lacked_until: float = -math.inf
         """A call needed a permit not long ago: one is wanted until then."""
         self.asked_since: float | None = None
         """Since when a call has lacked a permit and none was granted."""
@@ -157,7 +158,7 @@ class Lease:
         self.share, self.wanted = share.share, share.wanted
         more = self.permits > before
         if more:
-            self.asked_since = None
+            self.asked_since, self.lacked_until = None, -math.inf
         return more
 
     def release(self, in_use: int, reserved: int = 0) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import Message, Reply
-from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, join, learned, local_of, mark_of
+from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, is_same, join, learned, local_of, mark_of
 from headgate.resources.members import Adopted, Member, Requirement
 from headgate.resources.permits import Lease, Share, Wish
 from headgate.resources.rotation import Rotation
@@ -143,7 +143,7 @@ class Replica:
         known = self._known.get(track.mark, UNKNOWN)
         record = learned(known, track.before, after, track.began, now, self._offset)
         track.before = after
-        if record != known:
+        if not is_same(record, known):
             self._known[track.mark] = record
             self._unsent.add(track.mark)
 
@@ -151,7 +151,7 @@ class Replica:
 
     def lacks(self, requirement: Requirement, avoid: Collection[str], now: float) -> float | None:
         """Note that a call found nothing to use. Returns until when it may wait for a permit; None: none can come."""
-        limit = None
+        limit: float | None = None
         for track in self._limited:
             resource = track.member.resource
             if resource.resource_id in avoid or not requirement.fits(resource):
@@ -160,7 +160,8 @@ class Replica:
                 if lacking:
                     lease.lacked_until = now + LACK
                     lease.asked_since = now if lease.asked_since is None else lease.asked_since
-                    limit = max(limit or 0.0, lease.asked_since + PATIENCE)
+                    until = lease.asked_since + PATIENCE
+                    limit = until if limit is None else max(limit, until)
         return limit if limit is not None and limit > now else None
 
     def _wishes(self, now: float, askers: Collection[Asker]) -> dict[str, Wish]:
@@ -174,7 +175,7 @@ class Replica:
                 if lacking:
                     waiting = self._waiting(reserved) if waiting is None else waiting
                     wanted = sum(number for one, number in waiting.items() if one.fits(fits))
-                    wanted = min(limit - lease.permits, max(wanted, lease.lacked_until > now))
+                    wanted = min(limit - lease.permits, max(wanted, int(lease.lacked_until > now)))
                 else:
                     lease.release(self._in_use(track, mark), sum(one.fits(fits) for one in reserved))
                 wish = Wish(lease.granted, lease.returned, wanted, limit)
@@ -237,6 +238,7 @@ class Replica:
         for mark in [mark for mark in self._known if mark not in reply.health]:
             if is_forgotten(self._known[mark], reply.now):
                 del self._known[mark]
+                self._unsent.discard(mark)
             else:
                 self._unsent.add(mark)  # the state was lost: tell it again
         if is_current:
@@ -251,15 +253,12 @@ class Replica:
         if track is not None:
             self._learn(track, now)
         known = self._known.get(mark, UNKNOWN)
-        joined = join(known, record)
-        if joined != record:
-            self._unsent.add(mark)
-        else:
+        joined = self._known[mark] = join(known, record)
+        if is_same(joined, record):
             self._unsent.discard(mark)
-        if joined == known:
-            return []
-        self._known[mark] = joined
-        return [] if track is None else self._apply(track, known, joined, now)
+        else:
+            self._unsent.add(mark)
+        return [] if track is None or is_same(joined, known) else self._apply(track, known, joined, now)
 
     def _apply(self, track: _Track, old: Record, new: Record, now: float) -> Effects:
         adopted = Adopted(
