@@ -429,7 +429,7 @@ class Delays(RuleBasedStateMachine):
     def send(self, nth: int, looks: bool) -> None:
         one = self.processes[nth]
         if one.sent is None and one.answer is None:
-            one.replica.want_probes(self.local(one))
+            one.replica.want_more(self.local(one))
             message = one.replica.message(self.local(one), looks=looks)
             one.sent = None if message is None else (message, one.lease)
 

@@ -145,6 +145,14 @@ class Lease:
         """How many permits were given back since this process takes part."""
         return self.granted - self.permits
 
+    def is_told(self, wish: Wish) -> bool:
+        """Whether the store would learn nothing from this wish."""
+        told = self.told
+        if told is None:
+            return not wish.wanted and not wish.granted
+        wanted = max(0, told.granted + told.wanted - wish.granted)  # what was granted since is not wanted any more
+        return (told.returned, wanted, told.limit) == (wish.returned, wish.wanted, wish.limit)
+
     def take(self, share: Share | None) -> bool:
         """Note what the store told; None: it has nothing for this process. True: there are more permits than before."""
         if share is None:

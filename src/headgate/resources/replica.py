@@ -7,6 +7,7 @@ sent, `take` takes the answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Protocol
@@ -62,7 +63,8 @@ class Replica:
         self._limited: list[_Track] = []  # those with permits or a right to probe
         self._returned: dict[str, Wish] = {}  # permits of resources that were removed
         self._alone = False
-        self._acquires = 0
+        self._acquires = -1
+        self._asked_at = -math.inf
         self.grants: int = 0
         """How often permits came."""
         rotation.is_shared = True
@@ -179,7 +181,7 @@ class Replica:
                 else:
                     lease.release(self._in_use(track, mark), sum(one.fits(fits) for one in reserved))
                 wish = Wish(lease.granted, lease.returned, wanted, limit)
-                if wish != lease.told and (lease.told is not None or wanted or lease.granted):
+                if not lease.is_told(wish):
                     lease.told = wishes[mark] = wish
                     self._rotation.leases_changed(track.member, now)  # fewer at most: nobody is served by that
         return wishes
@@ -216,16 +218,23 @@ class Replica:
             return None
         return track.member.lease if mark == track.mark else track.member.probe
 
-    def want_probes(self, now: float) -> None:
-        """Ask for the right to probe what is rested, if calls were made since this was last called."""
-        if not self._rotation.probe_on_recovery:
+    def want_more(self, now: float) -> None:
+        """Want what calls could use, if calls were made since this was last called.
+
+        While a pool has other resources to use, no call lacks a permit, and nobody would ask for one.
+        """
+        if not self._limited:
             return
         acquires = sum(member.acquires for member in self._rotation.members.values())
-        if acquires != self._acquires:
-            self._acquires = acquires
-            for track in self._limited:
-                if track.member.probe is not None and track.member.trial is not None:
-                    track.member.probe.lacked_until = now + LACK
+        if acquires == self._acquires:
+            return
+        self._acquires = acquires
+        asks = now >= self._asked_at + LACK  # not oftener: permits that nobody uses must not go round
+        self._asked_at = now if asks else self._asked_at
+        for track in self._limited:
+            for _, lease, _, lacking in self._leases(track):
+                if lacking and (asks or lease is track.member.probe):
+                    lease.lacked_until = now + LACK
 
     # -- being told ---------------------------------------------------------------------------------------------------
 

@@ -87,6 +87,8 @@ class SharedHealth:
         if self._store.deadline != float("inf"):
             store = self._store
             self._engine.rotation.guard(lambda: store.deadline)
+        with lock:
+            self._replica.want_more(clock.now())
         first = threading.Event()
         self._send(looks=True, then=first.set)
         if not first.wait(CONNECT):
@@ -102,7 +104,7 @@ class SharedHealth:
             now = clock.now()
             for member in members:
                 self._replica.learn(member, now)
-            self._replica.want_probes(now)
+            self._replica.want_more(now)
         self._send()
 
     def waiters_changed(self) -> None:
@@ -162,7 +164,7 @@ class SharedHealth:
     def look(self) -> None:
         """Ask the store what is new."""
         with lock:
-            self._replica.want_probes(clock.now())
+            self._replica.want_more(clock.now())
         self._send(looks=True)
 
     def lease_lost(self) -> None:
