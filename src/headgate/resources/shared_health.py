@@ -291,7 +291,7 @@ class _Listener:
 
     def __init__(self, health: weakref.ref[SharedHealth], store: SharedState, key: str, leaving: Message) -> None:
         self._health = health
-        self._store = store
+        self._store = weakref.ref(store)  # a store that only the pool holds is dropped with it
         self._key = key
         self._leaving = leaving
         self.stop: Callable[[], None] = _nothing
@@ -317,10 +317,9 @@ class _Listener:
         stop, self.stop = self.stop, _nothing
         if stop is not _nothing:
             stop()
-            try:
-                self._store.transact(self._key, _step(self._leaving))
-            except PoolClosed:
-                pass
+            store = self._store()
+            if store is not None:
+                store.transact(self._key, _step(self._leaving))
 
 
 def _nothing() -> None:
