@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import math
@@ -526,6 +527,30 @@ async def test_h03_the_lowest_limit_counts_and_another_limit_is_followed() -> No
         await settle()
         gate.finish(number)
     await asyncio.gather(*calls)
+
+
+@virtual
+async def test_h03_tasks_of_task_pools_keep_the_limit_and_hold_no_slot_while_they_wait_for_a_permit() -> None:
+    place = SharedMemory()
+    keys = [share(place, "k", limit=2) for _ in range(3)]
+    most = 0
+
+    async def work(key: Resource[str]) -> None:
+        nonlocal most
+        most = max(most, in_flight(*keys))
+        await asyncio.sleep(1)
+
+    async with contextlib.AsyncExitStack() as pools:
+        tasks = [
+            await pools.enter_async_context(headgate.TaskPool(f"tasks-{nth}", max_concurrent=5, resources=one))
+            for nth, one in enumerate(keys)
+        ]
+        handles = [await pool.submit(work) for pool in tasks for _ in range(4)]
+        await settle()
+        assert sum(pool.snapshot().active for pool in tasks) == 2
+        await asyncio.gather(*handles)
+    assert most == 2
+    assert clock.now() == 6.0
 
 
 @virtual

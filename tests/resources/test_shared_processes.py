@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import gc
 import json
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -267,3 +268,26 @@ def test_h01_pools_in_threads_and_loops_share_one_store_object(tmp_path: Path) -
             time.sleep(0.001)
     finally:
         store.close()
+
+
+FORKED = """
+import os, sys
+from headgate import Resource, ResourcePool, SqliteStore
+
+pool = ResourcePool([Resource("k", "v", 1)], name="keys", store=SqliteStore(sys.argv[1]))
+name = lambda key: key.resource_id
+assert pool.run_sync(name) == "k"
+child = os.fork()
+assert pool.run_sync(name, wait_for_capacity=True, within=20) == "k"
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    assert pool.run_sync(name, wait_for_capacity=True, within=20) == "k"
+    print("both")
+os._exit(0)
+"""
+
+
+def test_h03_a_forked_child_leases_permits_of_its_own(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", FORKED, str(tmp_path / "shared.db")]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
+    assert (ended.stdout, ended.returncode) == ("both\n", 0), ended.stderr

@@ -8,14 +8,16 @@ sent, `take` takes the answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Protocol
 
+from headgate.core.checks import Affinity
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import Message, Reply
 from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, is_same, join, learned, local_of, mark_of
-from headgate.resources.members import Adopted, Member, Requirement
+from headgate.resources.members import ANY, Adopted, Member, Requirement, Use
+from headgate.resources.model import update_limit
 from headgate.resources.permits import Lease, Share, Wish
 from headgate.resources.rotation import Rotation
 
@@ -298,6 +300,31 @@ class Replica:
             if changed:
                 effects += self._rotation.leases_changed(track.member, now)
         return effects
+
+    def guard(self, lease_ends: Callable[[], float]) -> None:
+        """Before each choice of a resource look whether the lease of this process still stands.
+
+        The store says so too, from its thread. But after the whole process was stopped for a while, that thread may
+        come too late. A pool without a store, or with one whose leases do not end, pays nothing for this.
+        """
+        acquire = self._rotation.acquire
+
+        def guarded(
+            now: float, requirement: Requirement = ANY, avoid: Collection[str] = (), affinity: Affinity | None = None
+        ) -> Use | None:
+            if now >= lease_ends():
+                self._suspend()
+            return acquire(now, requirement, avoid, affinity)
+
+        self._rotation.acquire = guarded  # type: ignore[method-assign]
+
+    def _suspend(self) -> None:
+        """Let no use begin that needs a permit, until the store answers."""
+        for track in self._limited:
+            lease = track.member.lease
+            if lease is not None and not lease.suspended:
+                lease.suspended = True
+                update_limit(track.member.resource)
 
     def forget_permits(self, now: float) -> Effects:
         """Have no permits any more: this process takes part under a new id."""

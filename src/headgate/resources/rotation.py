@@ -356,31 +356,6 @@ class Rotation:
         self._offer(member.resource)
         return self._serve([member.resource], now) or []
 
-    def suspend_leases(self, *, suspended: bool) -> None:
-        """Let no use begin that needs a permit, or let them begin again."""
-        for member in self.members.values():
-            if member.lease is not None and member.lease.suspended is not suspended:
-                member.lease.suspended = suspended
-                update_limit(member.resource)
-                self._offer(member.resource)
-
-    def guard(self, lease_ends: Callable[[], float]) -> None:
-        """Before each choice look whether the lease of this process still stands; a pool without a store pays nothing.
-
-        The store says so too, from its thread. But after the whole process was stopped for a while, that thread may
-        come too late.
-        """
-        acquire = self.acquire
-
-        def guarded(
-            now: float, requirement: Requirement = ANY, avoid: Collection[str] = (), affinity: Affinity | None = None
-        ) -> Use | None:
-            if now >= lease_ends():
-                self.suspend_leases(suspended=True)
-            return acquire(now, requirement, avoid, affinity)
-
-        self.acquire = guarded  # type: ignore[method-assign]
-
     # -- steering of many ---------------------------------------------------------------------------------------------
 
     def reorder(self, resource_ids: Sequence[str]) -> None:

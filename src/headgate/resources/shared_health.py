@@ -86,7 +86,7 @@ class SharedHealth:
         listener.stop = self._store.listen(self._key, listener)
         if self._store.deadline != float("inf"):
             store = self._store
-            self._engine.rotation.guard(lambda: store.deadline)
+            self._replica.guard(lambda: store.deadline)
         with lock:
             self._replica.want_more(clock.now())
         first = threading.Event()
