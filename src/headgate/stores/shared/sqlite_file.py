@@ -38,6 +38,10 @@ _BUSY_SECONDS: Final = 10.0
 """How long to wait for a program that locks the database without asking for the gate, such as a shell of SQLite."""
 
 
+_SMALLEST: Final = 512
+"""Bytes of the smallest page. A shorter file that is not empty was written by another program."""
+
+
 class SqliteFile:
     """A database, its connection, and the lock beside it. One thread at a time may use it."""
 
@@ -110,9 +114,13 @@ class SqliteFile:
             except FileNotFoundError:
                 pass
             self._close_database()
-        if not self.path.exists():
+        size = self.path.stat().st_size if self.path.exists() else None
+        if size and size < _SMALLEST and not Path(f"{self.path}-journal").exists():
+            raise _no_database(self.path)  # SQLite takes it for an empty file, and would write over it
+        if size is None:
             # SQLite would make it for everybody to read. Closing a descriptor of it is safe here, behind the gate.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        # Not bound to a thread: a journal is opened in one, written in another and closed in a third, one at a time.
         database = sqlite3.connect(
             self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
         )
@@ -199,6 +207,10 @@ def text_of_sql(value: object) -> str:
         return value.decode("utf-8", "replace")
 
 
+def _no_database(path: Path) -> InvalidArgument:
+    return InvalidArgument(f"{path} is not a SQLite database", remedy="Pass another path. The file was left as it is.")
+
+
 def explained(path: Path, error: Exception) -> HeadgateError:
     """Make the error of headgate for one of SQLite or of the disk."""
     if not isinstance(error, sqlite3.Error):
@@ -206,9 +218,7 @@ def explained(path: Path, error: Exception) -> HeadgateError:
     code = getattr(error, "sqlite_errorcode", None) or 0
     match code & 0xFF:
         case sqlite3.SQLITE_NOTADB:
-            return InvalidArgument(
-                f"{path} is not a SQLite database", remedy="Pass another path. The file was left as it is."
-            )
+            return _no_database(path)
         case sqlite3.SQLITE_CORRUPT:
             return StoreWriteFailed(
                 f"{path} is damaged: {error}",

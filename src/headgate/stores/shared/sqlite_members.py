@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from headgate.core.clock import clock
+from headgate.errors import InvalidArgument
 from headgate.stores.jsonl.files import Files
 from headgate.stores.shared.fork_guard import ForkGuard
 
@@ -60,18 +61,19 @@ class Members:
         self._connections: set[_Connection] = set()
         self._connected: dict[str, _Connection] = {}
         self._gone: set[str] = set()
-        self._suspected: set[str] = set()  # those that `_suspect` looks at
+        self._tried: set[str] = set()  # those that were asked for a connection since the last heartbeat
         self._guard = ForkGuard(self._forked)
 
     # -- being a member ------------------------------------------------------------------------------------------------
 
     def join(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take part under a new id. OSError if the directory cannot be used."""
+        """Take part under a new id. OSError or InvalidArgument if the directory cannot be used."""
         self._loop = loop
         self._files.make_folder(self._path)
         try:
             with self._guard:
                 self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._check_owner()
             self._take_id()
             self._listen()
             self.look()
@@ -97,11 +99,23 @@ class Members:
             if folder != -1:
                 os.close(folder)
         self._connected.clear()
-        self._suspected.clear()
+        self._tried.clear()
 
     def is_still_there(self) -> bool:
         """Is the lock of this member still what others find? Not if somebody has deleted it."""
-        return self._lock != -1 and self._files.is_at(self._lock, self._path / f"{self.id}.lock")
+        try:
+            return self._lock != -1 and self._files.is_at(self._lock, self._path / f"{self.id}.lock")
+        except NotADirectoryError:
+            return False
+
+    def _check_owner(self) -> None:
+        """Refuse a directory in which others could delete locks, and so take what this process holds."""
+        found = os.fstat(self._folder)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise InvalidArgument(
+                f"{self._path} belongs to another user, or others may write to it",
+                remedy="Delete that directory, or use a path in a directory that is yours alone.",
+            )
 
     def _take_id(self) -> None:
         while True:
@@ -154,34 +168,30 @@ class Members:
         if not self._is_alive(member):
             self._bury(member)
             return True
-        if member not in self._suspected:
-            self._suspected.add(member)
-            self._soon(lambda: self._suspect(member))
+        if member not in self._tried:
+            self._tried.add(member)
+            self._soon(lambda: self._connect(member))
         return False
 
     def look(self) -> None:
         """Find out about everybody who is or was there; connect to those who live. Called at every heartbeat."""
         if self._server is not None and self._loop is not None:
             self._loop.add_reader(self._server, self._accept)  # it is off after an error, see there
-        for member, endings in self._listed().items():
-            if member == self.id:
-                continue
-            if "lock" not in endings:
-                self._remove(member)
-            elif not self._is_alive(member):
-                self._end_of(member)
-                self._bury(member)
-            elif member not in self._connected:
+        self._tried.clear()
+        for member in self._listed():
+            if self._is_alive(member):
                 self._connect(member)
+            else:
+                self._remove(member)
+                if (connection := self._connected.pop(member, None)) is not None:
+                    self._drop(connection)
+                self._bury(member)
 
-    def _listed(self) -> dict[str, set[str]]:
-        """The files of each member. What has another name is none of ours."""
-        found: dict[str, set[str]] = {}
-        for name in os.listdir(self._path):
-            member, _, ending = name.partition(".")
-            if _ID.fullmatch(member) and ending in ("lock", "sock"):
-                found.setdefault(member, set()).add(ending)
-        return found
+    def _listed(self) -> set[str]:
+        """All others that have a file in the directory. What has another name is none of ours."""
+        names = (name.partition(".") for name in os.listdir(self._path))
+        found = {member for member, _, ending in names if _ID.fullmatch(member) and ending in ("lock", "sock")}
+        return found - {self.id}
 
     def _is_alive(self, member: str) -> bool:
         """Is the lock of this member held? If not, remove its files, so that the directory does not grow."""
@@ -220,20 +230,14 @@ class Members:
 
     def _suspect(self, member: str, pause: float = _FIRST_PAUSE) -> None:
         """Look at a member whose connection has ended, until it is gone or connected again."""
-        self._suspected.discard(member)
         if member in self._connected or member in self._gone or self._lock == -1:
             return
         if not self._is_alive(member):
             self._bury(member)
-        elif not self._connect(member) and pause < self._heartbeat and self._loop is not None:
-            # Nothing tells when a lock is freed. Sixteen looks at most, then the heartbeat looks.
-            self._suspected.add(member)
+        elif pause < self._heartbeat and self._loop is not None:
+            # Nothing tells when a lock is freed. A dozen looks, then the heartbeat looks. It also connects again, and
+            # this does not: two that cannot agree would connect and part without end.
             self._loop.call_later(pause, self._suspect, member, 2 * pause)
-
-    def _end_of(self, member: str) -> None:
-        connection = self._connected.pop(member, None)
-        if connection is not None:
-            self._drop(connection)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -243,10 +247,15 @@ class Members:
         for member in members:
             if member == self.id or member in self._gone:
                 continue
-            if member in self._connected or (_ID.fullmatch(member) and self._connect(member)):
+            if _ID.fullmatch(member) and self._connect(member):
                 self._send(self._connected[member], frame)
 
     def _connect(self, member: str) -> bool:
+        """Connect to a member, unless that is done; False if it does not listen."""
+        if member in self._connected:
+            return True
+        if self._lock == -1:
+            return False  # it has left
         connection = None
         try:
             with self._guard:
@@ -261,7 +270,7 @@ class Members:
         self._connected[member] = connection
         self._read_from(connection)
         self._send(connection, _frame(self.id))
-        return member in self._connected
+        return True
 
     def _accept(self) -> None:
         while self._server is not None and self._loop is not None:
@@ -308,8 +317,7 @@ class Members:
         self._drop(connection)
         if member is not None and self._connected.get(member) is connection:
             del self._connected[member]
-            if member not in self._suspected:
-                self._suspect(member)
+            self._suspect(member)
 
     def _send(self, connection: _Connection, frame: bytes) -> None:
         """Send without waiting. One who does not read (it is stopped) is told once to look at everything."""
@@ -348,7 +356,7 @@ class Members:
             self._connections.discard(connection)
             connection.socket.close()
 
-    def _soon(self, callback: Callable[[], None]) -> None:
+    def _soon(self, callback: Callable[[], object]) -> None:
         """After the transaction that may be open now."""
         if self._loop is not None:
             self._loop.call_soon(callback)
@@ -362,7 +370,7 @@ class Members:
         if self._folder != -1:
             os.close(self._folder)
         self._connections, self._connected = set(), {}
-        self._gone, self._suspected = set(), set()
+        self._gone, self._tried = set(), set()
         self._server = self._loop = None
         self._folder = self._lock = -1  # `Files` has closed the lock
         self.id = ""

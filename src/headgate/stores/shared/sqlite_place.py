@@ -57,12 +57,12 @@ class Place:
     def remove_other_boots(self) -> None:
         """Delete the admission files of earlier runs of the machine. What cannot be deleted does no harm."""
         mark = f"{self.durable.name}-boot-"
-        for name in os.listdir(self.durable.parent):
-            if name.startswith(mark) and not name.startswith(self.admission.name):
-                try:
+        try:
+            for name in os.listdir(self.durable.parent):
+                if name.startswith(mark) and not name.startswith(self.admission.name):
                     os.unlink(self.durable.with_name(name))
-                except OSError:
-                    pass
+        except OSError:
+            pass
 
     def check(self) -> None:
         """Raise InvalidArgument if no such store can be here."""

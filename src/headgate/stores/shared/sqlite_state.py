@@ -78,9 +78,11 @@ class _Call:
         """What the step returned or raised, in a transaction that may still fail."""
 
     def begin(self) -> bool:
-        """Let nobody cancel it any more; False if somebody has, or if it was closed."""
+        """Let nobody cancel it any more; False if somebody has, or if `close` has given up waiting for it."""
+        if self.future.done():
+            return False
         if not self.has_begun:
-            self.has_begun = not self.future.done() and self.future.set_running_or_notify_cancel()
+            self.has_begun = self.future.set_running_or_notify_cancel()
         return self.has_begun
 
     def fail(self, error: BaseException) -> None:
@@ -116,6 +118,7 @@ class SqliteState:
         self._thread = StoreThread("headgate-sqlite")
         self._place: Place | None = None
         self._opened: _Opened | None = None
+        self._is_beating = False
         _living.add(self)
 
     @property
@@ -137,7 +140,7 @@ class SqliteState:
             self._calls.append(call)
             is_first, self._is_posted = not self._is_posted, True
         if is_first:
-            self._post(self._run_calls, call.fail)
+            self._post(self._run_calls, self._refuse_calls)
         return call.future
 
     def connect(self, timeout: float) -> None:
@@ -184,10 +187,9 @@ class SqliteState:
         with self._lock:
             self.is_closed = True
         if not self._thread.close(self._shut, _CLOSING_SECONDS):
-            with self._lock:
-                calls, self._calls = [*self._running, *self._calls], []
-            for call in calls:
+            for call in list(self._running):
                 call.fail(self._closed())
+            self._refuse_calls(self._closed())
 
     def stop(self) -> None:
         """Do the same without waiting: for a store that was forgotten, which the collector may find anywhere."""
@@ -200,6 +202,13 @@ class SqliteState:
         except PoolClosed as error:
             fail(error)
 
+    def _refuse_calls(self, error: BaseException) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, []
+            self._is_posted = False
+        for call in calls:
+            call.fail(_again(error))
+
     def _name(self) -> str:
         return "the store" if self._place is None else str(self._place.durable)
 
@@ -210,7 +219,7 @@ class SqliteState:
         """In a forked child: begin anew. Steps that the parent queued are the parent's; listeners stay."""
         self._lock = threading.Lock()
         self._calls, self._running = [], []
-        self._is_posted = False
+        self._is_posted = self._is_beating = False
         self._opened = None
 
     # -- in the thread of the store ------------------------------------------------------------------------------------
@@ -229,7 +238,9 @@ class SqliteState:
                 raise write_failed(self._place.durable, error) from error
             raise
         self._opened = opened
-        asyncio.get_running_loop().call_later(self._heartbeat, self._beat, opened)
+        if not self._is_beating:
+            self._is_beating = True
+            asyncio.get_running_loop().call_later(self._heartbeat, self._beat)
         return opened
 
     def _run_calls(self) -> None:
@@ -273,27 +284,27 @@ class SqliteState:
     def _woken(self, key: str | None) -> None:
         self._tell(key, lambda listener: listener.woken())
 
-    def _beat(self, opened: _Opened) -> None:
+    def _beat(self) -> None:
         """Look at who is gone and let all listeners look, whatever may have been lost meanwhile."""
-        if opened is not self._opened:
-            return
-        asyncio.get_running_loop().call_later(self._heartbeat, self._beat, opened)
+        asyncio.get_running_loop().call_later(self._heartbeat, self._beat)
         try:
-            self._look(opened)
+            self._look()
         except Exception as error:
             cause = error
             self._tell(None, lambda listener: listener.unreachable(cause))
         else:
             self._woken(None)
 
-    def _look(self, opened: _Opened) -> None:
+    def _look(self) -> None:
+        opened = self._open()  # again, if that has failed last time
         if opened.members.is_still_there():
             opened.members.look()
+            opened.clock.look()
         else:  # somebody has deleted its lock, so to all others it is gone: take part again as another
-            opened.members.leave()
-            opened.members.join(asyncio.get_running_loop())
+            self._opened = None
+            opened.close()
             self._tell(None, lambda listener: listener.lost())
-        opened.clock.look()
+            self._open()
 
     def _tell(self, key: str | None, news: Callable[[Listener], None]) -> None:
         """Tell the listeners of a key, or all."""
@@ -333,9 +344,13 @@ class _Opened:
 
     def close(self) -> None:
         """Leave, and close both files."""
-        self.members.leave()
-        self._durable.close()
-        self._admission.close()
+        try:
+            self.members.leave()
+        finally:
+            try:
+                self._durable.close()
+            finally:
+                self._admission.close()
 
     def run(self, calls: list[_Call], durable: bool) -> None:
         """Run these steps in one transaction. Errors of headgate if it could not be committed."""
@@ -372,9 +387,13 @@ def _ran(step: Step, text: str | None, seen: Seen) -> Outcome | BaseException:
         return mistake
     except BaseException as error:
         return error
-    if isinstance(outcome, Outcome) and isinstance(outcome.state, str | None):
-        return outcome
-    return InvalidType(f"a step must return an Outcome, whose state is a string or None, got {type(outcome).__name__}")
+    if not isinstance(outcome, Outcome):
+        return InvalidType(f"a step must return an Outcome, got {type(outcome).__name__}")
+    if not isinstance(outcome.state, str | None):
+        return InvalidType(f"the state of an Outcome must be a string or None, got {type(outcome.state).__name__}")
+    if outcome.wakes and not all(isinstance(member, str) for member in outcome.wakes):
+        return InvalidType("the wakes of an Outcome must be ids of members")
+    return outcome
 
 
 def _read(database: sqlite3.Connection, key: str) -> str | None:
