@@ -158,8 +158,7 @@ class Resource(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
-        kept = (name for name in Resource.__slots__ if name[0] != "_" and name not in ("limit", "sharing"))
-        names = ("value", "max_in_flight", *kept)
+        names = ("value", *_KEPT)
         fields = {name: getattr(self, name) for name in names}
         return {**getattr(self, "__dict__", {}), **fields}
 
@@ -177,6 +176,11 @@ class Resource(Generic[T]):
             "`value` and `resource_id`; treat every other field as read-only, pools keep them. `max_in_flight=1` makes "
             "it exclusive, None unlimited. Never log `value`."
         )
+
+
+_KEPT = tuple(  # in the order of their names, as always: releases read each other's pickles
+    sorted({*Resource.__slots__, "max_in_flight"} - {"__weakref__", "_max_in_flight", "_value", "limit", "sharing"})
+)
 
 
 def hide_value(resource: Resource[Any]) -> None:
