@@ -45,6 +45,16 @@ def checked_id(resource_id: object) -> str:
     return resource_id
 
 
+def checked_shared_name(name: object) -> str:
+    """The name under which pools of several processes find each other in a store; InvalidArgument if there is none."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(
+            f"store= needs a name= by which processes share the pool, got {name!r}",
+            remedy='Give every process the same: ResourcePool(..., name="openai-keys", store=store).',
+        )
+    return name
+
+
 def checked_max_in_flight(max_in_flight: object) -> int | None:
     """Return a limit of uses, or raise InvalidArgument."""
     if max_in_flight is None:

@@ -126,7 +126,7 @@ def _cooled(event: Any) -> tuple[object, ...]:
 
 
 def _disabled(event: Any) -> tuple[object, ...]:
-    reason = "by hand" if event.usage is None else _in_one_line(event.reason) or "no reason given"
+    reason = _in_one_line(event.reason) or ("by hand" if event.usage is None else "no reason given")
     return "%s: %s is disabled: %s", event.pool, event.resource_id, reason
 
 
@@ -138,9 +138,19 @@ def _enabled(event: Any) -> tuple[object, ...]:
     return "%s: %s is enabled", event.pool, event.resource_id
 
 
+def _unshared(event: Any) -> tuple[object, ...]:
+    return "%s: health is not shared with other processes for now: %s", event.pool, _in_one_line(event.reason)
+
+
+def _shared(event: Any) -> tuple[object, ...]:
+    return "%s: health is shared with other processes again", event.pool
+
+
 _SENTENCES: dict[str, tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     "resource_cooled": ("WARNING", _cooled),
     "resource_disabled": ("WARNING", _disabled),
     "resource_recovered": ("INFO", _recovered),
     "resource_enabled": ("INFO", _enabled),
+    "health_unshared": ("WARNING", _unshared),
+    "health_shared": ("INFO", _shared),
 }

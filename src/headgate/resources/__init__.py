@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from headgate.core.checks import Affinity
     from headgate.errors import PoolExhausted, UnknownResource
     from headgate.resources.events import (
+        HealthShared,
+        HealthUnshared,
         ResourceAcquired,
         ResourceAdded,
         ResourceCooled,
@@ -47,6 +49,8 @@ __all__ = [
     "CooldownResource",
     "DisableResource",
     "GuidedPicker",
+    "HealthShared",
+    "HealthUnshared",
     "Learner",
     "LeaseOptions",
     "Member",
@@ -92,6 +96,8 @@ __all__ = [
 _MODULES = {
     "headgate.errors": ("PoolExhausted", "UnknownResource"),
     "headgate.resources.events": (
+        "HealthShared",
+        "HealthUnshared",
         "ResourceAcquired",
         "ResourceAdded",
         "ResourceCooled",

@@ -11,6 +11,11 @@ DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
 """Seconds of the first, second, ... cooldown in a row; the last entry counts for all that follow."""
 
 
+SAME_UNTIL: Final = 0.05
+"""Two ends of a cooldown that differ by less seconds are the same: the clocks of two processes are not compared more
+exactly."""
+
+
 class Cooldown(NamedTuple):
     """The cooldown that follows from a verdict."""
 

@@ -54,6 +54,13 @@ class Enable:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Something is to be told to other processes that users are not told of: a count was cleared, a permit is free."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """A younger use of a failed resource is to be interrupted."""
 
@@ -74,5 +81,5 @@ class Starve:
     ticket: WaitTicket
 
 
-Effect = Cool | Disable | Recover | Enable | Cancel | Serve | Starve
+Effect = Cool | Disable | Recover | Enable | Tell | Cancel | Serve | Starve
 Effects = list[Effect]

@@ -24,8 +24,9 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
+from functools import partial
 from types import CoroutineType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from headgate.core.cancellation import Steered, adopt
 from headgate.core.checks import is_finite
@@ -35,7 +36,7 @@ from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import AttemptTimeout, Call
-from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve, Tell
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.reporting import Reporter
@@ -44,6 +45,9 @@ from headgate.resources.run_options import Plan
 from headgate.resources.signals import SIGNALS, CooldownResource, DisableResource, RetryOperation, Signal, signal_in
 from headgate.resources.stats import describe
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
+
+if TYPE_CHECKING:
+    from headgate.resources.shared_health import SharedHealth
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -86,6 +90,8 @@ class Engine(Generic[T]):
         self.plan: Plan = plan
         self.classify: Classifier | None = classify
         self.followers: WeakList[Follower] = WeakList()
+        self.shared: SharedHealth | None = None
+        """Shares health with other processes, if the pool has a store."""
         self._alarm: tuple[object, float] | None = None  # the waiter that watches the next cooldown, and its end
         rotation.owner = self
 
@@ -180,12 +186,17 @@ class Engine(Generic[T]):
 
     async def take(self, call: Call) -> Use:
         """Begin the next use for `call`; waits for a resource if its plan says so, else raises PoolExhausted."""
-        if call.plan.waits == "no":
+        if call.plan.waits == "no" and self.shared is None:
             return self._started(call, self._try(call, None))
         taken = None
         while not isinstance(taken, Use):
             waiter = LoopWaiter()
-            taken = self._stand(call, taken, waiter)
+            try:
+                taken = self._stand(call, taken, waiter)
+            except PoolExhausted:
+                if self.shared is None or not await self.shared.permit_came(call):
+                    raise
+                continue
             if isinstance(taken, WaitTicket):
                 try:
                     await waiter.wait(call.deadline)
@@ -197,12 +208,17 @@ class Engine(Generic[T]):
 
     def take_sync(self, call: Call) -> Use:
         """`take` for a thread without a loop."""
-        if call.plan.waits == "no":
+        if call.plan.waits == "no" and self.shared is None:
             return self._started(call, self._try(call, None))
         taken = None
         while not isinstance(taken, Use):
             waiter = ThreadWaiter()
-            taken = self._stand(call, taken, waiter)
+            try:
+                taken = self._stand(call, taken, waiter)
+            except PoolExhausted:
+                if self.shared is None or not self.shared.permit_came_sync(call):
+                    raise
+                continue
             if isinstance(taken, WaitTicket):
                 try:
                     waiter.wait(call.deadline)
@@ -412,27 +428,36 @@ class Engine(Generic[T]):
         if effects:
             _carry_out(effects, reason)
 
+    def members_changed(self) -> None:
+        """Tell the store which resources the pool has now, if it shares their health."""
+        if self.shared is not None:
+            self.shared.members_changed()
+
     def tell_followers(self) -> None:
         """Tell followers that there is one resource less."""
         for follower in self.followers:
             follower.changed()
 
     def watch(self) -> None:
-        """Make the first waiter notice the end of the next cooldown."""
-        rotation = self.rotation
+        """Make the first waiter notice the end of the next cooldown, and ask other processes for what waiters need."""
         with lock:
-            while first := rotation.wait_queue.first():
-                expiry = rotation.next_expiry()
-                if expiry is None:
-                    break
-                waiter = _waiter(first)
-                alarm = (waiter, expiry)
-                known = alarm == self._alarm and not waiter.is_gone()
-                if known or waiter.set_alarm(expiry - clock.now(), self._ring):
-                    self._alarm = alarm
-                    return
-                rotation.wait_queue.leave(first)  # its loop is gone
-            self._alarm = None
+            self._alarm = self._alarm_of_first()
+        if self.shared is not None:
+            self.shared.waiters_changed()
+
+    def _alarm_of_first(self) -> tuple[object, float] | None:
+        rotation = self.rotation
+        while first := rotation.wait_queue.first():
+            expiry = rotation.next_expiry()
+            if expiry is None:
+                break
+            waiter = _waiter(first)
+            alarm = (waiter, expiry)
+            known = alarm == self._alarm and not waiter.is_gone()
+            if known or waiter.set_alarm(expiry - clock.now(), self._ring):
+                return alarm
+            rotation.wait_queue.leave(first)  # its loop is gone
+        return None
 
     def _ring(self) -> None:
         with lock:
@@ -444,7 +469,15 @@ class Engine(Generic[T]):
 
 def _carry_out(effects: Effects, reason: str | None) -> None:
     """Do what rotations decided: first what others wait for, then what they listen to."""
+    report = begin(effects, reason)
+    if report is not None:
+        report()
+
+
+def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
+    """Do what others wait for, and return what tells those who listen; None: there is nothing to tell."""
     touched: set[Engine[Any]] = set()
+    changed: dict[Engine[Any], set[Member]] = {}
     todo: deque[Effect] = deque(effects)
     news: list[Cool | Disable | Recover | Enable] = []
     while todo:
@@ -461,10 +494,22 @@ def _carry_out(effects: Effects, reason: str | None) -> None:
                 with lock:
                     todo.extend(ticket.rotation.leave(ticket, clock.now()) or ())
         else:
-            news.append(effect)
-            touched.add(_engine(effect.member))
+            assert effect.member is not None
+            engine = _engine(effect.member)
+            if engine.shared is not None:
+                changed.setdefault(engine, set()).add(effect.member)
+            if not isinstance(effect, Tell):
+                news.append(effect)
+                touched.add(engine)
+    for engine, members in changed.items():
+        if engine.shared is not None:
+            engine.shared.learned(members)
     for engine in touched:
         engine.watch()
+    return partial(_report, news, reason) if news else None
+
+
+def _report(news: list[Cool | Disable | Recover | Enable], reason: str | None) -> None:
     for effect in news:
         engine = _engine(effect.member)
         engine.reporter.health_changed(effect, reason)

@@ -88,6 +88,24 @@ class ResourceEnabled(ResourceEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthUnshared(ResourceEvent):
+    """The store by which processes share the health of resources cannot be reached. The pool goes on by itself."""
+
+    name: ClassVar[str] = "health_unshared"
+    topic: ClassVar[str] = HEALTH.name
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthShared(ResourceEvent):
+    """The store answers again: what processes learned meanwhile is joined."""
+
+    name: ClassVar[str] = "health_shared"
+    topic: ClassVar[str] = HEALTH.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceAcquired(ResourceEvent):
     """A call was given a resource."""
 

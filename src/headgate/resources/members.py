@@ -9,6 +9,7 @@ from headgate.core.wait_queue import Ticket
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
 
 if TYPE_CHECKING:
+    from headgate.resources.permits import Lease
     from headgate.resources.pickers import Picker
     from headgate.resources.rotation import Rotation
     from headgate.resources.wakeups import Waiter
@@ -38,8 +39,9 @@ class Trial:
 
     __slots__ = ("limit", "running", "successes")
 
-    def __init__(self) -> None:
-        self.limit: int = 1
+    def __init__(self, limit: int = 1) -> None:
+        """A `limit` of 0: another process has the right to try it first."""
+        self.limit: int = limit
         self.successes: int = 0  # of this round, which ends when they reach the limit
         self.running: set[int] = set()  # the orders of uses that began since the cooldown
 
@@ -52,8 +54,22 @@ class Trial:
         """Count a success. True: as many as `top` may be used at a time, so the trial is over."""
         self.successes += 1
         if self.successes >= self.limit:
-            self.limit, self.successes = 2 * self.limit, 0
+            self.limit, self.successes = 2 * max(1, self.limit), 0
         return self.limit >= top
+
+
+class Adopted(NamedTuple):
+    """The health of a resource as other processes know it, on the monotonic clock of this process."""
+
+    until: float = 0.0
+    consecutive: int = 0
+    disabled: bool = False
+    enabled: bool = False
+    """It was enabled by hand since this process last heard of it."""
+    cleared: bool = False
+    """A success cleared the cooldowns that this process had heard of."""
+    is_new: bool = False
+    """There is a cooldown that this process had not heard of."""
 
 
 class Member:
@@ -69,9 +85,11 @@ class Member:
         "disables",
         "gone",
         "index",
+        "lease",
         "notes",
         "pickers",
         "plain",
+        "probe",
         "resource",
         "rotation",
         "sharing",
@@ -96,6 +114,8 @@ class Member:
         self.gone: bool = False  # removed from the rotation
         self.trial: Trial | None = None  # recovered from a cooldown, and not yet allowed its full limit
         self.plain: bool = True  # the end of a use takes the short path: see `Rotation.is_plain`
+        self.lease: Lease | None = None  # the permits of this process, when processes share the limit
+        self.probe: Lease | None = None  # the right to try it after a cooldown, when one process does it for all
         self.acquires: int = 0
         self.successes: int = 0
         self.cooldowns: int = 0
@@ -105,7 +125,7 @@ class Member:
     @property
     def is_open(self) -> bool:
         """Whether it may be used now. (The end of its cooldown is noticed before a picker asks.)"""
-        limit = self.resource.max_in_flight
+        limit = self.resource.limit
         return not self.unavailable and (limit is None or len(self.uses) < limit)
 
     @property

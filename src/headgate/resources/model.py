@@ -39,13 +39,21 @@ RESOURCE_STATUSES: Final[tuple[ResourceStatus, ...]] = get_args(ResourceStatus)
 class Sharing:
     """What all pools that hold one resource keep about it together; only pools use it, with their lock held."""
 
-    __slots__ = ("members", "outage", "uses")
+    __slots__ = ("enables", "members", "outage", "outage_at", "proofs", "proved_at", "uses")
 
     def __init__(self) -> None:
         self.uses: dict[int, Use] = {}
         """Uses that have not ended, by acquisition order. The same dict as long as the resource lives."""
         self.outage: int = 0
         """The newest acquisition when the last cooldown began; uses up to this one belong to the same outage."""
+        self.outage_at: float = 0.0
+        """When the last cooldown began. Only other processes are told by it."""
+        self.proofs: int = 0
+        """How many successes cleared a cooldown or its counter."""
+        self.proved_at: float = 0.0
+        """When the use began that was the last of these."""
+        self.enables: int = 0
+        """How often it was enabled by hand."""
         self.members: WeakList[Member] = WeakList()
         """Its memberships of pools; a pool that is dropped takes its own along."""
 
@@ -61,11 +69,12 @@ class Resource(Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_max_in_flight",
         "_value",
         "consecutive_cooldown",
         "cooldown_until",
         "last_acquired_at",
-        "max_in_flight",
+        "limit",
         "resource_id",
         "sharing",
         "status",
@@ -89,7 +98,9 @@ class Resource(Generic[T]):
     ) -> None:
         self.resource_id: str = checked_id(resource_id)
         self._value = value
-        self.max_in_flight: int | None = checked_max_in_flight(max_in_flight)
+        self.limit: int | None
+        """Internal: how many uses this process may have at a time: `max_in_flight`, less what other processes hold."""
+        self.max_in_flight = checked_max_in_flight(max_in_flight)
         if status not in RESOURCE_STATUSES:
             raise InvalidArgument(
                 f"status must be one of {', '.join(RESOURCE_STATUSES)}, got {status!r}",
@@ -120,6 +131,16 @@ class Resource(Generic[T]):
         if sharing is not None and sharing.members:
             hide_value(self)
 
+    @property
+    def max_in_flight(self) -> int | None:
+        """How many uses there may be at a time; None: as many as there are calls."""
+        return self._max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, number: int | None) -> None:
+        self._max_in_flight: int | None = number
+        update_limit(self)
+
     def __repr__(self) -> str:
         limit = "" if self.max_in_flight is None else f", max_in_flight={self.max_in_flight}"
         tags = f", tags={sorted(self.tags)}" if self.tags else ""
@@ -129,7 +150,7 @@ class Resource(Generic[T]):
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
         if type(self) is not Resource:
             return super().__reduce_ex__(protocol)
-        fields = (self.resource_id, self._value, self.max_in_flight)
+        fields = (self.resource_id, self._value, self._max_in_flight)
         if self.status != "healthy" or self.consecutive_cooldown or self.cooldown_until:
             health = (self.status, self.cooldown_until, self.consecutive_cooldown)
             return _arrived, (*fields, self.tags, self.weight, *health)
@@ -137,7 +158,7 @@ class Resource(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is in flight belongs to this process and stays here.
-        names = ("value", *(name for name in Resource.__slots__ if name[0] != "_" and name != "sharing"))
+        names = ("value", *_KEPT)
         fields = {name: getattr(self, name) for name in names}
         return {**getattr(self, "__dict__", {}), **fields}
 
@@ -157,9 +178,24 @@ class Resource(Generic[T]):
         )
 
 
+_KEPT = tuple(  # in the order of their names, as always: releases read each other's pickles
+    sorted({*Resource.__slots__, "max_in_flight"} - {"__weakref__", "_max_in_flight", "_value", "limit", "sharing"})
+)
+
+
 def hide_value(resource: Resource[Any]) -> None:
     """Replace the resource's value by its id wherever text is redacted, because a pool holds the resource now."""
     learn(resource.resource_id, resource.value, resource)
+
+
+def update_limit(resource: Resource[Any]) -> None:
+    """Set `limit` from `max_in_flight` and from the permits that pools lease from a shared store."""
+    limit = resource.max_in_flight
+    sharing: Sharing | None = getattr(resource, "sharing", None)  # not there yet while it is being made
+    if limit is not None and sharing is not None:
+        leases = (member.lease for member in sharing.members)
+        limit = min(limit, *(lease.usable for lease in leases if lease is not None), limit)
+    resource.limit = limit
 
 
 _NO_TAGS: frozenset[str] = frozenset()
@@ -179,7 +215,7 @@ def _arrived(
     resource: Resource[T] = object.__new__(Resource)
     resource.resource_id = resource_id
     resource.value = value
-    resource.max_in_flight = max_in_flight
+    resource._max_in_flight = resource.limit = max_in_flight
     resource.tags = tags
     resource.weight = weight
     resource.status = status

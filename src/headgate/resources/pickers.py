@@ -166,7 +166,7 @@ class RoundRobin(LazyHeap):
         heap, idle, current = self._heap, self._idle, self._current
         if len(current) == 1 and not skip:  # a single member: its place in the order does not matter
             member = next(iter(current.values()))[3]
-            limit = member.resource.max_in_flight
+            limit = member.resource.limit
             if not member.unavailable and (limit is None or len(member.uses) < limit):
                 return member
         aside: list[Entry] = []
@@ -181,7 +181,7 @@ class RoundRobin(LazyHeap):
             if current.get(index) is entry:
                 if load != uses or last != resource.last_acquired_at:
                     true = current[index] = (uses, resource.last_acquired_at, index, member)
-                elif member.unavailable or ((limit := resource.max_in_flight) is not None and uses >= limit):
+                elif member.unavailable or ((limit := resource.limit) is not None and uses >= limit):
                     del current[index]
                 elif skip and resource.resource_id in skip:
                     aside.append(entry)

@@ -32,6 +32,7 @@ from headgate.core.checks import (
     checked_classifier,
     checked_flag,
     checked_hook,
+    checked_shared_name,
     checked_stream,
     checked_table,
     named_options,
@@ -39,6 +40,7 @@ from headgate.core.checks import (
     refuse_on_loop,
 )
 from headgate.core.clock import clock
+from headgate.core.shared_state import SharedState
 from headgate.errors import InvalidType
 from headgate.resources import events
 from headgate.resources.cooldowns import DEFAULT_COOLDOWN_TABLE
@@ -78,6 +80,7 @@ class PoolSettings(TypedDict, total=False):
     probe_on_recovery: bool
     classify: Classifier | None
     name: str | None
+    store: SharedState | str | bool | None
 
 
 class ResourceFields(TypedDict, total=False):
@@ -146,6 +149,7 @@ class ResourcePool(Generic[T]):
         probe_on_recovery: bool = False,
         classify: Classifier | None = None,
         name: str | None = None,
+        store: SharedState | str | bool | None = None,
     ) -> None:
         """`resources`: Resource objects or plain values, in a sequence or by id; order is kept.
 
@@ -154,7 +158,12 @@ class ResourcePool(Generic[T]):
         younger uses of a failing resource run on: for operations that must not run twice. `probe_on_recovery=True`
         lets one use at a time try a rested resource until one succeeds, then 2, 4, 8 and so on. `classify(exception or
         result)` may turn either into a signal. `name` is how events and logs call the pool.
+
+        `store` shares cooldowns, disables, `max_in_flight` and probes with all pools of the same `name` on the same
+        store, in any number of processes: a store, or its address such as "sqlite:///health.db", or True for the
+        address in the environment variable HEADGATE_STORE. The constructor waits up to 10 s for the store.
         """
+        shared_name = None if store is None or store is False else checked_shared_name(name)
         members = resources_of(resources)
         plan = Plan(checked_attempts(max_attempts))
         reporter = Reporter(name or f"resources-{next(_names)}", checked_hook(on_state_change))
@@ -174,6 +183,12 @@ class ResourcePool(Generic[T]):
         self._engine: Engine[T] = Engine(rotation, reporter, plan, classifier)
         for resource in members:
             hide_value(resource)
+        if shared_name is not None:
+            from headgate.resources.shared_health import SharedHealth, checked_store  # no other pool needs it
+
+            shared = SharedHealth(self._engine, checked_store(store), shared_name)
+            shared.start()
+            self._engine.shared = shared
         registry.register(self, "resources", ResourcePool.snapshot)
 
     @property
@@ -356,6 +371,7 @@ class ResourcePool(Generic[T]):
         self._engine.reporter.membership(events.ResourceAdded, resource.resource_id)
         self._engine.carry_out(effects)
         self._engine.watch()
+        self._engine.members_changed()
         return resource
 
     async def remove(self, resource_id: str) -> None:
@@ -365,6 +381,7 @@ class ResourcePool(Generic[T]):
         self._engine.reporter.membership(events.ResourceRemoved, resource_id)
         self._engine.carry_out(effects)
         self._engine.tell_followers()
+        self._engine.members_changed()
 
     async def enable(self, resource_id: str) -> None:
         """Declare a resource usable: ends its cooldown or its being disabled, and starts counting anew."""
@@ -412,6 +429,7 @@ class ResourcePool(Generic[T]):
         engine.carry_out(effects)
         engine.watch()
         engine.tell_followers()
+        engine.members_changed()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -137,6 +137,14 @@ class Reporter:
         except (Exception, asyncio.CancelledError):
             log_exception("headgate.resources", "on_state_change callback failed in %s for %s", self.name, resource_id)
 
+    def unshared(self, reason: str) -> None:
+        """Emit that the store of shared health cannot be reached."""
+        events.HEALTH.emit(events.HealthUnshared(at=clock.wall(), pool=self.name, reason=reason))
+
+    def shared_again(self) -> None:
+        """Emit that the store of shared health answers again."""
+        events.HEALTH.emit(events.HealthShared(at=clock.wall(), pool=self.name))
+
     def membership(self, kind: type[events.ResourceAdded | events.ResourceRemoved], resource_id: str) -> None:
         """Emit that a resource was added or removed."""
         if events.MEMBERS.listeners:

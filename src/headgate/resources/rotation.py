@@ -10,8 +10,8 @@ health re-indexes all of them and is reported for each.
                       └─> ended       no verdict (retried, cancelled from outside, abandoned)
 
 Each of the four ends the use, gives what came free to the first waiter that can use it, and returns the effects for the
-engine to carry out: `Cool`, `Disable`, `Recover`, `Enable`, `Cancel`, `Serve`, `Starve`. An empty result is ``None``:
-most calls have none, and need no list.
+engine to carry out: `Cool`, `Disable`, `Recover`, `Enable`, `Tell`, `Cancel`, `Serve`, `Starve`. An empty result is
+``None``: most calls have none, and need no list.
 
 One outage counts as one cooldown in a row. A cooldown remembers the newest acquisition at its beginning
 (`Sharing.outage`); verdicts of uses up to that one are *late*: a late cooldown extends the current one without counting
@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
-from headgate.resources.cooldowns import cooldown_after
-from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after
+from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
 from headgate.resources.members import (
     ANY,
     CANCEL_REQUESTED,
     RAMP_TOP,
+    Adopted,
     Member,
     Requirement,
     Totals,
@@ -42,7 +43,7 @@ from headgate.resources.members import (
     Use,
     WaitTicket,
 )
-from headgate.resources.model import Resource
+from headgate.resources.model import Resource, update_limit
 from headgate.resources.pickers import GuidedPicker, Occasion, Picker, PickersByTags
 from headgate.resources.strategies import Strategy
 
@@ -81,6 +82,8 @@ class Rotation:
         """A heap of cooldowns by their end; entries may be outdated."""
         self.cancel_siblings: bool = cancel_siblings
         self.probe_on_recovery: bool = probe_on_recovery
+        self.is_shared: bool = False
+        """Whether other processes are told what its calls learn."""
         self.totals: Totals = Totals()
         self.pickers: PickersByTags = PickersByTags(strategy)
         self._table = tuple(cooldown_table)
@@ -143,7 +146,7 @@ class Rotation:
         member.successes += 1
         troubled = resource.consecutive_cooldown or resource.cooldown_until or member.trial
         if troubled and not use.is_late:
-            self._prove(use)
+            return self._proved(use, now)
         del member.uses[use.order]
         if member.plain:
             member.pickers[0].offer(member)
@@ -267,6 +270,7 @@ class Rotation:
             self._draining[resource_id] = draining
         self.pickers.withdraw(member)
         member.gone, member.plain = True, False
+        update_limit(resource)
         if resource.status == "cooling_down":
             self._tidy_cooling()  # lest its value stays in memory until then
         self.totals.absorb(member)
@@ -289,8 +293,10 @@ class Rotation:
         effects: Effects = []
         if old != "healthy":
             effects += [Enable(resource_id, old, other) for other in member.sharing.members]
+        effects += [Tell(other) for other in member.sharing.members if other.rotation.is_shared]
         self._reopen(resource, on_trial=False)
         resource.consecutive_cooldown, resource.cooldown_until = 0, 0.0
+        resource.sharing.enables += 1
         effects += self._serve([resource], now) or ()
         return effects
 
@@ -300,6 +306,57 @@ class Rotation:
         effects = self._disable(member, None)
         effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
         return effects + self._tell_hopeless(_holders(member.resource))
+
+    # -- other processes ----------------------------------------------------------------------------------------------
+
+    def adopt(self, resource_id: str, health: Adopted, now: float) -> Effects:
+        """Take over what other processes know of a resource.
+
+        Cancels nothing: a call in flight here may well succeed. But all of them count as begun before the cooldown, so
+        their verdicts belong to the same outage.
+        """
+        member = self._find(resource_id)
+        resource = member.resource
+        effects = self.enable(resource_id, now) if health.enabled else []
+        if resource.status != "disabled":
+            if health.disabled:
+                effects += self._disable(member, None)
+                member.disables -= 1  # counted where it was found
+            elif health.consecutive:
+                effects += self._adopt_cooldown(resource, health, now)
+            elif health.cleared:
+                effects += self._adopt_success(resource)
+        effects += self._serve([resource], now) or ()
+        return effects + self._tell_hopeless(_holders(resource))
+
+    def _adopt_cooldown(self, resource: Resource[Any], health: Adopted, now: float) -> Effects:
+        if health.until > max(now, resource.cooldown_until + SAME_UNTIL):
+            cooldown = Cooldown(health.consecutive, health.until, health.until - now)
+            return self._rest(resource, cooldown, None, now, is_new=health.is_new)
+        resource.consecutive_cooldown = health.consecutive
+        if health.is_new:
+            resource.sharing.outage, resource.sharing.outage_at = next(_orders), now
+        return []
+
+    def _adopt_success(self, resource: Resource[Any]) -> Effects:
+        effects = self._reopen(resource, on_trial=True) if resource.status == "cooling_down" else []
+        resource.consecutive_cooldown, resource.cooldown_until = 0, 0.0
+        self._advance_trials(resource, None)
+        self._offer(resource)
+        return effects
+
+    def leases_changed(self, member: Member, now: float) -> Effects:
+        """Note that this process may use a resource more or less often, or may or may not probe it."""
+        update_limit(member.resource)
+        trial, probe = member.trial, member.probe
+        if trial is not None and probe is not None and trial.limit <= 1:
+            trial.limit = 1 if probe.usable or trial.running else 0
+            member.update_availability()
+        _refresh(member.resource)
+        self._offer(member.resource)
+        return self._serve([member.resource], now) or []
+
+    # -- steering of many ---------------------------------------------------------------------------------------------
 
     def reorder(self, resource_ids: Sequence[str]) -> None:
         """Put the members into this order of resource ids."""
@@ -332,11 +389,13 @@ class Rotation:
     def is_plain(self, member: Member) -> bool:
         """Whether the end of a use need only be told to the member's one picker and the waiters here.
 
-        Otherwise there is a trial, a strategy that learns, a draining predecessor, or another pool with the resource.
+        Otherwise there is a trial, a strategy that learns, a draining predecessor, or another pool or process with the
+        resource.
         """
         return (
             len(member.pickers) == 1
             and member.trial is None
+            and member.lease is None
             and self._learn is None
             and len(member.sharing.members) == 1
             and member.resource.resource_id not in self._draining
@@ -380,17 +439,29 @@ class Rotation:
         resource = member.resource
         return not member.gone and resource.status == "cooling_down" and resource.cooldown_until == until
 
-    def _prove(self, use: Use) -> None:
+    def _proved(self, use: Use, now: float) -> Effects | None:
+        """End a use that succeeded after trouble."""
+        effects = self._prove(use)
+        del use.member.uses[use.order]
+        return [*effects, *(self._after_use(use, now, well=True) or ())] or None
+
+    def _prove(self, use: Use) -> Effects:
         """Note a success since the last cooldown began: the first counts for all pools, later ones for their own."""
         resource = use.member.resource
         if resource.status == "disabled":
-            return
+            return []
         resource.consecutive_cooldown = 0
         resource.cooldown_until = 0.0
+        resource.sharing.proofs += 1
+        resource.sharing.proved_at = use.acquired_at
+        self._advance_trials(resource, use.member)
+        return [Tell(member) for member in resource.sharing.members if member.rotation.is_shared]
+
+    def _advance_trials(self, resource: Resource[Any], prover: Member | None) -> None:
         top = RAMP_TOP if resource.max_in_flight is None else resource.max_in_flight
         for member in resource.sharing.members:
             trial = member.trial
-            if trial is not None and (trial.limit == 1 or member is use.member):
+            if trial is not None and (trial.limit <= 1 or member is prover):
                 if trial.succeeded(top):
                     member.trial = None
                 member.update_availability()
@@ -398,16 +469,22 @@ class Rotation:
 
     def _cool(self, use: Use, seconds: float | None, now: float) -> Effects:
         resource = use.member.resource
-        old, members = resource.status, list(resource.sharing.members)
         cooldown = cooldown_after(resource, self._table, seconds, is_late=use.is_late, now=now)
-        if old == "healthy":
-            resource.sharing.outage = next(_orders)
-        is_new = old == "healthy" or cooldown.until > resource.cooldown_until
+        return self._rest(resource, cooldown, use, now)
+
+    def _rest(
+        self, resource: Resource[Any], cooldown: Cooldown, use: Use | None, now: float, *, is_new: bool = False
+    ) -> Effects:
+        """Begin or extend a cooldown. `is_new`: it is another one than the current, if there is one."""
+        old, members = resource.status, list(resource.sharing.members)
+        if old == "healthy" or is_new:
+            resource.sharing.outage, resource.sharing.outage_at = next(_orders), now
+        is_longer = old == "healthy" or cooldown.until > resource.cooldown_until
         resource.status, resource.cooldown_until = "cooling_down", cooldown.until
         resource.consecutive_cooldown = cooldown.consecutive
         for member in members:
             member.unavailable, member.trial = True, None
-            if is_new:
+            if is_longer:
                 member.rotation.note_cooldown(member)
         _refresh(resource)
         self._revoke(resource)
@@ -432,8 +509,9 @@ class Rotation:
     def _reopen(self, resource: Resource[Any], *, on_trial: bool) -> Effects:
         resource.status = "healthy"
         for member in resource.sharing.members:
-            member.unavailable = False
-            member.trial = Trial() if on_trial and member.rotation.probe_on_recovery else None
+            probes = on_trial and member.rotation.probe_on_recovery
+            member.trial = Trial(1 if member.probe is None else min(1, member.probe.usable)) if probes else None
+            member.update_availability()
             for picker in member.pickers:
                 picker.offer(member)
         _refresh(resource)
@@ -478,9 +556,24 @@ class Rotation:
         successor = self.members.get(member.resource.resource_id) if member.gone else None
         if successor is not None:
             offered.append(successor.resource)
+        told = self._return_permits(member)
         for resource in offered:
             self._offer(resource)
-        return self._serve(offered, now) or None
+        served = self._serve(offered, now) or None
+        return [*told, *(served or ())] if told else served
+
+    def _return_permits(self, member: Member) -> Effects:
+        """Give back the permit of a use that ended, if other processes want it and this one has more than its share."""
+        told: Effects = []
+        for one in member.sharing.members:
+            if one.lease is not None and one.lease.wanted:
+                if one.lease.permits > max(one.lease.share, len(one.uses)):
+                    one.lease.release_one()
+                    update_limit(one.resource)
+                told.append(Tell(one))
+            elif one.probe is not None and one.probe.wanted:
+                told.append(Tell(one))
+        return told
 
     def _offer(self, resource: Resource[Any]) -> None:
         """Tell the pickers of every rotation that holds this resource that it may have moved forward."""

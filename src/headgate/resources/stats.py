@@ -92,7 +92,7 @@ def check(rotation: Rotation, now: float) -> None:
         if trial is not None:
             assert rotation.probe_on_recovery
             assert resource.status == "healthy"
-            assert trial.successes < trial.limit
+            assert trial.successes < max(1, trial.limit)
             assert len(trial.running) <= trial.limit
             assert all(uses[order].member is member and not uses[order].is_late for order in trial.running)
         if resource.status == "cooling_down":

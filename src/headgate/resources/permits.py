@@ -1,0 +1,189 @@
+"""Permits: how many uses of a resource each process may have at a time, so that all together keep its limit. Pure.
+
+Every process has a `Claim` in the shared state for each resource with a limit: how many permits it was granted and how
+many it returned, both counted since it takes part, and how many it asked for. Counted in this way a message may arrive
+twice without harm. What it holds is the difference of the first two.
+
+Permits that nobody else asks for stay where they are, so a process that is alone has all of them and needs the store no
+more. When others ask, each process returns what it does not use, and, as its uses end, what it has above its share.
+
+The right to probe a resource after a cooldown is a permit too, of which there is one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Claim(NamedTuple):
+    """What one process has and wants of the permits of one resource."""
+
+    granted: int
+    returned: int
+    asked: int
+    """How many it wants to have been granted; fewer than `granted` counts as none."""
+    since: float
+    """Since when it wants more, by the store's clock."""
+    limit: int
+    """How many there are for all processes, as this one was told. The lowest number counts."""
+
+    @property
+    def held(self) -> int:
+        """How many permits it has."""
+        return max(0, self.granted - self.returned)
+
+    @property
+    def wanted(self) -> int:
+        """How many more it wants."""
+        return max(0, self.asked - self.granted)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has nothing and wants nothing."""
+        return not self.held and not self.wanted
+
+
+class Wish(NamedTuple):
+    """What a process says about the permits of one resource."""
+
+    granted: int
+    """As it was last told."""
+    returned: int
+    wanted: int
+    limit: int
+
+
+def claim_of(old: Claim | None, wish: Wish, now: float, *, is_new: bool) -> Claim:
+    """Return the claim after a message. `is_new`: the process has a new id since, so what it counted means nothing."""
+    since = old.since if old is not None and old.wanted else now
+    if old is None:  # nothing is known of permits that it may have had: the state was lost
+        return Claim(0, 0, wish.wanted, since, wish.limit)
+    if is_new:
+        return old._replace(asked=max(old.asked, wish.wanted), since=since, limit=wish.limit)
+    returned = min(max(old.returned, wish.returned), old.granted)
+    return Claim(old.granted, returned, wish.granted + wish.wanted, since, wish.limit)
+
+
+def grant(claims: Mapping[str, Claim]) -> dict[str, Claim]:
+    """Give free permits to those who want some: to whoever has fewest, then to whoever has waited longest.
+
+    Returns the claims that changed. When everybody has what they want, those who asked get more, up to their share:
+    this saves them from asking again soon.
+    """
+    limit = min((one.limit for one in claims.values()), default=0)
+    free = limit - sum(one.held for one in claims.values())
+    queue = [(one.held, one.since, who) for who, one in claims.items() if one.wanted]
+    given: dict[str, int] = {}
+    heapq.heapify(queue)
+    while queue and free > 0:
+        held, since, who = heapq.heappop(queue)
+        given[who] = given.get(who, 0) + 1
+        free -= 1
+        if claims[who].wanted > given[who]:
+            heapq.heappush(queue, (held + 1, since, who))
+    for who in list(given) if not queue else ():
+        share = -(-limit // sum(not one.is_empty for one in claims.values()))
+        more = max(0, min(free, share - claims[who].held - given[who]))
+        given[who] += more
+        free -= more
+    return {who: claims[who]._replace(granted=claims[who].granted + number) for who, number in given.items()}
+
+
+class Share(NamedTuple):
+    """What a process is told about the permits of one resource."""
+
+    granted: int
+    returned: int
+    share: int
+    """To how many it comes down while others want some."""
+    wanted: int
+    """How many others want."""
+
+
+def share_of(claims: Mapping[str, Claim], who: str) -> Share:
+    """Return what to tell the process `who`."""
+    claimants = sum(not one.is_empty for one in claims.values())
+    limit = min(one.limit for one in claims.values())
+    wanted = sum(one.wanted for other, one in claims.items() if other != who)
+    mine = claims[who]
+    return Share(mine.granted, mine.returned, limit // max(1, claimants), wanted)
+
+
+class Lease:
+    """The permits of this process for one resource."""
+
+    __slots__ = ("asked_since", "granted", "lacked_until", "permits", "share", "suspended", "told", "unasked", "wanted")
+
+    def __init__(self) -> None:
+        self.permits: int = 0
+        """How many uses it may have at a time."""
+        self.share: int = 0
+        self.wanted: int = 0
+        """How many permits other processes wait for."""
+        self.granted: int = 0
+        self.suspended: bool = False
+        """The lease of this process on the store may be over: nothing may begin until the store says that it stands."""
+        self.unasked: int = 0
+        """How many uses may begin without a permit, because the store cannot be asked."""
+        self.told: Wish | None = None
+        """What the store was last told."""
+        self.lacked_until: float = -math.inf
+        """A call needed a permit not long ago: one is wanted until then."""
+        self.asked_since: float | None = None
+        """Since when a call has lacked a permit and none was granted."""
+
+    @property
+    def usable(self) -> int:
+        """How many uses may begin on the strength of this lease."""
+        return self.unasked if self.suspended else max(self.permits, self.unasked)
+
+    @property
+    def returned(self) -> int:
+        """How many permits were given back since this process takes part."""
+        return self.granted - self.permits
+
+    def is_told(self, wish: Wish) -> bool:
+        """Whether the store would learn nothing from this wish."""
+        told = self.told
+        if told is None:
+            return not wish.wanted and not wish.granted
+        wanted = max(0, told.granted + told.wanted - wish.granted)  # what was granted since is not wanted any more
+        return (told.returned, wanted, told.limit) == (wish.returned, wish.wanted, wish.limit)
+
+    def take(self, share: Share | None) -> bool:
+        """Note what the store told; None: it has nothing for this process. True: there are more permits than before."""
+        if share is None:
+            self.granted = self.permits = self.share = self.wanted = 0
+            return False
+        if share.granted < self.granted or (self.told is not None and share.returned < self.told.returned):
+            self.granted = self.permits = 0  # the state was lost, and counts begin anew
+        returned = max(self.returned, share.returned)
+        before, self.permits = self.permits, max(0, share.granted - returned)
+        self.granted = self.permits + returned
+        self.share, self.wanted = share.share, share.wanted
+        more = self.permits > before
+        if more:
+            self.asked_since, self.lacked_until = None, -math.inf
+        return more
+
+    def release(self, in_use: int, reserved: int = 0) -> None:
+        """Give back what is not used, as far as others want it or this process has more than its share."""
+        idle = self.permits - in_use - reserved
+        if self.wanted and idle > 0:
+            given = min(idle, max(self.permits - self.share, self.wanted))
+            self.permits -= given
+            self.wanted = max(0, self.wanted - given)
+
+    def release_one(self) -> None:
+        """Give back one permit, which another process wants."""
+        self.permits -= 1
+        self.wanted -= 1
+
+    def forget(self) -> None:
+        """Have nothing any more: this process takes part under a new id."""
+        self.granted = self.permits = self.share = self.wanted = 0
+        self.told = None
+        self.suspended = False
