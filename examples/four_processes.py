@@ -1,4 +1,5 @@
-"""Four processes share two slots. They never run more, tenants take turns across them, and a death frees slots."""
+"""Four processes share two slots and two keys. They never run more, tenants take turns across them, a killed one frees
+its slots, and a key that is limited in one rests in all."""
 
 import asyncio
 import sys
@@ -7,13 +8,15 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
-from headgate import SqliteStore, TaskPool, current_task, fair_round_robin
+from headgate import CooldownResource, ResourcePool, SqliteStore, TaskPool, current_task, fair_round_robin
 
 
-def open_pool(folder):
-    """Make the same pool in every process: scope, id and name say which budget it shares, the store says where."""
-    budget = {"scope": "org", "scope_id": "us", "store": SqliteStore(folder / "shared.db"), "max_concurrent": 2}
-    return TaskPool("work", **budget, queue=fair_round_robin("tenant_id"), fencing=True)
+def open_pools(folder):
+    """Make the same pools in every process: scope, id and names say what is shared, the store says where."""
+    store = SqliteStore(folder / "shared.db")
+    budget = {"scope": "org", "scope_id": "us", "store": store, "max_concurrent": 2}
+    pool = TaskPool("work", **budget, queue=fair_round_robin("tenant_id"), fencing=True)
+    return pool, ResourcePool({"key-1": "secret-1", "key-2": "secret-2"}, name="keys", store=store)
 
 
 async def work(log, tenant, seconds):
@@ -22,17 +25,29 @@ async def work(log, tenant, seconds):
     print(-1, file=log, flush=True)
 
 
+async def ask(key):
+    if key.resource_id == "key-1":
+        raise CooldownResource(cooldown_seconds=60, reason="429")
+
+
 async def child(folder, log, tenant, tasks, seconds):
-    async with open_pool(folder) as pool:
+    pool, keys = open_pools(folder)
+    async with pool:
+        if tenant == "stuck":
+            await keys.run(ask)
         for _ in range(tasks):
             await pool.submit(work, log, tenant, seconds, tenant_id=tenant)
-        while known_tasks(pool) < tasks:  # noqa: ASYNC110 (nothing tells when the others know)
-            await asyncio.sleep(0.01)
+        await until(lambda: sum(one.held + one.queued for one in members(pool) if one.is_this_pool) == tasks)
         print("the others know of all my tasks", flush=True)
 
 
-def known_tasks(pool):
-    return sum(one.held + one.queued for one in pool.snapshot().shared.members if one.is_this_pool)
+def members(pool):
+    return pool.snapshot().shared.members
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 (nothing tells when the others know)
+        await asyncio.sleep(0.01)
 
 
 async def start(*arguments):
@@ -57,10 +72,12 @@ async def share(pool, folder):
     print("in turn:", *(tenant for _, tenant in sorted((int(line[1]), line[2]) for line in lines if line[1:])))
 
 
-async def outlive(pool, folder):
+async def outlive(pool, keys, folder):
     victim = await start(folder, "stuck", 2, 60.0)
     task = await pool.submit(asyncio.sleep, 0, tenant_id="me")
     print(f"another process has both slots for a minute: my task is {task.status}")
+    await until(lambda: keys.snapshot()["key-1"]["status"] == "cooling_down")
+    print(f"it found a key limited, which rests here too: {keys}")
     victim.kill()
     killed = time.monotonic()
     await asyncio.gather(task, victim.wait())
@@ -68,9 +85,10 @@ async def outlive(pool, folder):
 
 
 async def main(folder):
-    async with open_pool(folder) as pool:
+    pool, keys = open_pools(folder)
+    async with pool:
         await share(pool, folder)
-        await outlive(pool, folder)
+        await outlive(pool, keys, folder)
 
 
 if len(sys.argv) > 1:
