@@ -182,16 +182,23 @@ class TaskPool:
         """
         if self._loading is not None:
             await self._loaded()
-        if self._shared is not None and self._executor.scheduler.policy.shared:
-            await self._submitter.informed(self._shared)
-        if self._keys is not None and is_key(options.get("idempotency_key")):
-            return await self._keys.submit(fn, args, options)
-        entered = self._submitter.enter(fn, args, options, wait=True)
         if self._shared is not None:
-            return await self._submitter.exchanged(entered, options.get("wait_timeout"), self._shared)
+            return await self._submit_shared(self._shared, fn, args, options)
+        entered = self._submitter.enter(fn, args, options, wait=True)
         if not isinstance(entered, Arrival):
             return entered  # type: ignore[return-value] # `cast` would be called
         return await self._submitter.accepted(entered, options.get("wait_timeout"))
+
+    async def _submit_shared(
+        self, budget: SharedBudget, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> TaskHandle[Any]:
+        """Do what `submit` does where other processes share the budget."""
+        if self._executor.scheduler.policy.shared:
+            await self._submitter.informed(budget)
+        if self._keys is not None and is_key(options.get("idempotency_key")):
+            return await self._keys.submit(fn, args, options)
+        entered = self._submitter.enter(fn, args, options, wait=True)
+        return await self._submitter.exchanged(entered, options.get("wait_timeout"), budget)
 
     @overload
     def submit_nowait(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...

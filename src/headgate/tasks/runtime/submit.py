@@ -53,7 +53,8 @@ class Submitter:
         self._stale_after = stale_after
         self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair")
         # With fail_fast in a shared budget, whether there is a slot is known after an exchange: see `exchanged`.
-        self._asks_first = executor.scheduler.is_shared and executor.scheduler.policy.answer == "busy"
+        self._shared = executor.scheduler.is_shared
+        self._asks_first = self._shared and executor.scheduler.policy.answer == "busy"
         self._writing: dict[TaskRecord, Arrival] = {}
         self._waking: dict[TaskRecord, Arrival] = {}  # whose submitters wait, or have not woken yet
         self._idle: list[asyncio.Future[None]] = []
@@ -95,7 +96,7 @@ class Submitter:
             priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._allocator, fn)
             if terms.need is not None:
                 self._scheduler.check_need(terms.need)
-        if self._scheduler.is_shared:
+        if self._shared:
             token_of(partition)  # refuses one that other processes could not compare
         number = next(self._states.numbers)
         task: TaskHandle[Any] = TaskHandle(

@@ -39,6 +39,7 @@ class Scheduler:
         "_backlogs",
         "_budget",
         "_classed",
+        "_direct",
         "_families",
         "_limits",
         "_need",
@@ -74,6 +75,7 @@ class Scheduler:
         self._families = Families()
         self._victims = victims_of(policy)
         self._limits: KeyLimits | None = None
+        self._direct = share is None  # may an ended task's slot go to the next without asking anybody?
         self._budget = budget
         self._share = share
         # Are there queued tasks of several needs, or were there? The queue of a share always keeps them apart.
@@ -319,8 +321,7 @@ class Scheduler:
         Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
         """
         slot, slots = task.slot, self.slots
-        direct = self._limits is None and self._share is None and not slots.excess
-        if slot is None or slot.lenders or slots.returning or not direct:
+        if slot is None or slot.lenders or slots.returning or not self._direct or slots.excess:
             self.release(task)
             return None
         heir = self.queue.pop() if not self.unserved or self._servable() else None
@@ -392,6 +393,7 @@ class Scheduler:
         if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
             self.queue.inherit(*accounts)
         self._limits = KeyLimits(limits, self.queue, self._budget) if parkable else None
+        self._direct = self._limits is None
         if self._limits is not None:
             waiting = queued if self._budget is not None else ()
             self._limits.count((task.partition for task in self.slots.holders()), (task.partition for task in waiting))
