@@ -463,6 +463,24 @@ def test_g20_a_lost_lease_starts_nothing_is_told_and_what_runs_finishes_uncounte
 
 
 @scenario
+async def test_g20_a_loop_that_is_busy_starts_nothing_with_a_lease_that_was_lost() -> None:
+    place, work = SharedMemory(), Work()
+    pool, member = make(place, max_concurrent=1)
+    _ = await pool.submit(work, 1)
+    queued = await pool.submit(work, 2)
+
+    assert pool._shared is not None
+    may_start = pool._shared.share.queue.is_valid
+    member.lose()  # in the thread of the store: the loop, which may be busy, has not heard of it
+    assert not may_start()
+    await turns()
+    assert may_start(), "with a slot of the new lease"
+    assert queued.status == "running"
+    work.let_go()
+    await pool.close()
+
+
+@scenario
 async def test_g20_on_lease_lost_cancel_cancels_what_runs() -> None:
     place, work = SharedMemory(), Work()
     one, member = make(place, max_concurrent=1, on_lease_lost="cancel")

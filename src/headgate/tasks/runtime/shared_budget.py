@@ -61,6 +61,8 @@ class SharedBudget:
         """Did the store answer when it was last asked?"""
         self.as_of: float | None = None
         """When the newest reply came, in Unix seconds."""
+        self.revoked: bool = False
+        """Was the lease lost, and the loop of the pool does not know yet? Set in the thread of the store."""
         self._state = state
         self._key = key
         self._made_with = settings
@@ -130,7 +132,7 @@ class SharedBudget:
             task.context.run(FENCED.set, Fenced(f"{task.owner.id}/{task.number}", caller, function, whose, fence))
 
     def _is_valid(self) -> bool:
-        return clock.now() < self._state.deadline
+        return not self.revoked and clock.now() < self._state.deadline
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -224,8 +226,8 @@ class SharedBudget:
     def lost(self) -> None:
         """Take part anew: the lease was lost, and what this pool held belongs to others."""
         executor = self._executor
-        if executor is None or self._left:
-            return
+        if executor is None or self._left or not (self.revoked or self.share.member):
+            return  # or it has begun anew since, because a reply said so
         running = list(executor.scheduler.slots.holders())
         self._begin_anew()
         if POOLS.listeners:
@@ -237,6 +239,7 @@ class SharedBudget:
         self._changed()
 
     def _begin_anew(self) -> None:
+        self.revoked = False
         self._epoch += 1
         self._under_way = False
         holders = [] if self._executor is None else list(self._executor.scheduler.slots.holders())
@@ -329,6 +332,11 @@ class _Ears:
         self._pass_on(SharedBudget.woken)
 
     def lost(self) -> None:
+        budget = self._budget()
+        if budget is not None:
+            budget.revoked = (
+                True  # now: the loop may be busy, and the lease that is made next must not seem to be this one
+            )
         self._pass_on(SharedBudget.lost)
 
     def unreachable(self, error: Exception) -> None:
