@@ -182,6 +182,36 @@ def test_g21_many_stores_on_one_key_lose_nothing(postgres_dsn: str, scale: float
             store.close()
 
 
+def test_g21_a_step_that_others_overtake_again_and_again_is_run_with_the_row_locked(postgres_dsn: str) -> None:
+    runs = 0
+
+    def overtaken(text: str | None, _: Seen) -> Outcome:
+        nonlocal runs
+        runs += 1
+        locked = query_elsewhere(
+            postgres_dsn,
+            "WITH found AS (SELECT key FROM headgate.texts WHERE key = 'key' FOR UPDATE SKIP LOCKED), written AS ("
+            "UPDATE headgate.texts SET version = version + 1 FROM found WHERE texts.key = found.key RETURNING 1)"
+            " SELECT count(*) = 0 FROM written",
+        )
+        return Outcome(f"{text}, {'locked' if locked else 'overtaken'}", runs)
+
+    with PostgresStore(postgres_dsn) as store:
+        ask(store, lambda _, seen: Outcome("begun"))
+        assert ask(store, overtaken) > 1
+        assert ask(store, read) == "begun, locked"
+        assert ask(store, lambda _, seen: Outcome("goes on")) is None
+
+
+def query_elsewhere(dsn: str, statement: str) -> bool:
+    """Run a statement in a thread of its own, because steps run where a loop runs."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(query(dsn, statement)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 def test_g02_after_closing_steps_get_an_error_and_the_member_is_gone(postgres_dsn: str) -> None:
     store = PostgresStore(postgres_dsn)
     ask(store, who)

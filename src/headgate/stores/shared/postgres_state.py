@@ -3,14 +3,15 @@
 A transaction is two statements, each committed by itself: one reads the text with its version, the time and all members
 from one snapshot; the other writes if the version is still that, and if this member's lease still stands. Nothing is
 locked between them, so a process that is stopped there holds nobody up. When another was quicker, the step is run again
-with what that one wrote. After a defeat the row is locked first, in a transaction of several statements: locks are
-granted in the order in which they are asked for, so nobody starves. (Measured: two round trips against four.)
+with what that one wrote. After some defeats the row is locked first, in a transaction of several statements: locks are
+granted in the order in which they are asked for, so nobody starves. The price is four round trips instead of two.
 
 Steps for one key that wait together are run together, in one transaction.
 
 When a connection breaks, or an answer does not come, nobody knows whether the statement was committed. The steps are
 run again on a new connection: they are pure, and they know by the sequence numbers in their text what they did before.
-The lost statement cannot come after them: its version is no longer the current one.
+The lost statement cannot come after them: its version is no longer the current one. (If the steps now leave the text
+as it is, it is written all the same, so that there is a new version.)
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _LOCK: Final = f"""
 BEGIN; SET LOCAL idle_in_transaction_session_timeout = 2000; SELECT FROM {SCHEMA}.texts WHERE key = '%s' FOR UPDATE
 """
 
-_DEFEATS: Final = 1
+_DEFEATS: Final = 5
 """How often others may be quicker before the row is locked."""
 
 _TOGETHER: Final = 100
@@ -100,6 +101,8 @@ class Batch:
         self.state: bytes | None = None
         """The new text; None: it stays as it is."""
         self.wakes: set[str] = set()
+        self.is_doubtful: bool = False
+        """Was a write sent whose answer never came? The server may still be about to do it."""
         self._replies: list[tuple[Any, BaseException | None]] = []
 
     def run(self, text: str | None, seen: Seen) -> None:
@@ -267,6 +270,8 @@ class Exchange:
         # The clock of the server may be set back. Its time is at least that of the last write, and our last one.
         self._newest = now = max(self._newest, row["now"])
         batch.run(self._text(batch.key, row["state"]), Seen(now, me, lambda member: member not in ids))
+        if batch.is_doubtful and batch.state is None:
+            batch.state = row["state"]
         channels = [channel_of(member) for member in batch.wakes if member in ids]
         if batch.state is not None:
             return await self._write(batch, row["version"], now, me, channels)
@@ -276,7 +281,11 @@ class Exchange:
 
     async def _write(self, batch: Batch, version: int | None, now: float, me: str, channels: Iterable[str]) -> bool:
         query, known = (_INSERT, 0) if version is None else (_UPDATE, version)
-        row = await self.link.ask(query, batch.key, known, batch.state, now, me, channels, batch.durable)
+        try:
+            row = await self.link.ask(query, batch.key, known, batch.state, now, me, channels, batch.durable)
+        except Trouble as trouble:
+            batch.is_doubtful |= trouble.verdict is Verdict.AGAIN
+            raise
         return row is not None
 
     def _text(self, key: str, state: bytes | None) -> str | None:
