@@ -74,6 +74,7 @@ class Connections:
         """Connections that are not in the roster any more, and not closed: they may have calls."""
         self._known: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by epoch
         self._discovered: dict[str, WorkerMetadata] = {}  # workers that the pool did not start
+        self._members: dict[str, WorkerMetadata] | None = None  # all there are, as somebody else said
         self._candidates = Candidates(
             self._connection_to, self._reached, self._not_reached, self._silent, self._why_refused
         )
@@ -216,7 +217,8 @@ class Connections:
     def set_members(self, members: list[WorkerMetadata]) -> None:
         """Make these the workers that may be used, and no others. Those that are reached over a network are dialled
         first, as discovered ones are."""
-        uids = {metadata.uid for metadata in members}
+        self._members = {metadata.uid: metadata for metadata in members}
+        uids = self._members.keys()
         for uid in {*(connection.metadata.uid for connection in self._roster), *self._discovered} - uids:
             self.drop(uid)
         for metadata in members:
@@ -269,8 +271,14 @@ class Connections:
         return WorkerView(connection.metadata, state, calls)
 
     def _introduce(self, *only: Connection) -> None:
-        """Tell workers whom their routines may call: all of them, or these."""
-        peers = [as_peer(connection.metadata, connection.session.uid) for connection in self._roster]
+        """Tell workers whom their routines may call: all of them, or these. Who was told the members passes on all of
+        them, those too that are not connected yet: what is said last of a pool counts, here as well."""
+        known = {connection.metadata.uid: connection for connection in self._roster}
+        if self._members is None:
+            peers = [as_peer(connection.metadata, connection.session.uid) for connection in known.values()]
+        else:
+            uids = {uid: connection.session.uid for uid, connection in known.items()}
+            peers = [as_peer(metadata, uids.get(uid, "")) for uid, metadata in self._members.items()]
         for connection in only or (*self._roster, *self.gone):  # those that leave finish calls that may call others
             connection.introduce(self._pool, peers)
 
