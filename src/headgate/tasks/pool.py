@@ -147,7 +147,7 @@ class TaskPool:
                 self._shared = SharedBudget(
                     state, self.id, settings, counts=policy.shared, fencing=fences, on_lease_lost=on_lost
                 )
-                limit = self._shared.join().limit
+                self._shared.join()
             scheduler = self._make_scheduler(strategy, policy, limit, key_limits)
             self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)
             if self._shared is not None:
@@ -367,7 +367,7 @@ class TaskPool:
     @property
     def max_concurrent(self) -> int:
         """How many tasks may be active at a time."""
-        return self._executor.scheduler.slots.limit
+        return self._executor.scheduler.limit
 
     def __repr__(self) -> str:
         scheduler, counts = self._executor.scheduler, self._executor.states.counts
@@ -375,8 +375,8 @@ class TaskPool:
         state = "" if self._executor.state == "open" else f" {self._executor.state}"
         waiting = f", {slots.waiting} waiting" if slots.waiting else ""
         return (
-            f"<TaskPool {self.name!r}{state} {slots.active} of {slots.limit} active{waiting}, {scheduler.depth} queued"
-            f" | {counts['completed']} completed, {counts['failed']} failed>"
+            f"<TaskPool {self.name!r}{state} {slots.active} of {scheduler.limit} active{waiting}, "
+            f"{scheduler.depth} queued | {counts['completed']} completed, {counts['failed']} failed>"
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -81,14 +81,13 @@ class SharedBudget:
 
     # -- joining -------------------------------------------------------------------------------------------------------
 
-    def join(self) -> Settings:
-        """Take part; blocks until the store has answered. Returns the settings that all members have.
+    def join(self) -> None:
+        """Take part; blocks until the store has answered.
 
         Raises StoreUnreachable and whatever else `SharedState.connect` says.
         """
         self._state.connect(CONNECT)
         self._exchange_now()
-        return self.share.settings
 
     def _exchange_now(self) -> None:
         """Exchange, and block until the store has answered: there is no event loop yet."""
@@ -204,9 +203,6 @@ class SharedBudget:
             return
         self.share.replied(reply, clock.now())
         self.as_of = clock.wall()
-        limit = self.share.settings.limit
-        if executor.scheduler.slots.limit != limit:
-            executor.scheduler.resize(limit)
         executor.pump()
 
     def _failed(self, executor: Executor, error: BaseException | None) -> None:
@@ -284,7 +280,6 @@ class SharedBudget:
         executor = self._executor
         if executor is not None and executor.loop is None:
             self._exchange_now()
-            executor.scheduler.resize(self.share.settings.limit)
 
     async def leave(self) -> None:
         """Take part no longer. Waits for the store, but not for ever: a process that ends is gone all the same."""

@@ -37,7 +37,7 @@ def pool_snapshot(
             "id": executor.id,
             "name": executor.name,
             "scope": scope,
-            "max_concurrent": slots.limit,
+            "max_concurrent": scheduler.limit,
             **counts,
             "blocked_submitters": executor.submit_queue.submitters,
             "total": sum(counts.values()),

@@ -7,6 +7,7 @@ here can be half done.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator, Mapping
 from itertools import islice
 from typing import Literal
@@ -85,7 +86,9 @@ class Scheduler:
         self.unserved: set[Hashable] = set() if share is None else share.unserved
         """Requirements that nothing can serve now: the tasks that have one keep their turn, and do not start."""
         self.policy: Policy = policy
-        self.slots: Slots = Slots(limit)
+        # In a shared budget a task starts with a granted slot, and that is all: tasks that still run after a lost lease
+        # must not keep those from starting that were granted slots since.
+        self.slots: Slots = Slots(limit if share is None else sys.maxsize)
         self.queue: Queue = strategy.queue() if share is None else share.queue
         self._backlogs = None if isinstance(self.queue, (FairQueue, ShareQueue)) else Backlogs()
         self._tracked = self._victims is not None or self._backlogs is not None or budget is not None
@@ -107,6 +110,11 @@ class Scheduler:
         that could not."""
         if self._share is not None:
             self._share.announce()
+
+    @property
+    def limit(self) -> int:
+        """How many tasks may be active at a time, in all processes that share the budget."""
+        return self.slots.limit if self._share is None else self._share.settings.limit
 
     @property
     def is_shared(self) -> bool:
