@@ -188,7 +188,7 @@ class Program:
         pid = os.fork()
         if not pid:
             sys.exit(0)
-        return os.waitpid(pid, 0)[1]
+        return os.waitpid(pid, 0)[1]  # noqa: ASYNC222 - it ends at once
 
 
 def nothing(_: str | None, __: Seen) -> Outcome:

@@ -35,7 +35,9 @@ class Nursery:
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen([sys.executable, str(CHILD)], stdin=subprocess.PIPE, bufsize=0, env=environment)
+        self._process = subprocess.Popen(
+            [sys.executable, str(CHILD)], stdin=subprocess.PIPE, bufsize=0, env=environment
+        )
 
     def fork(self, options: dict[str, Any]) -> None:
         assert self._process.stdin is not None

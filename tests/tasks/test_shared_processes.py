@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.tasks.shared_support import PATIENCE, ROOT, Nursery, World, eventually, most_at_once, Interval
+from tests.tasks.shared_support import Interval, Nursery, World, eventually, most_at_once
 
 pytestmark = pytest.mark.integration
 
@@ -117,7 +112,11 @@ def test_g11_a_tenant_that_comes_late_waits_for_one_round(world: World) -> None:
     for child in (one, two):
         child(
             "submit_all",
-            [{"name": f"{tenant}/{child.pid}-{n}", "seconds": 0.002, "key": tenant} for n in range(30) for tenant in "abc"],
+            [
+                {"name": f"{tenant}/{child.pid}-{n}", "seconds": 0.002, "key": tenant}
+                for n in range(30)
+                for tenant in "abc"
+            ],
         )
     one("open", "gate")
     eventually(lambda: len(world.started()) > 20)
@@ -169,7 +168,7 @@ def test_g20_what_a_killed_process_held_is_free_for_others_soon(world: World) ->
     eventually(lambda: len(world.running()) == 3, SOON)
     last = max(interval.start for interval in world.intervals())
     assert last - before < SOON
-    assert sorted(world.running())[:3] == sorted(f"{two.pid}-{n}" for n in range(2)) + [f"{three.pid}-0"]
+    assert set(world.running()) == {f"{two.pid}-0", f"{two.pid}-1", f"{three.pid}-0"}
     assert two("look")["members"] == sorted([two.pid, three.pid])
     for child in (two, three):
         child("open", *(f"{child.pid}-{number}" for number in range(2)))
@@ -355,7 +354,9 @@ def test_g10_keys_that_rest_hold_no_slots_that_others_could_use(world: World) ->
     two("drain")
     mine = [interval for interval in world.intervals() if interval.pid == two.pid]
     assert most_at_once(mine) == 2, "both slots are used while the key rests"
-    assert not [event for event in world.told("start") if event["name"].startswith("one-") and event["at"] < cooled + 1.5]
+    assert not [
+        event for event in world.told("start") if event["name"].startswith("one-") and event["at"] < cooled + 1.5
+    ]
     before = one("look")["exchanges"]
     assert before < 40
     one.answer(one.send("drain"), 20 * SOON)
