@@ -13,6 +13,7 @@ that a test with many processes does not wait for many imports. A line has the o
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import logging
 import os
@@ -184,10 +185,11 @@ class Program:
             await self.resources.run(refused, max_attempts=1)
 
     async def fork(self) -> int:
-        """Fork a child that exits as programs do, with everything that this process has."""
+        """Fork a child that ends as programs do, except that it leaves the event loop of its parent alone."""
         pid = os.fork()
         if not pid:
-            sys.exit(0)
+            atexit._run_exitfuncs()
+            os._exit(0)
         return os.waitpid(pid, 0)[1]  # noqa: ASYNC222 - it ends at once
 
 

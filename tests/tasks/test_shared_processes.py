@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -16,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.shared_support import Interval, Nursery, World, eventually, most_at_once
+from tests.tasks.shared_support import PATIENCE, ROOT, Interval, Nursery, World, eventually, most_at_once
 
 pytestmark = pytest.mark.integration
 
@@ -389,3 +392,196 @@ def test_g10_one_key_for_many_tasks_gives_slots_back_and_does_not_ask_for_ever(w
     assert one("look")["exchanges"] - quiet < 30, "nothing goes back and forth while the key is in use"
     one("open", "gate")
     one("drain")
+
+
+# -- programs that end, and that fork ---------------------------------------------------------------------------------
+
+PROGRAM = """
+import asyncio, os, sys, time
+from headgate import SqliteStore, TaskPool
+from tests.tasks.shared_child import Journal
+journal = Journal(sys.argv[2])
+store = SqliteStore(sys.argv[1], heartbeat=600.0)
+pool = TaskPool("shared", store=store, scope="tenant", scope_id="acme", max_concurrent=2)
+async def work(name):
+    journal.say("start", name)
+    await asyncio.sleep(600)
+async def fill():
+    for number in range(3):
+        await pool.submit(work, f"{os.getpid()}-{number}")
+    while pool.snapshot().active < 2:
+        await asyncio.sleep(0.01)
+"""
+
+ENDS = {
+    "forgets to close": "async def main():\n    await fill()\nasyncio.run(main())",
+    "raises": "async def main():\n    await fill()\n    raise LookupError('planned')\nasyncio.run(main())",
+    "raises in the block": (
+        "async def main():\n    async with pool:\n        await fill()\n        raise LookupError('planned')\nasyncio.run(main())"
+    ),
+    "is interrupted": (
+        "async def main():\n    async with pool:\n        await fill()\n        print('filled', flush=True)\n"
+        "        await asyncio.sleep(600)\nasyncio.run(main())"
+    ),
+    "is terminated": (
+        "async def main():\n    await fill()\n    print('filled', flush=True)\n    await asyncio.sleep(600)\n"
+        "asyncio.run(main())"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_g20_a_program_that_ends_anyhow_frees_its_slots_at_once(world: World, how: str) -> None:
+    other = world.child(max_concurrent=2, heartbeat=600.0)
+    command = [sys.executable, "-c", PROGRAM + ENDS[how], str(world.path), str(world.events)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as program:
+        eventually(lambda: len(world.started()) == 2)
+        assert other("submit", name="other") == "queued" or how not in ("is interrupted", "is terminated")
+        signals = {"is interrupted": signal.SIGINT, "is terminated": signal.SIGTERM}
+        if how in signals:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "filled\n"
+            program.send_signal(signals[how])
+        _, errors = program.communicate(timeout=PATIENCE)
+        world.wait_started("other", seconds=SOON)
+    lines = errors.splitlines()
+    ours = [line for line in lines if "headgate" in line or "shared" in line or "store" in line.lower()]
+    if how == "forgets to close":
+        assert len(lines) <= 2, errors
+        assert "2 running and 1 queued tasks were lost" in errors
+    elif "raises" in how:
+        assert lines[-1 if "block" in how else -2] == "LookupError: planned", errors
+    assert len(lines) < 40, errors
+    assert not [line for line in ours if "Traceback" in line or "never retrieved" in line], errors
+    other("open", "other")
+    other("drain")
+    assert other("look")["members"] == [other.pid]
+
+
+FORKS = """
+import asyncio, multiprocessing, os, sys
+from headgate import SqliteStore, TaskPool
+from headgate.errors import InvalidArgument
+from tests.tasks.shared_child import Journal
+journal = Journal(sys.argv[2])
+store = SqliteStore(sys.argv[1], heartbeat=600.0)
+options = {"scope": "tenant", "scope_id": "acme", "max_concurrent": 3}
+pool = TaskPool("shared", store=store, **options)
+used = TaskPool("used", store=store, **options)
+
+async def work(name, seconds=0.02):
+    journal.say("start", name)
+    await asyncio.sleep(seconds)
+    journal.say("end", name)
+    return os.getpid()
+
+async def several(where):
+    handles = [await pool.submit(work, f"{where}-{number}") for number in range(6)]
+    assert {await handle for handle in handles} == {os.getpid()}
+    return [member.pid for member in pool.snapshot().shared.members]
+
+async def use_the_parents():
+    try:
+        await used.submit(work, "never")
+    except InvalidArgument:
+        return
+    assert False, "it belongs to an event loop of the parent"
+
+def child(number):
+    if number == 1:
+        pool.resize(3)  # before there is an event loop: it joins for that
+    assert os.getpid() in asyncio.run(several(f"child-{number}"))
+    asyncio.run(use_the_parents())
+    sys.exit(0)
+
+async def main():
+    held = await used.submit(work, "held", 1.0)
+    await asyncio.sleep(0)
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=child, args=(number,)) for number in range(2)]
+    for one in children:
+        one.start()
+    codes = []
+    for one in children:
+        await asyncio.to_thread(one.join)
+        codes.append(one.exitcode)
+    assert codes == [0, 0], codes
+    assert await held == os.getpid(), "it was not disturbed"
+    assert await several("parent") == [os.getpid()]
+    await pool.close()
+    await used.close()
+
+asyncio.run(main())
+"""
+
+
+def test_g06_a_pool_made_before_a_fork_is_a_new_member_in_the_child(world: World) -> None:
+    command = [sys.executable, "-c", FORKS, str(world.path), str(world.events)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    started = world.started()
+    assert Counter(name.rpartition("-")[0] for name in started) == {"": 1, "child-0": 6, "child-1": 6, "parent": 6}
+    assert most_at_once([one for one in world.intervals() if one.name != "held"]) <= 3
+
+
+def test_g06_the_end_of_a_forked_child_frees_nothing_of_its_parent(world: World) -> None:
+    one, two = world.some(2, max_concurrent=2, heartbeat=0.1)
+    for name in "ab":
+        assert one("submit", name=name) == "running"
+    assert one("submit", name="c") == "queued"
+    assert two("submit", name="two") == "queued"
+    assert one("fork") == 0
+    assert one.stderr() == "", "nothing of the parent is lost when the child ends"
+    before = two("look")["exchanges"]
+    eventually(lambda: two("look")["exchanges"] > before + 3)  # some heartbeats later
+    assert world.running() == ["a", "b"]
+    one("open", "a", "b", "c")
+    two("open", "two")
+    one("drain")
+    two("drain")
+    assert world.most() == 2
+
+
+THREADS = """
+import asyncio, sys, threading
+from headgate import SqliteStore, TaskPool
+from tests.tasks.shared_child import Journal
+journal = Journal(sys.argv[2])
+store = SqliteStore(sys.argv[1])
+
+async def work(name):
+    journal.say("start", name)
+    await asyncio.sleep(0.002)
+    journal.say("end", name)
+
+async def several(name, part):
+    async with TaskPool(name, store=store, scope="tenant", scope_id="acme", max_concurrent=2) as pool:
+        for number in range(50):
+            await pool.submit(work, f"{name}/{part}/{number}")
+
+def again(name):
+    for part in range(2):  # a new event loop and a new pool of the same name each time
+        asyncio.run(several(name, part))
+
+threads = [threading.Thread(target=again, args=(f"pool-{number}",)) for number in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_g23_two_event_loops_in_two_threads_share_one_store(world: World) -> None:
+    command = [sys.executable, "-W", "error", "-c", THREADS, str(world.path), str(world.events)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    programs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    said = [program.communicate(timeout=PATIENCE)[1] for program in programs]
+    assert said == ["", ""]
+    intervals = world.intervals()
+    assert len(intervals) == 2 * 2 * 2 * 50
+    for pool in ("pool-0", "pool-1"):
+        assert most_at_once([one for one in intervals if one.name.startswith(pool)]) == 2
