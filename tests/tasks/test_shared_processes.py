@@ -417,7 +417,8 @@ ENDS = {
     "forgets to close": "async def main():\n    await fill()\nasyncio.run(main())",
     "raises": "async def main():\n    await fill()\n    raise LookupError('planned')\nasyncio.run(main())",
     "raises in the block": (
-        "async def main():\n    async with pool:\n        await fill()\n        raise LookupError('planned')\nasyncio.run(main())"
+        "async def main():\n    async with pool:\n        await fill()\n        raise LookupError('planned')\n"
+        "asyncio.run(main())"
     ),
     "is interrupted": (
         "async def main():\n    async with pool:\n        await fill()\n        print('filled', flush=True)\n"
@@ -585,3 +586,65 @@ def test_g23_two_event_loops_in_two_threads_share_one_store(world: World) -> Non
     assert len(intervals) == 2 * 2 * 2 * 50
     for pool in ("pool-0", "pool-1"):
         assert most_at_once([one for one in intervals if one.name.startswith(pool)]) == 2
+
+
+# -- what happens to the files ----------------------------------------------------------------------------------------
+
+
+def admission_file(world: World) -> Path:
+    (found,) = [path for path in world.path.parent.glob("*-boot-*") if not path.name.endswith(("-lock", "-journal"))]
+    return found
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_g21_when_the_file_is_lost_nothing_starts_until_all_have_spoken(world: World, newcomer: bool, how: str) -> None:
+    one, two, three = world.some(3, max_concurrent=4, heartbeat=0.2)
+    for child, name in ((one, "a"), (two, "b"), (two, "c"), (three, "d")):
+        assert child("submit", name=name) == "running"
+    for number in range(3):
+        assert two("submit", name=f"two-{number}") == "queued"
+    three.stop()
+    if how == "removed":
+        admission_file(world).unlink()
+    else:
+        os.truncate(admission_file(world), 0)
+    other = world.child(max_concurrent=4, heartbeat=0.2) if newcomer else one
+    for number in range(3):
+        other("submit", name=f"other-{number}")
+    before = other("look")["exchanges"]
+    one("open", "a")
+    eventually(lambda: other("look")["exchanges"] > before + 5)  # some heartbeats later
+    assert world.running() == ["b", "c", "d"], "nobody has heard of the one that is stopped"
+    assert "was removed while" in "".join(child.stderr() for child in world.children)
+    three.go_on()
+    eventually(lambda: len(world.running()) == 4)
+    two("open", "b", "c", *(f"two-{number}" for number in range(3)))
+    other("open", *(f"other-{number}" for number in range(3)))
+    three("open", "d")
+    for child in {one, two, three, other}:
+        child("drain")
+    assert len(world.started()) == 4 + 3 + 3
+    assert world.most() == 4
+
+
+def test_g21_when_the_file_is_damaged_in_use_nothing_starts_until_it_is_mended(world: World) -> None:
+    one, two = world.some(2, max_concurrent=2, heartbeat=0.3)
+    for name in "ab":
+        assert one("submit", name=name) == "running"
+    file = admission_file(world)
+    whole = file.read_bytes()
+    file.write_bytes(b"garbage" * 1000)
+    for number in range(3):
+        two("submit", name=f"two-{number}", seconds=0.01)
+    eventually(lambda: "no task starts, the shared store does not answer" in two.stderr())
+    one("open", "a")
+    eventually(lambda: "no task starts" in one.stderr())
+    assert world.running() == ["b"]
+    assert two.stderr().count("no task starts") == 1, "it is told once"
+    file.write_bytes(whole)
+    two("drain")
+    one("open", "b")
+    one("drain")
+    assert world.most() == 2
+    assert two("look")["reachable"]

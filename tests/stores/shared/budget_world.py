@@ -167,10 +167,10 @@ class Pool:
             self.share.queue.put_back(task)
 
     def speak(self, *, lose_answer: bool = False, lose_wakes: bool = False, unserved: bool = False) -> None:
-        self.changed = self.woken = False
         if self.resend is not None:
-            message, self.resend = self.resend, None
+            message, self.resend = self.resend, None  # what has changed since is said in the next one
         else:
+            self.changed = self.woken = False
             self.share.contended()
             message = self.share.message(self.world.now, ("host", 1), list(self.lenders))
         reply = self.world.transact(self.id, message, lose_wakes=lose_wakes)

@@ -174,6 +174,20 @@ class Members:
             elif member not in self._connected:
                 self._connect(member)
 
+    def living(self) -> list[str]:
+        """All members that live, this one too. May be called before `join`."""
+        is_member = self._folder != -1
+        try:
+            if not is_member:
+                self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return [member for member in self._listed() if member == self.id or self._is_alive(member)]
+        except FileNotFoundError:
+            return []
+        finally:
+            if not is_member and self._folder != -1:
+                os.close(self._folder)
+                self._folder = -1
+
     def _listed(self) -> dict[str, set[str]]:
         """The files of each member. What has another name is none of ours."""
         found: dict[str, set[str]] = {}

@@ -39,7 +39,6 @@ class Share:
         """All members, as the newest reply told."""
         self.fences: dict[TaskRecord, int] = {}
         """The numbers of the grants of running tasks, if they are asked for."""
-        self._own = settings  # what this pool was made with
         self._fencing = fencing
         self._changed = changed
         self._in_use: dict[TaskRecord, str] = {}  # tasks that use slots, and their tenants
@@ -178,7 +177,7 @@ class Share:
         return Message(
             self.member,
             self._seq,
-            self._own,
+            self.settings,
             Counter(self._in_use.values()),
             wants,
             len(self.queue),
