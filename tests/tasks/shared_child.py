@@ -25,7 +25,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskPool
+from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskPool, WorkerPool
 from headgate.core.shared_state import Outcome, Seen
 from headgate.stores import SqliteStore
 
@@ -36,7 +36,11 @@ class Journal:
     """Tells the test what happens: one small write for each event, which is there as a whole or not at all."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def close(self) -> None:
+        os.close(self._file)
 
     def say(self, what: str, name: Any, **more: Any) -> None:
         event = {"at": time.monotonic(), "pid": os.getpid(), "what": what, "name": name, **more}
@@ -184,6 +188,27 @@ class Program:
         with suppress(PoolExhausted):
             await self.resources.run(refused, max_attempts=1)
 
+    async def fill_disk(self, path: str) -> None:
+        """Leave no room in the file system of this path."""
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        with suppress(OSError):
+            while os.write(file, b"x" * 4096):
+                pass
+        os.close(file)
+
+    async def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    async def workers(self, tasks: int) -> dict[str, Any]:
+        """Run tasks of another pool, with the same limit, on a worker of this process: where and how many at once."""
+        async with WorkerPool(spawn=1) as workers:
+            settings: dict[str, Any] = {"scope": "tenant", "scope_id": "acme", "max_concurrent": 3, "workers": workers}
+            async with TaskPool("on-workers", store=self.store, **settings) as pool:
+                path = self.journal.path
+                handles = [await pool.submit(remote, path, f"{os.getpid()}-{number}", 0.02) for number in range(tasks)]
+                pids = {await handle for handle in handles}
+        return {"here": os.getpid() in pids, "workers": len(pids), "exchanges": self.store.exchanges}
+
     async def fork(self) -> int:
         """Fork a child that ends as programs do, except that it leaves the event loop of its parent alone."""
         pid = os.fork()
@@ -195,6 +220,16 @@ class Program:
 
 def nothing(_: str | None, __: Seen) -> Outcome:
     return Outcome(None)
+
+
+async def remote(path: str, name: str, seconds: float) -> int:
+    """Run on a worker."""
+    journal = Journal(path)
+    journal.say("start", name)
+    await asyncio.sleep(seconds)
+    journal.say("end", name)
+    journal.close()
+    return os.getpid()
 
 
 _program: Program | None = None

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headgate import SqliteStore, StoreWriteFailed, TaskPool
-from headgate.stores.shared.exchange import Reply, Settings
+from headgate.core.shared_state import Seen
+from headgate.stores.shared.exchange import Message, Reply, Settings, Want, exchange
 from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.tasks.names import unregister
 from headgate.tasks.scheduling.share import Share
@@ -122,6 +123,25 @@ def test_g11_the_clock_of_the_store_is_known_within_the_quickest_exchange() -> N
     share.replied(Reply(member="m", now=5.0, ahead=7.0, settings=share.settings), 92.0)
     (want,) = share.message(100.0, ("", 0), [Waiting()]).wants  # type: ignore[list-item]
     assert want.at == 107.0, "a store that knows it is believed"
+
+
+def test_g21_after_the_state_was_lost_nothing_is_granted_before_all_have_spoken() -> None:
+    settings, alive, text = Settings(3, "fifo"), {"m1", "m2", "m3"}, None
+
+    def said(member: str, seq: int) -> Any:
+        nonlocal text
+        message = Message(member, seq, settings, {"": 1}, [Want("", 5, 1.0)])
+        outcome = exchange(text, message, Seen(1.0, member, lambda one: one not in alive, None, ("m1", "m2", "m3")))
+        text = outcome.state
+        return outcome
+
+    first = said("m1", 7)
+    assert (first.reply.grants, first.wakes) == ((), ["m2", "m3"])
+    second = said("m2", 9)
+    assert second.reply.grants == ()
+    assert "m3" in second.wakes
+    alive.remove("m3")
+    assert len(said("m1", 8).reply.grants) == 1, "the third is gone, and two slots are used"
 
 
 class Waiting:

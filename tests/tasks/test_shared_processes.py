@@ -394,6 +394,17 @@ def test_g10_one_key_for_many_tasks_gives_slots_back_and_does_not_ask_for_ever(w
     one("drain")
 
 
+def test_g10_tasks_that_run_on_workers_keep_the_shared_limit(world: World) -> None:
+    children = world.some(2)
+    asked = [child.send("workers", 20) for child in children]
+    for child, number in zip(children, asked, strict=True):
+        answer = child.answer(number)
+        assert (answer["here"], answer["workers"]) == (False, 1)
+        assert answer["exchanges"] < 20 * 6
+    assert len(world.started()) == 40
+    assert world.most() <= 3
+
+
 # -- programs that end, and that fork ---------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -648,3 +659,39 @@ def test_g21_when_the_file_is_damaged_in_use_nothing_starts_until_it_is_mended(w
     one("drain")
     assert world.most() == 2
     assert two("look")["reachable"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a file system is mounted")
+def test_g21_with_a_full_disk_nothing_starts_and_it_goes_on_when_there_is_room() -> None:
+    with tempfile.TemporaryDirectory(prefix="hg") as folder:
+        store = Path(folder) / "store"
+        store.mkdir()
+        alone = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=400k small "$0" && exec "$@"', str(store)]
+        if subprocess.run([*alone, "true"], stderr=subprocess.DEVNULL).returncode:
+            pytest.skip("this machine lets nobody mount")
+        nursery = Nursery(*alone)
+        try:
+            with World(nursery, Path(folder)) as world:
+                _fill_and_make_room(world)
+        finally:
+            nursery.end()
+
+
+def _fill_and_make_room(world: World) -> None:
+    one, two = world.some(2, max_concurrent=2, heartbeat=0.2)
+    for name in "ab":
+        assert one("submit", name=name) == "running"
+    filler = str(world.path.with_name("filler"))
+    one("fill_disk", filler)
+    names = [f"two-{number}-{'x' * 30}" for number in range(30)]  # of as many tenants: the state grows
+    two.send("submit_all", [{"name": name, "seconds": 0.005, "key": name} for name in names])
+    eventually(lambda: "no task starts" in two.stderr())
+    assert "Make room" in two.stderr() or "could not be written" in two.stderr()
+    one("open", "a", "b")
+    eventually(lambda: not world.running())
+    assert two.stderr().count("no task starts") <= 2
+    two("remove", filler)
+    eventually(lambda: set(names) <= set(world.started()))
+    two("drain")
+    one("drain")
+    assert world.most() == 2
