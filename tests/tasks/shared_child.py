@@ -13,6 +13,7 @@ that a test with many processes does not wait for many imports. A line has the o
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskPool
+from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskPool, WorkerPool
 from headgate.core.shared_state import Outcome, Seen
 from headgate.stores import SqliteStore
 
@@ -35,7 +36,11 @@ class Journal:
     """Tells the test what happens: one small write for each event, which is there as a whole or not at all."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def close(self) -> None:
+        os.close(self._file)
 
     def say(self, what: str, name: Any, **more: Any) -> None:
         event = {"at": time.monotonic(), "pid": os.getpid(), "what": what, "name": name, **more}
@@ -183,16 +188,48 @@ class Program:
         with suppress(PoolExhausted):
             await self.resources.run(refused, max_attempts=1)
 
+    async def fill_disk(self, path: str) -> None:
+        """Leave no room in the file system of this path."""
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        with suppress(OSError):
+            while os.write(file, b"x" * 4096):
+                pass
+        os.close(file)
+
+    async def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    async def workers(self, tasks: int) -> dict[str, Any]:
+        """Run tasks of another pool, with the same limit, on a worker of this process: where and how many at once."""
+        async with WorkerPool(spawn=1) as workers:
+            settings: dict[str, Any] = {"scope": "tenant", "scope_id": "acme", "max_concurrent": 3, "workers": workers}
+            async with TaskPool("on-workers", store=self.store, **settings) as pool:
+                path = self.journal.path
+                handles = [await pool.submit(remote, path, f"{os.getpid()}-{number}", 0.02) for number in range(tasks)]
+                pids = {await handle for handle in handles}
+        return {"here": os.getpid() in pids, "workers": len(pids), "exchanges": self.store.exchanges}
+
     async def fork(self) -> int:
-        """Fork a child that exits as programs do, with everything that this process has."""
+        """Fork a child that ends as programs do, except that it leaves the event loop of its parent alone."""
         pid = os.fork()
         if not pid:
-            sys.exit(0)
-        return os.waitpid(pid, 0)[1]
+            atexit._run_exitfuncs()
+            os._exit(0)
+        return os.waitpid(pid, 0)[1]  # noqa: ASYNC222 - it ends at once
 
 
 def nothing(_: str | None, __: Seen) -> Outcome:
     return Outcome(None)
+
+
+async def remote(path: str, name: str, seconds: float) -> int:
+    """Run on a worker."""
+    journal = Journal(path)
+    journal.say("start", name)
+    await asyncio.sleep(seconds)
+    journal.say("end", name)
+    journal.close()
+    return os.getpid()
 
 
 _program: Program | None = None

@@ -33,10 +33,11 @@ def eventually(holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 class Nursery:
     """A process that has imported headgate and forks others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *before: str) -> None:
+        """`before` is put in front of the command."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            [sys.executable, str(CHILD)], stdin=subprocess.PIPE, bufsize=0, env=environment
+            [*before, sys.executable, str(CHILD)], stdin=subprocess.PIPE, bufsize=0, env=environment
         )
 
     def fork(self, options: dict[str, Any]) -> None:

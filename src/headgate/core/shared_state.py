@@ -41,6 +41,8 @@ class Seen(NamedTuple):
     """Is the member of this id gone? Once True, always True."""
     ahead: float | None = None
     """How far `now` is ahead of the monotonic clock of this process, where the store knows that exactly."""
+    unheard: Collection[str] = ()
+    """Members that may hold what the texts do not say, because the texts were lost a short time ago."""
 
 
 class Outcome(NamedTuple):

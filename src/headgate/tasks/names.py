@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 _pools: dict[str, TaskPool] = {}
 _executors: dict[str, Executor] = {}  # of those that are made completely
+_of_parent: set[Executor] = set()  # in a forked child: those that ran in the parent, and cannot run here
 
 
 def register(pool: TaskPool) -> None:
@@ -70,7 +72,7 @@ def pool_list() -> list[TaskPool]:
 def _tell_unclosed() -> None:
     """Log at the end of the program which work nobody will do any more."""
     with _lock:
-        executors = list(_executors.values())
+        executors = [executor for executor in _executors.values() if executor not in _of_parent]
     for executor in executors:
         lost = executor.left_over()
         if lost:
@@ -81,4 +83,12 @@ def _tell_unclosed() -> None:
             )
 
 
+def _forked() -> None:
+    """In a forked child: what runs is the parent's. Another thread may have held the lock, and is not there."""
+    global _lock
+    _lock = threading.Lock()
+    _of_parent.update(executor for executor in _executors.values() if executor.loop is not None)
+
+
 atexit.register(_tell_unclosed)
+os.register_at_fork(after_in_child=_forked)

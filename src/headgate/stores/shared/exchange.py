@@ -10,6 +10,7 @@ hold after each of them:
 - Slots belong to (member, grant, tenant). A message names all slots that its sender holds; it does not add or subtract.
   So a message that is repeated, because its answer was lost, changes nothing: the same `seq` gives the same grants.
 - What a member that is gone held is free, and its late messages are refused (`Reply.lost`).
+- If the state was lost, nothing is granted until the members that live have said what they hold.
 - A grant that its member has not been told of may be taken back. That is done when it lies there for a second and
   others want it: a stopped process keeps what it holds, and gets no more.
 
@@ -105,7 +106,7 @@ class Message(NamedTuple):
     seq: int
     """Grows by one with each message of this member; a repeated one has the same."""
     settings: Settings
-    """What this pool was made with. It counts if it is the first."""
+    """What this pool was made with, or what all members had when it last heard. It counts if it is the first."""
     held: Mapping[str, int] = {}
     """How many slots it uses, by tenant."""
     wants: Sequence[Want] = ()
@@ -225,7 +226,8 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
     if message.leaves:
         del members[own]
     _take_back(state, own, seen.now)
-    woken = _grant(state, seen.now)
+    unheard = {name for name in seen.unheard if name not in members and not seen.is_gone(name)}
+    woken = unheard or _grant(state, seen.now)
     if sum(one.get("q", 0) for one in members.values()) < queued:
         woken |= {name for name, one in members.items() if one.get("b")}
     if not message.leaves:

@@ -18,7 +18,7 @@ import errno
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -45,8 +45,17 @@ _SMALLEST: Final = 512
 class SqliteFile:
     """A database, its connection, and the lock beside it. One thread at a time may use it."""
 
-    def __init__(self, path: Path, tables: Sequence[str], *, synced: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tables: Sequence[str],
+        *,
+        synced: bool,
+        made: Callable[[sqlite3.Connection], None] = lambda database: None,
+    ) -> None:
+        """`made` is called in the transaction in which the tables of a new file are made."""
         self.path: Path = path
+        self._made = made
         self._tables = tables
         self._synced = synced
         self._files = Files()
@@ -77,6 +86,8 @@ class SqliteFile:
                     database.execute("COMMIT")
                 except BaseException as error:
                     self._undo()
+                    if isinstance(error, sqlite3.Error):
+                        self._close_database()  # the next transaction looks at what the file is now
                     if isinstance(error, sqlite3.Error | OSError | OverflowError):
                         raise explained(self.path, error) from error
                     raise
@@ -160,6 +171,7 @@ class SqliteFile:
         if application != APPLICATION:
             database.execute(f"PRAGMA application_id={APPLICATION}")
             database.execute(f"PRAGMA user_version={FORMAT}")
+            self._made(database)
         database.execute("COMMIT")
 
     def _undo(self) -> None:

@@ -187,6 +187,21 @@ class Members:
                     self._drop(connection)
                 self._bury(member)
 
+    def living(self) -> list[str]:
+        """All members that live, this one too. May be called before `join`."""
+        is_member = self._folder != -1
+        try:
+            if not is_member:
+                self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            others = [member for member in self._listed() if self._is_alive(member)]
+            return [self.id, *others] if is_member else others
+        except FileNotFoundError:
+            return []
+        finally:
+            if not is_member and self._folder != -1:
+                os.close(self._folder)
+                self._folder = -1
+
     def _listed(self) -> set[str]:
         """All others that have a file in the directory. What has another name is none of ours."""
         names = (name.partition(".") for name in os.listdir(self._path))

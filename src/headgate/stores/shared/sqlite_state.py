@@ -42,12 +42,16 @@ _log = logging.getLogger("headgate.stores")
 
 TEXTS: Final = "texts (key PRIMARY KEY, text) WITHOUT ROWID"
 _CLOCKS: Final = "clocks (name PRIMARY KEY, ahead REAL) WITHOUT ROWID"
+_LOST: Final = "lost (member PRIMARY KEY, at REAL) WITHOUT ROWID"
 
 _AT_ONCE: Final = 64
 """Steps in one transaction: other processes wait meanwhile."""
 
 _FAR: Final = 366 * 86400.0
 """Seconds. A stored time that is further ahead of the wall clock is garbage, and not a clock that was set back."""
+
+_HEARD_SECONDS: Final = 10.0
+"""How long members that lived when the file of texts was removed are waited for: two heartbeats of the usual length."""
 
 _CLOSING_SECONDS: Final = 10.0
 """How long `close` waits for steps that are queued. Longer only if a stopped process holds the lock of a file."""
@@ -329,7 +333,9 @@ class _Opened:
     def __init__(self, place: Place, heartbeat: float, wake: Callable[[str | None], None]) -> None:
         self._place = place
         self._durable = SqliteFile(place.durable, [TEXTS], synced=True)
-        self._admission = SqliteFile(place.admission, [TEXTS, _CLOCKS], synced=not place.is_boot_known)
+        self._admission = SqliteFile(
+            place.admission, [TEXTS, _CLOCKS, _LOST], synced=not place.is_boot_known, made=self._made
+        )
         self.members: Members = Members(place.members, heartbeat, wake)
         self.clock: _Clock = _Clock(self._admission)
 
@@ -358,8 +364,27 @@ class _Opened:
             self.clock.look()
         file = self._durable if durable else self._admission
         with file.transaction() as database:
-            seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.ahead)
+            unheard = () if durable else self._unheard_members(database)
+            seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.ahead, unheard)
             _run_steps(database, calls, seen)
+
+    def _made(self, database: sqlite3.Connection) -> None:
+        """Note in a new file for texts which members live already: somebody has removed the one that they used."""
+        living = self.members.living()
+        if living:
+            what = "was removed while %d processes use it: no task starts until each of them has said what it runs"
+            _log.warning(f"%s {what}", self._admission.path, len(living))
+            database.executemany("INSERT INTO lost VALUES (?, ?)", [(member, clock.wall()) for member in living])
+
+    def _unheard_members(self, database: sqlite3.Connection) -> list[str]:
+        """Those that `_made` noted a short time ago. Asked every time: a file that was emptied is still the same."""
+        found = database.execute("SELECT member, at FROM lost").fetchall()
+        if not found:
+            return []
+        recent = [one for one, at in found if isinstance(at, float) and abs(clock.wall() - at) < _HEARD_SECONDS]
+        if not recent:
+            database.execute("DELETE FROM lost")
+        return [text_of_sql(member) for member in recent]
 
 
 def _run_steps(database: sqlite3.Connection, calls: list[_Call], seen: Seen) -> None:

@@ -91,17 +91,31 @@ class SharedBudget:
 
     def _exchange_now(self) -> None:
         """Exchange, and block until the store has answered: there is no event loop yet."""
-        future = self._state.transact(self._key, partial(_step, self._message()))
+        self._check_process()
+        reply = self._asked()
+        if reply.lost:
+            self._begin_anew()
+            reply = self._asked()
+        self.share.replied(reply, clock.now())
+        self.as_of = clock.wall()
+
+    def _asked(self) -> Reply:
+        future: Future[Reply] = self._state.transact(self._key, partial(_step, self._message()))
         try:
-            reply: Reply = future.result(CONNECT)
+            return future.result(CONNECT)
         except FutureTimeout:
             future.cancel()
             raise StoreUnreachable(
                 f"{self._state!r} did not answer within {CONNECT:g} s",
                 remedy="Look for what holds it up, then try again.",
             ) from None
-        self.share.replied(reply, clock.now())
-        self.as_of = clock.wall()
+
+    def _check_process(self) -> None:
+        """Begin anew in a forked child: what the parent has is the parent's."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._begin_anew()
+            self._listen()
 
     def attach(self, executor: Executor) -> None:
         """Work for this executor from now on."""
@@ -138,7 +152,11 @@ class SharedBudget:
     def _changed(self) -> None:
         """Send a message soon: in this turn of the loop more may change."""
         loop = None if self._executor is None else self._executor.loop
-        if loop is not None and not self._scheduled and not self._left and not loop.is_closed():
+        if loop is None or self._left:
+            return
+        if loop.is_closed():
+            self._outlived()
+        elif not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._send)
 
@@ -154,10 +172,7 @@ class SharedBudget:
         if self._under_way or self._left:
             self._again = True
             return
-        if self._pid != os.getpid():  # a forked child: what the parent has is the parent's
-            self._pid = os.getpid()
-            self._begin_anew()
-            self._listen()
+        self._check_process()
         self._under_way, self._again = True, False
         waiting, self._waiting = self._waiting, []
         future = self._state.transact(self._key, partial(_step, self._message()))
@@ -174,7 +189,18 @@ class SharedBudget:
             try:
                 loop.call_soon_threadsafe(callback, *args)
             except RuntimeError:
-                pass  # the loop is closed: nothing runs there any more
+                self._outlived()
+
+    def _outlived(self) -> None:
+        """Take part no longer: the event loop was closed around the pool, and this process may go on for long.
+
+        Called in any thread: nothing runs in the pool any more. A pool that was let go is another matter: a new one may
+        have its name, and then its place among the members.
+        """
+        executor = self._executor
+        if executor is not None and executor.state != "closed" and not self._left and self._pid == os.getpid():
+            self.abandon()
+            self._state.transact(self._key, partial(_step, self._message(leaves=True)))
 
     def _answered(self, waiting: list[asyncio.Future[None]], epoch: int, future: Future[Reply]) -> None:
         executor = self._executor

@@ -39,7 +39,6 @@ class Share:
         """All members, as the newest reply told."""
         self.fences: dict[TaskRecord, int] = {}
         """The numbers of the grants of running tasks, if they are asked for."""
-        self._own = settings  # what this pool was made with
         self._fencing = fencing
         self._counted = False  # must some member know how many tasks are queued here?
         self._changed = changed
@@ -54,8 +53,9 @@ class Share:
         self._said_at = 0.0
         self._full: frozenset[str] = frozenset()
         self._least: int | None = None  # the lowest announced priority, if as many tasks are announced as may be
-        self._limit: int | None = None  # to be set for all
-        self._caps: tuple[int | Mapping[str, int] | None] | None = None  # to be set for all
+        self._limit: tuple[int] | None = None  # to be set for all, until a reply says that it is
+        self._caps: tuple[int | Mapping[str, int] | None] | None = None  # likewise
+        self._told: tuple[object, object] = (None, None)  # what of these the newest message had
 
     @property
     def settings(self) -> Settings:
@@ -97,6 +97,7 @@ class Share:
         """Note that a task uses its slot no longer. The slot may go to another task here at once."""
         token = self._stop(task)
         if token is None:
+            self._changed()  # there is room here now, see `_wants`
             return
         if not (self.alone and not self._fencing and self.queue.reuse(token, self._seen)):
             self._changed()
@@ -157,7 +158,7 @@ class Share:
 
     def resize(self, limit: int) -> None:
         """Ask for another limit, for all members."""
-        self._limit = limit
+        self._limit = (limit,)
         self._changed()
 
     def limit_tenants(self, caps: int | Mapping[str, int] | None) -> None:
@@ -188,12 +189,11 @@ class Share:
         wants = [] if leaves else self._wants(now, returning)
         self._seq += 1
         self._said_at = now
-        caps, self._caps = self._caps, None
-        limit, self._limit = self._limit, None
+        limit, caps = self._told = (self._limit, self._caps)
         return Message(
             self.member,
             self._seq,
-            self._own,
+            self.settings,
             Counter(self._in_use.values()),
             wants,
             len(self.queue),
@@ -202,20 +202,25 @@ class Share:
             refunds,
             self._seen,
             *origin,
-            limit,
+            None if limit is None else limit[0],
             None if caps is None else caps[0],
             caps is not None,
             leaves,
         )
 
     def _wants(self, now: float, returning: Iterable[TaskRecord]) -> list[Want]:
+        if not self.queue.is_valid():  # it could start nothing, and would ask again at once
+            return []
         most = min(MOST_WANTS, self.settings.limit + _SPARE)
         ahead = self._ahead or 0.0
         lenders = Counter(self.queue.token(task) for task in returning)
         wants = [Want(token, tasks, now + ahead, returning=True) for token, tasks in lenders.items()]
         heads = self.queue.heads(most, ahead, self._full)
         self._least = min(want.priority for want in heads) if len(heads) == most else None
-        return (wants + heads)[:MOST_WANTS]
+        wants += heads
+        if self._outside:  # these still run here although nobody counts them: there is no room for more
+            wants = _first_of(wants, self.settings.limit - len(self._in_use) - len(self._outside))
+        return wants[:MOST_WANTS]
 
     def replied(self, reply: Reply, now: float) -> bool:
         """Take in what this pool was told. Returns whether it was granted anything."""
@@ -223,6 +228,9 @@ class Share:
         self.member = reply.member
         assert reply.settings is not None, "only a reply to a member that is gone has none"
         self._adopt(reply.settings)
+        told_limit, told_caps = self._told
+        self._limit = None if self._limit is told_limit else self._limit
+        self._caps = None if self._caps is told_caps else self._caps
         self._ahead = reply.ahead if reply.ahead is not None else self._ahead_by(reply.now, now)
         self._seen = max(self._seen, reply.seen)
         self._full, self.members = reply.full, reply.members
@@ -267,3 +275,13 @@ class Share:
         self._returns.clear()
         self._refunds.clear()
         self.member, self._seq, self._seen, self.alone, self._least = "", 0, 0, False, None
+
+
+def _first_of(wants: Iterable[Want], room: int) -> list[Want]:
+    """The first of these entries, with so many tasks together."""
+    first: list[Want] = []
+    for want in wants:
+        if room > 0:
+            first.append(want._replace(tasks=min(want.tasks, room)))
+            room -= want.tasks
+    return first
