@@ -66,7 +66,7 @@ class Place:
 
     def check(self) -> None:
         """Raise InvalidArgument if no such store can be here."""
-        if self.durable.is_dir():
+        if os.path.isdir(self.durable):  # not `is_dir`, which raises where nothing may be looked at
             raise InvalidArgument(
                 f"{self.durable} is a directory", remedy="Pass the path of a file in it, such as 'shared.db'."
             )

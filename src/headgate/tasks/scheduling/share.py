@@ -99,8 +99,12 @@ class Share:
         if token is None:
             self._changed()  # there is room here now, see `_wants`
             return
-        if not (self.alone and not self._fencing and self.queue.reuse(token, self._seen)):
+        if not (self._may_reuse() and self.queue.reuse(token, self._seen)):
             self._changed()
+
+    def _may_reuse(self) -> bool:
+        """May a slot that came free be used again without asking?"""
+        return self.alone and not self._fencing and self.held + self.queue.granted < self.settings.limit
 
     def unused(self, task: TaskRecord) -> None:
         """Note that a task was given a slot and could not start."""

@@ -198,6 +198,11 @@ class SharedQueue:
                 self._heap = [(known.tag, known.entry, known) for known in self._tenants.values()]
                 heapq.heapify(self._heap)
 
+    @property
+    def granted(self) -> int:
+        """How many slots were granted that no task uses yet."""
+        return sum(map(len, self.ready.values()))
+
     # -- what is granted -----------------------------------------------------------------------------------------------
 
     def grant(self, grant: Grant) -> None:
