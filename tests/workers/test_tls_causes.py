@@ -292,9 +292,15 @@ def test_w71_other_servers_are_told_from_workers() -> None:
     def hang_up(one: socket.socket) -> None:
         one.recv(1)
 
-    with listener(http) as address:
-        assert kind_of(address, GOOD).kind == "plaintext"
-        assert kind_of(address, None).kind == "other"
+    def babble(one: socket.socket) -> None:
+        one.sendall(b"\x99" * 300)
+
+    for answer in (http, babble):
+        with listener(answer) as address:
+            for client in (GOOD, None):
+                refusal = kind_of(address, client)
+                assert refusal.kind == "other"
+                assert "speaks neither HTTP/2 nor TLS: it is no worker" in refusal.text
     with listener(hang_up) as address:
         assert kind_of(address, None).kind == "other"
         assert kind_of(address, GOOD).kind == "other"

@@ -137,11 +137,12 @@ def _probe_plain(where: TcpAddress, until: float) -> Refusal | None:
         return _hangs_up(where)
     except ssl.SSLError as error:
         if _has(error, _NOT_TLS):
-            return _other(f"what listens at {where} speaks neither HTTP/2 nor TLS: it is no worker")
+            return _no_worker(where)
     return Refusal(
         "needs TLS",
         f"the worker at {where} speaks TLS only, and the client has no credentials",
-        "Pass credentials=WorkerCredentials.from_files(...) with a certificate of the worker's CA.",
+        "Pass credentials=WorkerCredentials.from_files(...) with a certificate of the worker's CA; on the command "
+        "line --cert-dir DIR.",
         True,
     )
 
@@ -176,6 +177,8 @@ def _probe_tls(where: TcpAddress, credentials: WorkerCredentials, until: float) 
     except (ssl.SSLEOFError, ConnectionResetError):  # during the handshake: a worker refuses nobody so early
         return _plaintext(where) if _speaks_plainly(where, until) else _hangs_up(where)
     except ssl.SSLError as error:
+        if _has(error, _NOT_TLS):
+            return _plaintext(where) if _speaks_plainly(where, until) else _no_worker(where)
         return _about_alert(error, where, credentials)
 
 
@@ -247,8 +250,6 @@ def _wrong_name(where: TcpAddress, name: str, context: ssl.SSLContext, until: fl
 
 def _about_alert(error: ssl.SSLError, where: TcpAddress, credentials: WorkerCredentials) -> Refusal:
     """Say what an error of the handshake means that is not about the worker's certificate."""
-    if _has(error, _NOT_TLS):
-        return _plaintext(where)
     if _has(error, _OLD):
         return Refusal(
             "old TLS",
@@ -364,6 +365,10 @@ def _plaintext(where: TcpAddress) -> Refusal:
         "Start the worker with credentials, or connect without if nobody else can reach this network.",
         True,
     )
+
+
+def _no_worker(where: TcpAddress) -> Refusal:
+    return _other(f"what listens at {where} speaks neither HTTP/2 nor TLS: it is no worker")
 
 
 def _hangs_up(where: TcpAddress) -> Refusal:
