@@ -319,7 +319,7 @@ def exchange(text: str | None, message: Message, seen: Seen) -> Outcome:
         member.last += [grant for grant, _ in member.new]
         member.new = []
         others = any(other.waits() for name, other in state.members.items() if name != message.member)
-        member.alone = not others
+        member.alone = not others and not unheard
     woken |= _contended(state, message.member) | _behind(state)
     woken.discard(message.member)
     return Outcome(state.text(), _reply(state, member, message, seen), sorted(woken))
