@@ -136,7 +136,7 @@ def test_g21_after_the_state_was_lost_nothing_is_granted_before_all_have_spoken(
         return outcome
 
     first = said("m1", 7)
-    assert (first.reply.grants, first.wakes) == ((), ["m2", "m3"])
+    assert (first.reply.grants, first.reply.alone, first.wakes) == ((), False, ["m2", "m3"])
     second = said("m2", 9)
     assert second.reply.grants == ()
     assert "m3" in second.wakes

@@ -232,7 +232,7 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
         woken |= {name for name, one in members.items() if one.get("b")}
     if not message.leaves:
         member["l"] = [grant[:4] for grant in member.pop("n", ())]
-        member["a"] = int(not any(_waits(one) for name, one in members.items() if name != own))
+        member["a"] = int(not unheard and not any(_waits(one) for name, one in members.items() if name != own))
     woken |= _contended(members, own) | _behind(state)
     if (joins and message.counts) or message.limit is not None or message.sets_caps:
         woken |= set(members)  # one that is alone would not ask for long
