@@ -51,7 +51,7 @@ class Background:
         self._running = False
 
 
-reports = Background("headgate-reports")
+reports: Background = Background("headgate-reports")
 """For what users are told of other processes."""
 
 if hasattr(os, "register_at_fork"):
