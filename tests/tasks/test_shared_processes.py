@@ -179,7 +179,7 @@ def test_g20_a_stopped_process_keeps_its_slots_and_others_use_the_rest(world: Wo
     for name in "ab":
         one("submit", name=name)
     world.wait_started("a", "b")
-    one.stop()
+    world.stop(one)
     for number in range(20):
         two("submit", name=f"two-{number}", seconds=0.005)
     two("drain")
@@ -199,7 +199,7 @@ def test_g20_what_is_granted_to_a_stopped_process_goes_to_others(world: World) -
     one("submit", name="gate")
     assert two("submit", name="two") == "queued"
     assert three("submit", name="three") == "queued"
-    two.stop()
+    world.stop(two)
     one("open", "gate")
     world.wait_started("three", seconds=10 * SOON)
     assert world.running() == ["three"]
@@ -610,7 +610,7 @@ def test_g21_when_the_file_is_lost_nothing_starts_until_all_have_spoken(world: W
         assert child("submit", name=name) == "running"
     for number in range(3):
         assert two("submit", name=f"two-{number}") == "queued"
-    three.stop()
+    world.stop(three)
     if how == "removed":
         admission_file(world).unlink()
     else:
