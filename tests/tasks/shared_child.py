@@ -111,6 +111,7 @@ class Program:
 
     async def submit(self, name: str, seconds: float | None = None, body: str = "work", **options: Any) -> str:
         body = body if self.resources is None else "with_key"
+        self.journal.say("submit", name)
         self.handles[name] = handle = await self.pool.submit(getattr(self, body), name, seconds, **options)
         return str(handle.status)
 

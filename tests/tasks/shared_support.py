@@ -150,6 +150,16 @@ class World:
     def some(self, number: int, **options: Any) -> list[Child]:
         return [self.child(**options) for _ in range(number)]
 
+    def stop(self, child: Child) -> None:
+        """Stop a process, and not in the middle of a transaction: all others would wait for it (see `sqlite_file`)."""
+        while True:
+            child.stop()
+            gates = {f":{gate.stat().st_ino}" for gate in self.path.parent.glob("*-lock")}
+            held = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
+            if not any(lock[4] == str(child.pid) and lock[5].endswith(tuple(gates)) for lock in held):
+                return
+            child.go_on()
+
     # -- the judge -----------------------------------------------------------------------------------------------------
 
     def told(self, what: str) -> list[dict[str, Any]]:
