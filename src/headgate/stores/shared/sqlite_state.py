@@ -44,6 +44,9 @@ TEXTS: Final = "texts (key PRIMARY KEY, text) WITHOUT ROWID"
 _CLOCKS: Final = "clocks (name PRIMARY KEY, ahead REAL) WITHOUT ROWID"
 _LOST: Final = "lost (member PRIMARY KEY, at REAL) WITHOUT ROWID"
 
+# Not INSERT OR REPLACE, which deletes the row first: for a text of 3 KB, which has a page of its own, a quarter slower.
+_WRITE: Final = "INSERT INTO texts VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text"
+
 _AT_ONCE: Final = 64
 """Steps in one transaction: other processes wait meanwhile."""
 
@@ -401,7 +404,7 @@ def _run_steps(database: sqlite3.Connection, calls: list[_Call], seen: Seen) -> 
         if isinstance(outcome, Outcome) and outcome.state is not None and outcome.state != texts[key]:
             texts[key] = changed[key] = outcome.state
     for key, text in changed.items():
-        database.execute("INSERT OR REPLACE INTO texts VALUES (?, ?)", (sql_value(key), sql_value(text)))
+        database.execute(_WRITE, (sql_value(key), sql_value(text)))
 
 
 def _ran(step: Step, text: str | None, seen: Seen) -> Outcome | BaseException:
