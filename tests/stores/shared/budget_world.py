@@ -134,10 +134,10 @@ class Pool:
         self.share.queue.remove(task)
 
     def pump(self) -> None:
-        while self.lenders and self.share.take_return():
-            task = self.lenders.pop(0)
-            self.share.started(task)
-            self.running.append(task)
+        for lender in [lender for lender in self.lenders if self.share.take_return(lender)]:
+            self.lenders.remove(lender)
+            self.share.started(lender)
+            self.running.append(lender)
         while (task := self.share.queue.pop()) is not None:
             self.share.started(task)
             self.running.append(task)

@@ -498,7 +498,7 @@ class Scheduler:
         """Give a slot back to a task that lent its own. False: none is free, and it will get the next one."""
         slots, share = self.slots, self._share
         self._stop_lending(task)
-        if self.startable(task) or (share is not None and not slots.exhausted and share.take_lent()):
+        if self.startable(task) or (share is not None and share.take_lent(task)):
             slot = slots.take()
             assert slot is not None, "there was one"
             del slots.without[task]
@@ -520,8 +520,8 @@ class Scheduler:
         slots = self.slots
         for task in () if slots.exhausted else slots.returning:
             if not self._capped(task):
-                if self._share is not None and not self._share.take_return():
-                    return None
+                if self._share is not None and not self._share.take_return(task):
+                    continue
                 del slots.returning[task]
                 slot = slots.take()
                 assert slot is not None, "there was one"
@@ -532,13 +532,10 @@ class Scheduler:
 
     def _heir_of_lent(self, share: Share) -> TaskRecord | None:
         """Give a lent slot of a shared budget to a queued descendant of its lender, and return that."""
-        for slot in [slot for slot in self.slots.free if slot.lenders]:
+        for slot in [slot for slot in self.slots.free if slot.lenders and share.has_lent()]:
             task = self._descendant(slot)
             if task is None:
                 continue
-            if not share.take_lent():
-                self.queue.put_back(task)
-                return None
             self.slots.free.remove(slot)
             self._left(task, started=True)
             self._occupy(task, slot)
@@ -548,7 +545,7 @@ class Scheduler:
     def _descendant(self, slot: Slot) -> TaskRecord | None:
         for lender in reversed(slot.lenders):
             for task in islice(self._families.queued_below(lender), _LOOKED_AT):
-                if not self._blocked(task) and not (self._share is not None and self._share.is_full(task)):
+                if not self._blocked(task) and (self._share is None or self._share.take_lent(task)):
                     self.queue.take(task)
                     return task
         return None

@@ -120,26 +120,26 @@ class Share:
             self._lent.append(token)
             self._changed()
 
-    def take_lent(self) -> bool:
-        """Use a lent slot for a descendant, or for the lender itself. Returns False if there is none."""
-        if not self._lent or not self.queue.is_valid():
-            return False
-        self._lent.pop()
-        return True
+    def take_lent(self, task: TaskRecord) -> bool:
+        """Use a lent slot for a descendant, or for the lender itself. Returns False if there is none for this task.
+
+        With caps it must be of the same tenant: whether another tenant may have one more is not known here.
+        """
+        return self._take(self._lent, task)
 
     def has_lent(self) -> bool:
         """Is there a lent slot that nobody uses?"""
         return bool(self._lent)
 
-    def is_full(self, task: TaskRecord) -> bool:
-        """Is the tenant of this task at its cap, as far as is known?"""
-        return bool(self._full) and self.queue.token(task) in self._full
+    def take_return(self, task: TaskRecord) -> bool:
+        """Use a slot that was granted to a lender of the tenant of this task. Returns False if there is none."""
+        return self._take(self._returns, task)
 
-    def take_return(self) -> bool:
-        """Use a slot that was granted to a lender. Returns False if there is none."""
-        if not self._returns or not self.queue.is_valid():
+    def _take(self, slots: list[str], task: TaskRecord) -> bool:
+        token = self.queue.token(task)
+        if not slots or not self.queue.is_valid() or (self.settings.caps is not None and token not in slots):
             return False
-        self._returns.pop()
+        slots.remove(token if token in slots else slots[-1])
         return True
 
     def announce(self) -> None:
