@@ -612,6 +612,35 @@ async def test_g13_when_the_winner_dies_the_follower_runs_it() -> None:
 
 
 @scenario
+async def test_g13_a_follower_that_is_woken_twice_keeps_what_it_takes_over() -> None:
+    place, work = SharedMemory(), Work()
+    one, dies = make(place)
+    two, member = make(place)
+    _ = await one.submit(work, 1, idempotency_key="k")
+    loser = await two.submit(work, 1, idempotency_key="k")
+    member.hold_up()  # two wake-ups come before the answer to the first
+    dies.close()
+    held, member._held_back = member._held_back, None
+    member.wake_all()
+    member._held_back = held
+    await turns()
+    member._held_back, again = None, member._held_back
+    member.wake_all()
+    await turns()
+    for run_held in again or ():
+        run_held()
+    await turns()
+    assert loser.status == "running"
+    work.let_go(1)
+    assert await loser == 1
+    await turns()
+    three, _ = make(place)
+    assert await (await three.submit(work, 1, idempotency_key="k")) == 1
+    assert work.began == [1, 1], "its result is kept"
+    await asyncio.gather(one.close(cancel=True), two.close(), three.close())
+
+
+@scenario
 async def test_g13_cancelling_a_follower_only_stops_following() -> None:
     place, work = SharedMemory(), Work()
     one, _ = make(place)

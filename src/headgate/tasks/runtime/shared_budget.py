@@ -241,7 +241,6 @@ class SharedBudget:
 
     def woken(self) -> None:
         """Look again: somebody wants what this pool has, has granted it something, or is gone."""
-        self.reachable = True
         self.share.contended()
         self._changed()
 
@@ -285,6 +284,7 @@ class SharedBudget:
     async def settled(self) -> None:
         """Return when an exchange is over that began after this call, or when the store does not answer."""
         if not self.reachable:
+            self._changed()
             return
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)

@@ -46,6 +46,7 @@ class SharedKeys:
         self._serials = count(1)
         self._locks: dict[str, asyncio.Lock] = {}
         self._following: dict[TaskRecord, Callable[[], None]] = {}  # and how to stop listening
+        self._looking: set[TaskRecord] = set()  # of which the store is being asked
         self._settling: set[Future[Any]] = set()
 
     async def submit(self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> TaskHandle[Any]:
@@ -109,12 +110,17 @@ class SharedKeys:
             stop()
 
     def _look(self, task: TaskHandle[Any], key: str, step: Callable[..., Outcome]) -> None:
-        """Ask again: the task that is followed has ended, or its process is gone."""
-        if task in self._following and not task.finished:
+        """Ask again: the task that is followed has ended, or its process is gone.
+
+        Once at a time: the second answer would speak of a claim that the first has made.
+        """
+        if task in self._following and not task.finished and task not in self._looking:
+            self._looking.add(task)
             future = self._state.transact(self._row(key), step, durable=True)
             future.add_done_callback(lambda done: self._budget.post(self._looked, task, key, done))
 
     def _looked(self, task: TaskHandle[Any], key: str, future: Future[Answer]) -> None:
+        self._looking.discard(task)
         if task in self._following and not task.finished and not future.cancelled() and future.exception() is None:
             self._heard(task, key, future.result())
         elif not future.cancelled() and future.exception() is None and future.result().kind == "yours":
