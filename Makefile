@@ -49,6 +49,7 @@ bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/streams.py
 	$(py) benchmarks/context.py
 	$(py) benchmarks/combined.py
+	$(py) benchmarks/shared.py
 	$(py) benchmarks/summary.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
@@ -58,6 +59,7 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/streams.py --quick
 	$(py) benchmarks/context.py --quick
 	$(py) benchmarks/combined.py --quick
+	$(py) benchmarks/shared.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

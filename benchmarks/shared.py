@@ -1,0 +1,541 @@
+"""Budgets that processes share, beside queues of jobs in PostgreSQL: grants per second, latency, bytes.
+
+    make bench          ten minutes
+    make bench-quick    two minutes
+
+All contestants take turns in one run. Most figures are ratios; those in milliseconds, bytes and grants per second are
+promises of the specification (`docs/spec/shared.md`, Cost) for a machine that is not busy. "must" is the minimum of the
+project's performance targets. The program prints MISSED for a figure that does not reach it, and exits with 0 all the
+same.
+
+Each contestant of the first table has four processes of its own (`contestants/budget.py`), which are idle while it is
+not their turn. How each is used, and what each cannot do, stands in `contestants/budgets.py`. The PostgreSQL server is
+started for the run, with PostgreSQL's own settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import table
+from dispatch import FOLDER, Lane, compile_ours
+from server import Server, postgres_server
+from table import MISSED, Bar, Contestant, Turns, in_turns, median, per_second, times
+
+sys.path.append(str(FOLDER))
+from budget import LIMIT, MEMBERS  # of the folder that was just named
+from budgets import prepare
+
+from headgate import PostgresStore, SqliteStore, TaskPool, fair_round_robin
+from headgate.tasks.names import unregister
+
+PEERS = {"dbos": "3.3.0", "procrastinate": "3.10.0", "pgqueuer": "1.6.0"}
+TITLES = {
+    "memory": "headgate, one process, no store",
+    "sqlite": "headgate, SqliteStore",
+    "postgres": "headgate, PostgresStore",
+    "count": "SELECT count(*) under a lock",
+    "dbos": "DBOS queue",
+    "dbos-often": "DBOS queue, polling every 50 ms",
+    "procrastinate": "procrastinate, four locks",
+    "procrastinate-workers": "procrastinate, no lock, one job per worker",
+    "pgqueuer": "pgqueuer, concurrency_limit",
+}
+FOUR = ("sqlite", "postgres", "count", "procrastinate", "procrastinate-workers", "pgqueuer", "dbos", "dbos-often")
+
+ALONE = Bar(0.5)
+GRANTS = Bar(2_000)
+BESIDE = {"dbos": Bar(10), "procrastinate": Bar(3)}
+START_MS = {"sqlite": Bar(1, at_most=True), "postgres": Bar(3, at_most=True)}
+HANDED_MS = {"sqlite": Bar(2, at_most=True), "postgres": Bar(5, at_most=True)}
+STATE = Bar(4096, at_most=True)
+GROWN = Bar(1.0, at_most=True)
+MANY = 8
+"""Members of the budget whose state is weighed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How much is measured."""
+
+    alone: Turns
+    tasks: Mapping[str, int]
+    """Tasks of all four processes together in one turn."""
+    rounds: int
+    starts: int
+    hand_overs: int
+    exchanges: int
+    tenants: int
+
+
+FULL = Lengths(
+    alone=Turns(5, 1.0),
+    tasks={"sqlite": 16_000, "postgres": 4_000, "count": 400, "procrastinate": 400, "procrastinate-workers": 400}
+    | {"pgqueuer": 400, "dbos": 80, "dbos-often": 200},
+    rounds=5,
+    starts=1_000,
+    hand_overs=300,
+    exchanges=100_000,
+    tenants=100_000,
+)
+QUICK = Lengths(
+    alone=Turns(3, 0.4),
+    tasks={"sqlite": 4_000, "postgres": 1_200, "count": 120, "procrastinate": 120, "procrastinate-workers": 120}
+    | {"pgqueuer": 120, "dbos": 40, "dbos-often": 60},
+    rounds=3,
+    starts=200,
+    hand_overs=100,
+    exchanges=10_000,
+    tenants=100_000,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where the stores of a run are."""
+
+    folder: Path
+    server: Server
+
+    async def place(self, name: str) -> str:
+        """The file or the fresh database of a contestant."""
+        if name.startswith("sqlite"):
+            return str(self.folder / f"{name}.db")
+        database = "bench_" + name.replace("-", "_")
+        await ask(self.server.dsn(), f"CREATE DATABASE {database}")
+        return self.server.dsn(database)
+
+
+async def ask(dsn: str, query: str, *arguments: object) -> Any:
+    """Run one statement; returns the first value of its answer."""
+    import asyncpg
+
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await connection.fetchval(query, *arguments)
+    finally:
+        await connection.close()
+
+
+def store_of(name: str, place: str) -> SqliteStore | PostgresStore:
+    return SqliteStore(place) if name.startswith("sqlite") else PostgresStore(place)
+
+
+def check_peers() -> None:
+    for name, wanted in PEERS.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            raise SystemExit(
+                f"{name} {wanted}, a peer to measure against, is not installed.\n"
+                "Run `make bench` or `make bench-quick`: they install the `bench` extra first."
+            ) from None
+        if found != wanted:
+            table.say(f"note: {name} {found} is installed; the targets are about {wanted}")
+
+
+# -- one pool alone on its store --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def pools(around: Surroundings, what: str) -> AsyncIterator[dict[str, TaskPool]]:
+    """A pool in memory, one on a SQLite file and one on a PostgreSQL database, each alone on its store."""
+    async with AsyncExitStack() as stack:
+        made = {"memory": await stack.enter_async_context(TaskPool(f"{what}-memory", max_concurrent=LIMIT))}
+        for name in ("sqlite", "postgres"):
+            store = store_of(name, await around.place(f"{name}_{what}"))
+            stack.callback(store.close)
+            pool = TaskPool(f"{what}-{name}", max_concurrent=LIMIT, scope="tenant", scope_id="bench", store=store)
+            made[name] = await stack.enter_async_context(pool)
+        yield made
+
+
+async def measure_alone(lengths: Lengths, around: Surroundings) -> list[dict[str, Any]]:
+    """Tasks of a millisecond: the exchanges must not be what they wait for."""
+    table.say("one pool alone on its store ...")
+
+    async def millisecond() -> None:
+        await asyncio.sleep(0.001)
+
+    def contestant(pool: TaskPool) -> Contestant:
+        async def work(count: int) -> None:
+            handles = [await pool.submit(millisecond) for _ in range(count)]
+            for handle in handles:
+                await handle
+
+        return work
+
+    async with pools(around, "alone") as made:
+        rates = await in_turns(lengths.alone, {name: contestant(pool) for name, pool in made.items()})
+    rows = []
+    for name, rounds in rates.items():
+        ratio = median([own / peer for own, peer in zip(rounds, rates["memory"], strict=True)])
+        row = {"who": name, "rate": median(rounds), "ratio": ratio, "rounds": rounds}
+        rows.append(row if name == "memory" else row | _judged(ALONE, ratio))
+    return rows
+
+
+def show_alone(rows: list[dict[str, Any]]) -> None:
+    header = ("who", "tasks /s", "ratio", "must", "verdict")
+    print_rows = [(TITLES[row["who"]], per_second(row["rate"]), times(row["ratio"]), *_bar(row, "{}x")) for row in rows]
+    table.print_table(f"A pool alone on its store, tasks of 1 ms, {LIMIT} at a time", header, print_rows)
+
+
+async def measure_starts(lengths: Lengths, around: Surroundings) -> list[dict[str, Any]]:
+    """From submit to the first line of the task, while nothing else runs."""
+    table.say("from submit to start ...")
+
+    async def now() -> float:
+        return time.perf_counter()
+
+    spent: dict[str, list[float]] = {}
+    async with pools(around, "starts") as made:
+        for _, (name, pool) in itertools.product(range(lengths.starts), made.items()):
+            begun = time.perf_counter()
+            handle = await pool.submit(now)
+            spent.setdefault(name, []).append(1e3 * (await handle - begun))
+            await asyncio.sleep(0.003)  # now the slot is given back, and all is quiet
+    return _latency_rows(spent, START_MS)
+
+
+def show_starts(rows: list[dict[str, Any]]) -> None:
+    table.print_table("From submit to start, uncontended", _LATENCIES, _latency_cells(rows))
+
+
+# -- four processes on one budget -------------------------------------------------------------------------------------
+
+
+class Four:
+    """The processes of one contestant."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.lanes = lanes
+        self._total = 0
+
+    async def run(self, tasks: int) -> float:
+        """Tasks per second, from the first submit to the end of the last task."""
+        each = tasks // len(self.lanes)
+        self._total += each * len(self.lanes)
+        asked = [lane.ask("run", tasks=each, total=self._total) for lane in self.lanes]
+        answers = await asyncio.gather(*asked)
+        spent = max(one["ended"] for one in answers) - min(one["begun"] for one in answers)
+        return each * len(self.lanes) / spent
+
+    async def hand_over(self, tasks: int, seconds: float) -> list[float]:
+        """Milliseconds from the end of a task in one process to the begin of the next in another."""
+        asked = [lane.ask("hand over", tasks=tasks, seconds=seconds) for lane in self.lanes[:2]]
+        answers = await asyncio.gather(*asked)
+        ran = sorted((begun, ended, number) for number, ones in enumerate(answers) for begun, ended in ones)
+        return [1e3 * (after[0] - before[1]) for before, after in itertools.pairwise(ran) if before[2] != after[2]]
+
+
+@asynccontextmanager
+async def four(name: str, around: Surroundings) -> AsyncIterator[Four]:
+    """Start the processes of a contestant; end them at the end."""
+    place = await around.place(name)
+    await prepare(name, place)
+    tally = around.folder / f"{name}.tally"
+    tally.write_bytes(bytes(8 * MEMBERS))
+    async with AsyncExitStack() as stack:
+        lanes = []
+        for number in range(MEMBERS):
+            errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # the stack closes it
+            command = (sys.executable, str(FOLDER / "budget.py"), name, place, str(number), str(tally))
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=errors, limit=2**24
+            )
+            lanes.append(Lane(name, process, errors))
+            stack.push_async_callback(lanes[-1].close)
+        for lane in lanes:
+            await lane.answer("start")
+        yield Four(lanes)
+
+
+async def measure_four(lengths: Lengths, around: Surroundings) -> dict[str, Any]:
+    async with AsyncExitStack() as stack:
+        table.say("four processes of each contestant start ...")
+        contestants = {name: await stack.enter_async_context(four(name, around)) for name in FOUR}
+        for name, one in contestants.items():
+            table.say(f"  {name} warms up ...")
+            await one.run(max(40, lengths.tasks[name] // 10))
+        rounds: dict[str, list[float]] = {name: [] for name in FOUR}
+        for number in range(lengths.rounds):
+            table.say(f"four processes on one budget, turn {number + 1} of {lengths.rounds} ...")
+            for name, one in contestants.items():
+                rounds[name].append(await one.run(lengths.tasks[name]))
+        table.say("from a release to the start in another process ...")
+        handed = {name: await contestants[name].hand_over(lengths.hand_overs, 0.003) for name in HANDED_MS}
+    return {"grants": grant_rows(rounds), "handed": _latency_rows(handed, HANDED_MS)}
+
+
+def grant_rows(rounds: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    """One row for each contestant, and one for each peer that ours on PostgreSQL is compared with."""
+    rows: list[dict[str, Any]] = []
+    for name, rates in rounds.items():
+        row: dict[str, Any] = {"who": name, "rate": median(rates), "rounds": rates}
+        if name == "sqlite":
+            rows.append(row | _judged(GRANTS, row["rate"]))
+        elif name == "postgres":
+            for peer, theirs in rounds.items():
+                if peer not in ("sqlite", "postgres"):
+                    ratio = median([own / other for own, other in zip(rates, theirs, strict=True)])
+                    judged = _judged(BESIDE[peer], ratio) if peer in BESIDE else {}
+                    rows.append(row | {"beside": peer, "ratio": ratio} | judged)
+        else:
+            rows.append(row)
+    return rows
+
+
+def show_four(rows: list[dict[str, Any]]) -> None:
+    header = ("who", "tasks /s", "beside", "ratio", "must", "verdict")
+    print_rows = [
+        (
+            TITLES[row["who"]],
+            per_second(row["rate"]),
+            TITLES[row["beside"]] if "beside" in row else "-",
+            times(row["ratio"]) if "ratio" in row else "-",
+            *_bar(row, "{}x" if "beside" in row else "{:,} /s"),
+        )
+        for row in rows
+    ]
+    table.print_table(
+        f"{MEMBERS} processes on one budget of {LIMIT}, 100 tenants, tasks that return at once", header, print_rows
+    )
+
+
+def show_handed(rows: list[dict[str, Any]]) -> None:
+    table.print_table(
+        "From the end of a task to the start of the next in another process", _LATENCIES, _latency_cells(rows)
+    )
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+class Weighed:
+    """A store that weighs the text of every exchange."""
+
+    def __init__(self, store: Any, exchanged: Callable[[int], None]) -> None:
+        self._store = store
+        self._exchanged = exchanged
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def transact(self, key: str, step: Callable[..., Any], **options: Any) -> Future[Any]:
+        def weighed(text: str | None, seen: Any) -> Any:
+            outcome = step(text, seen)
+            if outcome.state is not None:
+                self._exchanged(len(outcome.state.encode()))
+            return outcome
+
+        future: Future[Any] = self._store.transact(key, weighed, **options)
+        return future
+
+
+async def measure_bytes(lengths: Lengths, around: Surroundings) -> list[dict[str, Any]]:
+    return [await _weigh(name, lengths, around) for name in ("sqlite", "postgres")]
+
+
+async def _weigh(name: str, lengths: Lengths, around: Surroundings) -> dict[str, Any]:
+    """The state of a budget with many members and tenants, and what its table takes, as exchanges go on.
+
+    Each store object is a member of its own, so that one process can be all of them.
+    """
+    table.say(f"{lengths.exchanges:,} exchanges of {MANY} members, {lengths.tenants:,} tenants, {name} ...")
+    place = await around.place(f"{name}_bytes")
+    weights: list[int] = []
+    a_tenth, enough = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        if len(weights) >= lengths.exchanges // 10:
+            a_tenth.set()
+        if len(weights) >= lengths.exchanges:
+            enough.set()
+            await asyncio.Event().wait()  # nothing more starts
+
+    sizes: list[int] = []
+    begun = time.monotonic()
+    async with AsyncExitStack() as stack:
+        members = []
+        for _ in range(MANY):
+            store = store_of(name, place)
+            stack.callback(store.close)
+            options: dict[str, Any] = {"scope": "tenant", "scope_id": "bench", "store": Weighed(store, weights.append)}
+            pool = TaskPool("weighed", max_concurrent=LIMIT, queue=fair_round_robin("tenant_id"), **options)
+            unregister(pool)
+            members.append(pool)
+        if name == "postgres":
+            await ask(place, "ALTER TABLE headgate.texts SET (autovacuum_enabled = off)")
+        feeders = [
+            asyncio.create_task(_feed(pool, work, range(first, lengths.tenants, MANY)))
+            for first, pool in enumerate(members)
+        ]
+        await a_tenth.wait()
+        sizes.append(await _size(name, place))
+        await enough.wait()
+        sizes.append(await _size(name, place))
+        for feeder in feeders:
+            feeder.cancel()
+        await asyncio.gather(*feeders, return_exceptions=True)
+        for pool in members:
+            await pool.close(cancel=True)
+    largest, grown = max(weights), sizes[1] / sizes[0]
+    return {
+        "who": name,
+        "exchanges": len(weights),
+        "rate": len(weights) / (time.monotonic() - begun),
+        "largest": largest,
+        "usual": statistics.median(weights),
+        "sizes": sizes,
+        "grown": grown,
+        "state": _judged(STATE, largest),
+        "table": _judged(GROWN, grown),
+    }
+
+
+async def _feed(pool: TaskPool, work: Callable[[], Any], tenants: range) -> None:
+    """Have a task of every tenant queued, and for each that has ended another."""
+    queued = [await pool.submit(work, tenant_id=f"tenant-{tenant}") for tenant in tenants]
+    for number, tenant in enumerate(itertools.cycle(tenants)):
+        await queued[number % len(tenants)]
+        queued[number % len(tenants)] = await pool.submit(work, tenant_id=f"tenant-{tenant}")
+
+
+async def _size(name: str, place: str) -> int:
+    """Bytes of the files or of the table in which the state is, without any vacuum."""
+    if name == "sqlite":
+        folder = Path(place).parent
+        return sum(path.stat().st_size for path in folder.glob(Path(place).name + "*") if path.is_file())
+    size: int = await ask(place, "SELECT pg_total_relation_size('headgate.texts')")
+    return size
+
+
+def show_bytes(lengths: Lengths, rows: list[dict[str, Any]]) -> None:
+    header = ("who", "exchanges", "/s", "largest state", "usual", "must", "verdict")
+    state = [
+        (
+            TITLES[row["who"]],
+            f"{row['exchanges']:,}",
+            per_second(row["rate"]),
+            f"{row['largest']:,}",
+            f"{row['usual']:,.0f}",
+            *_bar(row["state"], "at most {:,}"),
+        )
+        for row in rows
+    ]
+    table.print_table(f"Bytes of the state, {MANY} members, {lengths.tenants:,} tenants", header, state)
+    header = ("who", "bytes after a tenth", "bytes after all", "ratio", "must", "verdict")
+    grown = [
+        (
+            TITLES[row["who"]],
+            f"{row['sizes'][0]:,}",
+            f"{row['sizes'][1]:,}",
+            times(row["grown"]),
+            *_bar(row["table"], "at most {}x"),
+        )
+        for row in rows
+    ]
+    table.print_table("What the table takes, without vacuum", header, grown)
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+_LATENCIES = ("who", "p50 ms", "p99 ms", "must (p50)", "verdict")
+
+
+def _latency_rows(spent: Mapping[str, list[float]], bars: Mapping[str, Bar]) -> list[dict[str, Any]]:
+    rows = []
+    for name, figures in spent.items():
+        row = {"who": name, "p50": median(figures), "p99": statistics.quantiles(figures, n=100)[98]}
+        rows.append(row | {"many": len(figures)} | (_judged(bars[name], row["p50"]) if name in bars else {}))
+    return rows
+
+
+def _latency_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    return [(TITLES[row["who"]], f"{row['p50']:.2f}", f"{row['p99']:.2f}", *_bar(row, "at most {} ms")) for row in rows]
+
+
+def _judged(bar: Bar, figure: float) -> dict[str, Any]:
+    return {"must": bar.must, "verdict": bar.verdict(figure)}
+
+
+def _bar(row: Mapping[str, Any], form: str) -> tuple[str, str]:
+    """The cells of must and verdict."""
+    return (form.format(row["must"]), row["verdict"]) if "must" in row else ("-", "-")
+
+
+def missed(results: Mapping[str, Any]) -> list[str]:
+    """Every figure that missed its minimum, in words."""
+    what: dict[str, Callable[[dict[str, Any]], str]] = {
+        "alone": lambda row: f"alone: {times(row['ratio'])} of the rate in memory, must {row['must']}x",
+        "starts": lambda row: f"from submit to start: {row['p50']:.2f} ms, must {row['must']} ms",
+        "grants": lambda row: (
+            f"{times(row['ratio'])} {TITLES[row['beside']]}, must {row['must']}x"
+            if "beside" in row
+            else f"{row['rate']:,.0f} grants /s, must {row['must']:,}"
+        ),
+        "handed": lambda row: f"from a release to a start: {row['p50']:.2f} ms, must {row['must']} ms",
+    }
+    found = [
+        f"{TITLES[row['who']]}: {words(row)}"
+        for part, words in what.items()
+        for row in results[part]
+        if row.get("verdict") == MISSED
+    ]
+    for row in results["bytes"]:
+        if row["state"]["verdict"] == MISSED:
+            found.append(f"{TITLES[row['who']]}: a state of {row['largest']:,} bytes, must {STATE.must:,}")
+        if row["table"]["verdict"] == MISSED:
+            found.append(f"{TITLES[row['who']]}: the table grew {times(row['grown'])}")
+    return found
+
+
+async def measure(lengths: Lengths, around: Surroundings) -> dict[str, Any]:
+    return {
+        "alone": await measure_alone(lengths, around),
+        "starts": await measure_starts(lengths, around),
+        **await measure_four(lengths, around),
+        "bytes": await measure_bytes(lengths, around),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="shorter and coarser")
+    quick = parser.parse_args().quick
+    lengths = QUICK if quick else FULL
+    check_peers()
+    compile_ours()
+    with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder, postgres_server() as server:
+        results = {"quick": quick, **asyncio.run(measure(lengths, Surroundings(Path(folder), server)))}
+    show_alone(results["alone"])
+    show_starts(results["starts"])
+    show_four(results["grants"])
+    show_handed(results["handed"])
+    show_bytes(lengths, results["bytes"])
+    path = table.keep("shared", results)
+    print(f"\nMedians, in turns. Kept in {path.parent.parent.name}/results/{path.name}.")
+    table.warn_if_busy()
+    if words := missed(results):
+        print("MISSED: " + "; ".join(words) + ".")
+    else:
+        print("Every must is reached.")
+
+
+if __name__ == "__main__":
+    main()
