@@ -41,6 +41,7 @@ from budget import LIMIT, MEMBERS  # of the folder that was just named
 from budgets import prepare
 
 from headgate import PostgresStore, SqliteStore, TaskPool, fair_round_robin
+from headgate.core.shared_state import Outcome
 from headgate.tasks.names import unregister
 
 PEERS = {"dbos": "3.3.0", "procrastinate": "3.10.0", "pgqueuer": "1.6.0"}
@@ -80,6 +81,7 @@ class Lengths:
     hand_overs: int
     exchanges: int
     tenants: int
+    writes: int
 
 
 FULL = Lengths(
@@ -89,8 +91,9 @@ FULL = Lengths(
     rounds=5,
     starts=1_000,
     hand_overs=300,
-    exchanges=100_000,
+    exchanges=20_000,
     tenants=100_000,
+    writes=100_000,
 )
 QUICK = Lengths(
     alone=Turns(3, 0.4),
@@ -99,8 +102,9 @@ QUICK = Lengths(
     rounds=3,
     starts=200,
     hand_overs=100,
-    exchanges=10_000,
+    exchanges=1_000,
     tenants=100_000,
+    writes=10_000,
 )
 
 
@@ -327,11 +331,11 @@ def show_handed(rows: list[dict[str, Any]]) -> None:
 
 
 class Weighed:
-    """A store that weighs the text of every exchange."""
+    """A store that keeps the text of every exchange."""
 
-    def __init__(self, store: Any, exchanged: Callable[[int], None]) -> None:
+    def __init__(self, store: Any, texts: list[str]) -> None:
         self._store = store
-        self._exchanged = exchanged
+        self._texts = texts
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -340,80 +344,82 @@ class Weighed:
         def weighed(text: str | None, seen: Any) -> Any:
             outcome = step(text, seen)
             if outcome.state is not None:
-                self._exchanged(len(outcome.state.encode()))
+                self._texts.append(outcome.state)
             return outcome
 
         future: Future[Any] = self._store.transact(key, weighed, **options)
         return future
 
 
-async def measure_bytes(lengths: Lengths, around: Surroundings) -> list[dict[str, Any]]:
-    return [await _weigh(name, lengths, around) for name in ("sqlite", "postgres")]
+async def measure_bytes(lengths: Lengths, around: Surroundings) -> dict[str, Any]:
+    texts = await _texts(lengths, around)
+    sizes = [len(text.encode()) for text in texts]
+    state = {"exchanges": len(texts), "largest": max(sizes), "usual": statistics.median(sizes)}
+    table_rows = []
+    for name in ("sqlite", "postgres"):
+        table.say(f"{lengths.writes:,} changes of such a state, {name} ...")
+        table_rows.append(await _grown(name, lengths, around, texts[-1_000:]))
+    return {"state": [state | _judged(STATE, max(sizes))], "growth": table_rows}
 
 
-async def _weigh(name: str, lengths: Lengths, around: Surroundings) -> dict[str, Any]:
-    """The state of a budget with many members and tenants, and what its table takes, as exchanges go on.
+async def _texts(lengths: Lengths, around: Surroundings) -> list[str]:
+    """The texts of so many exchanges, with many members and tenants.
 
     Each store object is a member of its own, so that one process can be all of them.
     """
-    table.say(f"{lengths.exchanges:,} exchanges of {MANY} members, {lengths.tenants:,} tenants, {name} ...")
-    place = await around.place(f"{name}_bytes")
-    weights: list[int] = []
-    a_tenth, enough = asyncio.Event(), asyncio.Event()
+    table.say(f"{lengths.exchanges:,} exchanges of {MANY} members, {lengths.tenants:,} tenants ...")
+    place = await around.place("sqlite_state")
+    texts: list[str] = []
+    enough = asyncio.Event()
 
     async def work() -> None:
-        if len(weights) >= lengths.exchanges // 10:
-            a_tenth.set()
-        if len(weights) >= lengths.exchanges:
+        if len(texts) >= lengths.exchanges:
             enough.set()
             await asyncio.Event().wait()  # nothing more starts
 
-    sizes: list[int] = []
-    begun = time.monotonic()
     async with AsyncExitStack() as stack:
-        members = []
+        pools = []
         for _ in range(MANY):
-            store = store_of(name, place)
+            store = SqliteStore(place)
             stack.callback(store.close)
-            options: dict[str, Any] = {"scope": "tenant", "scope_id": "bench", "store": Weighed(store, weights.append)}
-            pool = TaskPool("weighed", max_concurrent=LIMIT, queue=fair_round_robin("tenant_id"), **options)
-            unregister(pool)
-            members.append(pool)
+            options: dict[str, Any] = {"scope": "tenant", "scope_id": "bench", "store": Weighed(store, texts)}
+            pools.append(TaskPool("state", max_concurrent=LIMIT, queue=fair_round_robin("tenant_id"), **options))
+            unregister(pools[-1])  # the next one has the same name
+        for number, pool in enumerate(pools):
+            for tenant in range(number, lengths.tenants, MANY):
+                pool.submit_nowait(work, tenant_id=f"tenant-{tenant}")
+        await enough.wait()
+        for pool in pools:
+            await pool.close(cancel=True)
+    return texts
+
+
+async def _grown(name: str, lengths: Lengths, around: Surroundings, texts: Sequence[str]) -> dict[str, Any]:
+    """Bytes of the table after a tenth of the writes and after all, when members write in turn such states."""
+    place = await around.place(f"{name}_growth")
+    stores = [store_of(name, place) for _ in range(MEMBERS)]
+    sizes, written = [], itertools.count()
+
+    async def write(store: Any, many: int) -> None:
+        for _ in range(many):
+            text = texts[next(written) % len(texts)]
+            await asyncio.wrap_future(store.transact("state", lambda _, __, text=text: Outcome(text)))
+
+    try:
+        for store in stores:
+            store.connect(10)
         if name == "postgres":
             await ask(place, "ALTER TABLE headgate.texts SET (autovacuum_enabled = off)")
-        feeders = [
-            asyncio.create_task(_feed(pool, work, range(first, lengths.tenants, MANY)))
-            for first, pool in enumerate(members)
-        ]
-        await a_tenth.wait()
-        sizes.append(await _size(name, place))
-        await enough.wait()
-        sizes.append(await _size(name, place))
-        for feeder in feeders:
-            feeder.cancel()
-        await asyncio.gather(*feeders, return_exceptions=True)
-        for pool in members:
-            await pool.close(cancel=True)
-    largest, grown = max(weights), sizes[1] / sizes[0]
-    return {
-        "who": name,
-        "exchanges": len(weights),
-        "rate": len(weights) / (time.monotonic() - begun),
-        "largest": largest,
-        "usual": statistics.median(weights),
-        "sizes": sizes,
-        "grown": grown,
-        "state": _judged(STATE, largest),
-        "table": _judged(GROWN, grown),
-    }
-
-
-async def _feed(pool: TaskPool, work: Callable[[], Any], tenants: range) -> None:
-    """Have a task of every tenant queued, and for each that has ended another."""
-    queued = [await pool.submit(work, tenant_id=f"tenant-{tenant}") for tenant in tenants]
-    for number, tenant in enumerate(itertools.cycle(tenants)):
-        await queued[number % len(tenants)]
-        queued[number % len(tenants)] = await pool.submit(work, tenant_id=f"tenant-{tenant}")
+        begun = time.monotonic()
+        for part in (lengths.writes // 10, lengths.writes - lengths.writes // 10):
+            await asyncio.gather(*(write(store, part // MEMBERS) for store in stores))
+            sizes.append(await _size(name, place))
+        rate = lengths.writes / (time.monotonic() - begun)
+    finally:
+        for store in stores:
+            store.close()
+    ratio = sizes[1] / sizes[0]
+    return {"who": name, "writes": lengths.writes, "rate": rate, "sizes": sizes, "ratio": ratio} | _judged(GROWN, ratio)
 
 
 async def _size(name: str, place: str) -> int:
@@ -425,32 +431,26 @@ async def _size(name: str, place: str) -> int:
     return size
 
 
-def show_bytes(lengths: Lengths, rows: list[dict[str, Any]]) -> None:
-    header = ("who", "exchanges", "/s", "largest state", "usual", "must", "verdict")
+def show_bytes(lengths: Lengths, results: Mapping[str, Any]) -> None:
     state = [
-        (
-            TITLES[row["who"]],
-            f"{row['exchanges']:,}",
-            per_second(row["rate"]),
-            f"{row['largest']:,}",
-            f"{row['usual']:,.0f}",
-            *_bar(row["state"], "at most {:,}"),
-        )
-        for row in rows
+        (f"{row['exchanges']:,}", f"{row['largest']:,}", f"{row['usual']:,.0f}", *_bar(row, "at most {:,}"))
+        for row in results["state"]
     ]
+    header = ("exchanges", "largest", "usual", "must", "verdict")
     table.print_table(f"Bytes of the state, {MANY} members, {lengths.tenants:,} tenants", header, state)
-    header = ("who", "bytes after a tenth", "bytes after all", "ratio", "must", "verdict")
     grown = [
         (
             TITLES[row["who"]],
-            f"{row['sizes'][0]:,}",
-            f"{row['sizes'][1]:,}",
-            times(row["grown"]),
-            *_bar(row["table"], "at most {}x"),
+            f"{row['writes']:,}",
+            per_second(row["rate"]),
+            *(f"{size:,}" for size in row["sizes"]),
+            times(row["ratio"]),
+            *_bar(row, "at most {}x"),
         )
-        for row in rows
+        for row in results["growth"]
     ]
-    table.print_table("What the table takes, without vacuum", header, grown)
+    header = ("who", "changes", "/s", "bytes after a tenth", "after all", "ratio", "must", "verdict")
+    table.print_table(f"What such a state takes in the store, changed by {MEMBERS} members, no vacuum", header, grown)
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -490,19 +490,15 @@ def missed(results: Mapping[str, Any]) -> list[str]:
             else f"{row['rate']:,.0f} grants /s, must {row['must']:,}"
         ),
         "handed": lambda row: f"from a release to a start: {row['p50']:.2f} ms, must {row['must']} ms",
+        "state": lambda row: f"a state of {row['largest']:,} bytes, must {row['must']:,}",
+        "growth": lambda row: f"its table grew to {times(row['ratio'])}, must {row['must']}x",
     }
-    found = [
-        f"{TITLES[row['who']]}: {words(row)}"
+    return [
+        f"{TITLES[row['who']]}: {words(row)}" if "who" in row else words(row)
         for part, words in what.items()
         for row in results[part]
         if row.get("verdict") == MISSED
     ]
-    for row in results["bytes"]:
-        if row["state"]["verdict"] == MISSED:
-            found.append(f"{TITLES[row['who']]}: a state of {row['largest']:,} bytes, must {STATE.must:,}")
-        if row["table"]["verdict"] == MISSED:
-            found.append(f"{TITLES[row['who']]}: the table grew {times(row['grown'])}")
-    return found
 
 
 async def measure(lengths: Lengths, around: Surroundings) -> dict[str, Any]:
@@ -510,7 +506,7 @@ async def measure(lengths: Lengths, around: Surroundings) -> dict[str, Any]:
         "alone": await measure_alone(lengths, around),
         "starts": await measure_starts(lengths, around),
         **await measure_four(lengths, around),
-        "bytes": await measure_bytes(lengths, around),
+        **await measure_bytes(lengths, around),
     }
 
 
@@ -527,7 +523,7 @@ def main() -> None:
     show_starts(results["starts"])
     show_four(results["grants"])
     show_handed(results["handed"])
-    show_bytes(lengths, results["bytes"])
+    show_bytes(lengths, results)
     path = table.keep("shared", results)
     print(f"\nMedians, in turns. Kept in {path.parent.parent.name}/results/{path.name}.")
     table.warn_if_busy()
