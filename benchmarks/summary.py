@@ -45,6 +45,7 @@ def figures(results: dict[str, Any]) -> Iterator[Figure]:
     yield from _tasks(results["tasks"])
     yield from _dispatch(results["dispatch"])
     yield from _combined(results["combined"])
+    yield from _shared(results["shared"])
 
 
 def _resources(results: dict[str, Any]) -> Iterator[Figure]:
@@ -84,6 +85,21 @@ def _combined(results: dict[str, Any]) -> Iterator[Figure]:
             )
             what = f"TaskPool with resources or workers: {row['what']}, {row['who']}"
             yield Figure(what, row["beside"], ratios(row["rounds"], rounds), f"{row['must']}x")
+
+
+def _shared(results: dict[str, Any]) -> Iterator[Figure]:
+    stores = {"sqlite": "SqliteStore", "postgres": "PostgresStore"}
+    memory = next(row["rounds"] for row in results["alone"] if row["who"] == "memory")
+    for row in results["alone"]:
+        if "must" in row:
+            what = f"TaskPool alone on a {stores[row['who']]}, tasks of 1 ms per second"
+            yield Figure(what, "the same without a store", ratios(row["rounds"], memory), f"{row['must']}x")
+    peers = {"dbos": "DBOS queue", "procrastinate": "procrastinate locks"}
+    ours = next(row["rounds"] for row in results["grants"] if row["who"] == "postgres")
+    for row in results["grants"]:
+        if row["who"] in peers:
+            what = "Four processes on one budget, PostgresStore, tasks per second"
+            yield Figure(what, peers[row["who"]], ratios(ours, row["rounds"]), f"{row['must']}x")
 
 
 def microseconds(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -131,7 +147,7 @@ def summary(results: dict[str, Any]) -> str:
 
 def write(results: Path = LATEST, target: Path = SUMMARY) -> None:
     found = json.loads(results.read_text("utf-8"))
-    if missing := {"resources", "tasks", "dispatch", "combined"} - found.keys():
+    if missing := {"resources", "tasks", "dispatch", "combined", "shared"} - found.keys():
         raise SystemExit(f"{results.name} has no results of {', '.join(sorted(missing))}: run `make bench` first")
     target.write_text(summary(found), "utf-8")
     print(f"Summary in {target.parent.parent.name}/{target.parent.name}/{target.name}.")

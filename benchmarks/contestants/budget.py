@@ -78,10 +78,10 @@ async def serve(name: str, place: str, number: int, tally: Tally, answer: Callab
         while line := await asyncio.to_thread(sys.stdin.readline):
             match json.loads(line):
                 case {"measure": "run", "tasks": many, "total": total}:
-                    begun = time.monotonic()
+                    begun, cpu = time.monotonic(), time.process_time()
                     await part.submit(many)
                     await tally.reached(total)
-                    answer({"begun": begun, "ended": tally.newest})
+                    answer({"begun": begun, "ended": tally.newest, "cpu": time.process_time() - cpu})
                 case {"measure": "hand over", "tasks": many, "seconds": seconds}:
                     assert part.hand_over is not None, "only contestants that have it are asked"
                     answer(await part.hand_over(many, seconds))
