@@ -554,6 +554,39 @@ async def test_h03_tasks_of_task_pools_keep_the_limit_and_hold_no_slot_while_the
 
 
 @virtual
+async def test_h03_tasks_that_wait_for_a_permit_go_on_although_more_was_asked_for_while_no_slot_was_free() -> None:
+    place = SharedMemory()
+    one, other = (
+        ResourcePool([Resource("a", "secret-a", 2, tags=["a"]), Resource("b", "b", tags=["b"])], name="keys", store=member)
+        for member in (place.member(), place.member())
+    )
+    elsewhere = Gate()
+    held = [asyncio.create_task(other.run(elsewhere, tags=["a"])) for _ in range(2)]
+    await settle()
+    free = asyncio.Event()
+
+    async def work(key: Resource[str]) -> str:
+        if key.resource_id == "b":
+            await free.wait()
+        return key.resource_id
+
+    async with headgate.TaskPool("tasks", max_concurrent=1, resources=one) as tasks:
+        waits = await tasks.submit(work, tags=["a"])
+        await settle()
+        runs = await tasks.submit(work, tags=["b"])
+        await settle()
+        call = asyncio.create_task(one.run(ident, tags=["a"], wait_for_capacity=True))  # asks for a second permit
+        await settle()
+        free.set()
+        assert await runs == "b"
+        elsewhere.finish(0)
+        elsewhere.finish(1)
+        assert await asyncio.wait_for(call, 60) == "a"
+        assert await asyncio.wait_for(waits, 60) == "a"
+    await asyncio.gather(*held)
+
+
+@virtual
 async def test_h03_a_removed_resource_returns_its_permits() -> None:
     place = SharedMemory()
     one, other = share(place, limit=1), share(place, limit=1)

@@ -171,8 +171,7 @@ class SharedHealth:
         """Note that what this process held belongs to others."""
         with lock:
             self._lease += 1
-            effects = self._replica.forget_permits(clock.now())
-        self._adopt(effects)
+            self._replica.forget_permits()
         self._send(looks=True)
 
     def store_unreachable(self, error: Exception) -> None:
@@ -192,7 +191,7 @@ class SharedHealth:
         self._busy = self._again = False
         self._lease += 1
         self._askers.clear()
-        self._replica.forget_permits(clock.now())
+        self._replica.forget_permits()
 
     def _send(self, *, looks: bool = False, then: Callable[[], object] | None = None) -> None:
         """Send what is to be told, unless a message is under way: then as soon as that is answered."""
