@@ -459,7 +459,7 @@ class Delays(RuleBasedStateMachine):
         self.made += 1
         one.member = f"m{self.made}"
         one.lease += 1
-        one.replica.forget_permits(self.local(one))
+        one.replica.forget_permits()
 
     @rule(nth=st.integers(0, 2))
     def die(self, nth: int) -> None:

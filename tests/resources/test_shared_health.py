@@ -554,6 +554,41 @@ async def test_h03_tasks_of_task_pools_keep_the_limit_and_hold_no_slot_while_the
 
 
 @virtual
+async def test_h03_tasks_that_wait_for_a_permit_go_on_although_more_was_asked_for_while_no_slot_was_free() -> None:
+    place = SharedMemory()
+
+    def process() -> ResourcePool[str]:
+        resources = [Resource("a", "secret-a", 2, tags=["a"]), Resource("b", "secret-b", tags=["b"])]
+        return ResourcePool(resources, name="keys", store=place.member())
+
+    one, other = process(), process()
+    elsewhere = Gate()
+    held = [asyncio.create_task(other.run(elsewhere, tags=["a"])) for _ in range(2)]
+    await settle()
+    free = asyncio.Event()
+
+    async def work(key: Resource[str]) -> str:
+        if key.resource_id == "b":
+            await free.wait()
+        return key.resource_id
+
+    async with headgate.TaskPool("tasks", max_concurrent=1, resources=one) as tasks:
+        waits = await tasks.submit(work, tags=["a"])
+        await settle()
+        runs = await tasks.submit(work, tags=["b"])
+        await settle()
+        call = asyncio.create_task(one.run(ident, tags=["a"], wait_for_capacity=True))  # asks for a second permit
+        await settle()
+        free.set()
+        assert await runs == "b"
+        elsewhere.finish(0)
+        elsewhere.finish(1)
+        assert await asyncio.wait_for(call, 60) == "a"
+        assert await asyncio.wait_for(waits, 60) == "a"
+    await asyncio.gather(*held)
+
+
+@virtual
 async def test_h03_a_removed_resource_returns_its_permits() -> None:
     place = SharedMemory()
     one, other = share(place, limit=1), share(place, limit=1)
@@ -722,21 +757,41 @@ async def test_h04_a_store_that_cannot_write_is_tried_again_and_logged_once(capl
     assert status(other, "k1") == status(other, "k2") == "disabled"
 
 
+async def use_without_store(pool: ResourcePool[str]) -> None:
+    """Use a pool whose store takes nothing any more."""
+    await pool.disable("k1")
+    await pool.disable("k2")
+    await pool.enable("k2")
+    assert await pool.run(ident) == "k2"
+    reported()
+
+
 @virtual
-async def test_h04_a_closed_store_ends_the_sharing_and_not_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+async def test_h04_a_store_that_the_program_closed_ends_the_sharing_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = SharedMemory().member()
+    one = share(store)
+    store.close()
+    await use_without_store(one)
+    assert not [record for record in caplog.records if "store" in record.getMessage()]
+
+
+@virtual
+async def test_h04_a_store_that_refuses_although_nobody_closed_it_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store = SharedMemory().member()
     one = share(store)
 
-    def closed(*args: Any, **options: Any) -> Any:
-        raise PoolClosed("the store is closed")
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise PoolClosed("the thread of the store cannot be started: there are too many")
 
-    store.transact = closed  # type: ignore[method-assign]
-    await one.disable("k1")
-    await one.disable("k2")
-    await one.enable("k2")
-    assert await one.run(ident) == "k2"
-    reported()
-    assert sum("closed" in record.getMessage() for record in caplog.records) == 1
+    store.transact = refuse  # type: ignore[method-assign]
+    await use_without_store(one)
+    told = [record.getMessage() for record in caplog.records if "not shared any more" in record.getMessage()]
+    assert len(told) == 1
+    assert "cannot be started" in told[0]
 
 
 @virtual

@@ -291,3 +291,28 @@ def test_h03_a_forked_child_leases_permits_of_its_own(tmp_path: Path) -> None:
     program = [sys.executable, "-c", FORKED, str(tmp_path / "shared.db")]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
     assert (ended.stdout, ended.returncode) == ("both\n", 0), ended.stderr
+
+
+AT_ITS_END = """
+import asyncio, atexit, threading
+
+def late():  # registered before headgate is imported, so it runs after all stores were closed
+    asyncio.run(pool.disable("k"))
+    for thread in threading.enumerate():
+        if thread.name == "headgate-reports":
+            thread.join()
+    print("late")
+
+atexit.register(late)
+from headgate.resources import Resource, ResourcePool
+
+pool = ResourcePool([Resource("k", "v", 2)], name="keys", store="sqlite:///shared.db")
+"""
+
+
+def test_h04_a_program_that_ends_does_not_warn_that_its_store_is_closed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ITS_END], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=True
+    )
+    assert done.stdout == "late\n"
+    assert "shared" not in done.stderr

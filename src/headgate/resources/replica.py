@@ -185,7 +185,7 @@ class Replica:
                 wish = Wish(lease.granted, lease.returned, wanted, limit)
                 if not lease.is_told(wish):
                     lease.told = wishes[mark] = wish
-                    self._rotation.leases_changed(track.member, now)  # fewer at most: nobody is served by that
+                    self._rotation.leases_shrank(track.member)
         return wishes
 
     def _leases(self, track: _Track) -> Iterable[tuple[str, Lease, int, bool]]:
@@ -254,7 +254,7 @@ class Replica:
                 self._unsent.add(mark)  # the state was lost: tell it again
         if is_current:
             if self._member != reply.member:
-                self.forget_permits(now)
+                self.forget_permits()
                 self._member = reply.member
             effects += self._take_shares(reply, now)
         return effects
@@ -326,14 +326,12 @@ class Replica:
                 lease.suspended = True
                 update_limit(track.member.resource)
 
-    def forget_permits(self, now: float) -> Effects:
+    def forget_permits(self) -> None:
         """Have no permits any more: this process takes part under a new id."""
-        effects: Effects = []
         for track in self._limited:
             for _, lease, _, _ in list(self._leases(track)):
                 lease.forget()
-                effects += self._rotation.leases_changed(track.member, now)
-        return effects
+                self._rotation.leases_shrank(track.member)
 
     def set_alone(self, now: float, *, alone: bool) -> Effects:
         """Note that the store cannot be reached, or can. While it cannot, each process probes by itself."""

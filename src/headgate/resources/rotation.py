@@ -347,6 +347,11 @@ class Rotation:
 
     def leases_changed(self, member: Member, now: float) -> Effects:
         """Note that this process may use a resource more or less often, or may or may not probe it."""
+        self.leases_shrank(member)
+        return self._serve([member.resource], now) or []
+
+    def leases_shrank(self, member: Member) -> None:
+        """Note that this process may use a resource less often at most. Leaves the waiters alone."""
         update_limit(member.resource)
         trial, probe = member.trial, member.probe
         if trial is not None and probe is not None and trial.limit <= 1:
@@ -354,7 +359,6 @@ class Rotation:
             member.update_availability()
         _refresh(member.resource)
         self._offer(member.resource)
-        return self._serve([member.resource], now) or []
 
     # -- steering of many ---------------------------------------------------------------------------------------------
 

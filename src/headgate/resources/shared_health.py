@@ -171,8 +171,7 @@ class SharedHealth:
         """Note that what this process held belongs to others."""
         with lock:
             self._lease += 1
-            effects = self._replica.forget_permits(clock.now())
-        self._adopt(effects)
+            self._replica.forget_permits()
         self._send(looks=True)
 
     def store_unreachable(self, error: Exception) -> None:
@@ -192,7 +191,7 @@ class SharedHealth:
         self._busy = self._again = False
         self._lease += 1
         self._askers.clear()
-        self._replica.forget_permits(clock.now())
+        self._replica.forget_permits()
 
     def _send(self, *, looks: bool = False, then: Callable[[], object] | None = None) -> None:
         """Send what is to be told, unless a message is under way: then as soon as that is answered."""
@@ -249,19 +248,25 @@ class SharedHealth:
             self._busy = False
             self._replica.failed(message)
         if isinstance(error, PoolClosed):
-            self._stop("its store is closed")
+            self._stop(None if self._is_over() else f"its store cannot be used: {redact(str(error))}")
         elif isinstance(error, StoreUnreachable):
             self.store_unreachable(error)
         elif "failed" not in self._troubles:  # tried again with the next news, and when the store says to look
             self._troubles.add("failed")
             self._warn(f"what it learned could not be stored: {redact(str(error))}")
 
-    def _stop(self, why: str) -> None:
+    def _is_over(self) -> bool:
+        """Whether the program closed the store, or ends. Otherwise a store is refused that could not start a thread."""
+        return getattr(self._store, "is_closed", True) or not threading.main_thread().is_alive()
+
+    def _stop(self, why: str | None) -> None:
+        """Share nothing any more, and warn of it; without a reason nobody needs to be warned."""
         with lock:
             self._busy, self._stopped = False, True
             effects = self._replica.set_alone(clock.now(), alone=True)
         self._adopt(effects)
-        self._warn(f"{why}; its health is not shared any more")
+        if why is not None:
+            self._warn(f"{why}; its health is not shared any more")
 
     def _warn(self, what: str) -> None:
         if what not in self._troubles:

@@ -76,7 +76,7 @@ class MemoryState:
         self._place = place
         self._listeners: dict[str, list[Listener]] = {}
         self._held_back: list[Callable[[], None]] | None = None
-        self._is_closed = False
+        self.is_closed: bool = False
         self.deadline: float = math.inf
         self.id: str = place.new_id(self)
         """The id under which it takes part."""
@@ -96,7 +96,7 @@ class MemoryState:
     def _run(self, key: str, step: Step, future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
-        if self._is_closed:
+        if self.is_closed:
             future.set_exception(PoolClosed("this member is closed", remedy="Make another with `member()`."))
             return
         place = self._place
@@ -161,6 +161,6 @@ class MemoryState:
 
     def close(self) -> None:
         """Be gone, as a process that has ended."""
-        self._is_closed = True
+        self.is_closed = True
         self._listeners.clear()
         self._place.remove(self.id)
