@@ -31,7 +31,7 @@ CREATE TABLE {SCHEMA}.texts (
     version bigint NOT NULL,
     at double precision NOT NULL,
     state bytea NOT NULL
-) WITH (fillfactor = 50);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE UNLOGGED TABLE {SCHEMA}.members (
     id text PRIMARY KEY,
     lease_until timestamptz NOT NULL,
