@@ -313,7 +313,8 @@ def test_g24_any_text_gives_an_answer(body: Any) -> None:
     for text in (json.dumps(body), json.dumps({"v": 1, "health": {"k": body}, "members": {"m/t": {"k": body}}})):
         after, reply, _ = say(text, Message("t", "m1", {"k": COOLED}, {"k": Wish(0, 0, 1, 1)}))
         assert isinstance(reply, Reply)
-        read(after)
+        if reply.is_usable:  # else it is of a newer release, and left alone
+            read(after)
 
 
 def test_g24_a_newer_format_is_left_alone() -> None:

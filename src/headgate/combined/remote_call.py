@@ -31,11 +31,14 @@ class RemoteCall:
 
     def returned(self, result: object) -> None:
         """End the task: the function returned this there."""
-        task, permit = self._let_go()
-        self._verdicts.succeeded(task, permit, result, self._completion)
+        if self._task is not None:
+            task, permit = self._let_go()
+            self._verdicts.succeeded(task, permit, result, self._completion)
 
     def raised(self, error: BaseException) -> bool:
         """End the task: the function raised this there, or the call failed. True: the caller must raise it too."""
+        if self._task is None:  # it was ended while everything was being cancelled, and its answer came all the same
+            return False
         task, permit = self._let_go()
         return not self._verdicts.failed(task, permit, error, self._completion)
 
