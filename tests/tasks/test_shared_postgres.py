@@ -116,6 +116,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.soak
 def test_g20_what_a_killed_process_held_is_free_when_its_lease_is_over(postgres_dsn: str) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, postgres_dsn, "2"],

@@ -523,12 +523,19 @@ class Budgets(RuleBasedStateMachine):
         assert held == 0, f"slots leaked: {self.world.text}"
 
 
-@pytest.mark.parametrize("caps", [None, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "caps"),
+    [
+        *((kind, None) for kind in KINDS),
+        ("priority", 1),
+        ("fair_round_robin", 1),
+        *(pytest.param(kind, 1, marks=pytest.mark.soak) for kind in ("fifo", "lifo", "fair_share")),
+    ],
+)
 def test_g10_g14_g20_g21_g22_no_order_of_events_breaks_the_budget(kind: str, caps: int | None, scale: float) -> None:
     machine = type("Budgets", (Budgets,), {"kind": kind, "caps": caps})
     steps = settings(
-        max_examples=max(5, int(200 * scale)),
+        max_examples=max(5, int(300 * scale)),
         stateful_step_count=100,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -123,6 +123,7 @@ def test_g21_while_the_server_is_away_steps_wait_and_everybody_is_told_once(
         assert ask(store, who) == me, "the lease was longer than that"
 
 
+@pytest.mark.soak
 def test_g20_a_member_that_is_cut_off_longer_than_its_lease_has_lost_it(proxy: Proxy, postgres_dsn: str) -> None:
     with PostgresStore(through(proxy, postgres_dsn), lease=1.5) as store, PostgresStore(postgres_dsn) as other:
         heard = Heard()
@@ -237,6 +238,7 @@ def test_g21_after_a_crash_of_the_server_all_members_are_gone(own_server: Postgr
         assert ask(other, who) != them
 
 
+@pytest.mark.soak
 def test_g21_a_store_is_closed_while_the_server_is_away(proxy: Proxy, postgres_dsn: str) -> None:
     store = PostgresStore(through(proxy, postgres_dsn))
     ask(store, increment("me", 1))

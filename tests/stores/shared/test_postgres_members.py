@@ -18,6 +18,7 @@ pytestmark = pytest.mark.integration
 LEASE = 2.0
 
 
+@pytest.mark.soak
 def test_g20_a_member_that_was_killed_is_gone_after_its_lease(postgres_dsn: str) -> None:
     child = Child("stays", postgres_dsn, LEASE)
     with PostgresStore(postgres_dsn) as store, children(child):
