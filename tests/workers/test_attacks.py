@@ -354,7 +354,7 @@ def test_w34_a_burst_of_short_calls_is_begun_bit_by_bit(shared: Shared, scale: f
 
         began = time.monotonic()
         await asyncio.gather(*(one() for _ in range(300 if scale >= 1 else 150)))
-        assert heard[-1] - heard[0] > (heard[-1] - began) / 4, "answers came while others ran"
+        assert heard[-1] - heard[0] > (heard[-1] - began) / 20, "answers came while others ran"
         assert {view.state for view in shared.pool.workers()} == {"ready"}
 
     shared(main)
