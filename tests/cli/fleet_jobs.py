@@ -1,4 +1,4 @@
-"""Routines for workers that stand alone, and a program that calls them: ``python fleet_jobs.py NAMESPACE CALLS``."""
+"""Routines for workers that stand alone, and a program for them: `python fleet_jobs.py NAMESPACE CALLS [stay]`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ async def nested(depth: int) -> set[int]:
     return {os.getpid()}.union(*below)
 
 
-async def call(namespace: str, calls: int) -> None:
+async def call(namespace: str, calls: int, *, stay: bool) -> None:
     async with headgate.WorkerPool(discovery=headgate.LocalDiscovery(namespace)):
-        print(*sorted(set(await asyncio.gather(*(where() for _ in range(calls))))))  # noqa: T201
+        print(*sorted(set(await asyncio.gather(*(where() for _ in range(calls))))), flush=True)  # noqa: T201
+        if stay:
+            await asyncio.sleep(600)
 
 
 if __name__ == "__main__":
     from fleet_jobs import call as by_its_module  # not of __main__, which workers do not have
 
-    asyncio.run(by_its_module(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(by_its_module(sys.argv[1], int(sys.argv[2]), stay="stay" in sys.argv))

@@ -23,7 +23,7 @@ class Tap:
 
     def lay(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kind: Any = _call.StreamStreamCall
-        write, read = kind.write, kind.read
+        write, read = kind.write, kind._read  # which iterating over a stream calls, too
 
         async def tapped_write(stream: Any, data: bytes) -> None:
             await write(stream, self._outward(data) if self._open else data)
@@ -33,7 +33,7 @@ class Tap:
             return self._homeward(data) if self._open and isinstance(data, bytes) else data
 
         monkeypatch.setattr(kind, "write", tapped_write)
-        monkeypatch.setattr(kind, "read", tapped_read)
+        monkeypatch.setattr(kind, "_read", tapped_read)
 
     def close(self) -> None:
         self._open = False

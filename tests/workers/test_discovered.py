@@ -787,7 +787,10 @@ def test_w60_that_no_worker_was_found_is_logged_and_the_error_names_the_discover
     assert "LocalDiscovery('nobody-is-here') has told of no worker" in caplog.text
 
 
-def test_w41_a_discovered_worker_that_comes_and_is_lost_is_an_event() -> None:
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "worker_lost"), (signal.SIGTERM, "worker_stopped")], ids=["lost", "stopped"]
+)
+def test_w41_a_discovered_worker_that_comes_and_goes_is_an_event(number: int, name: str) -> None:
     events: list[tuple[str, str]] = []
 
     async def main() -> None:
@@ -797,9 +800,9 @@ def test_w41_a_discovered_worker_that_comes_and_is_lost_is_an_event() -> None:
             discovery.announce("worker-added", worker.metadata)
             async with WorkerPool(discovery=discovery):
                 await jobs.pid()
-                os.kill(worker.pid, signal.SIGKILL)
-                await until(lambda: ("worker_lost", worker.uid) in events)
-            assert ("worker_ready", worker.uid) in events
+                os.kill(worker.pid, number)
+                await until(lambda: (name, worker.uid) in events)
+            assert [event for event, uid in events if uid == worker.uid] == ["worker_ready", name]
 
     unsubscribe = headgate.subscribe(lambda event: events.append((event.name, event.uid)), "workers.lifecycle")
     try:

@@ -150,6 +150,27 @@ def kinds(answers: Sequence[Answer]) -> list[tuple[Outgoing, str]]:
     return [(answer.call, answer.kind) for answer in answers]
 
 
+def test_w31_a_client_says_once_that_it_leaves() -> None:
+    client, worker = opened()
+    assert not worker.leaves
+    worker.stopping()
+    assert client.receive(carried(worker.take(), ToClient)) == []
+    assert client.state == "stopping"
+    assert client.take() is None
+    client.leave()
+    assert not client.can_wait
+    assert worker.receive(carried(client.take(), ToWorker)) == SILENCE
+    assert worker.leaves
+    client.leave()
+    assert client.take() is None
+
+
+def test_w45_a_client_that_never_says_that_it_leaves_is_not_waited_for() -> None:
+    worker = WorkerSession("w1", "1.0", form_of)
+    assert worker.greet(ToWorker(hello=Hello(oldest=1, newest=1, client="of an older release")))
+    assert worker.leaves
+
+
 # -- unsent, sent, answered -------------------------------------------------------------------------------------------
 
 

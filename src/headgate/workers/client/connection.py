@@ -1,8 +1,9 @@
 """The client's side of one session: a gRPC stream to one worker, on one event loop.
 
-Reader and writer are tasks of ours that nothing cancels but `close`: cancelling a task inside ``read()`` or ``write()``
-would end the stream and every call on it. Calls may be submitted before the stream is open: they wait in the session's
-outbox, and go elsewhere if it never opens.
+Reader and writer are tasks of ours that nothing cancels but `close`: cancelling a task that reads or writes would end
+the stream and every call on it. The reader iterates over the stream, because gRPC's ``read()`` drops the messages that
+have arrived as soon as a ``write()`` has failed: when a worker ends, its last answers would be lost. Calls may be
+submitted before the stream is open: they wait in the session's outbox, and go elsewhere if it never opens.
 
 **Lost or blocked.** A worker is *lost* when the stream ends or gRPC's pings are not answered (its own threads answer
 them, whatever Python does). It is *blocked* when it lives and its task loop has no turn: it says so itself (`Pulse`),
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headgate._version import __version__
@@ -117,6 +118,7 @@ class Connection:
         self.lifetime: Lifetime = Lifetime(self._loop, self._last_use, lambda end: self._tell(self, end, ""))
         self._channel: grpc.aio.Channel | None = None
         self._stream: _Stream | None = None
+        self._messages: AsyncGenerator[bytes, None] | None = None  # what comes from the stream
         self._tasks: list[asyncio.Task[None]] = []
         self._idle: asyncio.Future[None] | None = None  # the writer waits for something to write
         self._look: asyncio.TimerHandle | None = None
@@ -129,7 +131,8 @@ class Connection:
         self._credentials = credentials
         self._timed: dict[Outgoing, None] = {}  # calls with a timeout
         self._ending = ""  # why it is being ended
-        self._lent = LentAnswers(self.session, self._rouse)
+        self._lent = LentAnswers(self.session, self._lent_read)
+        self._write_failed = False
         self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
 
     @property
@@ -208,6 +211,7 @@ class Connection:
         self._timed.pop(call, None)  # who cancels it knows for how long to wait
         gone = self.session.cancel(call)
         self._rouse()
+        self._leave_if_idle()
         return gone
 
     async def reserve(self, max_calls: int, caller: str, overdue: bool, patience: float) -> int:
@@ -272,17 +276,18 @@ class Connection:
             self._channel = dial(self.metadata.address, credentials=self._credentials, options=options)
             stream: _Stream = self._channel.stream_stream(CONVERSE)()
             self._stream = stream
+            self._messages = messages = _iterate(stream)
             local = self.metadata.address.startswith("unix:")
             offer = shared_memory.Offer() if local else None
             try:
                 hello = self.session.hello(offer.probe if offer is not None else None)
                 async with asyncio.timeout(OPENING):
                     await stream.write(hello.SerializeToString())
-                    data = await stream.read()
+                    data = await anext(messages, None)
             finally:
                 if offer is not None:
                     offer.close()
-            if not isinstance(data, bytes):  # the end of the stream
+            if data is None:
                 reason = "it closed the stream instead of answering"
                 return
             refusal = self.session.welcomed(ToClient.FromString(data))
@@ -299,12 +304,14 @@ class Connection:
             self._tell(self, "open", "")
             self._take_reservations()
             self._tasks.append(self._loop.create_task(self._write(stream)))
-            await self._read(stream)
+            self._leave_if_idle()
+            await self._read(messages)
         except TimeoutError:
             reason = f"it did not answer within {OPENING:g} s"
         except grpc.aio.AioRpcError as error:
             reason = _status(error)
-            happening = "refused" if error.code() not in _TRANSIENT else "lost"
+            is_lost = self._write_failed or error.code() in _TRANSIENT
+            happening = "lost" if is_lost else "refused"
         except HeadgateError as error:  # of the protocol, or of the address
             happening, reason = "refused", error.message
         except PermissionError as error:  # `dial` does not trust that socket
@@ -316,12 +323,9 @@ class Connection:
             if not self._closing:
                 await self._hang_up()
 
-    async def _read(self, stream: _Stream) -> None:
+    async def _read(self, messages: AsyncIterator[bytes]) -> None:
         session = self.session
-        while True:
-            data = await stream.read()
-            if not isinstance(data, bytes):  # the end of the stream
-                return
+        async for data in messages:
             self._heard = clock.now()
             message = ToClient.FromString(data)
             if message.HasField("pulse") and self._timed:
@@ -346,6 +350,8 @@ class Connection:
                 self._take_reservations()
             if message.stopping:
                 self.give_no_room()
+            if session.state == "stopping":
+                self._leave_if_idle()
             if message.HasField("pulse"):
                 self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
             elif self.blocked and (message.results or message.yields):
@@ -399,7 +405,7 @@ class Connection:
                         self._was_full = False
                         self._tell(self, "room", "")
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the stream has ended: the reader has it too, and ends the session
+            self._write_failed = True  # the stream has ended: the reader ends the session
         except Exception as error:
             self._break("lost", f"a message to it could not be written: {type(error).__name__}: {error}")
             stream.cancel()
@@ -407,6 +413,16 @@ class Connection:
     def reads(self, call: Outgoing) -> bool:
         """Whether an answer of this call is still being read, or held."""
         return call in self._lent or any(answer.call is call for answer in self._held)
+
+    def _lent_read(self) -> None:
+        self._rouse()
+        self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        """Let a worker that stops know when nothing is awaited from it: it ends when all its clients have said so."""
+        if self.session.state == "stopping" and not (self.is_busy or self._asked):
+            self.session.leave()
+            self._rouse()
 
     def _go_on(self) -> None:
         pace, self._pace = self._pace, None
@@ -625,12 +641,21 @@ class Connection:
         """End the stream and see its end: gRPC would tell of it later, on a loop that may be closed by then."""
         stream, self._stream = self._stream, None
         channel, self._channel = self._channel, None
+        messages, self._messages = self._messages, None
+        if messages is not None:
+            await messages.aclose()
         if stream is not None:
             stream.cancel()
             await asyncio.wait([asyncio.ensure_future(stream.code())], timeout=1.0)
         if channel is not None:
             await channel.close()
             await asyncio.sleep(LINGER)
+
+
+def _iterate(stream: _Stream) -> AsyncGenerator[bytes, None]:
+    messages = aiter(stream)
+    assert isinstance(messages, AsyncGenerator), "gRPC makes one, and `aclose` is needed"
+    return messages
 
 
 def _decide(granted: asyncio.Future[bool], result: bool) -> None:

@@ -20,7 +20,7 @@ from headgate.workers.client.connection import Connection, Happening
 from headgate.workers.client.failures import client_id
 from headgate.workers.client.peers import Introductions
 from headgate.workers.client.renewal import Renewals
-from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady
+from headgate.workers.events import WORKERS, WorkerLostEvent, WorkerReady, WorkerStopped
 from headgate.workers.model import Limits, WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import Ending
 from headgate.workers.protocol.messages import Introduction, Outgoing
@@ -339,9 +339,7 @@ class Connections:
                 discovered = self._discovered.get(connection.metadata.uid)
                 if discovered is not None:
                     if WORKERS.listeners:
-                        uid, pid = discovered.uid, discovered.pid
-                        why = redact(reason)
-                        WORKERS.emit(WorkerLostEvent(at=clock.wall(), uid=uid, pid=pid, reason=why, restarted=False))
+                        WORKERS.emit(_departure(discovered, happening, reason))
                     self._candidates.add(discovered, reason, permanent=happening == "refused")
                 elif self._on_lost is not None and happening == "lost":
                     self._on_lost(connection.metadata, reason)
@@ -372,3 +370,11 @@ class Connections:
                 self._roster.drop(connection.metadata.uid)
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
+
+
+def _departure(worker: WorkerMetadata, happening: Happening, reason: str) -> WorkerStopped | WorkerLostEvent:
+    """Make the event of a discovered worker that has gone: one that said before that it would stop is not lost."""
+    uid, pid, at = worker.uid, worker.pid, clock.wall()
+    if happening == "stopped":
+        return WorkerStopped(at=at, uid=uid, pid=pid)
+    return WorkerLostEvent(at=at, uid=uid, pid=pid, reason=redact(reason), restarted=False)

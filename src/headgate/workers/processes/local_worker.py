@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.options import ChannelOptions, WorkerOptions
 
-_ANSWER = 4.0  # seconds a worker has to cancel what runs and to say that it did
+_ANSWER = 5.0  # seconds a worker has to cancel what runs, to hear its clients, and to say that it did
 
 
 class LocalWorker:

@@ -85,6 +85,7 @@ class ClientSession:
         self._abandoned: list[int] = []
         self._peers: Introduction | None = None
         self._can_read = False
+        self._leaves: Literal["no", "unsaid", "said"] = "no"
         self.reservations: Reservations = Reservations()
         self._definitions = Definitions()
 
@@ -104,6 +105,7 @@ class ClientSession:
             or self._abandoned
             or self._peers is not None
             or self._can_read
+            or self._leaves == "unsaid"
             or self.reservations.unsaid
         )
 
@@ -236,6 +238,7 @@ class ClientSession:
                 version=self._version,
                 max_payload=self._max_payload,
                 probe=probe,
+                tells_leaving=True,
             )
         )
 
@@ -278,6 +281,11 @@ class ClientSession:
         """Tell the worker that memory which it lends can be read here."""
         self._can_read = True
 
+    def leave(self) -> None:
+        """Tell a worker that stops that nothing is awaited from it, and that no call will come: it may end."""
+        if self._leaves == "no":
+            self._leaves = "unsaid"
+
     def take(self) -> ToWorker | None:
         """Return the next message, to be given to the transport now: its calls count as sent. None: nothing to send."""
         if self.state in ("opening", "over"):
@@ -290,6 +298,9 @@ class ClientSession:
         if self._can_read:
             message.shares = True
             self._can_read = False
+        if self._leaves == "unsaid":
+            message.leaves = True
+            self._leaves = "said"
         if bulk.has_notices:
             bulk.write_notices(message)
         if self._peers is not None:

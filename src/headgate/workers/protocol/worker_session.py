@@ -57,6 +57,8 @@ class WorkerSession:
         self.bulk: BulkChannel[Result | Yield] = BulkChannel(self._payload_sent, name_loan)
         self.client: str = ""
         self.state: Literal["opening", "open", "over"] = "opening"
+        self.leaves: bool = False
+        """Whether the client has said that it waits for nothing and sends no call any more, or never says so."""
         self.max_payload: int = 0
         """Limit of the client for one payload, in bytes; 0: no limit."""
         self.open: dict[int, Begun] = {}
@@ -113,6 +115,7 @@ class WorkerSession:
             )
             reply.stopping = stopping
             self.client, self.state, self.max_payload = hello.client, "open", hello.max_payload
+            self.leaves = not hello.tells_leaving
             return True
         reply.refused.reason = reason
         self.state = "over"
@@ -127,6 +130,8 @@ class WorkerSession:
         self.bulk.receive(message)
         if message.shares:
             self.bulk.shares = True
+        if message.leaves:
+            self.leaves = True
         if message.HasField("peers"):
             self.peers = Introduction(
                 message.peers.pool,

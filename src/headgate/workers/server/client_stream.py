@@ -43,6 +43,7 @@ class ClientStream:
         self._context = context
         self._work = asyncio.Event()
         self._all_sent = asyncio.Event()
+        self._left = asyncio.Event()
         self._offer: shared_memory.Offer | None = None
         self._pid = 0
 
@@ -61,6 +62,8 @@ class ClientStream:
             self._offer.close()
             self._offer = None
         received = self.session.receive(message)
+        if message.leaves:
+            self._left.set()
         for number, bulk in self.session.bulk.take_resent():
             done = self._resent.pop(number, None)
             if done is not None:
@@ -129,9 +132,16 @@ class ClientStream:
         """Wait until everything there is to say was written, or the stream has ended."""
         await self._all_sent.wait()
 
+    async def left(self) -> None:
+        """Wait until the client has heard that the worker stops and has no more to ask, or the stream has ended."""
+        if not self.session.leaves:
+            await self._left.wait()
+        await self._all_sent.wait()
+
     def end(self) -> list[int]:
         """Clean up after the stream has ended; returns the calls that nobody waits for any more."""
         self._all_sent.set()
+        self._left.set()
         left = self.session.broken()
         if self._offer is not None:
             self._offer.close()

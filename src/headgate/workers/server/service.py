@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
+from headgate.workers.client.failures import client_id
 from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureContext, Limits
 from headgate.workers.options import WorkerOptions
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
@@ -33,6 +34,8 @@ from headgate.workers.server.watchdog import Watch
 if TYPE_CHECKING:
     from headgate.workers.credentials import WorkerCredentials
 
+FAREWELL = 2.0
+"""Seconds that a worker which stops waits for clients that do not say that they have heard."""
 HEALTH = "/grpc.health.v1.Health/"
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
 
@@ -347,7 +350,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             stream.flush()
 
     async def _exit(self) -> None:
-        await self._all_sent(1.0)
+        await _all_within(1.0, [stream.all_sent() for stream in self._streams])
         await asyncio.sleep(0.005)  # gRPC passes what was written to the kernel in a thread of its own
         os._exit(ENDED)
 
@@ -411,16 +414,17 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             self.tasks.stop_all()
             self._cut.clear()
             await self._drained(2.0, forgetful=False)
-        await self._all_sent(2.0)
+        await self._farewell()
         self.stopped.set()
 
-    async def _all_sent(self, seconds: float) -> None:
-        """Wait until every client was sent what there is to say, for at most so many seconds."""
-        waits = [asyncio.ensure_future(stream.all_sent()) for stream in self._streams]
-        if waits:
-            _, pending = await asyncio.wait(waits, timeout=seconds)
-            for wait in pending:
-                wait.cancel()
+    async def _farewell(self) -> None:
+        """Wait until every client has heard that the worker stops, and was answered what it had sent before.
+
+        Else a call that is on its way here would be lost, although the worker could have refused it. Routines of this
+        worker are clients too, and none of them runs any more.
+        """
+        clients = [stream for stream in self._streams if stream.session.client != client_id()]
+        await _all_within(FAREWELL, [stream.left() for stream in clients])
 
     def _busy(self, forgetful: bool) -> bool:
         if not forgetful:
@@ -443,6 +447,15 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
+
+
+async def _all_within(seconds: float, waits: list[Coroutine[Any, Any, None]]) -> None:
+    """Await all of these, for at most so many seconds."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    if tasks:
+        _, pending = await asyncio.wait(tasks, timeout=seconds)
+        for task in pending:
+            task.cancel()
 
 
 def _parsed(data: bytes) -> ToWorker:

@@ -8,7 +8,7 @@ from typing import Any as _Any, ClassVar as _ClassVar, Optional as _Optional, Un
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers", "steps", "credits", "returned", "shares", "unread", "resent", "reserves", "released")
+    __slots__ = ("hello", "definitions", "chunks", "calls", "cancels", "forgotten", "peers", "steps", "credits", "returned", "shares", "unread", "resent", "reserves", "released", "leaves")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class ToWorker(_message.Message):
     RESENT_FIELD_NUMBER: _ClassVar[int]
     RESERVES_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     definitions: _containers.RepeatedCompositeFieldContainer[Definition]
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
@@ -39,7 +40,8 @@ class ToWorker(_message.Message):
     resent: _containers.RepeatedCompositeFieldContainer[Resent]
     reserves: _containers.RepeatedCompositeFieldContainer[Reserve]
     released: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., shares: bool = ..., unread: _Optional[_Iterable[int]] = ..., resent: _Optional[_Iterable[_Union[Resent, _Mapping[str, _Any]]]] = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping[str, _Any]]]] = ..., released: _Optional[_Iterable[int]] = ...) -> None: ...
+    leaves: bool
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, _Any]]] = ..., definitions: _Optional[_Iterable[_Union[Definition, _Mapping[str, _Any]]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping[str, _Any]]]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping[str, _Any]]]] = ..., cancels: _Optional[_Iterable[int]] = ..., forgotten: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[Peers, _Mapping[str, _Any]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping[str, _Any]]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping[str, _Any]]]] = ..., returned: _Optional[_Iterable[int]] = ..., shares: bool = ..., unread: _Optional[_Iterable[int]] = ..., resent: _Optional[_Iterable[_Union[Resent, _Mapping[str, _Any]]]] = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping[str, _Any]]]] = ..., released: _Optional[_Iterable[int]] = ..., leaves: bool = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("number", "max_calls", "caller", "overdue")
@@ -54,7 +56,7 @@ class Reserve(_message.Message):
     def __init__(self, number: _Optional[int] = ..., max_calls: _Optional[int] = ..., caller: _Optional[str] = ..., overdue: bool = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("oldest", "newest", "epoch", "client", "version", "max_payload", "probe")
+    __slots__ = ("oldest", "newest", "epoch", "client", "version", "max_payload", "probe", "tells_leaving")
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +64,7 @@ class Hello(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    TELLS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     oldest: int
     newest: int
     epoch: int
@@ -69,7 +72,8 @@ class Hello(_message.Message):
     version: str
     max_payload: int
     probe: Probe
-    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ..., epoch: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ..., max_payload: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ...) -> None: ...
+    tells_leaving: bool
+    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ..., epoch: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ..., max_payload: _Optional[int] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ..., tells_leaving: bool = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("pid", "descriptor", "token")
