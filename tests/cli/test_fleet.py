@@ -170,7 +170,10 @@ def test_w66_w33_many_pools_in_one_process_leave_nothing_behind(tmp_path: Path, 
         run(main, patience=4 * PATIENCE)
         before = len(os.listdir("/proc/self/fd"))
         run(main, patience=4 * PATIENCE)
-        assert len(os.listdir("/proc/self/fd")) <= before
+        limit = time.monotonic() + PATIENCE
+        while len(os.listdir("/proc/self/fd")) > before:  # gRPC closes sockets in threads of its own
+            assert time.monotonic() < limit, os.listdir("/proc/self/fd")
+            time.sleep(0.01)
 
 
 # -- two machines -----------------------------------------------------------------------------------------------------

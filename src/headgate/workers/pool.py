@@ -631,6 +631,8 @@ async def _close_on(loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> 
     elif loop.is_running():
         closing = asyncio.run_coroutine_threadsafe(dispatcher.close("it was closed"), loop)
         await asyncio.wait([asyncio.wrap_future(closing)], timeout=_LAST)
+        if not closing.done():
+            dispatcher.abandon("its event loop is busy")  # else its workers would wait for it when they stop
 
 
 async def _turns(loop: asyncio.AbstractEventLoop) -> bool:

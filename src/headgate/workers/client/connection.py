@@ -630,12 +630,12 @@ class Connection:
         await self._hang_up()
 
     def abandon(self) -> None:
-        """Let the worker see the end of the stream when the loop is closed already. gRPC's own way to close is a
-        coroutine of that loop, so this is what it would come to in the end."""
+        """Let the worker see the end of the stream when the loop is closed already, or does not turn. gRPC's own way to
+        close is a coroutine of that loop, so this is what it would come to in the end."""
         stream, self._stream = self._stream, None
         core = getattr(stream, "_cython_call", None)
         if core is not None:
-            core.cancel("its event loop is closed")
+            core.cancel("its event loop is closed or busy")
 
     async def _hang_up(self) -> None:
         """End the stream and see its end: gRPC would tell of it later, on a loop that may be closed by then."""

@@ -346,7 +346,7 @@ class Connections:
                 self._end(connection)
 
     def abandon(self) -> None:
-        """Break every session without awaiting anything, because the loop is closed."""
+        """Break every session without awaiting anything, because the loop is closed or does not turn."""
         self.is_closed = True
         for connection in [*self._roster, *self.gone]:
             connection.abandon()

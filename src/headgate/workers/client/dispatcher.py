@@ -547,9 +547,9 @@ class Dispatcher:
             connection.give_no_room()
         self.openings.wake()
 
-    def abandon(self) -> None:
-        """Break every session without awaiting anything, because the loop is closed."""
-        self._closed = self._closed or "its event loop is closed"
+    def abandon(self, why: str = "its event loop is closed") -> None:
+        """Break every session without awaiting anything, because the loop is closed or does not turn."""
+        self._closed = self._closed or why
         self.connections.abandon()
 
     async def close(self, why: str) -> None:
