@@ -22,6 +22,7 @@ from headgate.tasks.runtime.nested_waits import Callback, add_waiter, need_not_b
 from headgate.tasks.runtime.story import Story, story_of
 
 R = TypeVar("R")
+E = TypeVar("E", bound=BaseException)
 
 
 class TaskHandle(TaskRecord, Generic[R]):
@@ -152,7 +153,15 @@ def outcome_of(task: TaskRecord) -> Any:
         return _without_frames(error, 2)
 
 
-def _without_frames(error: Exception, count: int) -> Exception:
+def end_of(task: TaskRecord) -> tuple[Any, BaseException | None]:
+    """Return the result of a task that has ended, and None; or None, and the exception that `result_of` would raise."""
+    try:
+        return result_of(task), None
+    except BaseException as error:
+        return None, _without_frames(error, 2)
+
+
+def _without_frames(error: E, count: int) -> E:
     """The exception, with a traceback that lacks the first frames."""
     traceback = error.__traceback__
     for _ in range(count):

@@ -35,15 +35,18 @@ from headgate.core.checks import (
     respell,
     seconds_of,
 )
+from headgate.core.pool_executor import PoolExecutor
 from headgate.errors import InvalidArgument, InvalidType, WaitCycle
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.port import Store
 from headgate.tasks.admission import Policy, policy_of
+from headgate.tasks.calls import TaskCalls
 from headgate.tasks.fairness import PoolStats
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.mapping import run_map
 from headgate.tasks.model import PoolSnapshot, Scope, TaskRecord
 from headgate.tasks.names import register, register_executor, unregister
+from headgate.tasks.options import refuse_callables
 from headgate.tasks.runtime.durable import Loading, Records, described
 from headgate.tasks.runtime.executor import Executor
 from headgate.tasks.runtime.local_launcher import LocalLauncher
@@ -132,6 +135,7 @@ class TaskPool:
             "max_concurrent_per_key": max_concurrent_per_key,
         }
         self._closing: asyncio.Future[None] | None = None
+        self._entered: asyncio.AbstractEventLoop | None = None  # the loop on which its block was entered
         register(self)
         opened: list[Callable[[], None]] = []
         try:
@@ -292,6 +296,21 @@ class TaskPool:
         is raised at the consumer; `retries` count until the first item, and not after it.
         """
         return run_stream(self, self._submitter, fn, args, options)
+
+    def as_executor(self, **options: Any) -> PoolExecutor:
+        """Return a `concurrent.futures.Executor` whose calls are tasks of this pool; keywords are options of `submit`.
+
+        It can be used from any thread. A pool that no event loop has yet is opened in a thread of its own by
+        ``with TaskPool(...).as_executor() as executor:``, and closed at the end of the block.
+        """
+        self._submitter.check_names(options, "as_executor()", (), None)
+        refuse_callables(options)
+        if "idempotency_key" in options:
+            raise InvalidArgument(
+                "as_executor() cannot take one idempotency_key for all calls", remedy="Use `await pool.submit(...)`."
+            )
+        waits = self._executor.records is not None or self._shared is not None
+        return PoolExecutor(TaskCalls(self, self._executor, lambda: self._entered, options, waits=waits), self.name)
 
     # -- making --------------------------------------------------------------------------------------------------------
 
@@ -459,6 +478,7 @@ class TaskPool:
             self._submitter.refuse(None)
         if self._loading is not None:
             await self._loaded()
+        self._entered = asyncio.get_running_loop()
         return self
 
     async def __aexit__(

@@ -51,6 +51,7 @@ from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    from headgate.core.pool_executor import PoolExecutor
     from headgate.discovery.port import DiscoveryLike
     from headgate.workers.client.balancing import LoadBalancerLike
     from headgate.workers.client.dispatcher import Dispatcher
@@ -364,6 +365,25 @@ class WorkerPool:
             state = views[-1].state if views else "lost" if metadata.uid in failing else "starting"
             found.append(WorkerView(metadata, state, sum(view.in_flight for view in views)))
         return found
+
+    def as_executor(self, max_concurrent: int | None = None) -> PoolExecutor:
+        """Return a `concurrent.futures.Executor` whose calls run on the workers; others wait in it, in order.
+
+        At most `max_concurrent` are out at a time, by default two for each worker. It can be used from any thread. A
+        pool that was not entered is opened in a thread of its own by ``with WorkerPool(...).as_executor() as executor:``
+        and closed at the end of the block.
+        """
+        from headgate.core.pool_executor import PoolExecutor
+        from headgate.workers.client.calls import WorkerCalls
+
+        checked_optional_count("max_concurrent", max_concurrent, 1)
+        return PoolExecutor(WorkerCalls(self, self._home, max_concurrent), f"workers {self._id}")
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        """Return the loop on which the pool is open; None: it was not entered yet."""
+        if self._state == "closed":
+            self._refuse()
+        return self._loop
 
     async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run a routine once on each worker that is there now; return what each returned, by the uid of the worker.

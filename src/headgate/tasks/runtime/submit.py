@@ -61,7 +61,9 @@ class Submitter:
         self._beat: asyncio.TimerHandle | None = None
         executor.attach(self)
 
-    def check_names(self, options: Iterable[str], what: str, others: tuple[str, ...], fn: Callable[..., Any]) -> None:
+    def check_names(
+        self, options: Iterable[str], what: str, others: tuple[str, ...], fn: Callable[..., Any] | None
+    ) -> None:
         """Refuse keywords that are neither options of `submit`, nor of the allocator, nor among `others`."""
         own = () if self._allocator is None else self._allocator.options
         check_names(options, self._strategy, what, (*others, *own), fn)
