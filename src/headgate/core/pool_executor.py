@@ -35,7 +35,7 @@ _AFTER = "cannot schedule new futures after"  # the words of Python's own execut
 
 
 class Backend(Protocol):
-    """The pool, as an executor needs it. All but `home` and `before_wait` are called on the loop of the pool."""
+    """The pool, as an executor needs it. All but `home` and `waited` are called on the loop of the pool."""
 
     def home(self, running: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which calls from a thread with this loop are run; None: a loop of the executor's own."""
@@ -57,8 +57,11 @@ class Backend(Protocol):
         """Forget the call of a future that was cancelled before the call started."""
         ...
 
-    def before_wait(self, future: PoolFuture, timeout: float | None) -> None:
-        """Do what is to be done while a thread waits for a future; it may wait here. Called in that thread."""
+    def waited(self, future: PoolFuture, timeout: float | None) -> bool:
+        """Wait for a future, in a thread that wants its result, if the pool has a way of its own to do that.
+
+        Returns whether it has waited.
+        """
         ...
 
 
@@ -85,16 +88,14 @@ class PoolFuture(concurrent.futures.Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Return what the call returned, or raise what it raised."""
-        self._calls.before_wait(self, timeout)
         try:
-            return super().result(timeout)
+            return super().result(self._calls.waited(self, timeout))
         finally:
             del self  # what is raised holds this frame, and the future holds that
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what the call raised; None if it returned."""
-        self._calls.before_wait(self, timeout)
-        return super().exception(timeout)
+        return super().exception(self._calls.waited(self, timeout))
 
     def begins(self) -> bool:
         """Say that the call starts now, or has ended without; False: it was cancelled. On the loop of the pool only."""
@@ -137,6 +138,10 @@ class PoolExecutor(concurrent.futures.Executor):
         if wait:
             self._calls.join()
 
+    def runs_on(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether it is decided that its calls run on this loop."""
+        return self._calls.loop is loop
+
     def __enter__(self) -> Self:
         self._calls.open()
         return self
@@ -154,7 +159,8 @@ class Calls:
         self._backend = backend
         self._lock = threading.Lock()
         self._unfinished: dict[concurrent.futures.Future[Any], None] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop on which they run, as soon as that is decided."""
         self._own: _OwnLoop | None = None
         self._is_shut = False
         _exit.add(self)
@@ -167,7 +173,7 @@ class Calls:
         with self._lock:
             if _exit.begun or self._is_shut:
                 raise RuntimeError(f"{_AFTER} {'interpreter shutdown' if _exit.begun else 'shutdown'}")
-            loop = self._loop or self._settle(self._backend.home(running))
+            loop = self.loop or self._settle(self._backend.home(running))
             self._unfinished[future] = None
         future.add_done_callback(self._forget)
         context = copy_context()
@@ -184,7 +190,7 @@ class Calls:
     def open(self) -> None:
         """Open the pool in a thread of its own, unless a loop has it already; raises what opening raises."""
         with self._lock:
-            if self._loop is None:
+            if self.loop is None:
                 self._settle(self._backend.home(None))
             own = self._own
         if own is not None:
@@ -192,7 +198,7 @@ class Calls:
 
     def withdraw(self, future: PoolFuture) -> None:
         """Tell the pool that a call was cancelled before it started."""
-        loop = self._loop
+        loop = self.loop
         try:
             if loop is None or _get_running_loop() is loop:
                 self._withdraw(future)
@@ -217,7 +223,7 @@ class Calls:
         own = self._own
         if own is None:
             unfinished = list(self._unfinished)
-            if unfinished and _get_running_loop() is self._loop:
+            if unfinished and _get_running_loop() is self.loop:
                 raise _blocks("shutdown()", self.name, "Await the futures first, or call shutdown(wait=False)")
             concurrent.futures.wait(unfinished)
         elif own.thread is threading.current_thread():
@@ -230,14 +236,18 @@ class Calls:
         if self._own is not None:
             self._own.thread.join()
 
-    def before_wait(self, future: PoolFuture, timeout: float | None) -> None:
-        """Called by a thread that is about to wait. WaitCycle: it is the loop that is to run the call."""
-        if future.done() or self._loop is None:
-            return
-        if _get_running_loop() is not self._loop:
-            self._backend.before_wait(future, timeout)
-        elif timeout is None:
+    def waited(self, future: PoolFuture, timeout: float | None) -> float | None:
+        """Called by a thread that wants a result: returns how long it is to wait for it.
+
+        WaitCycle: it is the thread of the loop that is to run the call, and so would wait for ever.
+        """
+        if future.done() or self.loop is None:
+            return timeout
+        if _get_running_loop() is not self.loop:
+            return 0 if self._backend.waited(future, timeout) else timeout
+        if timeout is None:
             raise _blocks("result()", self.name, "Write `await asyncio.wrap_future(future)`")
+        return timeout
 
     def state(self) -> str:
         """Return what a repr says besides the name."""
@@ -252,7 +262,7 @@ class Calls:
         if home is None:
             self._own = _OwnLoop(self, self._backend)
             home = self._own.loop
-        self._loop = home
+        self.loop = home
         return home
 
     def _forget(self, future: concurrent.futures.Future[Any]) -> None:
@@ -378,7 +388,8 @@ def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 def _blocks(what: str, name: str, remedy: str) -> WaitCycle:
     return WaitCycle(
         f"{what} would block the event loop on which the calls of {name!r} run, and they would never end",
-        remedy=f"{remedy}; or open the pool in a thread of its own: `with TaskPool(...).as_executor() as executor:`.",
+        remedy=f"{remedy}; or have a pool that is not in use yet opened in a thread of its own: "
+        "`with pool.as_executor() as executor:`.",
     )
 
 

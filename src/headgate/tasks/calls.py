@@ -97,19 +97,25 @@ class TaskCalls:
         if isinstance(running, asyncio.Task) or (isinstance(running, TaskHandle) and running.status == "queued"):
             running.cancel()
 
-    def before_wait(self, future: PoolFuture, timeout: float | None) -> None:
-        """Wait for the future. If a task of this pool waits so in its thread, it lends its slot meanwhile."""
+    def waited(self, future: PoolFuture, timeout: float | None) -> bool:
+        """Wait for the future if a task of this pool waits so in its thread: it lends its slot meanwhile."""
         task, loop = CURRENT.get(), self._executor.loop
         if task is None or task.finished or loop is None or task.owner.loop is not loop:
-            return
+            return False
         asyncio.run_coroutine_threadsafe(_lend(future, timeout), loop).result()
+        return True
 
 
 async def _lend(future: PoolFuture, timeout: float | None) -> None:
     async def until() -> None:
-        await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout)
+        done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout)
+        if not done:
+            raise TimeoutError
 
-    await lend_meanwhile(until())
+    try:
+        await lend_meanwhile(until())
+    except TimeoutError:
+        pass  # it goes on without a slot: the call that has it may be waiting for what comes next
 
 
 def _ended(future: PoolFuture, handle: TaskHandle[Any]) -> None:

@@ -57,6 +57,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
 
+from headgate.core.pool_executor import PoolExecutor
 from headgate.core.threads import Threads
 from headgate.errors import InvalidArgument
 from headgate.testing.waiting import Hang, describe_all
@@ -238,6 +239,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             del self._outside[ticket]
             raise
         future: asyncio.Future[T] = asyncio.wrap_future(job, loop=self)
+        if isinstance(pool, PoolExecutor) and pool.runs_on(self):
+            del self._outside[ticket]  # it is inside: time passes for it as for everything on this loop
+            return future
         self._jobs[ticket] = _Job(pool, job, future, over=self.create_future())
         # Both must be over: a cancelled future leaves its thread at work, and a thread that is done may be ahead of its
         # result. Each of the two tells when it ends, and whoever comes second closes the ticket.

@@ -59,8 +59,9 @@ class WorkerCalls:
     def withdraw(self, future: PoolFuture) -> None:
         """Nothing: a call that was cancelled is passed over when its turn comes."""
 
-    def before_wait(self, future: PoolFuture, timeout: float | None) -> None:
-        """Nothing: who waits holds no worker."""
+    def waited(self, future: PoolFuture, timeout: float | None) -> bool:
+        """False: who waits holds no worker."""
+        return False
 
     def _pump(self) -> None:
         limit = self._max_concurrent
