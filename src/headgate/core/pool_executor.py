@@ -194,7 +194,11 @@ class Calls:
                 self._settle(self._backend.home(None))
             own = self._own
         if own is not None:
-            own.wait_until_open()
+            try:
+                own.wait_until_open()
+            except BaseException:
+                self.shut()  # the block is not entered, and so nobody leaves it
+                raise
 
     def withdraw(self, future: PoolFuture) -> None:
         """Tell the pool that a call was cancelled before it started."""

@@ -19,7 +19,16 @@ from headgate.workers.client.isolation import Losses
 from headgate.workers.client.taskless import Direct, Owner, begin
 from headgate.workers.model import RoutineOptions
 from headgate.workers.protocol.messages import Request
-from headgate.workers.routines import ACTIVE, CALLER, Routine, as_routine, dispatch_limit, do_dispatch, generator_over
+from headgate.workers.routines import (
+    ACTIVE,
+    CALLER,
+    Routine,
+    as_routine,
+    dispatch,
+    dispatch_limit,
+    do_dispatch,
+    generator_over,
+)
 from headgate.workers.serialization.functions import inside, routine_of
 
 if TYPE_CHECKING:
@@ -97,16 +106,18 @@ class Placing:
         dispatcher: Dispatcher = self._workers.__dispatcher__()
         return dispatcher.call(routine, given, kwargs, dispatch_limit(), request.request_id, request=request)
 
-    def call_alone(self, fn: Function, args: Args, kwargs: dict[str, Any]) -> Awaitable[Any] | Here:
-        """Do what `call` does for somebody who keeps no account."""
+    async def call_alone(self, fn: Function, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Call a function for somebody who keeps no account: on a worker, or here if it dispatches itself."""
         routine, given, more = self._taken_apart(fn, args)
-        if routine is HERE or not do_dispatch():
+        if routine is HERE:
             ACTIVE.set(self._workers)
-            return HERE
-        dispatcher: Dispatcher = self._workers.__dispatcher__()
-        running = CALLER.get()
+            result = fn(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+        if not do_dispatch():
+            return await dispatch(routine, given, {**more, **kwargs})
+        running, dispatcher = CALLER.get(), self._workers.__dispatcher__()
         caller = "" if running is None else running.id
-        return dispatcher.call(routine, given, {**more, **kwargs}, dispatch_limit(), caller)
+        return await dispatcher.call(routine, given, {**more, **kwargs}, dispatch_limit(), caller)
 
     def stream(self, fn: Function, args: Args, request: Request) -> AsyncGenerator[Any, Any] | Here:
         """Return the generator of the items that a function makes on a worker; or `HERE`."""

@@ -7,15 +7,14 @@ cancelled, so calls wait here until fewer than `max_concurrent` are out.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headgate.core.pool_executor import PoolFuture
 from headgate.errors import WorkerLost
-from headgate.workers.client.any_function import HERE, Placing
+from headgate.workers.client.any_function import Placing
 
 if TYPE_CHECKING:
     from headgate.workers.pool import WorkerPool
@@ -81,8 +80,7 @@ class WorkerCalls:
         fn, args, kwargs = future.work
         future.work = None
         try:
-            called = self._placing.call_alone(fn, args, kwargs)
-            result = await (_called_here(fn, args, kwargs) if called is HERE else called)
+            result = await self._placing.call_alone(fn, args, kwargs)
         except asyncio.CancelledError:
             future.ended(None, WorkerLost("the event loop of the pool ended while a worker had the call"))
             raise
@@ -93,9 +91,3 @@ class WorkerCalls:
         finally:
             del future, fn, args, kwargs  # what was raised holds this frame
 
-
-async def _called_here(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that dispatches itself, or where nothing is dispatched."""
-    if inspect.iscoroutinefunction(fn):
-        return await fn(*args, **kwargs)
-    return await asyncio.to_thread(fn, *args, **kwargs)
