@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.testing import no_leaks
 from headgate.workers.client import lifetime
+
+pytest_plugins = ["headgate.testing.plugin"]
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 
@@ -48,6 +49,5 @@ def sessions_stay_open() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> Iterator[None]:
-    with no_leaks():
-        yield
+def leaves_nothing_behind(headgate_leaks: None) -> None:
+    """Every test is checked."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headgate.testing import run
-from headgate.testing.virtual import VirtualLoop
+from headgate.testing.virtual_loop import VirtualLoop
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()]

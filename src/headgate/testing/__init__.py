@@ -1,6 +1,6 @@
 """Tools for tests of programs that use headgate, and for headgate's own tests.
 
-May import every package, and not pytest; no package imports it. Entry points: `run` and `virtual`.
+May import every package; no package imports it, and only `plugin` imports pytest. Entry points: `run` and `virtual`.
 
     from headgate.testing import capture_events, virtual
 
@@ -14,21 +14,27 @@ May import every package, and not pytest; no package imports it. Entry points: `
 is a `Leak`. `settle` lets everything ready happen while time stands. `capture_events` remembers what pools report, and
 `no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy`, `check_store`,
 `check_shared_state`, `check_slot_budget` and `check_discovery` tell whether a strategy, a store, a budget or a
-discovery of yours keeps its contract. See docs/testing.md.
+discovery of yours keeps its contract. `headgate.testing.plugin` is a plugin for pytest. See docs/testing.md.
+
+Names are loaded when they are first used: pytest imports this package for the plugin, whether it is used or not.
 """
 
 from __future__ import annotations
 
-from headgate.testing.budgets import check_slot_budget
-from headgate.testing.capture import Captured, capture_events
-from headgate.testing.discoveries import check_discovery
-from headgate.testing.leaks import no_leaks
-from headgate.testing.running import run, settle, virtual
-from headgate.testing.shared_states import check_shared_state
-from headgate.testing.stores import check_store
-from headgate.testing.strategies import check_strategy
-from headgate.testing.virtual import VirtualLoop
-from headgate.testing.waiting import Hang, Leak
+from headgate.core.lazy import lazy
+
+TYPE_CHECKING = False  # typing's own, without importing typing
+if TYPE_CHECKING:
+    from headgate.testing.budgets import check_slot_budget
+    from headgate.testing.capture import Captured, capture_events
+    from headgate.testing.discoveries import check_discovery
+    from headgate.testing.leaks import no_leaks
+    from headgate.testing.running import run, settle, virtual
+    from headgate.testing.shared_states import check_shared_state
+    from headgate.testing.stores import check_store
+    from headgate.testing.strategies import check_strategy
+    from headgate.testing.virtual_loop import VirtualLoop
+    from headgate.testing.waiting import Hang, Leak
 
 __all__ = [
     "Captured",
@@ -46,3 +52,28 @@ __all__ = [
     "settle",
     "virtual",
 ]
+
+_named = lazy(
+    globals(),
+    {
+        "headgate.testing.budgets": ("check_slot_budget",),
+        "headgate.testing.capture": ("Captured", "capture_events"),
+        "headgate.testing.discoveries": ("check_discovery",),
+        "headgate.testing.leaks": ("no_leaks",),
+        "headgate.testing.running": ("run", "settle", "virtual"),
+        "headgate.testing.shared_states": ("check_shared_state",),
+        "headgate.testing.stores": ("check_store",),
+        "headgate.testing.strategies": ("check_strategy",),
+        "headgate.testing.virtual_loop": ("VirtualLoop",),
+        "headgate.testing.waiting": ("Hang", "Leak"),
+    },
+)
+
+if not TYPE_CHECKING:  # a checker that sees this believes in every name
+
+    def __getattr__(name):
+        return _named(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

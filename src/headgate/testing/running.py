@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
-from headgate.testing.virtual import VirtualLoop
+from headgate.testing.virtual_loop import VirtualLoop
 from headgate.testing.waiting import Hang, Leak, describe_all
 
 __all__ = ["Options", "run", "settle", "virtual"]
