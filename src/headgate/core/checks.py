@@ -234,7 +234,7 @@ def refuse_on_loop() -> None:
         return
     raise InvalidType(
         "run_sync() would block the event loop that runs on this thread",
-        remedy="Use `await pool.run(...)` here, or `asyncio.to_thread(pool.run_sync, ...)`.",
+        remedy="Use `await pool.run(...)` here, or `await asyncio.to_thread(pool.run_sync, ...)`.",
     )
 
 

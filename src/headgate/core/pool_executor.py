@@ -134,7 +134,9 @@ class PoolExecutor(concurrent.futures.Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; with `wait`, return when all have ended; `cancel_futures` cancels those not started."""
-        self._calls.shut(cancel=cancel_futures)
+        if cancel_futures:
+            self._calls.cancel(soon=wait)
+        self._calls.shut()
         if wait:
             self._calls.join()
 
@@ -211,16 +213,30 @@ class Calls:
         except RuntimeError:  # the loop is closed
             future.begins()
 
-    def shut(self, cancel: bool = False) -> None:
+    def shut(self) -> None:
         """Take no more calls; end the thread when all have ended."""
         with self._lock:
             self._is_shut = True
-            own, unfinished = self._own, list(self._unfinished)
-        if cancel:
-            for future in unfinished:
-                future.cancel()
+            own = self._own
         if own is not None:
             own.end()
+
+    def cancel(self, *, soon: bool) -> None:
+        """Take no more calls, and cancel those that have not started.
+
+        Now, or, if that is `soon` enough, on the loop: then calls for which there is a slot have started before.
+        """
+        with self._lock:
+            self._is_shut = True
+            own = self._own
+        if soon and own is not None:
+            own.call(self._cancel_all)
+        else:
+            self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for future in self.unfinished():
+            future.cancel()
 
     def join(self) -> None:
         """Wait until all calls have ended, and the thread with them."""
@@ -334,9 +350,13 @@ class _OwnLoop:
 
     def end(self) -> None:
         """Close the pool and end the thread when all calls have ended. May be called from any thread."""
+        self.call(self._ending.set)
+
+    def call(self, fn: Callable[[], None]) -> None:
+        """Call a function on the loop, unless the thread has ended."""
         try:
-            self.loop.call_soon_threadsafe(self._ending.set)
-        except RuntimeError:  # it has ended
+            self.loop.call_soon_threadsafe(fn)
+        except RuntimeError:
             pass
 
     def _run(self) -> None:

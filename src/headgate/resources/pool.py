@@ -40,6 +40,7 @@ from headgate.core.checks import (
     refuse_on_loop,
 )
 from headgate.core.clock import clock
+from headgate.core.html import card
 from headgate.core.shared_state import SharedState
 from headgate.errors import InvalidType
 from headgate.resources import events
@@ -335,6 +336,20 @@ class ResourcePool(Generic[T]):
             f"<ResourcePool {self.name!r} {statuses.count('healthy')} healthy, {cooling}, "
             f"{statuses.count('disabled')} disabled | {in_flight} in flight>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the state of each resource, without its value."""
+        rows = [
+            (
+                resource_id,
+                one["status"].replace("_", " "),
+                one["in_flight"],
+                one["max_in_flight"],
+                f"{one['cooldown_seconds_remaining']:.1f} s" if one["cooldown_seconds_remaining"] else "",
+            )
+            for resource_id, one in self.snapshot().items()
+        ]
+        return card(repr(self), ("resource", "status", "in flight", "at most", "cools for"), rows)
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType(

@@ -33,7 +33,11 @@ def register(pool: TaskPool) -> None:
         known = _executors.get(pool.name)
         if pool.name in _pools:
             if known is None or not known.is_abandoned():
-                raise DuplicatePool(f"a live pool has the name {pool.name!r}")
+                raise DuplicatePool(
+                    f"a live pool has the name {pool.name!r}",
+                    remedy=f"Use it: `headgate.pool_get({pool.name!r})`. Or close it first: "
+                    f"`await headgate.pool_get({pool.name!r}).close()`.",
+                )
             del _pools[pool.name], _executors[pool.name]
         _pools[pool.name] = pool
     if known is not None:

@@ -35,6 +35,7 @@ from headgate.core.checks import (
     respell,
     seconds_of,
 )
+from headgate.core.html import card
 from headgate.core.pool_executor import PoolExecutor
 from headgate.errors import InvalidArgument, InvalidType, WaitCycle
 from headgate.stores.jsonl.store import JsonLinesStore
@@ -56,7 +57,7 @@ from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.runner import runner_ports
 from headgate.tasks.runtime.shared_budget import OnLeaseLost, SharedBudget, shared_settings
 from headgate.tasks.runtime.shared_keys import SharedKeys
-from headgate.tasks.runtime.snapshots import pool_snapshot, pool_stats
+from headgate.tasks.runtime.snapshots import pool_html, pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter
 from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
 from headgate.tasks.scheduling.idempotency import is_key
@@ -69,6 +70,8 @@ from headgate.tasks.streams import run_stream
 
 _SETTLING: Final = 5.0
 """Seconds that `close` waits for a shared store to know what became of idempotency keys."""
+_SHOWN: Final = 10
+"""Tasks that a notebook shows."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -397,6 +400,12 @@ class TaskPool:
             f"<TaskPool {self.name!r}{state} {slots.active} of {scheduler.limit} active{waiting}, "
             f"{scheduler.depth} queued | {counts['completed']} completed, {counts['failed']} failed>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the counters, and the newest tasks."""
+        if self._loading is not None:  # nor does a notebook wait for the disk
+            return card(repr(self), (), ())
+        return pool_html(repr(self), self.snapshot(tasks=_SHOWN))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""How far is it? Drawn with rich on a terminal where rich is installed, and as plain lines otherwise.
+"""How far is it? Drawn with rich on a terminal where rich is installed, by the notebook in a notebook, and as plain
+lines otherwise.
 
 A bar is drawn again and again over itself, so whatever else is written to the terminal meanwhile would tear it. rich
 takes care of what goes through ``sys.stderr`` and ``sys.stdout``; log handlers keep the stream that they were made
@@ -11,13 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
+from html import escape
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO, cast
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
 
 _EVERY = 1.0  # seconds between two plain lines
+_DRAWN_EVERY = 0.2  # seconds between two pictures in a notebook
 
 
 class Progress(Protocol):
@@ -39,6 +43,8 @@ def progress_of(progress: bool | str, name: str, total: int | None) -> Progress:
             f"progress must be True, False or a title, got {type(progress).__name__}", remedy="Pass True."
         )
     title = name if progress is True else progress
+    if (display := _notebook_display()) is not None:
+        return _Notebook(title, total, display)
     if sys.stderr.isatty():
         try:
             return _Rich(title, total)
@@ -67,6 +73,7 @@ class _Lines(_Silent):
         self._out = out
         self._done = self._failed = 0
         self._began = self._said = 0.0
+        self._pause = _EVERY
 
     def __enter__(self) -> Self:
         self._began = self._said = clock.now()
@@ -76,7 +83,7 @@ class _Lines(_Silent):
         self._done += 1
         self._failed += failed
         now = clock.now()
-        if now - self._said >= _EVERY:
+        if now - self._said >= self._pause:
             self._said = now
             self._say(now)
 
@@ -88,8 +95,50 @@ class _Lines(_Silent):
         failed = f", {self._failed:,} failed" if self._failed else ""
         seconds = now - self._began
         rate = f", {self._done / seconds:,.0f}/s" if seconds > 0 else ""
-        self._out.write(f"{self._title}: {self._done:,}{of}{failed}{rate}{' ' * bool(end)}{end}\n")
+        self._write(f"{self._title}: {self._done:,}{of}{failed}{rate}{' ' * bool(end)}{end}")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text + "\n")
         self._out.flush()
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Return what shows something below the cell that runs, if this is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    return cast("Callable[..., Any]", display)
+
+
+class _Notebook(_Lines):
+    """Shows a bar below the cell, and draws it again in its place."""
+
+    def __init__(self, title: str, total: int | None, display: Callable[..., Any]) -> None:
+        super().__init__(title, total, sys.stderr)
+        self._display = display
+        self._shown: Any = None
+        self._text = title
+        self._pause = _DRAWN_EVERY
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._shown = self._display(self, display_id=True)
+        return self
+
+    def _write(self, text: str) -> None:
+        self._text = text
+        if self._shown is not None:
+            self._shown.update(self)
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        bar = "" if self._total is None else f'<progress max="{max(1, self._total)}" value="{self._done}"></progress> '
+        return f"<div>{bar}{escape(self._text)}</div>"
 
 
 def _handlers_of(terminal: TextIO) -> list[logging.StreamHandler[Any]]:

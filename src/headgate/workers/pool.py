@@ -598,6 +598,13 @@ class WorkerPool:
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return f"<WorkerPool {self._state}{': ' + counts if counts else ''}>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the workers."""
+        from headgate.core.html import card
+
+        rows = [(one.uid, one.state, one.pid or "", one.in_flight, ", ".join(sorted(one.tags))) for one in self.workers()]
+        return card(repr(self), ("worker", "state", "pid", "in flight", "tags"), rows)
+
 
 def _checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, durable: bool) -> int:
     """Return how many workers to spawn; InvalidArgument: the numbers do not go together."""

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
+from headgate.core.html import card
 from headgate.errors import InvalidArgument, TaskFailed
 from headgate.tasks.fairness import PoolStats, stats_of
 from headgate.tasks.model import PoolSnapshot, Remains, Scope, TaskSnapshot, Told, View, task_snapshot
@@ -91,6 +92,23 @@ def _waiting_for_others(executor: Executor, shared: View) -> View | None:
     if executor.scheduler.unserved or not executor.scheduler.depth:
         return _waiting_for(executor)
     return View({"cause": "shared budget" if shared["reachable"] else "store", "seconds": None})
+
+
+def pool_html(described: str, snapshot: PoolSnapshot) -> str:
+    """What a notebook shows of a pool: its repr, and the newest tasks."""
+    rows = [
+        (
+            f"#{task.id.rpartition('/')[2]}",
+            task.status,
+            task.partition if task.key is None else task.key,
+            task.attempt or "",
+            "" if task.started_at is None else f"{(task.finished_at or clock.wall()) - task.started_at:.1f} s",
+            task.rejection_reason if task.error is None else f"{type(task.error).__name__}: {task.error}",
+        )
+        for task in snapshot.tasks
+    ]
+    columns = ("task", "status", "key", "attempt", "ran", "")
+    return card(described, columns, rows, more=snapshot.total - len(rows))
 
 
 def pool_stats(executor: Executor, shared: View | None = None) -> PoolStats:
