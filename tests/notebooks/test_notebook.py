@@ -29,8 +29,9 @@ json.dump([cell.outputs for cell in book.cells], sys.stdout)
 CELLS = {
     "imports": "import asyncio, contextlib\nimport headgate\n"
     "from headgate import ResourcePool, TaskPool, WorkerPool, routine",
-    "define": "@routine\ndef add(x, y):\n    return x + y\n\nasync def later(n):\n    await asyncio.sleep(0.05)\n    return n",
-    "top-level await": "async with TaskPool(max_concurrent=2) as short:\n    print(await (await short.submit(later, 4)))",
+    "define": "@routine\ndef add(x, y):\n    return x + y\n\n"
+    "async def later(n):\n    await asyncio.sleep(0.05)\n    return n",
+    "top-level await": "async with TaskPool() as short:\n    print(await (await short.submit(later, 4)))",
     # A pool that stays open, in a cell that may be run again.
     "open": "if 'opened' in globals():\n    await opened.aclose()\n"
     "opened = contextlib.AsyncExitStack()\n"
@@ -43,8 +44,8 @@ CELLS = {
     "end in another": "print(await handle, handle.status)",
     "tasks": "pool",
     "workers": "workers",
-    "keys": "keys = ResourcePool({'<b>first</b>': 'sk-very-secret-1', 'second': 'sk-very-secret-2'}, name='sk-very-secret-1')\n"
-    "keys",
+    "keys": "values = {'<b>first</b>': 'sk-very-secret-1', 'second': 'sk-very-secret-2'}\n"
+    "keys = ResourcePool(values, name='sk-very-secret-1')\nkeys",
     "progress": "async with TaskPool('batch', max_concurrent=3) as batch:\n"
     "    found = [n async for n in batch.map(later, range(12), progress='<b>twelve</b>')]\n"
     "print(found == list(range(12)))",
@@ -152,9 +153,7 @@ def test_c33_progress_is_drawn_in_its_place(shown: dict[str, Outputs]) -> None:
     assert not [output for output in outputs if output.get("name") == "stderr"]
 
 
-def test_c33_remedies_work_in_a_cell(
-    shown: dict[str, Outputs], execute: Callable[[list[str]], list[Outputs]]
-) -> None:
+def test_c33_remedies_work_in_a_cell(shown: dict[str, Outputs], execute: Callable[[list[str]], list[Outputs]]) -> None:
     """What an error says to do can be done where it was raised."""
     same_name, blocks, no_pool = (error_of(shown[cell]) for cell in ("same name", "blocks", "no pool"))
     assert "DuplicatePool" in same_name
@@ -167,11 +166,11 @@ def test_c33_remedies_work_in_a_cell(
             "import headgate\npool = headgate.TaskPool('review')",
             "await headgate.pool_get('review').close()\npool = headgate.TaskPool('review')",
             "keys = headgate.ResourcePool({'a': 'sk-aaaa'})\nasync def call(key): return 'called'",
-            "import asyncio\nprint(await keys.run(call), await asyncio.to_thread(keys.run_sync, lambda key: 'threaded'))",
+            "import asyncio\nprint(await keys.run(call), await asyncio.to_thread(keys.run_sync, lambda key: 'thread'))",
         ]
     )
     assert [error_of(outputs) for outputs in results] == [""] * 4
-    assert text_of(results[-1]) == "called threaded"
+    assert text_of(results[-1]) == "called thread"
 
 
 def test_c33_the_example_runs(execute: Callable[[list[str]], list[Outputs]]) -> None:

@@ -276,7 +276,9 @@ async def test_c30_a_full_queue_is_waited_for_or_is_the_failure_of_the_call() ->
         await settle()
         assert pool.snapshot().blocked_submitters == 1
         assert [await asyncio.wrap_future(future) for future in futures[:3]] == [0, 2, 4]
-    async with TaskPool(max_concurrent=1, backpressure=backpressure_queue(max_depth=1, on_full="fail_submitter")) as pool:
+    async with TaskPool(
+        max_concurrent=1, backpressure=backpressure_queue(max_depth=1, on_full="fail_submitter")
+    ) as pool:
         executor = pool.as_executor()
         futures = [executor.submit(double_later, n) for n in range(3)]
         await asyncio.wait([asyncio.wrap_future(future) for future in futures])
@@ -355,7 +357,7 @@ def test_c30_a_closed_loop_takes_no_calls() -> None:
         return executor
 
     executor = asyncio.run(use())
-    with pytest.raises(PoolClosed, match="event loop of .* is closed"):
+    with pytest.raises(PoolClosed, match=r"event loop of .* is closed"):
         executor.submit(double, 1)
     with pytest.raises(PoolClosed):
         pool.as_executor().submit(double, 1)
@@ -501,7 +503,9 @@ def test_c30_many_threads_submit_and_cancel() -> None:
 
 
 def program(text: str) -> subprocess.CompletedProcess[str]:
-    lines = "import atexit, time\nfrom headgate import TaskPool, WorkerPool\ndef say(word): time.sleep(0.1); print(word)\n"
+    lines = (
+        "import atexit, time\nfrom headgate import TaskPool, WorkerPool\ndef say(word): time.sleep(0.1); print(word)\n"
+    )
     return subprocess.run([sys.executable, "-c", lines + text], capture_output=True, text=True, timeout=60, check=False)
 
 

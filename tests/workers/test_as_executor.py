@@ -96,7 +96,7 @@ def test_c30_calls_wait_in_the_executor_and_can_be_cancelled_there(shared: Share
 
 
 def test_c30_max_concurrent_is_checked() -> None:
-    with pytest.raises(InvalidArgument, match="max_concurrent must be >= 1, got 0|at least 1"):
+    with pytest.raises(InvalidArgument, match=r"max_concurrent must be"):
         WorkerPool(spawn=1).as_executor(max_concurrent=0)
 
 
@@ -138,7 +138,9 @@ def test_c30_a_pool_that_cannot_be_opened_says_so() -> None:
 
 
 def test_c30_the_end_of_the_program_waits_for_calls_on_workers() -> None:
-    code = "from headgate import WorkerPool\nWorkerPool(spawn=1).as_executor().submit(pow, 2, 3).add_done_callback(print)"
+    code = (
+        "from headgate import WorkerPool\nWorkerPool(spawn=1).as_executor().submit(pow, 2, 3).add_done_callback(print)"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "returned int" in ended.stdout

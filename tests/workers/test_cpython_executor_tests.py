@@ -22,7 +22,9 @@ try:
     support = import_module("test.support")
     found = import_module("test.test_concurrent_futures")
 except ImportError:
-    pytest.skip("this Python was installed without its own tests (test.test_concurrent_futures)", allow_module_level=True)
+    pytest.skip(
+        "this Python was installed without its own tests (test.test_concurrent_futures)", allow_module_level=True
+    )
 
 if SCALE < 1 and support.use_resources is None:
     support.use_resources = []  # tests that need seconds are skipped, as by `python -m test` without -u

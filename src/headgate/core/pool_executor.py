@@ -4,7 +4,7 @@ The pool works on one event loop. Calls come from any thread, are begun on that 
 of `concurrent.futures`. Which loop it is:
 
     the pool is bound to a loop, or its block was entered   that loop; whoever opened the pool closes it
-    otherwise, `with pool.as_executor():`                   a loop in a thread of its own, which opens and closes the pool
+    otherwise, `with pool.as_executor():`                   a loop in a thread of its own, which opens and closes it
     otherwise, `submit` where a loop runs                   what the pool says: a TaskPool takes that loop
     otherwise                                               a loop in a thread of its own
 

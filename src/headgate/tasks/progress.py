@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from html import escape
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO, cast
+from typing import Any, Protocol, Self, TextIO
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidType
@@ -110,7 +110,8 @@ def _notebook_display() -> Callable[..., Any] | None:
         return None
     from IPython.display import display
 
-    return cast("Callable[..., Any]", display)
+    shows: Callable[..., Any] = display
+    return shows
 
 
 class _Notebook(_Lines):

@@ -29,7 +29,7 @@ _LEAKS = "headgate_leaks"
 
 
 class LoopFixture:
-    """What the fixture `headgate_loop` gives: the virtual loop of an async test, or a way to use one in a plain test."""
+    """What the fixture `headgate_loop` gives: the virtual loop of an async test, or a way to use one in another."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options

@@ -369,9 +369,8 @@ class WorkerPool:
     def as_executor(self, max_concurrent: int | None = None) -> PoolExecutor:
         """Return a `concurrent.futures.Executor` whose calls run on the workers; others wait in it, in order.
 
-        At most `max_concurrent` are out at a time, by default two for each worker. It can be used from any thread. A
-        pool that was not entered is opened in a thread of its own by ``with WorkerPool(...).as_executor() as executor:``
-        and closed at the end of the block.
+        At most `max_concurrent` are out at a time, by default two for each worker. It can be used from any thread.
+        ``with WorkerPool(...).as_executor() as executor:`` opens the pool in a thread of its own, and closes it.
         """
         from headgate.core.pool_executor import PoolExecutor
         from headgate.workers.client.calls import WorkerCalls
@@ -602,7 +601,9 @@ class WorkerPool:
         """Return what a notebook shows: the workers."""
         from headgate.core.html import card
 
-        rows = [(one.uid, one.state, one.pid or "", one.in_flight, ", ".join(sorted(one.tags))) for one in self.workers()]
+        rows = [
+            (one.uid, one.state, one.pid or "", one.in_flight, ", ".join(sorted(one.tags))) for one in self.workers()
+        ]
         return card(repr(self), ("worker", "state", "pid", "in flight", "tags"), rows)
 
 

@@ -90,4 +90,3 @@ class WorkerCalls:
             future.ended(result)
         finally:
             del future, fn, args, kwargs  # what was raised holds this frame
-
