@@ -72,7 +72,7 @@ async def test_c30_run_in_executor_runs_async_and_plain_functions_in_the_pool() 
 async def test_c30_futures_are_of_concurrent_futures() -> None:
     async with TaskPool(max_concurrent=1) as pool:
         executor = pool.as_executor()
-        first, second = (executor.submit(double_later, n, by=3) for n in (1, 2))  # type: ignore[call-arg]
+        first, second = (executor.submit(double_later, n, by=3) for n in (1, 2))
         assert isinstance(first, Future)
         await settle()
         assert (first.running(), second.running()) == (True, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any, assert_type
 
 import headgate
@@ -269,4 +270,9 @@ async def line(keys: headgate.ResourcePool[str], workers: headgate.WorkerPool) -
             assert_type(text, str)
         async for text in pool.stream(lines, 3):
             assert_type(text, str)
+    executor: Executor = workers.as_executor(max_concurrent=4)
+    assert_type(executor.submit(len, "abc"), Future[int])
+    with headgate.TaskPool().as_executor(priority=3) as other:
+        assert_type(other.submit(add, 3).result(), int)
+        assert_type(other.submit(int, "3").result(), int)
     assert_type(headgate.pool_create(name="x", resources=keys), headgate.TaskPool)

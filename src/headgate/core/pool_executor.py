@@ -23,7 +23,7 @@ import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from headgate.core.redaction import log_exception
 from headgate.errors import PoolClosed, WaitCycle
@@ -125,7 +125,14 @@ class PoolExecutor(concurrent.futures.Executor):
         self._calls = Calls(backend, name)
         weakref.finalize(self, self._calls.shut).atexit = False  # what was submitted is done all the same
 
-    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]:
+    # An async function gives its result, which Python's own executors do not promise.
+    @overload
+    def submit(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[R]: ...
+    @overload
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]: ...
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         """Call ``fn(*args, **kwargs)`` in the pool when its turn comes. An async function is awaited there.
 
         What the pool says of it (a full queue, a closed pool) is raised by the future. RuntimeError: shut down.
