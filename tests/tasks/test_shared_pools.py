@@ -234,12 +234,45 @@ async def test_g05_fail_fast_decides_after_the_exchange() -> None:
 
 
 @scenario
+async def test_g05_tasks_one_after_the_other_need_one_exchange_while_there_is_no_other_member() -> None:
+    place, work = SharedMemory(), Work()
+    pool, member = make(place, max_concurrent=1, backpressure="fail_fast")
+    work.let_go()
+    await (await pool.submit(work, 0))
+    member.hold_up()  # no exchange is possible now
+    for number in range(1, 4):
+        handle = await pool.submit(work, number)
+        assert handle.status == "running"
+        await handle
+    assert pool.snapshot().shared.active == 0
+    member.reconnect()
+    await asyncio.sleep(1)
+    (text,) = place.texts.values()
+    assert '"h"' not in text, "a slot that is not used for a while goes back"
+    await pool.close()
+
+
+@scenario
+async def test_g05_a_newcomer_is_not_refused_because_of_a_kept_slot() -> None:
+    place, work = SharedMemory(), Work()
+    work.let_go()
+    one, _ = make(place, max_concurrent=1, backpressure="fail_fast")
+    await (await one.submit(work, 1))
+    two, _ = make(place, max_concurrent=1, backpressure="fail_fast")
+    await turns()
+    await (await two.submit(work, 2))
+    await (await one.submit(work, 3))
+    await asyncio.gather(one.close(), two.close())
+
+
+@scenario
 async def test_g05_a_submit_that_is_cancelled_in_the_exchange_leaves_nothing() -> None:
     place, work = SharedMemory(), Work()
     pool, member = make(place, max_concurrent=1)
     _ = await pool.submit(work, 0)
     work.let_go(0)
     await pool.drain()
+    await asyncio.sleep(1)  # the slot is not kept any more
     member.hold_up()
     submitting = asyncio.ensure_future(pool.submit(work, 1))
     await asyncio.sleep(0)

@@ -66,7 +66,7 @@ class World:
         for name, entry in state.get("members", {}).items():
             slots = sum(entry.get("h", {}).values()) + len(entry.get("l", ())) + len(entry.get("n", ()))
             counted += slots if name in self.alive else 0
-        running = sum(len(pool.share_running()) for pool in self.pools)
+        running = sum(len(pool.share_running()) + pool.share.kept for pool in self.pools)
         if counted <= limit:
             self.most = limit
         assert counted <= max(limit, self.most), f"{counted} slots at a limit of {limit}: {self.text}"
@@ -111,10 +111,15 @@ class Pool:
         self.running: list[TaskRecord] = []
         self.outside: set[TaskRecord] = set()
         self.lenders: list[TaskRecord] = []
-        self.share = Share(world.settings, self._changed)
+        self.keeps = False
+        """Has it kept a slot since it last spoke? A real pool would speak soon."""
+        self.share = Share(world.settings, self._changed, kept=self._kept)
 
     def _changed(self) -> None:
         self.changed = True
+
+    def _kept(self) -> None:
+        self.keeps = True
 
     def share_running(self) -> list[TaskRecord]:
         return [task for task in self.running if task not in self.outside]
@@ -128,6 +133,7 @@ class Pool:
             cast(Any, None), self.world.numbers, None, (), None, moment, None, priority, tenant, tenant, terms
         )
         self.share.queue.push(task)
+        self.pump()
         return task
 
     def cancel(self, task: TaskRecord) -> None:
@@ -171,7 +177,7 @@ class Pool:
         if self.resend is not None:  # what has changed since is not in it
             message, self.resend = self.resend, None
         else:
-            self.changed = False
+            self.changed = self.keeps = False
             self.share.contended()
             message = self.share.message(self.world.now, ("host", 1), list(self.lenders))
         reply = self.world.transact(self.id, message, lose_wakes=lose_wakes)

@@ -8,7 +8,14 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from headgate.core.shared_state import Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
@@ -208,6 +215,69 @@ def test_g05_one_that_is_alone_uses_its_slots_again_without_asking() -> None:
     assert one.changed, "somebody else waits: it asks"
     place.drain(heartbeat=False)
     assert len(place.started) == 6
+
+
+def test_g05_the_only_member_keeps_a_free_slot_for_tasks_that_come_soon() -> None:
+    place = World(Settings(2, "fifo"))
+    one = place.join()
+    one.submit()
+    talk(one)
+    before = place.text
+    for _ in range(3):
+        one.end(one.running[0])
+        assert (one.share.kept, one.keeps, one.changed) == (1, True, False)
+        one.submit()
+        assert (len(one.running), one.share.kept, one.changed) == (1, 0, False)
+    assert place.text == before, "nothing was said, and nobody else could have missed it"
+    one.submit()
+    assert one.changed, "a second slot needs an exchange"
+    talk(one)
+    for task in list(one.running):
+        one.end(task)
+    assert one.share.kept == 2
+    two = place.join()
+    assert one.woken, "now somebody is there who might want them"
+    one.speak()
+    assert one.share.kept == 0
+    two.submit()
+    two.speak()
+    assert len(two.running) == 1, "after one exchange: nobody keeps anything"
+    one.submit()
+    one.speak()
+    one.end(one.running[0])
+    assert (one.share.kept, one.changed) == (0, True), "it is not the only member any more"
+
+
+def test_g05_a_kept_slot_is_not_used_beyond_a_lower_limit_nor_after_the_lease() -> None:
+    place = World(Settings(2, "fifo"))
+    one = place.join()
+    for _ in range(2):
+        one.submit()
+    talk(one)
+    one.end(one.running[0])
+    one.share.resize(1)
+    talk(one)
+    assert one.share.kept == 0
+    one.submit()
+    assert len(one.running) == 1
+    talk(one)
+    assert len(one.running) == 1
+    one.end(one.running[0])
+    talk(one)
+    one.end(one.running[0])
+    assert one.share.kept == 1
+    one.lose_lease()
+    assert one.share.kept == 0
+
+
+@pytest.mark.parametrize("with_kept", [Settings(1, "fair_round_robin", None, 1), Settings(1, "fifo", None, {"a": 1})])
+def test_g05_with_caps_no_slot_is_kept(with_kept: Settings) -> None:
+    place = World(with_kept)
+    one = place.join()
+    one.submit("a")
+    talk(one)
+    one.end(one.running[0])
+    assert (one.share.kept, one.changed) == (0, True)
 
 
 def test_g16_with_fencing_every_start_is_an_exchange() -> None:
@@ -434,10 +504,13 @@ class Budgets(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(Settings(3, self.kind, None, self.caps))
-        for _ in range(2):
-            self.world.join()
         self.submitted = 0
         self.lost_wakes = False
+
+    @initialize(members=st.integers(1, 2))
+    def begin(self, members: int) -> None:
+        for _ in range(members):
+            self.world.join()
 
     def pool(self, number: int) -> Pool:
         return self.world.pools[number % len(self.world.pools)]

@@ -22,7 +22,7 @@ keeps those of the tenants it has queued, and the state lists only the newest ch
 passes on. A member that is about to miss some is woken in time.
 
 **Alone.** A member that is told that nobody else waits gives its slots to its next tasks without asking, until it is
-woken.
+woken. If it is the only member it may also keep a slot for a moment when it has no task for it.
 """
 
 from __future__ import annotations
@@ -236,6 +236,8 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
     woken |= _contended(members, own) | _behind(state)
     if (joins and message.counts) or message.limit is not None or message.sets_caps:
         woken |= set(members)  # one that is alone would not ask for long
+    if joins and len(members) == 2:
+        woken |= set(members)  # the first may keep slots as long as it is the only one
     woken.discard(own)
     return Outcome(_text(state), _reply(state, member, message, seen), sorted(woken))
 

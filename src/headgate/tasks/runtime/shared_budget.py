@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 CONNECT: Final = 10.0
 """Seconds that the constructor of a pool waits for its store."""
 _LEAVING: Final = 2.0
+_KEPT: Final = 0.05
+"""Seconds that a slot is kept for tasks that are submitted soon, while there is no other member. Longer would gain
+little, and who is stopped meanwhile (SIGSTOP) keeps such slots from those who come."""
 _AGAIN: Final = 1.0
 """Seconds until a message is sent again that the store could not write."""
 
@@ -55,7 +58,7 @@ class SharedBudget:
         on_lease_lost: OnLeaseLost,
     ) -> None:
         """`counts` says whether backpressure counts the queued tasks of all members."""
-        self.share: Share = Share(settings, self._changed, fencing=fencing)
+        self.share: Share = Share(settings, self._changed, fencing=fencing, kept=self._on_kept)
         self.fencing: bool = fencing
         self.reachable: bool = True
         """Did the store answer when it was last asked?"""
@@ -77,6 +80,8 @@ class SharedBudget:
         self._epoch = 0  # of the membership: replies of an earlier one are not for us
         self._waiting: list[asyncio.Future[None]] = []  # who waits for the exchange that comes next
         self._told_trouble = False
+        self._kept_at = 0.0  # when a slot was last kept, by the clock of the loop
+        self._keeping: asyncio.TimerHandle | None = None
         self._stop_listening: Callable[[], None] | None = None
 
     # -- joining -------------------------------------------------------------------------------------------------------
@@ -159,6 +164,22 @@ class SharedBudget:
         elif not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._send)
+
+    def _on_kept(self) -> None:
+        """Give kept slots back when none was kept or used for a while."""
+        loop = None if self._executor is None else self._executor.loop
+        if loop is not None:
+            self._kept_at = loop.time()
+            if self._keeping is None:
+                self._keeping = loop.call_later(_KEPT, self._look_at_kept, loop)
+
+    def _look_at_kept(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._keeping = None
+        left = self._kept_at + _KEPT - loop.time()
+        if self.share.kept and left > 0:
+            self._keeping = loop.call_later(left, self._look_at_kept, loop)
+        elif self.share.kept:
+            self._changed()
 
     def _message(self, *, leaves: bool = False) -> Message:
         executor = self._executor
@@ -322,19 +343,25 @@ class SharedBudget:
     def abandon(self) -> None:
         """Hear nothing more from the store."""
         self._left = True
+        if self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = None
         if self._stop_listening is not None:
             self._stop_listening()
 
     def view(self) -> View:
         """What is known of all members: slots and queued tasks, together and of each."""
         share = self.share
+        own = {"held": share.held, "queued": len(share.queue)}  # as it is now: not all is told at once
+        members = [
+            {**one._asdict(), **(own if one.id == share.member else {}), "is_this_pool": one.id == share.member}
+            for one in share.members
+        ]
         return View(
             {
-                "active": sum(one.held for one in share.members),
-                "queued": sum(one.queued for one in share.members),
-                "members": tuple(
-                    View({**one._asdict(), "is_this_pool": one.id == share.member}) for one in share.members
-                ),
+                "active": sum(one["held"] for one in members),
+                "queued": sum(one["queued"] for one in members),
+                "members": tuple(View(one) for one in members),
                 "held": share.held,
                 "alone": share.alone,
                 "reachable": self.reachable,

@@ -2,7 +2,9 @@
 
 The scheduler tells it which tasks use slots; `message` says what the others are to know, and `replied` takes in the
 answer (see `stores/shared/exchange.py`). A slot that comes free is given back with the next message, unless nobody else
-waits: then it goes to the next task here at once. Grants that come to nothing (the task was cancelled, no resource is
+waits: then it goes to the next task here at once. If none is queued here and this pool is the only member, the slot is
+kept for a moment: tasks that are submitted one after the other need no exchange then. Nobody is there who could miss it,
+and a newcomer has this pool woken when it joins. Grants that come to nothing (the task was cancelled, no resource is
 there for it) go back with the next message too, and nobody pays for them.
 
 A lent slot is kept until the next message, for descendants of the lender that are queued here; then it goes back. A
@@ -26,8 +28,19 @@ _SPARE: Final = 2
 class Share:
     """The part of one pool in a shared budget."""
 
-    def __init__(self, settings: Settings, changed: Callable[[], None], *, fencing: bool = False) -> None:
-        """`changed` is called, possibly many times, when a message should be sent soon."""
+    def __init__(
+        self,
+        settings: Settings,
+        changed: Callable[[], None],
+        *,
+        fencing: bool = False,
+        kept: Callable[[], None] | None = None,
+    ) -> None:
+        """`changed` is called, possibly many times, when a message should be sent soon.
+
+        `kept` is called when a slot is kept that no task uses: a message should be sent if that lasts. Without it none
+        is kept.
+        """
         self.unserved: set[Hashable] = set()
         """Requirements that nothing can serve now: tasks that have one are not announced."""
         self.queue: SharedQueue = SharedQueue(settings, self.unserved, self._on_joined)
@@ -42,6 +55,9 @@ class Share:
         self._fencing = fencing
         self._counted = False  # must some member know how many tasks are queued here?
         self._changed = changed
+        self._on_kept = kept
+        self.kept: int = 0
+        """Slots that no task uses, for tasks that are submitted soon. They go back with the next message."""
         self._in_use: dict[TaskRecord, str] = {}  # tasks that use slots, and their tenants
         self._outside: set[TaskRecord] = set()  # started before the lease was lost: nobody counts them any more
         self._lent: list[str] = []  # lent slots that may still go to descendants of the lenders
@@ -78,6 +94,9 @@ class Share:
         if self._counted:
             self._changed()
             return
+        if self.kept and self._may_reuse() and self.queue.reuse("", self._seen):
+            self.kept -= 1
+            return
         if self.alone and not self._fencing and self.held >= settings.limit:
             return  # nobody waits to hear of it, and no slot is free
         least, kind = self._least, settings.kind
@@ -99,8 +118,20 @@ class Share:
         if token is None:
             self._changed()  # there is room here now, see `_wants`
             return
-        if not (self._may_reuse() and self.queue.reuse(token, self._seen)):
+        if self._may_reuse() and self.queue.reuse(token, self._seen):
+            return
+        if self._on_kept is not None and self._may_keep():
+            self.kept += 1
+            self._on_kept()
+        else:
             self._changed()
+
+    def _may_keep(self) -> bool:
+        """May a slot that came free wait for a task that is submitted soon? Only if there is no other member.
+
+        With caps it might not be for the tenant that comes.
+        """
+        return self._may_reuse() and len(self.members) == 1 and self.settings.caps is None
 
     def _may_reuse(self) -> bool:
         """May a slot that came free be used again without asking?"""
@@ -156,7 +187,7 @@ class Share:
 
     def has_unused(self) -> bool:
         """Was something granted that no task uses? It goes back with the next message."""
-        return bool(self.queue.ready or self._lent or self._returns)
+        return bool(self.queue.ready or self._lent or self._returns or (self.kept and not self._may_keep()))
 
     # -- the exchange --------------------------------------------------------------------------------------------------
 
@@ -187,6 +218,7 @@ class Share:
         self._refunds += [(grant.tenant, grant.cost) for grant in self.queue.drop_ready()]
         self._lent.clear()
         self._returns.clear()
+        self.kept = 0
         refunds, self._refunds = self._refunds, []
         if self.settings.kind not in FAIR:
             refunds = []
@@ -278,6 +310,7 @@ class Share:
         self._lent.clear()
         self._returns.clear()
         self._refunds.clear()
+        self.kept = 0
         self.member, self._seq, self._seen, self.alone, self._least = "", 0, 0, False, None
 
 
