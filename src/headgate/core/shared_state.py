@@ -54,6 +54,9 @@ class Outcome(NamedTuple):
     """What the caller of `transact` gets."""
     wakes: Collection[str] = ()
     """Ids of members whose listeners for this key are called once the text is committed."""
+    expires: float | None = None
+    """When the new text may be deleted, by the clock of `Seen.now`; None: never. Only for texts that are durable. A
+    store deletes such texts some time after that, a few at a time, or keeps them."""
 
 
 Step: TypeAlias = Callable[[str | None, Seen], Outcome]

@@ -159,8 +159,8 @@ def test_g02_missing_rights_are_named_one_after_the_other(postgres_dsn: str, rol
     assert "GRANT DELETE, INSERT, SELECT, UPDATE ON" in str(refusal(dsn))
     ask(postgres_dsn, f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA headgate TO {role}")
     error = refusal(dsn)
-    assert f"GRANT DELETE ON headgate.chunks, headgate.members TO {role}" in str(error)
-    ask(postgres_dsn, f"GRANT DELETE ON headgate.chunks, headgate.members TO {role}")
+    assert f"GRANT DELETE ON headgate.chunks, headgate.members, headgate.texts TO {role}" in str(error)
+    ask(postgres_dsn, f"GRANT DELETE ON headgate.chunks, headgate.members, headgate.texts TO {role}")
     with PostgresStore(dsn) as store:
         assert step(store, increment("a", 1)) == 1
         store.open("pool", {}, 10).close()

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 from headgate import PostgresStore
-from headgate.core.shared_state import Outcome, Seen, SharedState
+from headgate.core.shared_state import Outcome, Seen, SharedState, Step
 from headgate.errors import InvalidArgument, PoolClosed, StoreWriteFailed
 from headgate.testing import check_store
 from tests.postgres_server import ask as query
@@ -114,6 +114,42 @@ def test_g24_time_never_goes_back(postgres_dsn: str) -> None:
         assert ask(other, now) >= second, "and the text remembers it for the others"
 
 
+def test_g13_texts_that_have_expired_are_deleted(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.stores.shared.postgres_state._SWEEP_AFTER", 4)
+
+    def put(expires: float | None) -> Step:
+        return lambda _, seen: Outcome("text", expires=None if expires is None else seen.now + expires)
+
+    count = "SELECT string_agg(key, ' ' ORDER BY key) FROM headgate.texts"
+    with PostgresStore(postgres_dsn) as store:
+        for name, expires in (("later", 600.0), ("never", None), ("old", 0.05), ("renewed", 0.05)):
+            ask(store, put(expires), name, durable=True)
+        ask(store, lambda _, seen: Outcome("again"), "renewed", durable=True)
+        time.sleep(0.1)
+        for number in range(4):
+            ask(store, increment("a", number), "another", durable=True)
+        ask(store, read, "another", durable=True)  # steps have one order: now it has been swept
+        assert query(postgres_dsn, count) == "another later never renewed"
+        assert ask(store, read, "old", durable=True) is None
+
+
+def test_g02_a_text_that_is_changed_all_the_time_does_not_grow_its_table(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.stores.shared.postgres_upkeep.EVERY", 50)
+    size = "SELECT pg_total_relation_size('headgate.texts')"
+    with PostgresStore(postgres_dsn) as store:
+        ask(store, read)
+        query(postgres_dsn, "ALTER TABLE headgate.texts SET (autovacuum_enabled = off, toast.autovacuum_enabled = off)")
+        sizes = []
+        for _ in range(4):
+            for _ in range(250):
+                text = os.urandom(2500).hex()  # larger than what PostgreSQL keeps in the row itself
+                ask(store, lambda _, seen, text=text: Outcome(text))
+            sizes.append(query(postgres_dsn, size))
+    assert sizes[-1] < 2 * sizes[0], f"{sizes}: without vacuum it is four times as large"
+
+
 def test_g24_rows_that_others_wrote_give_a_clear_error(postgres_dsn: str) -> None:
     with PostgresStore(postgres_dsn) as store:
         ask(store, increment("a", 1), "broken")
@@ -149,7 +185,7 @@ def test_g24_nothing_but_texts_is_stored(postgres_dsn: str) -> None:
         )
     assert set(columns) == {
         *("key", "version", "at", "state", "id", "lease_until", "host", "pid", "pool_id", "epoch", "seq", "size"),
-        *("member", "opened_at", "journal", "n", "lines"),
+        *("member", "opened_at", "journal", "n", "lines", "expires"),
     }
 
 

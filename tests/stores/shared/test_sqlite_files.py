@@ -439,8 +439,8 @@ def test_g24_a_step_gets_garbage_as_text_and_nothing_is_run(path: Path, store: S
     values: list[object] = [pickle.dumps(Evil()), b"\xff\xfe", "\ufffd", 3, 2.5, None, "", '{"$type": "os:system"}']
     with sqlite3.connect(admission_file(path)) as database:
         for number, value in enumerate(values):
-            database.execute("INSERT INTO texts VALUES (?, ?)", (f"bad{number}", value))
-        database.execute("INSERT INTO texts VALUES (?, ?)", (7, 7))
+            database.execute("INSERT INTO texts (key, text) VALUES (?, ?)", (f"bad{number}", value))
+        database.execute("INSERT INTO texts (key, text) VALUES (?, ?)", (7, 7))
     database.close()
     for number, value in enumerate(values):
         found = ask(store, read, f"bad{number}")

@@ -6,17 +6,19 @@ import asyncio
 import fcntl
 import gc
 import math
+import sqlite3
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from headgate.core.clock import clock
-from headgate.core.shared_state import Outcome, Seen
+from headgate.core.shared_state import Outcome, Seen, Step
 from headgate.errors import InvalidType, PoolClosed
 from headgate.stores import SqliteStore
 from headgate.testing import check_shared_state
@@ -53,6 +55,36 @@ def test_g02_keys_and_texts_may_have_any_characters(path: Path, store: SqliteSto
     for key in odd:
         assert ask(again, read, key, durable=durable) == f"text of {key}"
     again.close()
+
+
+def test_g13_texts_that_have_expired_are_deleted_some_at_a_time(path: Path, store: SqliteStore) -> None:
+    def put(expires: float | None) -> Step:
+        return lambda _, seen: Outcome("text", expires=None if expires is None else seen.now + expires)
+
+    def keys() -> list[str]:
+        with closing(sqlite3.connect(path)) as database:
+            return [key for (key,) in database.execute("SELECT key FROM texts")]
+
+    for number in range(150):
+        store.transact(f"old-{number}", put(0.2), durable=True)
+    for name, expires in (("later", 600.0), ("never", None), ("renewed", 0.2)):
+        ask(store, put(expires), name, durable=True)
+    ask(store, write("again"), "renewed", durable=True)
+    assert len(keys()) == 153
+    time.sleep(0.25)
+    ask(store, write("text"), "another", durable=True)
+    left = len(keys())
+    assert 4 <= left < 154, "so many in one transaction"
+    assert left > 80, "and not all"
+    for number in range(3):
+        ask(store, write(f"text {number}"), "another", durable=True)
+    assert sorted(keys()) == ["another", "later", "never", "renewed"]
+    assert ask(store, read, "old-1", durable=True) is None
+
+
+def test_g02_an_expiry_that_is_no_number_is_refused(store: SqliteStore) -> None:
+    with pytest.raises(InvalidType, match="expires of an Outcome"):
+        ask(store, lambda text, seen: Outcome("text", expires="soon"), durable=True)  # type: ignore[arg-type]
 
 
 def test_g22_long_and_odd_keys_are_woken_too(path: Path) -> None:

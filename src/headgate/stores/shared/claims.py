@@ -8,6 +8,9 @@ result of a process that lost its lease changes nothing.
     follow   ask again, when woken: the same answers
     settle   the task of the owner has ended
     release  the task of the owner was never accepted
+
+The text of a key that is held no longer is kept for `SLACK` seconds, for those who follow it and have not looked yet,
+and for messages that are under way. Then the store may delete it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from headgate.errors import StoreFormatTooNew, StoreWriteFailed
 from headgate.tasks.scheduling.idempotency import Window, checked_window, holds_key
 
 FORMAT: Final = 1
+SLACK: Final = 3600.0
+"""Seconds for which the text of a key is kept although nobody can hold it by that text any more."""
 
 
 class Work(NamedTuple):
@@ -84,7 +89,7 @@ def settle(owner: str, ended: Ended, text: str | None, seen: Seen) -> Outcome:
     if found is None or not is_owner or found["status"] != "active":
         return Outcome(None, reply=False)
     settled = {**found, "status": ended.status, "ended": ended, "at": seen.now, "tell": []}
-    return Outcome(_text(settled), reply=True, wakes=found["tell"])
+    return Outcome(_text(settled), True, found["tell"], _expires(found["work"].window, ended.status, seen.now))
 
 
 def release(owner: str, text: str | None, seen: Seen) -> Outcome:
@@ -92,7 +97,14 @@ def release(owner: str, text: str | None, seen: Seen) -> Outcome:
     found = _read(text)
     if found is None or found["by"] != owner or found["status"] != "active":
         return Outcome(None)
-    return Outcome("", wakes=found["tell"])
+    return Outcome("", None, found["tell"], seen.now + SLACK)
+
+
+def _expires(window: Window, status: str, now: float) -> float | None:
+    """When nobody can ask any more for a key whose task has ended now; None: never."""
+    if not holds_key(window, status, now, now):
+        return now + SLACK
+    return None if isinstance(window, str) else now + window + SLACK
 
 
 def _is_held(found: dict[str, Any], owner: str, seen: Seen) -> bool:

@@ -25,6 +25,8 @@ class SharedMemory:
         self.texts: dict[str, str] = {}
         self.members: dict[str, MemoryState] = {}
         """The members that are not gone, by id."""
+        self.expiries: dict[str, float] = {}
+        """When texts may be deleted, by key."""
         self.lock: threading.RLock = threading.RLock()
         self._wakes: deque[Callable[[], None]] = deque()
         self._is_waking = False
@@ -33,6 +35,12 @@ class SharedMemory:
     def member(self) -> MemoryState:
         """Take part as one more member."""
         return MemoryState(self)
+
+    def sweep(self, now: float) -> None:
+        """Delete texts that have expired."""
+        for key in [key for key, expires in self.expiries.items() if expires < now]:
+            del self.expiries[key]
+            self.texts.pop(key, None)
 
     def new_id(self, state: MemoryState) -> str:
         """Give a member an id that none had before."""
@@ -88,12 +96,12 @@ class MemoryState:
         """Run a step now, unless the member is cut off."""
         future: Future[Any] = Future()
         if self._held_back is not None:
-            self._held_back.append(lambda: self._run(key, step, future))
+            self._held_back.append(lambda: self._run(key, step, future, durable))
         else:
-            self._run(key, step, future)
+            self._run(key, step, future, durable)
         return future
 
-    def _run(self, key: str, step: Step, future: Future[Any]) -> None:
+    def _run(self, key: str, step: Step, future: Future[Any], durable: bool) -> None:
         if not future.set_running_or_notify_cancel():
             return
         if self.is_closed:
@@ -109,6 +117,10 @@ class MemoryState:
                 return
             if outcome.state is not None:
                 place.texts[key] = outcome.state
+                place.expiries.pop(key, None)
+                if durable and outcome.expires is not None:
+                    place.expiries[key] = outcome.expires
+                place.sweep(seen.now)
             woken = [place.members[one] for one in outcome.wakes if one in place.members]
         future.set_result(outcome.reply)
         place.call(partial(state.wake, key) for state in woken)

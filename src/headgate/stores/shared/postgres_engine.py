@@ -20,6 +20,7 @@ from headgate.stores.shared.postgres_listeners import Listeners
 from headgate.stores.shared.postgres_members import Membership
 from headgate.stores.shared.postgres_state import Call, Exchange
 from headgate.stores.shared.postgres_thread import LoopThread
+from headgate.stores.shared.postgres_upkeep import Upkeep
 
 _GRACE = 1.0
 """Seconds that the last commands may take when the store is closed."""
@@ -36,6 +37,7 @@ class Engine:
         self._exchange: Exchange | None = None
         self._members: Membership | None = None
         self._server: Server | None = None
+        self._upkeep: Upkeep | None = None
         self.thread: LoopThread = LoopThread(f"headgate-postgres {address.place}", self._main)
         self._ready.wait()
 
@@ -86,17 +88,21 @@ class Engine:
         self.members.stir()
         if self._exchange is not None:
             self._exchange.stir()
+        if self._upkeep is not None:
+            self._upkeep.stir()
 
     async def _main(self) -> None:
         self._server = server = Server(self._address, self.listeners, min(5.0, max(1.0, self._lease / 5)))
         self._members = members = Membership(server, self._lease)
-        self._exchange = exchange = Exchange(server, members, idle=self._lease)
+        self._upkeep = upkeep = Upkeep(server)
+        self._exchange = exchange = Exchange(server, members, self._lease, upkeep)
         self._ready.set()
-        tasks = [asyncio.ensure_future(_guarded(work, server)) for work in (exchange.serve, members.beat)]
+        parts = (exchange.serve, members.beat, upkeep.serve)
+        tasks = [asyncio.ensure_future(_guarded(work, server)) for work in parts]
         await server.closing.wait()
         await asyncio.wait(tasks, timeout=_GRACE)
         links = (exchange.link, members.link)
-        await members.leave([link for link, task in zip(links, tasks, strict=True) if task.done()])
+        await members.leave([link for link, task in zip(links, tasks, strict=False) if task.done()])
         # Commands end with their connections. They are never cancelled: asyncpg would connect once more for that.
         server.drop_all()
         await asyncio.wait(tasks, timeout=_GRACE)

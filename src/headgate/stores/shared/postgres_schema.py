@@ -30,8 +30,10 @@ CREATE TABLE {SCHEMA}.texts (
     key text PRIMARY KEY,
     version bigint NOT NULL,
     at double precision NOT NULL,
+    expires double precision,
     state bytea NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+CREATE INDEX expiring ON {SCHEMA}.texts (expires) WHERE expires IS NOT NULL;
 CREATE UNLOGGED TABLE {SCHEMA}.members (
     id text PRIMARY KEY,
     lease_until timestamptz NOT NULL,
@@ -60,7 +62,7 @@ INSERT INTO {SCHEMA}.format VALUES ({FORMAT});
 """
 
 _NEEDS: Final = {
-    "texts": ("SELECT", "INSERT", "UPDATE"),
+    "texts": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "members": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "journals": ("SELECT", "INSERT", "UPDATE"),
     "chunks": ("SELECT", "INSERT", "UPDATE", "DELETE"),

@@ -32,9 +32,10 @@ from headgate.errors import HeadgateError, PoolClosed, StoreWriteFailed
 from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, Verdict
 from headgate.stores.shared.postgres_link import Link, Server
 from headgate.stores.shared.postgres_members import REAP, Membership, channel_of
+from headgate.stores.shared.postgres_upkeep import Upkeep
 
 _READ: Final = f"""
-SELECT texts.version, texts.state, greatest(texts.at, extract(epoch FROM clock_timestamp())::float8) AS now,
+SELECT texts.version, texts.state, texts.expires, greatest(texts.at, extract(epoch FROM clock_timestamp())::float8) AS now,
        members.ids, members.first_end <= clock_timestamp() AS is_any_over
 FROM (SELECT array_agg(id) AS ids, min(lease_until) AS first_end FROM {SCHEMA}.members) AS members
 LEFT JOIN {SCHEMA}.texts ON texts.key = $1
@@ -44,7 +45,7 @@ _MAY_WRITE: Final = f"EXISTS (SELECT FROM {SCHEMA}.members WHERE id = $5 AND lea
 
 _UPDATE: Final = f"""
 WITH written AS (
-    UPDATE {SCHEMA}.texts SET version = version + 1, state = $3, at = $4
+    UPDATE {SCHEMA}.texts SET version = version + 1, state = $3, at = $4, expires = $8
     WHERE key = $1 AND version = $2 AND {_MAY_WRITE} RETURNING version
 )
 SELECT version,
@@ -54,11 +55,18 @@ FROM written
 """
 
 _INSERT: Final = _UPDATE.replace(
-    f"""UPDATE {SCHEMA}.texts SET version = version + 1, state = $3, at = $4
+    f"""UPDATE {SCHEMA}.texts SET version = version + 1, state = $3, at = $4, expires = $8
     WHERE key = $1 AND version = $2 AND {_MAY_WRITE} RETURNING version""",
-    f"""INSERT INTO {SCHEMA}.texts (key, version, state, at) SELECT $1, $2::bigint + 1, $3, $4
+    f"""INSERT INTO {SCHEMA}.texts (key, version, state, at, expires) SELECT $1, $2::bigint + 1, $3, $4, $8::float8
     WHERE {_MAY_WRITE} ON CONFLICT (key) DO NOTHING RETURNING version""",
 )
+
+# A text is deleted long after it was last written, so no statement is under way that knows its version.
+_SWEEP: Final = f"""
+DELETE FROM {SCHEMA}.texts WHERE key IN (
+    SELECT key FROM {SCHEMA}.texts WHERE expires < $1 ORDER BY expires LIMIT 128 FOR UPDATE SKIP LOCKED
+)
+"""
 
 _NOTIFY: Final = "SELECT count(pg_notify(channel, $1)) FROM unnest($2::text[]) AS channel"
 
@@ -66,6 +74,9 @@ _NOTIFY: Final = "SELECT count(pg_notify(channel, $1)) FROM unnest($2::text[]) A
 _LOCK: Final = f"""
 BEGIN; SET LOCAL idle_in_transaction_session_timeout = 2000; SELECT FROM {SCHEMA}.texts WHERE key = '%s' FOR UPDATE
 """
+
+_SWEEP_AFTER: Final = 64
+"""After how many durable texts expired ones are deleted."""
 
 _DEFEATS: Final = 5
 """How often others may be quicker before the row is locked."""
@@ -100,6 +111,8 @@ class Batch:
         self.durable: bool = calls[0].durable
         self.state: bytes | None = None
         """The new text; None: it stays as it is."""
+        self.expires: float | None = None
+        """When the new text may be deleted."""
         self.wakes: set[str] = set()
         self.is_doubtful: bool = False
         """Was a write sent whose answer never came? The server may still be about to do it."""
@@ -107,12 +120,13 @@ class Batch:
 
     def run(self, text: str | None, seen: Seen) -> None:
         """Run all steps, one upon the other. One that raises changes nothing."""
-        self._replies, self.wakes, self.state = [], set(), None
+        self._replies, self.wakes, self.state, self.expires = [], set(), None, None
         for call in self.calls:
             try:
                 outcome: Outcome = call.step(text, seen)
                 if outcome.state is not None and outcome.state != text:
                     self.state, text = outcome.state.encode("utf-8", "surrogatepass"), outcome.state
+                    self.expires = outcome.expires
                 self.wakes.update(outcome.wakes)
                 self._replies.append((outcome.reply, None))
             except BaseException as error:
@@ -136,8 +150,9 @@ class Batch:
 class Exchange:
     """Runs the steps of one store, in their order, on a connection of its own."""
 
-    def __init__(self, server: Server, members: Membership, idle: float) -> None:
+    def __init__(self, server: Server, members: Membership, idle: float, upkeep: Upkeep) -> None:
         self._server = server
+        self._upkeep = upkeep
         self._members = members
         self.link: Link = Link("exchange", server)
         """The connection on which steps are run."""
@@ -149,6 +164,7 @@ class Exchange:
         self._is_waiting = False
         self._is_closed = False
         self._newest = 0.0
+        self._unswept = 0  # texts that were written since expired ones were last deleted
 
     # -- on any thread -------------------------------------------------------------------------------------------------
 
@@ -171,6 +187,8 @@ class Exchange:
             batch = self._next()
             if batch is not None:
                 await self._commit(batch)
+                if self._unswept >= _SWEEP_AFTER:
+                    await self._sweep()
             elif not await self._wait():
                 # A connection that nobody uses may have been cut by the network, and nobody would tell us.
                 await self._try()
@@ -189,6 +207,14 @@ class Exchange:
     def stir(self) -> None:
         """Let `serve` look whether the store is being closed."""
         self._arrived.set()
+
+    async def _sweep(self) -> None:
+        """Delete texts that have expired: more than were written since the last time, so that none are left over."""
+        self._unswept = 0
+        try:
+            await self.link.ask(_SWEEP, self._newest)
+        except Trouble:
+            pass  # others come soon, and the next who wants a step to be run hears of it
 
     async def _try(self) -> None:
         try:
@@ -271,7 +297,7 @@ class Exchange:
         self._newest = now = max(self._newest, row["now"])
         batch.run(self._text(batch.key, row["state"]), Seen(now, me, lambda member: member not in ids))
         if batch.is_doubtful and batch.state is None:
-            batch.state = row["state"]
+            batch.state, batch.expires = row["state"], row["expires"]
         channels = [channel_of(member) for member in batch.wakes if member in ids]
         if batch.state is not None:
             return await self._write(batch, row["version"], now, me, channels)
@@ -282,11 +308,17 @@ class Exchange:
     async def _write(self, batch: Batch, version: int | None, now: float, me: str, channels: Iterable[str]) -> bool:
         query, known = (_INSERT, 0) if version is None else (_UPDATE, version)
         try:
-            row = await self.link.ask(query, batch.key, known, batch.state, now, me, channels, batch.durable)
+            row = await self.link.ask(
+                query, batch.key, known, batch.state, now, me, channels, batch.durable, batch.expires
+            )
         except Trouble as trouble:
             batch.is_doubtful |= trouble.verdict is Verdict.AGAIN
             raise
-        return row is not None
+        if row is None:
+            return False
+        self._upkeep.changed(row["version"])
+        self._unswept += batch.durable
+        return True
 
     def _text(self, key: str, state: bytes | None) -> str | None:
         if state is None:

@@ -53,7 +53,7 @@ class SqliteFile:
         synced: bool,
         made: Callable[[sqlite3.Connection], None] = lambda database: None,
     ) -> None:
-        """`made` is called in the transaction in which the tables of a new file are made."""
+        """`tables` are what follows CREATE in the statements that make them; `made` is called in the transaction in which the tables of a new file are made."""
         self.path: Path = path
         self._made = made
         self._tables = tables
@@ -166,8 +166,8 @@ class SqliteFile:
         database.execute(f"PRAGMA fullfsync={int(self._synced)}")  # macOS: through the memory of the drive
         database.execute("PRAGMA trusted_schema=OFF")
         database.execute("BEGIN IMMEDIATE")
-        for table in self._tables:
-            database.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+        for made in self._tables:
+            database.execute(f"CREATE {made}")
         if application != APPLICATION:
             database.execute(f"PRAGMA application_id={APPLICATION}")
             database.execute(f"PRAGMA user_version={FORMAT}")

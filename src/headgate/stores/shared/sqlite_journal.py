@@ -37,8 +37,8 @@ from headgate.stores.shared.sqlite_file import SqliteFile, sql_value, text_of_sq
 from headgate.stores.shared.sqlite_place import Place
 
 TABLES: Final = (
-    "journals (pool_id PRIMARY KEY, epoch INTEGER, pid INTEGER, host TEXT, at REAL) WITHOUT ROWID",
-    "lines (pool_id, number INTEGER, data BLOB, PRIMARY KEY (pool_id, number)) WITHOUT ROWID",
+    "TABLE IF NOT EXISTS journals (pool_id PRIMARY KEY, epoch INTEGER, pid INTEGER, host TEXT, at REAL) WITHOUT ROWID",
+    "TABLE IF NOT EXISTS lines (pool_id, number INTEGER, data BLOB, PRIMARY KEY (pool_id, number)) WITHOUT ROWID",
 )
 
 _LARGE: Final = 256_000

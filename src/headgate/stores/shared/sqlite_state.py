@@ -40,12 +40,18 @@ from headgate.stores.shared.store_thread import StoreThread
 
 _log = logging.getLogger("headgate.stores")
 
-TEXTS: Final = "texts (key PRIMARY KEY, text) WITHOUT ROWID"
-_CLOCKS: Final = "clocks (name PRIMARY KEY, ahead REAL) WITHOUT ROWID"
-_LOST: Final = "lost (member PRIMARY KEY, at REAL) WITHOUT ROWID"
+TEXTS: Final = "TABLE IF NOT EXISTS texts (key PRIMARY KEY, text, expires REAL) WITHOUT ROWID"
+_EXPIRING: Final = "INDEX IF NOT EXISTS expiring ON texts (expires) WHERE expires IS NOT NULL"
+_CLOCKS: Final = "TABLE IF NOT EXISTS clocks (name PRIMARY KEY, ahead REAL) WITHOUT ROWID"
+_LOST: Final = "TABLE IF NOT EXISTS lost (member PRIMARY KEY, at REAL) WITHOUT ROWID"
 
 # Not INSERT OR REPLACE, which deletes the row first: for a text of 3 KB, which has a page of its own, a quarter slower.
-_WRITE: Final = "INSERT INTO texts VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text"
+_WRITE: Final = """
+INSERT INTO texts VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text, expires = excluded.expires
+"""
+
+# Some at a time: other processes wait meanwhile. More than are written, so that none are left over.
+_SWEEP: Final = "DELETE FROM texts WHERE key IN (SELECT key FROM texts WHERE expires < ? ORDER BY expires LIMIT 64)"
 
 _AT_ONCE: Final = 64
 """Steps in one transaction: other processes wait meanwhile."""
@@ -335,7 +341,7 @@ class _Opened:
 
     def __init__(self, place: Place, heartbeat: float, wake: Callable[[str | None], None]) -> None:
         self._place = place
-        self._durable = SqliteFile(place.durable, [TEXTS], synced=True)
+        self._durable = SqliteFile(place.durable, [TEXTS, _EXPIRING], synced=True)
         self._admission = SqliteFile(
             place.admission, [TEXTS, _CLOCKS, _LOST], synced=not place.is_boot_known, made=self._made
         )
@@ -369,7 +375,8 @@ class _Opened:
         with file.transaction() as database:
             unheard = () if durable else self._unheard_members(database)
             seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.ahead, unheard)
-            _run_steps(database, calls, seen)
+            if _run_steps(database, calls, seen) and durable:
+                database.execute(_SWEEP, (seen.now,))
 
     def _made(self, database: sqlite3.Connection) -> None:
         """Note in a new file for texts which members live already: somebody has removed the one that they used."""
@@ -390,9 +397,10 @@ class _Opened:
         return [text_of_sql(member) for member in recent]
 
 
-def _run_steps(database: sqlite3.Connection, calls: list[_Call], seen: Seen) -> None:
+def _run_steps(database: sqlite3.Connection, calls: list[_Call], seen: Seen) -> bool:
+    """Run steps and write what they changed; returns whether there was anything."""
     texts: dict[str, str | None] = {}
-    changed: dict[str, str] = {}
+    changed: dict[str, Outcome] = {}
     for call in calls:
         call.outcome = None
         if not call.begin():
@@ -402,9 +410,11 @@ def _run_steps(database: sqlite3.Connection, calls: list[_Call], seen: Seen) -> 
             texts[key] = _read(database, key)
         call.outcome = outcome = _ran(call.step, texts[key], seen)
         if isinstance(outcome, Outcome) and outcome.state is not None and outcome.state != texts[key]:
-            texts[key] = changed[key] = outcome.state
-    for key, text in changed.items():
-        database.execute(_WRITE, (sql_value(key), sql_value(text)))
+            texts[key], changed[key] = outcome.state, outcome
+    for key, outcome in changed.items():
+        assert outcome.state is not None, "it was changed"
+        database.execute(_WRITE, (sql_value(key), sql_value(outcome.state), outcome.expires))
+    return bool(changed)
 
 
 def _ran(step: Step, text: str | None, seen: Seen) -> Outcome | BaseException:
@@ -420,6 +430,8 @@ def _ran(step: Step, text: str | None, seen: Seen) -> Outcome | BaseException:
         return InvalidType(f"a step must return an Outcome, got {type(outcome).__name__}")
     if not isinstance(outcome.state, str | None):
         return InvalidType(f"the state of an Outcome must be a string or None, got {type(outcome.state).__name__}")
+    if not isinstance(outcome.expires, float | int | None):
+        return InvalidType(f"the expires of an Outcome must be a number or None, got {type(outcome.expires).__name__}")
     if outcome.wakes and not all(isinstance(member, str) for member in outcome.wakes):
         return InvalidType("the wakes of an Outcome must be ids of members")
     return outcome
