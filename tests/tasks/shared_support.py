@@ -35,7 +35,7 @@ class Nursery:
 
     def __init__(self, *before: str) -> None:
         """`before` is put in front of the command."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
         self._process = subprocess.Popen(
             [*before, sys.executable, str(CHILD)], stdin=subprocess.PIPE, bufsize=0, env=environment
         )

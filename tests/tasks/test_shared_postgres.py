@@ -121,7 +121,7 @@ def test_g20_what_a_killed_process_held_is_free_when_its_lease_is_over(postgres_
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, postgres_dsn, "2"],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
     )
 
     async def main() -> None:
@@ -148,7 +148,7 @@ def test_g20_a_process_stopped_for_longer_than_its_lease_starts_nothing_and_join
         [sys.executable, "-c", CHILD, postgres_dsn, "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
     )
 
     async def main() -> None:

@@ -442,7 +442,7 @@ def test_g20_a_program_that_ends_anyhow_frees_its_slots_at_once(world: World, ho
     other = world.child(max_concurrent=2, heartbeat=600.0)
     command = [sys.executable, "-c", PROGRAM + ENDS[how], str(world.path), str(world.events)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     ) as program:
         eventually(lambda: len(world.started()) == 2)
         assert other("submit", name="other") == "queued" or how not in ("is interrupted", "is terminated")
@@ -527,7 +527,7 @@ asyncio.run(main())
 def test_g06_a_pool_made_before_a_fork_is_a_new_member_in_the_child(world: World) -> None:
     command = [sys.executable, "-c", FORKS, str(world.path), str(world.events)]
     ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     started = world.started()
@@ -584,7 +584,7 @@ for thread in threads:
 
 def test_g23_two_event_loops_in_two_threads_share_one_store(world: World) -> None:
     command = [sys.executable, "-W", "error", "-c", THREADS, str(world.path), str(world.events)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     programs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
     said = [program.communicate(timeout=PATIENCE)[1] for program in programs]
     assert said == ["", ""]
@@ -618,7 +618,7 @@ def test_g21_when_the_file_is_removed_nothing_starts_until_all_have_spoken(world
     one("open", "a")
     eventually(lambda: other("look")["exchanges"] > before + 5)  # some heartbeats later
     assert world.running() == ["b", "c", "d"], "nobody has heard of the one that is stopped"
-    assert "was removed while" in "".join(child.stderr() for child in world.children)
+    assert "was removed or replaced while" in "".join(child.stderr() for child in world.children)
     three.go_on()
     eventually(lambda: len(world.running()) == 4)
     two("open", "b", "c", *(f"two-{number}" for number in range(3)))
@@ -627,6 +627,33 @@ def test_g21_when_the_file_is_removed_nothing_starts_until_all_have_spoken(world
     for child in {one, two, three, other}:
         child("drain")
     assert len(world.started()) == 4 + 3 + 3
+    assert world.most() == 4
+
+
+@pytest.mark.parametrize("how", ["emptied", "an older copy"])
+def test_g21_when_the_file_is_replaced_in_place_nothing_starts_until_all_have_spoken(world: World, how: str) -> None:
+    one, two, three = world.some(3, max_concurrent=4, heartbeat=0.2)
+    file = admission_file(world)
+    older = b"" if how == "emptied" else file.read_bytes()
+    for child, name in ((one, "a"), (two, "b"), (two, "c"), (three, "d")):
+        assert child("submit", name=name) == "running"
+    for number in range(3):
+        assert two("submit", name=f"two-{number}") == "queued"
+    world.stop(three)
+    with file.open("r+b") as replaced:  # the same file, as `cp` and `truncate` leave it
+        replaced.truncate()
+        replaced.write(older)
+    before = two("look")["exchanges"]
+    one("open", "a")
+    eventually(lambda: two("look")["exchanges"] > before + 5)  # some heartbeats later
+    assert world.running() == ["b", "c", "d"], "nobody has heard of the one that is stopped"
+    assert "was removed or replaced while" in "".join(child.stderr() for child in world.children)
+    three.go_on()
+    eventually(lambda: len(world.running()) == 4)
+    two("open", "b", "c", *(f"two-{number}" for number in range(3)))
+    three("open", "d")
+    for child in (one, two, three):
+        child("drain")
     assert world.most() == 4
 
 
