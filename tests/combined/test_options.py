@@ -26,6 +26,7 @@ from headgate import (
     pool_list,
 )
 from headgate.stores import MemoryStore
+from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import run, virtual
 from tests.combined.support import Key, counts, exclusive, free, hold, shared, tagged, use, which
 
@@ -379,3 +380,17 @@ async def test_r07_the_value_of_a_key_is_in_nothing_that_the_pool_shows() -> Non
         shown += [text for handle in handles for text in (repr(handle), str(handle.snapshot()))]
         assert all("secret-" not in text for text in shown)
         assert "shown" in shown[0]
+
+
+def test_g16_fencing_is_refused_where_tasks_run_on_workers() -> None:
+    with pytest.raises(InvalidArgument, match="not known on a worker") as caught:
+        TaskPool(
+            "fenced",
+            scope="org",
+            scope_id="acme",
+            store=SharedMemory().member(),  # type: ignore[arg-type]
+            workers=headgate.WorkerPool(),
+            fencing=True,
+        )
+    assert "current_task().fence" in str(caught.value.remedy)
+    assert headgate.pool_get("fenced") is None

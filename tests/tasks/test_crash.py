@@ -41,7 +41,11 @@ class Pipeline:
     def run(self, words: int | None) -> bool:
         """Run it until it has said so many words, then kill it. Has it come to its end?"""
         command = [sys.executable, str(CHILD), str(self.folder), "image" if self.power else "files", str(self.items)]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONHASHSEED": str(random.randrange(1000))}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            "PYTHONHASHSEED": str(random.randrange(1000)),
+        }
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as child:
             assert child.stdout is not None
             done = self._listen(child.stdout, words, child)

@@ -19,6 +19,7 @@ import pytest
 from headgate import PostgresStore, TaskPool, fair_round_robin
 from headgate.tasks.names import unregister
 from tests.postgres_server import PostgresServer
+from tests.tasks import shared_jobs
 
 pytestmark = pytest.mark.integration
 
@@ -98,6 +99,44 @@ def test_g13_a_key_runs_once_over_the_server(postgres_dsn: str) -> None:
         assert work.began == ["job"]
 
     asyncio.run(main())
+
+
+OWNER = """
+import asyncio, sys
+from headgate import PostgresStore, TaskPool
+from tests.tasks.shared_jobs import run_here
+
+async def main():
+    store = PostgresStore(sys.argv[1], lease=2.0)
+    pool = TaskPool("shared", store=store, scope="tenant", scope_id="acme", max_concurrent=2)
+    await (await pool.submit(run_here, idempotency_key="k"))
+
+asyncio.run(main())
+"""
+
+
+def test_g13_when_the_process_that_runs_a_key_is_killed_one_other_runs_it(postgres_dsn: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "NEVER_ENDS": "1"}
+    child = subprocess.Popen([sys.executable, "-c", OWNER, postgres_dsn], stdout=subprocess.PIPE, env=environment)
+
+    async def main() -> None:
+        shared_jobs.RAN.clear()
+        async with pools(postgres_dsn, 3, lease=2.0) as members:
+            handles = [await pool.submit(shared_jobs.run_here, idempotency_key="k") for pool in members]
+            assert all(handle.status == "queued" for handle in handles), "they follow"
+            child.kill()
+            assert await asyncio.gather(*handles) == [os.getpid()] * 3
+            late = await members[0].submit(shared_jobs.run_here, idempotency_key="k")
+            assert await late == os.getpid()
+        assert shared_jobs.RAN == [os.getpid()], "one of them ran it, and the others have its result"
+
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"runs\n"
+        asyncio.run(main())
+    finally:
+        child.kill()
+        child.communicate()
 
 
 CHILD = """

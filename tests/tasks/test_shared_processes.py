@@ -442,7 +442,11 @@ def test_g20_a_program_that_ends_anyhow_frees_its_slots_at_once(world: World, ho
     other = world.child(max_concurrent=2, heartbeat=600.0)
     command = [sys.executable, "-c", PROGRAM + ENDS[how], str(world.path), str(world.events)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
     ) as program:
         eventually(lambda: len(world.started()) == 2)
         assert other("submit", name="other") == "queued" or how not in ("is interrupted", "is terminated")
@@ -527,7 +531,11 @@ asyncio.run(main())
 def test_g06_a_pool_made_before_a_fork_is_a_new_member_in_the_child(world: World) -> None:
     command = [sys.executable, "-c", FORKS, str(world.path), str(world.events)]
     ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     started = world.started()

@@ -85,6 +85,11 @@ class TaskPool(PlainTaskPool):
         resources: ResourcePool[Any] | None = None,
         workers: WorkerPool | None = None,
     ) -> None:
+        if workers is not None and fencing is True:
+            raise InvalidArgument(
+                "fencing=True cannot be given together with workers: the number of a start is not known on a worker",
+                remedy="Leave out workers=, and and let the task pass its headgate.current_task().fence to a routine.",
+            )
         super().__init__(
             name,
             max_concurrent=max_concurrent,

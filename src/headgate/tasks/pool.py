@@ -322,8 +322,7 @@ class TaskPool:
     ) -> Scheduler:
         if self._shared is not None:
             return Scheduler(strategy, policy, limit, share=self._shared.share)
-        by_tenant = self._budget if self._budget.by_tenant else None
-        return Scheduler(strategy, policy, self._budget.limit, key_limits, by_tenant)
+        return Scheduler(strategy, policy, self._budget.limit, key_limits)
 
     def _open_records(self, store: Any, keep: int) -> Records | None:
         if self.scope != "pipeline":

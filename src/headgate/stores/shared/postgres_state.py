@@ -35,7 +35,8 @@ from headgate.stores.shared.postgres_members import REAP, Membership, channel_of
 from headgate.stores.shared.postgres_upkeep import Upkeep
 
 _READ: Final = f"""
-SELECT texts.version, texts.state, texts.expires, greatest(texts.at, extract(epoch FROM clock_timestamp())::float8) AS now,
+SELECT texts.version, texts.state, texts.expires,
+       greatest(texts.at, extract(epoch FROM clock_timestamp())::float8) AS now,
        members.ids, members.first_end <= clock_timestamp() AS is_any_over
 FROM (SELECT array_agg(id) AS ids, min(lease_until) AS first_end FROM {SCHEMA}.members) AS members
 LEFT JOIN {SCHEMA}.texts ON texts.key = $1

@@ -1,10 +1,10 @@
 """Keeping the table of texts small while it is written all the time.
 
-Every change of a text leaves the old one behind, and one of more than 2 KB lies in a table beside it, of which PostgreSQL
-reuses nothing before a VACUUM. Its own autovacuum comes once a minute: at a thousand exchanges a second the files grow
-by more than 100 MB meanwhile. So whoever makes the thousandth change of a text asks for a VACUUM, on a connection that is
-made for that: it waits for nobody (SKIP_LOCKED), and takes some milliseconds, because pages in which nothing has changed
-are not read.
+Every change of a text leaves the old one behind, and one of more than 2 KB lies in a table beside it, of which
+PostgreSQL reuses nothing before a VACUUM. Its own autovacuum comes once a minute: at a thousand exchanges a second the
+files grow by more than 100 MB meanwhile. So whoever makes the thousandth change of a text asks for a VACUUM, on a
+connection that is made for that. It waits for nobody (SKIP_LOCKED), and takes some milliseconds, because pages in which
+nothing has changed are not read.
 
 A role that does not own the table may not do that: the server says so in a warning, and autovacuum remains.
 """

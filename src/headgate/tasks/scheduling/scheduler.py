@@ -16,7 +16,6 @@ from headgate.errors import InvalidArgument, PoolBusy, QueueFull
 from headgate.tasks.admission import Answer, Policy, victims_of
 from headgate.tasks.fairness import Backlogs
 from headgate.tasks.model import PLAIN, TaskRecord
-from headgate.tasks.scheduling.budget import SlotBudget
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
 from headgate.tasks.scheduling.queues.simple import Queue
@@ -38,7 +37,6 @@ class Scheduler:
     __slots__ = (
         "_aside",
         "_backlogs",
-        "_budget",
         "_classed",
         "_direct",
         "_families",
@@ -62,13 +60,9 @@ class Scheduler:
         policy: Policy,
         limit: int,
         key_limits: int | Mapping[Hashable, int] | None = None,
-        budget: SlotBudget | None = None,
         share: Share | None = None,
     ) -> None:
-        """`budget` is one that differs between tenants, or None: otherwise `limit` says all that there is to know.
-
-        `share` is what the pool has of a budget of several processes. It has the queue then, and keeps `key_limits`.
-        """
+        """`share` is what the pool has of a budget of several processes; it has the queue then, and the caps."""
         self.strategy: Strategy = strategy
         self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
         self.coming: set[TaskRecord] = set()
@@ -77,7 +71,6 @@ class Scheduler:
         self._victims = victims_of(policy)
         self._limits: KeyLimits | None = None
         self._direct = share is None  # may an ended task's slot go to the next without asking anybody?
-        self._budget = budget
         self._share = share
         # Are there queued tasks of several needs, or were there? The queue of a share always keeps them apart.
         self._classed = share is not None
@@ -91,8 +84,8 @@ class Scheduler:
         self.slots: Slots = Slots(limit if share is None else sys.maxsize)
         self.queue: Queue = strategy.queue() if share is None else share.queue
         self._backlogs = None if isinstance(self.queue, (FairQueue, ShareQueue)) else Backlogs()
-        self._tracked = self._victims is not None or self._backlogs is not None or budget is not None
-        if key_limits is not None or budget is not None:
+        self._tracked = self._victims is not None or self._backlogs is not None
+        if key_limits is not None:
             self.limit_keys(key_limits)
 
     # -- entering ------------------------------------------------------------------------------------------------------
@@ -287,8 +280,6 @@ class Scheduler:
             self._families.joined(task)
         if self._victims is not None:
             self._victims.joined(task)
-        if self._budget is not None and self._limits is not None:
-            self._limits.queued(task.partition, 1)
 
     def _left(self, task: TaskRecord, *, started: bool) -> None:
         if self._backlogs is not None and task.partition is not None:
@@ -297,8 +288,6 @@ class Scheduler:
             self._families.left(task)
         if self._victims is not None:
             self._victims.left(task)
-        if self._budget is not None and self._limits is not None:
-            self._limits.queued(task.partition, -1)
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 
@@ -375,10 +364,8 @@ class Scheduler:
         self._joined(task)
 
     def resize(self, limit: int) -> None:
-        """Hand out at most so many slots from now on, and to the tenants to which the budget grants them now."""
+        """Hand out at most so many slots from now on."""
         self.slots.resize(limit)
-        if self._budget is not None and self._limits is not None:
-            self._limits.refresh()
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
         """Limit the active tasks of each tenant from now on."""
@@ -393,18 +380,17 @@ class Scheduler:
         accounts = kept.accounts() if isinstance(kept, (ShareQueue, ClassedQueue)) else None
         queued = list(iter(kept.pop, None))
         self.unserved |= unserved
-        parkable = limits is not None or self._budget is not None
+        parkable = limits is not None
         if self._classed:
             self.queue = self.strategy.classed_queue(self.unserved, parkable=parkable)
         else:
             self.queue = self.strategy.queue(parkable=parkable)
         if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
             self.queue.inherit(*accounts)
-        self._limits = KeyLimits(limits, self.queue, self._budget) if parkable else None
+        self._limits = KeyLimits(limits, self.queue) if limits is not None else None
         self._direct = self._limits is None
         if self._limits is not None:
-            waiting = queued if self._budget is not None else ()
-            self._limits.count((task.partition for task in self.slots.holders()), (task.partition for task in waiting))
+            self._limits.count(task.partition for task in self.slots.holders())
         for task in reversed(queued) if self.strategy.kind == "lifo" else queued:
             self.queue.push(task)
 

@@ -2,9 +2,9 @@
 
 The scheduler tells it which tasks use slots; `message` says what the others are to know, and `replied` takes in the
 answer (see `stores/shared/exchange.py`). A slot that comes free is given back with the next message, unless nobody else
-waits: then it goes to the next task here at once. If none is queued here and this pool is the only member, the slot is
-kept for a moment: tasks that are submitted one after the other need no exchange then. Nobody is there who could miss it,
-and a newcomer has this pool woken when it joins. Grants that come to nothing (the task was cancelled, no resource is
+waits: then it goes to the next task here at once. If none is queued here and this pool is the only member, the slot
+is kept for a moment: tasks that are submitted one after the other need no exchange then. Nobody is there who could miss
+it, and this pool is woken when somebody joins. Grants that come to nothing (the task was cancelled, no resource is
 there for it) go back with the next message too, and nobody pays for them.
 
 A lent slot is kept until the next message, for descendants of the lender that are queued here; then it goes back. A

@@ -25,7 +25,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from headgate.errors import InvalidArgument, WaitCycle
 from headgate.tasks.model import TaskRecord
-from headgate.tasks.scheduling.budget import SlotBudget
 from headgate.tasks.scheduling.queues.simple import Queue
 
 
@@ -213,21 +212,14 @@ class Families:
 
 
 class KeyLimits:
-    """How many tasks of each tenant may be active, and how many are. A tenant at its limit is parked in the queue.
+    """How many tasks of each tenant may be active, and how many are. A tenant at its limit is parked in the queue."""
 
-    The limits are those of `max_concurrent_per_key`, and what a budget that differs between tenants grants.
-    """
+    __slots__ = ("_active", "_parked", "_queue", "limits")
 
-    __slots__ = ("_active", "_budget", "_parked", "_queue", "_queued", "limits")
-
-    def __init__(
-        self, limits: int | Mapping[Hashable, int] | None, queue: Queue, budget: SlotBudget | None = None
-    ) -> None:
-        self.limits: int | Mapping[Hashable, int] | None = limits
+    def __init__(self, limits: int | Mapping[Hashable, int], queue: Queue) -> None:
+        self.limits: int | Mapping[Hashable, int] = limits
         self._queue = queue
-        self._budget = budget
         self._active: dict[Hashable, int] = {}
-        self._queued: dict[Hashable, int] = {}  # only with a budget
         self._parked: set[Hashable] = set()
 
     def full(self, key: Hashable) -> bool:
@@ -238,8 +230,6 @@ class KeyLimits:
     def took(self, key: Hashable) -> None:
         """Count one more active task of this tenant."""
         self._active[key] = self._active.get(key, 0) + 1
-        if self._budget is not None:
-            self._budget.started(key)
         if self.full(key):
             self._park(key)
 
@@ -248,34 +238,15 @@ class KeyLimits:
         self._active[key] -= 1
         if not self._active[key]:
             del self._active[key]
-        if self._budget is not None:
-            self._budget.ended(key)
         if key in self._parked and not self.full(key):
             self._unpark(key)
 
-    def queued(self, key: Hashable, more: int) -> None:
-        """Count `more` queued tasks of this tenant (or fewer, if it is negative), and tell the budget."""
-        assert self._budget is not None, "nobody else needs to know"
-        count = self._queued[key] = self._queued.get(key, 0) + more
-        if not count:
-            del self._queued[key]
-        self._budget.want(key, count)
-        if self.full(key):
-            self._park(key)
-
-    def count(self, active: Iterable[Hashable], queued: Iterable[Hashable]) -> None:
-        """Begin with these tenants of active and of queued tasks, of which the budget knows already."""
+    def count(self, active: Iterable[Hashable]) -> None:
+        """Begin with these tenants of active tasks."""
         self._active = dict(Counter(active))
-        self._queued = dict(Counter(queued))
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Park the tenants that are at their limits now, and no others: the budget has changed."""
-        for key in {*self._active, *self._queued, *self._parked}:
+        for key in self._active:
             if self.full(key):
                 self._park(key)
-            else:
-                self._unpark(key)
 
     def lift(self) -> None:
         """Let every parked tenant take its turns again."""
@@ -295,11 +266,7 @@ class KeyLimits:
     def _limit(self, key: Hashable) -> int | None:
         if key is None:  # tasks without a tenant have nothing in common
             return None
-        own = self.limits.get(key) if isinstance(self.limits, Mapping) else self.limits
-        if self._budget is None:
-            return own
-        granted = self._budget.granted(key)
-        return granted if own is None else min(own, granted)
+        return self.limits.get(key) if isinstance(self.limits, Mapping) else self.limits
 
 
 def checked_limits(limits: object) -> int | dict[Hashable, int] | None:
