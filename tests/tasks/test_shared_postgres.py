@@ -128,7 +128,7 @@ def test_g13_when_the_process_that_runs_a_key_is_killed_one_other_runs_it(postgr
             assert await asyncio.gather(*handles) == [os.getpid()] * 3
             late = await members[0].submit(shared_jobs.run_here, idempotency_key="k")
             assert await late == os.getpid()
-        assert shared_jobs.RAN == [os.getpid()], "one of them ran it, and the others have its result"
+        assert len(shared_jobs.RAN) == 1, "one of them ran it, and the others have its result"
 
     try:
         assert child.stdout is not None
