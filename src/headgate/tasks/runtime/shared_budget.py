@@ -168,7 +168,9 @@ class SharedBudget:
     def _on_kept(self) -> None:
         """Give kept slots back when none was kept or used for a while."""
         loop = None if self._executor is None else self._executor.loop
-        if loop is not None:
+        if loop is None or loop.is_closed() or self._left:
+            self._changed()
+        else:
             self._kept_at = loop.time()
             if self._keeping is None:
                 self._keeping = loop.call_later(_KEPT, self._look_at_kept, loop)
