@@ -19,7 +19,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -53,9 +53,11 @@ class SqliteFile:
         synced: bool,
         made: Callable[[sqlite3.Connection], None] | None = None,
     ) -> None:
-        """`tables` are what follows CREATE in the statements that make them; `made` is called in
-        the transaction in which the tables of a new file are made, and in the first one that finds the file gone back
-        to what it was earlier: somebody has written an older copy over it."""
+        """`tables` are the statements that make them, without CREATE.
+
+        `made` is called in the transaction in which the tables of a new file are made, and in the first one that finds
+        the file as it was earlier: somebody has written an older copy over it.
+        """
         self.path: Path = path
         self._made = made
         self._tables = tables
@@ -168,7 +170,8 @@ class SqliteFile:
 
     def _note(self) -> None:
         if self._header != -1:
-            os.pwrite(self._gate, self._changes().to_bytes(4, "big"), 0)
+            with suppress(OSError):  # it is committed all the same, and a note that is too low does no harm
+                os.pwrite(self._gate, self._changes().to_bytes(4, "big"), 0)
 
     def _changes(self) -> int:
         return int.from_bytes(os.pread(self._header, 4, 24), "big")
