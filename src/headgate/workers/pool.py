@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
 from headgate import registry
 from headgate._version import __version__
 from headgate.core.checks import (
+    checked_memory,
     checked_optional_count,
     checked_optional_seconds,
     checked_positive_seconds,
@@ -33,6 +34,7 @@ from headgate.core.checks import (
 )
 from headgate.core.clock import clock
 from headgate.errors import (
+    HeadgateError,
     InvalidArgument,
     InvalidType,
     NoActivePool,
@@ -42,11 +44,12 @@ from headgate.errors import (
 )
 from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
-from headgate.workers.model import Limits, WorkerMetadata, WorkerView, check_tags
+from headgate.workers.model import Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
 from headgate.workers.options import checked_credentials
 from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Launch, Placement, Retirement
 from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
+from headgate.workers.setup import check_functions, dumped
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -96,6 +99,10 @@ class WorkerPool:
         max_payload: int = 2**30,
         max_overdue: float | None = MAX_OVERDUE,
         max_blocked: float | None = None,
+        max_tasks_per_worker: int | None = None,
+        max_memory_per_worker: int | str | None = None,
+        setup: Callable[[], Any] | AbstractAsyncContextManager[Any] | AbstractContextManager[Any] | None = None,
+        teardown: Callable[[], Any] | None = None,
     ) -> None:
         self.tags: tuple[str, ...] = tags
         if tags and isinstance(tags[0], int):
@@ -122,6 +129,19 @@ class WorkerPool:
         self._limits = Limits(
             checked_positive_seconds("max_overdue", max_overdue), checked_positive_seconds("max_blocked", max_blocked)
         )
+        checked_optional_count("max_tasks_per_worker", max_tasks_per_worker, 1)
+        self._lifetime = Lifetime(
+            max_tasks_per_worker, checked_memory("max_memory_per_worker", max_memory_per_worker)
+        )
+        check_functions(setup, teardown)
+        self._setup, self._teardown = setup, teardown
+        if not self._size:
+            _refuse_for_discovered(
+                max_tasks_per_worker=max_tasks_per_worker,
+                max_memory_per_worker=max_memory_per_worker,
+                setup=setup,
+                teardown=teardown,
+            )
         if worker is not None and not callable(worker):
             raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
         if loadbalancer is not None and not usable_as_balancer(loadbalancer):
@@ -175,6 +195,8 @@ class WorkerPool:
                     on_change=self._on_change,
                     on_ended=self._on_ended,
                     on_trouble=self._on_trouble,
+                    lifetime=self._lifetime,
+                    setup=dumped(self._setup, self._teardown, self._quorum_timeout),
                 )
             )
             from headgate.workers.client import dispatcher  # noqa: F401 - imports grpc, while the workers start
@@ -211,11 +233,18 @@ class WorkerPool:
             if ready >= self._quorum and (left <= 0 or self._keeps_failing()):
                 return
             if left <= 0:
-                raise NoWorkersAvailable(
-                    f"{ready} of {self._size} workers were ready within quorum_timeout={self._quorum_timeout:g} s"
-                    + self._why_none()
-                )
+                raise self._too_late()
             await self._change(left)
+
+    def _too_late(self) -> HeadgateError:
+        """Return the error that says why the pool has too few workers when `quorum_timeout` is over."""
+        trouble, limit = self._trouble, f"within quorum_timeout={self._quorum_timeout:g} s"
+        if trouble is not None and not self._ready and trouble.failure.__cause__ is not None:
+            failure = trouble.failure
+            failure.args = (f"no worker was ready {limit}, after {trouble.failed_tries} tries: {failure.args[0]}",)
+            return failure
+        runs = "" if self._setup is None else "; setup runs before a worker is ready"
+        return NoWorkersAvailable(f"{self._ready} of {self._size} workers were ready {limit}{runs}{self._why_none()}")
 
     async def _change(self, timeout: float) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -359,7 +388,8 @@ class WorkerPool:
         for placed in self._placement.workers():
             views = seen.get(placed.uid, [])
             state = views[-1].state if views and placed.state == "ready" else placed.state
-            found.append(WorkerView(placed.metadata, state, sum(view.in_flight for view in views)))
+            in_flight = sum(view.in_flight for view in views)
+            found.append(WorkerView(placed.metadata, state, in_flight, placed.replaced_because))
         for metadata in () if self._finder is None else self._finder.membership.admitted:
             views = seen.get(metadata.uid, [])
             state = views[-1].state if views else "lost" if metadata.uid in failing else "starting"
@@ -628,6 +658,16 @@ def _checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, d
             remedy="Lower quorum, spawn more workers, or raise lease.",
         )
     return size
+
+
+def _refuse_for_discovered(**options: object) -> None:
+    """Raise if one of these is given in a pool that starts no workers: those that others started know nothing of it."""
+    for name, given in options.items():
+        if given is not None:
+            raise InvalidArgument(
+                f"{name} has no effect in a pool that starts no workers",
+                remedy="Give spawn= too, or set it where the workers are started: `headgate worker --help`.",
+            )
 
 
 def _bind_host(discovery: DiscoveryLike, *, secure: bool) -> str | None:

@@ -10,7 +10,8 @@ import pytest
 
 from headgate.testing import run
 from headgate.workers.server import lifetime
-from headgate.workers.server.lifetime import Lifetime, LifetimeWatch
+from headgate.workers.model import Lifetime
+from headgate.workers.server.lifetime import LifetimeWatch
 
 
 @dataclass
