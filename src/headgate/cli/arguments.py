@@ -8,6 +8,7 @@ TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 def whole(least: int) -> Callable[[str], int]:
     """Make a type for whole numbers that are at least this."""
 

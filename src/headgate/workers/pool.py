@@ -130,9 +130,7 @@ class WorkerPool:
             checked_positive_seconds("max_overdue", max_overdue), checked_positive_seconds("max_blocked", max_blocked)
         )
         checked_optional_count("max_tasks_per_worker", max_tasks_per_worker, 1)
-        self._lifetime = Lifetime(
-            max_tasks_per_worker, checked_memory("max_memory_per_worker", max_memory_per_worker)
-        )
+        self._lifetime = Lifetime(max_tasks_per_worker, checked_memory("max_memory_per_worker", max_memory_per_worker))
         check_functions(setup, teardown)
         self._setup, self._teardown = setup, teardown
         if not self._size:

@@ -7,7 +7,6 @@ They are sent by reference if they can be imported, else by value. `server/setup
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headgate.context.variables import bare
@@ -59,7 +58,7 @@ def check_functions(setup: object, teardown: object) -> None:
 def _check(name: str, given: object, wanted: str) -> None:
     if given is None:
         return
-    if inspect.iscoroutine(given) or _is_running_generator(given):
+    if inspect.iscoroutine(given) or is_unentered_generator(given):
         if inspect.iscoroutine(given):
             given.close()  # else Python warns that nobody awaited it
         raise InvalidType(
@@ -80,15 +79,13 @@ def is_context_manager(value: object) -> bool:
     return hasattr(type(value), "__aenter__") or hasattr(type(value), "__enter__")
 
 
-def _is_running_generator(value: object) -> bool:
+def is_unentered_generator(value: object) -> bool:
     """Tell whether a function with `@contextmanager` or `@asynccontextmanager` returned this."""
     generator = getattr(value, "gen", None)
     return is_context_manager(value) and (inspect.isgenerator(generator) or inspect.isasyncgen(generator))
 
 
-def dumped(
-    setup: Callable[[], Any] | None, teardown: Callable[[], Any] | None, timeout: float | None
-) -> Setup | None:
+def dumped(setup: object, teardown: object, timeout: float | None) -> Setup | None:
     """Pickle what workers run; None: there is nothing. InvalidType: it cannot be pickled."""
     if setup is None and teardown is None:
         return None

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headgate.testing import run
-from headgate.workers.server import lifetime
 from headgate.workers.model import Lifetime
+from headgate.workers.server import lifetime
 from headgate.workers.server.lifetime import LifetimeWatch
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import inspect
 import logging
 import sys
@@ -26,7 +27,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.errors import WorkerStartFailed
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.server.task_loop import TaskLoop
-from headgate.workers.setup import TEARDOWN_SECONDS, Setup, is_context_manager, keep_result
+from headgate.workers.setup import TEARDOWN_SECONDS, Setup, is_context_manager, is_unentered_generator, keep_result
 
 _log = logging.getLogger("headgate.workers")
 
@@ -127,10 +128,19 @@ async def _called(fn: Callable[[], Any]) -> Any:
 
 
 async def _entered(setup: Any, stack: contextlib.AsyncExitStack) -> Any:
-    """Call the setup; return what it returns. A context manager, given or returned, is entered until the stack ends."""
+    """Call the setup and return what it returns. A context manager is entered, and left when the stack is closed.
+
+    Entered is a context manager that was given, or an object of a class that was, or what a function with
+    `@asynccontextmanager` or `@contextmanager` returns. Whatever else a function returns belongs to the user: a lock is
+    a context manager too.
+    """
     made = setup() if callable(setup) else setup
-    if hasattr(type(made), "__aenter__"):
-        return await stack.enter_async_context(made)
-    if is_context_manager(made):
-        return stack.enter_context(made)
+    kind = setup
+    while isinstance(kind, functools.partial):
+        kind = kind.func
+    if made is setup or isinstance(kind, type) or is_unentered_generator(made):
+        if hasattr(type(made), "__aenter__"):
+            return await stack.enter_async_context(made)
+        if is_context_manager(made):
+            return stack.enter_context(made)
     return await made if inspect.isawaitable(made) else made
