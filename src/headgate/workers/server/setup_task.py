@@ -48,15 +48,13 @@ class SetupTask:
     async def begin(self) -> None:
         """Run the setup. WorkerStartFailed: it failed, which is the cause, or took too long."""
         self._tasks.loop.call_soon_threadsafe(self._start)
-        try:
-            async with asyncio.timeout(self._setup.timeout):
-                error = await asyncio.wrap_future(self._ready)
-        except TimeoutError:
+        if not await _is_done(self._ready, self._setup.timeout):
             sys.stderr.write(f"What setup did when its time was over:\n{self._where()}\n")
             raise WorkerStartFailed(
                 f"setup did not end within {self._setup.timeout:g} s, the quorum_timeout of the pool",
                 remedy="Find out what it waits for, or open the pool with a higher quorum_timeout.",
-            ) from None
+            )
+        error = self._ready.result()
         if isinstance(error, SystemExit):
             raise WorkerStartFailed(f"setup called sys.exit({error.code!r})") from error
         if error is not None:
@@ -65,10 +63,7 @@ class SetupTask:
     async def end(self) -> None:
         """Run the teardown. What it raises is logged, and one that takes too long is not waited for."""
         self._tasks.loop.call_soon_threadsafe(self._ends.set)
-        try:
-            async with asyncio.timeout(TEARDOWN_SECONDS):
-                await asyncio.wrap_future(self._ended)
-        except TimeoutError:
+        if not await _is_done(self._ended, TEARDOWN_SECONDS):
             _log.warning(
                 "the teardown of a worker did not end within %g s and is cancelled. What it did then:\n%s",
                 TEARDOWN_SECONDS,
@@ -111,6 +106,12 @@ class SetupTask:
             await _concluded("teardown", _called(teardown))
         await _concluded("context manager of setup", entered.aclose())
         self._ended.set_result(None)
+
+
+async def _is_done(future: concurrent.futures.Future[Any], seconds: float | None) -> bool:
+    """Wait until a future of the other thread is done, for so many seconds. It is left as it is if it is not."""
+    done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=seconds)
+    return bool(done)
 
 
 async def _concluded(what: str, ending: Coroutine[Any, Any, object]) -> None:
