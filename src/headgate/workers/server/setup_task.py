@@ -50,6 +50,7 @@ class SetupTask:
         self._tasks.loop.call_soon_threadsafe(self._start)
         if not await _is_done(self._ready, self._setup.timeout):
             sys.stderr.write(f"What setup did when its time was over:\n{self._where()}\n")
+            self._tasks.loop.call_soon_threadsafe(self._ends.set)  # if it ends after all, nothing waits for calls
             raise WorkerStartFailed(
                 f"setup did not end within {self._setup.timeout:g} s, the quorum_timeout of the pool",
                 remedy="Find out what it waits for, or open the pool with a higher quorum_timeout.",
