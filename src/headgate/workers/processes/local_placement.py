@@ -282,7 +282,7 @@ class LocalPlacement:
         if not member.is_ready:
             self._start_failed(start_failure(member.failure, report, member.cause), worker)
             return
-        restarted = bool(member.expired) or (self._missing() > 0 and self._start_workers(1))
+        restarted = (self._missing() > 0 and self._start_workers(1)) or bool(member.expired)
         replaced = member.replaced or why_replaced(ending)
         if report.get("code") == 0 and not (member.lost or replaced):  # somebody told it to stop
             _emit("WorkerStopped", worker)
