@@ -39,28 +39,15 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
     os.set_inheritable(status, False)
     os.set_inheritable(stderr, False)
 
-    class Status:
-        """Tells the keeper how this worker is."""
-
-        def ready(self, address: str, *, last: bool) -> None:
-            copy = os.dup(2)
-            restore_stderr(stderr)
-            keep_copy(copy)
-            tell(status, ready=True, pid=os.getpid(), address=address)
-            if last:
-                os.close(status)
-
-        def expired(self, reason: str) -> None:
-            tell(status, expired=reason)
-
+    told = _Status(status, stderr)
     code = 0
     # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
     try:
-        new_loop(config.get("loop", "")).run_until_complete(serve(config, Status()))
+        new_loop(config.get("loop", "")).run_until_complete(serve(config, told))
     except BaseException as error:
         code = 1
         traceback.print_exc()
-        tell(status, cause=_cause(error), error=_dumped_cause(error))
+        told.failed(error)
     else:
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -69,6 +56,33 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
         except Exception:  # closed, or there is none
             pass
     os._exit(code)  # threads of the user's code that cannot be interrupted must not keep it
+
+
+class _Status:
+    """What a worker tells its keeper."""
+
+    def __init__(self, status: int, stderr: int) -> None:
+        self._status, self._stderr = status, stderr
+        self._closed = False
+
+    def ready(self, address: str, *, last: bool) -> None:
+        """Tell that it takes calls. From now on its stderr is that of the client."""
+        copy = os.dup(2)
+        restore_stderr(self._stderr)
+        keep_copy(copy)
+        tell(self._status, ready=True, pid=os.getpid(), address=address)
+        if last:
+            self._closed = True
+            os.close(self._status)
+
+    def expired(self, reason: str) -> None:
+        """Tell that another worker should take its place."""
+        tell(self._status, expired=reason)
+
+    def failed(self, error: BaseException) -> None:
+        """Tell why it will never be ready, if it was not."""
+        if not self._closed:
+            tell(self._status, cause=_cause(error), error=_dumped_cause(error))
 
 
 def enter_folder(folder: str, private: str) -> None:
@@ -201,5 +215,5 @@ def _dumped_cause(error: BaseException) -> bytes:
 
     if error.__cause__ is None:
         return b""
-    data = dump_exception(error.__cause__, f"a worker that started, pid {os.getpid()}")
+    data = dump_exception(error.__cause__, f"start of a worker, pid {os.getpid()}")
     return data if isinstance(data, bytes) and len(data) <= _MOST_KEPT // 2 else b""
