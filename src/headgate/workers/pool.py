@@ -100,7 +100,7 @@ class WorkerPool:
         max_overdue: float | None = MAX_OVERDUE,
         max_blocked: float | None = None,
         max_tasks_per_worker: int | None = None,
-        max_memory_per_worker: int | str | None = None,
+        max_memory_per_worker: float | str | None = None,
         setup: Callable[[], Any] | AbstractAsyncContextManager[Any] | AbstractContextManager[Any] | None = None,
         teardown: Callable[[], Any] | None = None,
     ) -> None:

@@ -76,37 +76,44 @@ async def serve(config: dict[str, Any], status: StatusLike) -> None:
     """Run the server of a worker that belongs to a pool or to a LocalWorker, until it is stopped."""
     hook, credentials, options, setup = _settings(config.get("settings"))
     started = await start(config, hook=hook, credentials=credentials, options=options, setup=setup)
-    service = started.service
-    lifetime = Lifetime(*config.get("lifetime", ()))
-    _check_memory(lifetime)
+    try:
+        await _work(config, started, status)
+    finally:
+        if started.setup is not None:
+            await started.setup.end()
+    await started.server.stop(0.02)  # what there was to say has been said
+    started.service.tasks.stop()
+
+
+async def _work(config: dict[str, Any], started: Started, status: StatusLike) -> None:
+    """Let a worker take calls until it is stopped, and watch whether its lifetime is over."""
+    service, lifetime = started.service, Lifetime(*config.get("lifetime", ()))
+    if lifetime.max_memory is not None:
+        _check_memory(lifetime.max_memory)
     stop = _listen_to_signals(service, config.get("drain", -1.0))
     status.ready(started.address, last=lifetime == ENDLESS)
 
     def end(reason: str) -> None:
-        if lifetime.idle_timeout is not None:  # nobody keeps so many workers: it may just go
+        if lifetime.idle_timeout is not None:  # it belongs to no pool, which would want another in its place
             _log.info("worker %s ends: %s", service.uid, reason)
             stop()
         else:
             service.patient = True
             status.expired(reason)
 
-    watch = None
-    if lifetime != ENDLESS:
+    if lifetime == ENDLESS:
+        await service.stopped.wait()
+    else:
         watch = LifetimeWatch(service, lifetime, end)
         service.on_change = watch.changed
-    await service.stopped.wait()
-    if watch is not None:
+        await service.stopped.wait()
         watch.close()
-    if started.setup is not None:
-        await started.setup.end()
-    await started.server.stop(0.02)  # what there was to say has been said
-    service.tasks.stop()
 
 
-def _check_memory(lifetime: Lifetime) -> None:
-    """Raise if this worker has used up its memory before its first call: so would all that follow it."""
-    used, most = memory_of_process(), lifetime.max_memory
-    if most is not None and used > most:
+def _check_memory(most: int) -> None:
+    """Raise if this worker has used up its memory before its first call: so would all that replace it."""
+    used = memory_of_process()
+    if used > most:
         raise WorkerStartFailed(
             f"a worker needs {used / 2**20:.0f} MB of memory before its first call, and max_memory_per_worker is "
             f"{most / 2**20:.0f} MB"

@@ -64,7 +64,7 @@ class WorkerProcess:
         insecure: bool = False,
         concurrency: int | None = None,
         max_tasks: int | None = None,
-        max_memory: int | str | None = None,
+        max_memory: float | str | None = None,
         orphan_timeout: float | None = None,
     ) -> None:
         """Check the arguments; nothing is started before `serve`.
