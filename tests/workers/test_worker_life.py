@@ -35,9 +35,10 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(life_jobs.LOG, str(tmp_path / "life"))
     monkeypatch.setenv(life_jobs.FLAG, str(tmp_path / "flag"))
+    monkeypatch.setattr(restarts, "FIRST", 0.01)  # what cannot start is tried again soon
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_w90_what_runs_on_a_worker_that_is_replaced_is_finished_there(tmp_path: 
     async def main() -> None:
         async with WorkerPool(spawn=1, max_tasks_per_worker=1, worker=worker) as pool:
             [old] = pids(pool)
-            long = asyncio.create_task(jobs.sleep_and_pid(1.5))
+            long = asyncio.create_task(jobs.sleep_and_pid(0.7))
             stream = life_jobs.numbers(3)
             assert await anext(stream) == (0, old)
             with capture_events("workers") as events:
@@ -505,6 +506,7 @@ def test_w90_a_setup_that_fails_is_a_failed_start_with_its_cause(
     assert life() == [], "without setup there is no teardown"
 
 
+@pytest.mark.soak
 def test_w90_a_setup_that_fails_slowly_is_told_when_the_time_is_over(flag: Callable[[str], None]) -> None:
     """Also if it did not fail five times in half a minute, after which a pool is given up."""
     flag("fail")
@@ -535,7 +537,7 @@ def test_w90_a_setup_that_fails_now_and_then_is_tried_again(flag: Callable[[str]
     run(main)
 
 
-@pytest.mark.parametrize("how", ["hang", "block"])
+@pytest.mark.parametrize("how", ["hang", pytest.param("block", marks=pytest.mark.soak)])
 def test_w90_a_setup_that_hangs_is_ended_when_its_time_is_over(how: str, flag: Callable[[str], None]) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, setup=life_jobs.depends_on_the_flag, quorum_timeout=3) as pool:
@@ -656,13 +658,13 @@ def test_w90_only_the_workers_that_a_pool_starts_run_its_setup(runtime: Path) ->
 
 def test_w90_a_local_worker_ends_when_it_had_no_call_for_so_long() -> None:
     async def main() -> None:
-        worker = LocalWorker(idle_timeout=0.5)
+        worker = LocalWorker(idle_timeout=0.4)
         await worker.start()
         try:
             assert worker.metadata is not None
             pid = worker.metadata.pid
             async with WorkerPool(discovery=StaticDiscovery([worker.metadata.address])):
-                assert await jobs.sleep_and_pid(1.0) == pid, "a call is no idleness"
+                assert await jobs.sleep_and_pid(0.8) == pid, "a call is no idleness"
                 await until(lambda: worker._exited is not None and worker._exited.done())
             assert not alive(pid)
             await worker.start()

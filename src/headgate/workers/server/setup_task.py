@@ -136,7 +136,7 @@ async def _entered(setup: Any, stack: contextlib.AsyncExitStack) -> Any:
     `@asynccontextmanager` or `@contextmanager` returns. Whatever else a function returns belongs to the user: a lock is
     a context manager too.
     """
-    made = setup() if callable(setup) else setup
+    made: Any = setup() if callable(setup) else setup
     kind = setup
     while isinstance(kind, functools.partial):
         kind = kind.func
