@@ -658,19 +658,26 @@ def test_w90_only_the_workers_that_a_pool_starts_run_its_setup(runtime: Path) ->
 
 def test_w90_a_local_worker_ends_when_it_had_no_call_for_so_long() -> None:
     async def main() -> None:
-        worker = LocalWorker(idle_timeout=0.4)
-        await worker.start()
-        try:
-            assert worker.metadata is not None
-            pid = worker.metadata.pid
-            async with WorkerPool(discovery=StaticDiscovery([worker.metadata.address])):
-                assert await jobs.sleep_and_pid(0.8) == pid, "a call is no idleness"
-                await until(lambda: worker._exited is not None and worker._exited.done())
-            assert not alive(pid)
+        worker = LocalWorker(idle_timeout=0.2)
+        for _ in range(2):  # it can be started again
             await worker.start()
-            assert worker.metadata.pid != pid
-        finally:
-            await worker.stop()
+            await until(lambda: worker._exited is not None and worker._exited.done())
+            assert not alive(worker.pid)
+        await worker.stop()
+
+    with no_leaks(grace=3):
+        run(main)
+
+
+@pytest.mark.soak
+def test_w90_a_local_worker_with_a_call_is_not_idle() -> None:
+    async def main() -> None:
+        async with LocalWorker(idle_timeout=3) as worker:
+            assert worker.metadata is not None
+            async with WorkerPool(discovery=StaticDiscovery([worker.metadata.address])):
+                assert await jobs.sleep_and_pid(5) == worker.pid
+                assert await jobs.pid() == worker.pid
+                await until(lambda: not alive(worker.pid))
 
     with no_leaks(grace=3):
         run(main)
