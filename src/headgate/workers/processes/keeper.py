@@ -618,7 +618,10 @@ def readable(fds: list[int], timeout: float | None) -> list[int]:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN | select.POLLHUP)
-    return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+    try:
+        return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+    except OSError:  # somebody has lowered our limit of descriptors below what we have; select() does not mind
+        return select.select([fd for fd in fds if fd < 1024], [], [], timeout)[0]
 
 
 def until_writable(fd: int) -> None:
