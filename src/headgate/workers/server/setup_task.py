@@ -20,7 +20,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from headgate.context.chains import CHAIN, NONE, VALUES
 from headgate.core.redaction import log_exception, redact
@@ -136,7 +136,7 @@ async def _entered(setup: Any, stack: contextlib.AsyncExitStack) -> Any:
     `@asynccontextmanager` or `@contextmanager` returns. Whatever else a function returns belongs to the user: a lock is
     a context manager too.
     """
-    made: Any = setup() if callable(setup) else setup
+    made = cast("Any", setup() if callable(setup) else setup)
     kind = setup
     while isinstance(kind, functools.partial):
         kind = kind.func
