@@ -35,7 +35,6 @@ from headgate.core.checks import (
 from headgate.core.clock import clock
 from headgate.errors import (
     HeadgateError,
-    InvalidArgument,
     InvalidType,
     NoActivePool,
     NoWorkersAvailable,
@@ -46,6 +45,7 @@ from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
 from headgate.workers.model import Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
 from headgate.workers.options import checked_credentials
+from headgate.workers.pool_size import checked_size, refuse_for_discovered
 from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Launch, Placement, Retirement
 from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
@@ -112,7 +112,7 @@ class WorkerPool:
             )
         check_tags(tags)
         self._discovery_source, self._credentials = discovery, checked_credentials(credentials)
-        self._size = _checked_size(spawn, lease, quorum, durable=discovery is not None)
+        self._size = checked_size(spawn, lease, quorum, durable=discovery is not None)
         if discovery is not None and not usable_as_discovery(discovery):
             raise InvalidType(
                 f"discovery must have publisher and subscribe(), or make something that has, got {discovery!r}"
@@ -134,7 +134,7 @@ class WorkerPool:
         check_functions(setup, teardown)
         self._setup, self._teardown = setup, teardown
         if not self._size:
-            _refuse_for_discovered(
+            refuse_for_discovered(
                 max_tasks_per_worker=max_tasks_per_worker,
                 max_memory_per_worker=max_memory_per_worker,
                 setup=setup,
@@ -633,39 +633,6 @@ class WorkerPool:
             (one.uid, one.state, one.pid or "", one.in_flight, ", ".join(sorted(one.tags))) for one in self.workers()
         ]
         return card(repr(self), ("worker", "state", "pid", "in flight", "tags"), rows)
-
-
-def _checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, durable: bool) -> int:
-    """Return how many workers to spawn; InvalidArgument: the numbers do not go together."""
-    checked_optional_count("spawn", spawn, 0 if durable else 1)
-    checked_optional_count("lease", lease, 0)
-    checked_optional_count("quorum", quorum, 1)
-    if quorum is None:
-        raise InvalidType("quorum must be a whole number, got NoneType")
-    size = spawn if spawn is not None else 0 if durable else (os.cpu_count() or 1)
-    if durable and not size and lease == 0:
-        raise InvalidArgument(
-            "lease must be at least 1 when no worker is spawned, got 0", remedy="The pool could never use a worker."
-        )
-    if durable and lease is None:
-        return size
-    capacity = size + (lease or 0) if durable else size
-    if quorum > capacity:
-        raise InvalidArgument(
-            f"quorum must be at most the capacity of the pool ({capacity}), got {quorum}",
-            remedy="Lower quorum, spawn more workers, or raise lease.",
-        )
-    return size
-
-
-def _refuse_for_discovered(**options: object) -> None:
-    """Raise if one of these is given in a pool that starts no workers: those that others started know nothing of it."""
-    for name, given in options.items():
-        if given is not None:
-            raise InvalidArgument(
-                f"{name} has no effect in a pool that starts no workers",
-                remedy="Give spawn= too, or set it where the workers are started: `headgate worker --help`.",
-            )
 
 
 def _bind_host(discovery: DiscoveryLike, *, secure: bool) -> str | None:
