@@ -116,6 +116,7 @@ WORKERS = {
     "do_dispatch",
     "map",
     "routine",
+    "setup_result",
 }
 
 

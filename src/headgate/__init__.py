@@ -110,6 +110,7 @@ if TYPE_CHECKING:
         current_task,
         do_dispatch,
         routine,
+        setup_result,
     )
     from headgate.workers import (
         map as map,  # noqa: A004 - as headgate.map; not in __all__, and public all the same
@@ -211,6 +212,7 @@ __all__ = [
     "priority",
     "ring_buffer",
     "routine",
+    "setup_result",
     "spawn_to_pool",
     "subscribe",
     "wait_agent",
@@ -275,6 +277,7 @@ _PACKAGES = {
         "do_dispatch",
         "map",
         "routine",
+        "setup_result",
     ),
 }
 _SUBMODULES = ("certs", "discovery", "combined", "resources", "stores", "tasks", "testing", "workers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
 from typing import Any, assert_type
 
 import headgate
@@ -195,6 +196,18 @@ def full(context: headgate.BackpressureContext) -> bool:
     return context.active_task_count > 3
 
 
+@asynccontextmanager
+async def connected() -> AsyncIterator[str]:
+    yield "connection"
+
+
+async def load() -> list[int]:
+    return []
+
+
+async def bye() -> None: ...
+
+
 async def call() -> None:
     balancer: headgate.LoadBalancerLike = Busy()
     hook: headgate.BackpressureLike = full
@@ -223,6 +236,11 @@ async def call() -> None:
     ):
         with headgate.do_dispatch(False), headgate.RuntimeContext(dispatch_timeout=1.5):
             assert_type(headgate.current_task(), headgate.Task | None)
+    async with headgate.WorkerPool(
+        max_tasks_per_worker=100, max_memory_per_worker="2GB", setup=connected, teardown=bye
+    ):
+        assert_type(headgate.setup_result(), Any)
+    headgate.WorkerPool(max_memory_per_worker=2**30, setup=load, teardown=lambda: None)
 
 
 tenant: headgate.ContextVar[str] = headgate.ContextVar("tenant", default="unknown")

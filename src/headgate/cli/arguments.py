@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
 
 def whole(least: int) -> Callable[[str], int]:
     """Make a type for whole numbers that are at least this."""
@@ -33,15 +31,12 @@ def seconds(text: str) -> float:
 
 def memory(text: str) -> int:
     """A size of memory in bytes, from ``2G``, ``512M`` or ``1000000``."""
-    upper = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = upper[-1:] if upper[-1:] in _UNITS else ""
-    try:
-        size = float(upper.removesuffix(unit)) * _UNITS[unit]
-    except ValueError:
-        size = 0.0
-    if not 1 <= size < 2**63:
+    from headgate.core.checks import memory_size
+
+    size = memory_size(text)
+    if size is None:
         raise argparse.ArgumentTypeError(f"must be a size such as 512M or 2G, got {text!r}")
-    return int(size)
+    return size
 
 
 def name(text: str) -> str:

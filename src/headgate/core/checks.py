@@ -370,3 +370,32 @@ def checked_positive_seconds(name: str, value: object) -> float | None:
     if seconds == 0:
         raise InvalidArgument(f"{name} must be above 0, got {value!r}", remedy="None means that there is no limit.")
     return seconds
+
+
+_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def memory_size(text: str) -> int | None:
+    """Return the bytes that ``2G``, ``512MB``, ``1.5 GiB`` or ``1000000`` mean; None: it is no size of memory.
+
+    M, MB and MiB are the same: 2**20 bytes.
+    """
+    upper = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = upper[-1:] if upper[-1:] in _SIZES else ""
+    try:
+        size = float(upper.removesuffix(unit)) * _SIZES[unit]
+    except ValueError:
+        return None
+    return int(size) if 1 <= size < 2**63 else None
+
+
+def checked_memory(name: str, value: object) -> int | None:
+    """A size of memory in bytes, from a number or from a text such as "500MB"; None: no limit."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise InvalidType(f'{name} must be a number of bytes or a text such as "500MB", got {type(value).__name__}')
+    size = memory_size(value if isinstance(value, str) else f"{value:.0f}" if is_finite(value) else "")
+    if size is None:
+        raise InvalidArgument(f'{name} must be a number of bytes above 0 or a text such as "500MB", got {value!r}')
+    return size

@@ -86,7 +86,8 @@ def _log_worker(event: Any) -> None:
     elif event.name == "worker_lost":
         log.warning("%s is lost: %s%s", who, event.reason, "; another takes its place" if event.restarted else "")
     elif event.name == "worker_replaced":
-        log.warning("%s is replaced: %s; it finishes its other calls", who, event.reason)
+        level = logging.INFO if event.planned else logging.WARNING
+        log.log(level, "%s is replaced: %s; it finishes its other calls", who, event.reason)
     elif event.name == "worker_blocked" and event.threads:
         why = "its thread places are held by calls that timed out or were cancelled and go on"
         log.warning("%s is blocked: %s; no new calls that need a thread go there until one ends", who, why)

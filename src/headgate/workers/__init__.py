@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headgate.workers.processes.local_worker import LocalWorker
     from headgate.workers.routines import RuntimeContext, current_task, do_dispatch, routine
     from headgate.workers.server.standalone import WorkerProcess
+    from headgate.workers.setup import setup_result
 
 __all__ = [
     "BackpressureContext",
@@ -58,6 +59,7 @@ __all__ = [
     "do_dispatch",
     "map",
     "routine",
+    "setup_result",
 ]
 
 _MODULES = {
@@ -82,6 +84,7 @@ _MODULES = {
     "headgate.workers.pool": ("WorkerPool",),
     "headgate.workers.routines": ("RuntimeContext", "current_task", "do_dispatch", "routine"),
     "headgate.workers.server.standalone": ("WorkerProcess",),
+    "headgate.workers.setup": ("setup_result",),
 }
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name

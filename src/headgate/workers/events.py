@@ -70,6 +70,8 @@ class WorkerReplaced(WorkerEvent):
     name: ClassVar[str] = "worker_replaced"
 
     reason: str
+    planned: bool = False
+    """True: it has reached a limit of its life, and the other one is ready. False: something is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

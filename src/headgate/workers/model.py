@@ -85,6 +85,8 @@ class WorkerView:
     state: WorkerState
     in_flight: int = 0
     """Calls that the worker has not answered yet: of this event loop for a balancer, of all for `workers()`."""
+    replaced_because: str = ""
+    """Why another worker takes its place as soon as that is ready; empty: none does."""
 
     @property
     def uid(self) -> str:
@@ -107,7 +109,8 @@ class WorkerView:
         return self.metadata.tags
 
     def __repr__(self) -> str:
-        return f"<worker {self.uid} pid {self.pid} {self.state}, {self.in_flight} in flight>"
+        replaced = f", is replaced: {self.replaced_because}" if self.replaced_because else ""
+        return f"<worker {self.uid} pid {self.pid} {self.state}, {self.in_flight} in flight{replaced}>"
 
 
 class BackpressureContext(NamedTuple):
@@ -153,6 +156,22 @@ class Limits(NamedTuple):
 
 
 UNLIMITED = Limits()
+
+
+class Lifetime(NamedTuple):
+    """Limits of the life of a worker. None: no limit."""
+
+    max_tasks: int | None = None
+    """Tasks that it executes, however they end."""
+    max_memory: int | None = None
+    """Bytes of memory that its process may have (resident: what `ps` shows as RSS)."""
+    orphan_timeout: float | None = None
+    """Seconds that it waits for a client, from its start or since the last one went."""
+    idle_timeout: float | None = None
+    """Seconds that it waits for a call, from its start or since the last one ended."""
+
+
+ENDLESS = Lifetime()
 
 
 def check_tags(tags: tuple[str, ...]) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
 from headgate import registry
 from headgate._version import __version__
 from headgate.core.checks import (
+    checked_memory,
     checked_optional_count,
     checked_optional_seconds,
     checked_positive_seconds,
@@ -33,7 +34,7 @@ from headgate.core.checks import (
 )
 from headgate.core.clock import clock
 from headgate.errors import (
-    InvalidArgument,
+    HeadgateError,
     InvalidType,
     NoActivePool,
     NoWorkersAvailable,
@@ -42,11 +43,13 @@ from headgate.errors import (
 )
 from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
-from headgate.workers.model import Limits, WorkerMetadata, WorkerView, check_tags
+from headgate.workers.model import Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
 from headgate.workers.options import checked_credentials
+from headgate.workers.pool_size import checked_size, refuse_for_discovered
 from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Launch, Placement, Retirement
 from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
+from headgate.workers.setup import check_functions, dumped
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -96,6 +99,10 @@ class WorkerPool:
         max_payload: int = 2**30,
         max_overdue: float | None = MAX_OVERDUE,
         max_blocked: float | None = None,
+        max_tasks_per_worker: int | None = None,
+        max_memory_per_worker: float | str | None = None,
+        setup: Callable[[], Any] | AbstractAsyncContextManager[Any] | AbstractContextManager[Any] | None = None,
+        teardown: Callable[[], Any] | None = None,
     ) -> None:
         self.tags: tuple[str, ...] = tags
         if tags and isinstance(tags[0], int):
@@ -105,7 +112,7 @@ class WorkerPool:
             )
         check_tags(tags)
         self._discovery_source, self._credentials = discovery, checked_credentials(credentials)
-        self._size = _checked_size(spawn, lease, quorum, durable=discovery is not None)
+        self._size = checked_size(spawn, lease, quorum, durable=discovery is not None)
         if discovery is not None and not usable_as_discovery(discovery):
             raise InvalidType(
                 f"discovery must have publisher and subscribe(), or make something that has, got {discovery!r}"
@@ -122,6 +129,17 @@ class WorkerPool:
         self._limits = Limits(
             checked_positive_seconds("max_overdue", max_overdue), checked_positive_seconds("max_blocked", max_blocked)
         )
+        checked_optional_count("max_tasks_per_worker", max_tasks_per_worker, 1)
+        self._lifetime = Lifetime(max_tasks_per_worker, checked_memory("max_memory_per_worker", max_memory_per_worker))
+        check_functions(setup, teardown)
+        self._setup, self._teardown = setup, teardown
+        if not self._size:
+            refuse_for_discovered(
+                max_tasks_per_worker=max_tasks_per_worker,
+                max_memory_per_worker=max_memory_per_worker,
+                setup=setup,
+                teardown=teardown,
+            )
         if worker is not None and not callable(worker):
             raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
         if loadbalancer is not None and not usable_as_balancer(loadbalancer):
@@ -175,6 +193,8 @@ class WorkerPool:
                     on_change=self._on_change,
                     on_ended=self._on_ended,
                     on_trouble=self._on_trouble,
+                    lifetime=self._lifetime,
+                    setup=dumped(self._setup, self._teardown, self._quorum_timeout),
                 )
             )
             from headgate.workers.client import dispatcher  # noqa: F401 - imports grpc, while the workers start
@@ -211,11 +231,18 @@ class WorkerPool:
             if ready >= self._quorum and (left <= 0 or self._keeps_failing()):
                 return
             if left <= 0:
-                raise NoWorkersAvailable(
-                    f"{ready} of {self._size} workers were ready within quorum_timeout={self._quorum_timeout:g} s"
-                    + self._why_none()
-                )
+                raise self._too_late()
             await self._change(left)
+
+    def _too_late(self) -> HeadgateError:
+        """Return the error that says why the pool has too few workers when `quorum_timeout` is over."""
+        trouble, limit = self._trouble, f"within quorum_timeout={self._quorum_timeout:g} s"
+        if trouble is not None and not self._ready and trouble.failure.__cause__ is not None:
+            failure = trouble.failure
+            failure.args = (f"no worker was ready {limit}, after {trouble.failed_tries} tries: {failure.args[0]}",)
+            return failure
+        runs = "" if self._setup is None else "; setup runs before a worker is ready"
+        return NoWorkersAvailable(f"{self._ready} of {self._size} workers were ready {limit}{runs}{self._why_none()}")
 
     async def _change(self, timeout: float) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -359,7 +386,8 @@ class WorkerPool:
         for placed in self._placement.workers():
             views = seen.get(placed.uid, [])
             state = views[-1].state if views and placed.state == "ready" else placed.state
-            found.append(WorkerView(placed.metadata, state, sum(view.in_flight for view in views)))
+            in_flight = sum(view.in_flight for view in views)
+            found.append(WorkerView(placed.metadata, state, in_flight, placed.replaced_because))
         for metadata in () if self._finder is None else self._finder.membership.admitted:
             views = seen.get(metadata.uid, [])
             state = views[-1].state if views else "lost" if metadata.uid in failing else "starting"
@@ -605,29 +633,6 @@ class WorkerPool:
             (one.uid, one.state, one.pid or "", one.in_flight, ", ".join(sorted(one.tags))) for one in self.workers()
         ]
         return card(repr(self), ("worker", "state", "pid", "in flight", "tags"), rows)
-
-
-def _checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, durable: bool) -> int:
-    """Return how many workers to spawn; InvalidArgument: the numbers do not go together."""
-    checked_optional_count("spawn", spawn, 0 if durable else 1)
-    checked_optional_count("lease", lease, 0)
-    checked_optional_count("quorum", quorum, 1)
-    if quorum is None:
-        raise InvalidType("quorum must be a whole number, got NoneType")
-    size = spawn if spawn is not None else 0 if durable else (os.cpu_count() or 1)
-    if durable and not size and lease == 0:
-        raise InvalidArgument(
-            "lease must be at least 1 when no worker is spawned, got 0", remedy="The pool could never use a worker."
-        )
-    if durable and lease is None:
-        return size
-    capacity = size + (lease or 0) if durable else size
-    if quorum > capacity:
-        raise InvalidArgument(
-            f"quorum must be at most the capacity of the pool ({capacity}), got {quorum}",
-            remedy="Lower quorum, spawn more workers, or raise lease.",
-        )
-    return size
 
 
 def _bind_host(discovery: DiscoveryLike, *, secure: bool) -> str | None:

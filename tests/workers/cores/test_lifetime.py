@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headgate.testing import run
+from headgate.workers.model import Lifetime
 from headgate.workers.server import lifetime
-from headgate.workers.server.lifetime import Lifetime, LifetimeWatch
+from headgate.workers.server.lifetime import LifetimeWatch
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Service:
 
     clients: int = 0
     finished: int = 0
+    is_awaited: bool = False
 
 
 def watched(limits: Lifetime) -> tuple[Service, LifetimeWatch, list[str]]:
@@ -88,3 +90,22 @@ def test_c01_a_watch_that_was_closed_says_nothing() -> None:
 
 def test_c01_the_memory_of_a_process_is_told_in_bytes() -> None:
     assert 2**20 < lifetime.memory_of_process() < 2**40
+
+
+def test_w90_a_worker_is_idle_from_its_start_and_from_when_its_last_call_has_ended() -> None:
+    async def main() -> None:
+        service, watch, reasons = watched(Lifetime(idle_timeout=10.0))
+        await asyncio.sleep(9)
+        service.is_awaited = True  # a call begins, which tells nothing
+        await asyncio.sleep(1000)
+        service.is_awaited, service.finished = False, 1
+        watch.changed()
+        await asyncio.sleep(6)
+        service.clients = 1
+        watch.changed()  # clients do not count
+        await asyncio.sleep(3.9)
+        assert reasons == []
+        await asyncio.sleep(0.2)
+        assert reasons == ["it had no call for 10 s, and idle_timeout is 10"]
+
+    run(main())

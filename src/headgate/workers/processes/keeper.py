@@ -61,7 +61,7 @@ class Child:
         self.lifeline: int = ours  # the worker dies when it closes
         self.status: int | None = status  # what the worker tells
         self.errors: int = errors  # its stderr until it is ready
-        self.said: bytes = b""
+        self.said: bytes = b""  # the beginning of a message
         self.theirs: tuple[int, int] = (lifeline, said)
         self.asked: float = 0.0  # when a fork server was asked for it
         self.config: dict[str, Any] = {}
@@ -170,13 +170,9 @@ class Keeper:
             return False
         if not data:
             return False
-        self.heard += data
-        while len(self.heard) >= 4:
-            end = 4 + int.from_bytes(self.heard[:4], "big")
-            if len(self.heard) < end:
-                break
-            command = marshal.loads(self.heard[4:end])
-            self.heard = self.heard[end:]
+        messages, self.heard = split_messages(self.heard + data)
+        for message in messages:
+            command = marshal.loads(message)
             if command["do"] == "spawn":
                 self.spawn(**command["worker"])
             elif command["do"] == "signal":
@@ -314,7 +310,7 @@ class Keeper:
                 discard(child)
 
     def hear(self, child: Child) -> None:
-        """Pass on what a worker tells: it is ready, or why it will never be."""
+        """Pass on what a worker tells: it is ready, or why it will never be; and later, that it is to be replaced."""
         if child.status is None:
             return
         try:
@@ -323,13 +319,12 @@ class Keeper:
             return
         except OSError:
             data = b""
-        if data:
-            child.said += data
-            return
-        os.close(child.status)  # it has said all it has to say
-        child.status = None
-        if child.said:
-            self.tell(event="said", uid=child.uid, said=child.said)
+        messages, child.said = split_messages(child.said + data)
+        for message in messages:
+            self.tell(event="said", uid=child.uid, said=message)
+        if not data:
+            os.close(child.status)  # it has said all it has to say
+            child.status = None
 
     def reap(self) -> None:
         """Take note of every child that ended."""
@@ -352,8 +347,6 @@ class Keeper:
             self.hear(child)
             if child.status is not None:
                 os.close(child.status)
-                if child.said:
-                    self.tell(event="said", uid=child.uid, said=child.said)
         os.close(child.lifeline)
         errors = read_tail(child.errors)
         os.close(child.errors)
@@ -550,6 +543,15 @@ def discard(child: Child) -> None:
         os.close(child.status)
 
 
+def split_messages(data: bytes) -> tuple[list[bytes], bytes]:
+    """Cut data into messages, each with its length before it; return them, and the beginning of the next one."""
+    messages = []
+    while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "big")):
+        messages.append(data[4:end])
+        data = data[end:]
+    return messages, data
+
+
 def open_all(*openers: Callable[[], tuple[int, ...]]) -> list[int]:
     """Return the descriptors that these functions open. If one fails, those of the others are closed."""
     opened: list[int] = []
@@ -616,7 +618,10 @@ def readable(fds: list[int], timeout: float | None) -> list[int]:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN | select.POLLHUP)
-    return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+    try:
+        return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
+    except OSError:  # somebody has lowered our limit of descriptors below what we have; select() does not mind
+        return select.select([fd for fd in fds if fd < 1024], [], [], timeout)[0]
 
 
 def until_writable(fd: int) -> None:

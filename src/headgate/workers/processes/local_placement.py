@@ -2,6 +2,9 @@
 
 A worker that ends is replaced for as long as the placement is open. Where that fails, `restarts` says when the next try
 is and when callers are told; one worker is started then as a trial, and the others when it is ready.
+
+A worker that says that its lifetime is over goes on until another is ready, and then finishes what it has. If no other
+can be started, it simply stays. `replacements` says how many are replaced at the same time.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from headgate.workers.processes.exit_status import ending_of, why_replaced
 from headgate.workers.processes.keeper_client import KeeperClient, end_strays
 from headgate.workers.processes.local_worker import LocalWorker, exit_text, start_failure, stop_remotely
 from headgate.workers.processes.members import Member, is_dead
+from headgate.workers.processes.replacements import missing, surplus
 from headgate.workers.processes.restarts import DEATHS, LONGEST, WITHIN, Starts, Trouble
+from headgate.workers.setup import TEARDOWN_SECONDS
 
 if TYPE_CHECKING:
     from headgate.discovery.in_process import OwnDiscovery
     from headgate.discovery.port import DiscoveryEvent, Filter
     from headgate.workers.processes.placement import Launch, Retirement
 
-_LAST = 2.0  # seconds for workers to go by themselves when nothing runs any more
+_LAST = 2.0  # seconds for workers to go by themselves when nothing runs any more and there is no teardown
 
 
 class LocalPlacement:
@@ -66,13 +71,14 @@ class LocalPlacement:
         self._size = workers
         if workers and self._keeper is None:
             self._start_keeper()
-        while len(self._members) < workers:
+        for _ in range(self._missing()):
             self._spawn_one()
-        surplus = list(self._members.values())[workers:]
-        for member in surplus:
+        leaving = self._fresh()[workers:]
+        for member in leaving:
             self._let_leave(member)
+        self._let_expired_go()
         self._tell_change()
-        await asyncio.gather(*(self._dismiss(member) for member in surplus))
+        await asyncio.gather(*(self._dismiss(member) for member in leaving))
 
     def retire(self, uid: str, reason: str, how: Retirement) -> None:
         """Put another in its place: when it has ended, or, if it finishes what it has, now."""
@@ -90,13 +96,14 @@ class LocalPlacement:
             self._let_leave(member)
             self._discovery.announce("worker-dropped", member.worker.described())
             _emit("WorkerReplaced", member.worker, reason=redact(reason))
-            if len(self._members) < self._size:
+            if self._missing():
                 self._start_workers(1)
             self._tell_change()
 
     def workers(self) -> list[WorkerView]:
         """Return the workers that there are to be; one that has died is lost, though its keeper may not know yet."""
-        return [WorkerView(member.worker.described(), member.state()) for member in list(self._members.values())]
+        members = list(self._members.values())
+        return [WorkerView(one.worker.described(), one.state(), replaced_because=one.expired) for one in members]
 
     def subscribe(self, filter: Filter | None = None) -> AsyncIterator[DiscoveryEvent]:
         """Tell of the workers that take calls."""
@@ -132,7 +139,7 @@ class LocalPlacement:
             member.stopping = True
             keeper.signal(member.worker.uid, signal.SIGTERM)
         if left := [*self._members.values(), *self._leaving.values()]:
-            await asyncio.wait([member.ended for member in left], timeout=_LAST)
+            await asyncio.wait([member.ended for member in left], timeout=self._last())
         for uid in (*self._members, *self._leaving):
             keeper.signal(uid, signal.SIGKILL)
 
@@ -156,7 +163,13 @@ class LocalPlacement:
         if worker.uid in self._members:
             raise InvalidArgument("worker= made the same worker twice", remedy="Make a new one at each call.")
         assert self._keeper is not None, "the keeper was started"
-        worker.spawn(self._keeper, self._launch.limits, self._launch.host)
+        if worker.idle_timeout is not None:
+            raise InvalidArgument(
+                "a LocalWorker of a pool cannot have idle_timeout=: the pool would start another when it ends",
+                remedy="Leave it out of worker=, or start the worker by hand and let the pool find it.",
+            )
+        launch = self._launch
+        worker.spawn(self._keeper, launch.limits, launch.host, launch.lifetime, launch.setup)
         self._members[worker.uid] = Member(worker)
 
     def _let_leave(self, member: Member) -> None:
@@ -172,10 +185,41 @@ class LocalPlacement:
             timeout = self._launch.stop_timeout
             address, seconds = worker.described().address, -1.0 if timeout is None else timeout
             await stop_remotely(address, seconds, worker.credentials)
-            patience = _LAST
+            patience = self._last()
         await asyncio.wait((member.ended,), timeout=patience)
         if not member.ended.done() and self._keeper is not None:
             self._keeper.signal(worker.uid, signal.SIGKILL)
+
+    def _last(self) -> float:
+        """Return the seconds for workers to go by themselves when nothing runs any more."""
+        return _LAST if self._launch.setup is None else _LAST + TEARDOWN_SECONDS
+
+    # -- workers that are to be replaced, and work until then ---------------------------------------------------------
+
+    def _fresh(self) -> list[Member]:
+        return [member for member in self._members.values() if not member.expired]
+
+    def _missing(self) -> int:
+        fresh = len(self._fresh())
+        return missing(self._size, fresh, len(self._members) - fresh)
+
+    def _expire(self, member: Member, reason: str) -> None:
+        """Start another for a worker whose lifetime is over, unless a start that failed is to be tried again later."""
+        if not (member.stopping or self._closing):
+            member.expired = reason
+            if self._next_try is None and (count := self._missing()):
+                self._start_workers(count)
+
+    def _let_expired_go(self) -> None:
+        """Let expired workers finish what they have, as far as others are ready, and replace the next ones."""
+        expired = [member for member in self._members.values() if member.expired]
+        ready = sum(member.is_ready for member in self._fresh())
+        for member in expired[: surplus(self._size, ready, len(expired))]:
+            self._let_leave(member)
+            self._discovery.announce("worker-dropped", member.worker.described())
+            _emit("WorkerReplaced", member.worker, reason=redact(member.expired), planned=True)
+            assert self._keeper is not None, "it has told that the worker is ready"
+            self._keeper.signal(member.worker.uid, signal.SIGTERM)
 
     # -- what the keeper reports --------------------------------------------------------------------------------------
 
@@ -200,9 +244,12 @@ class LocalPlacement:
         self._launch.on_change(sum(member.is_ready for member in self._members.values()))
 
     def _said(self, member: Member, said: Mapping[str, Any]) -> None:
-        """Note what a worker says once: that it is ready, or why it never will be."""
+        """Note what a worker says: that it is ready, why it never will be, or that another is to take its place."""
+        if "expired" in said:
+            self._expire(member, said["expired"])
+            return
         if not said.get("ready"):
-            member.failure = str(said["cause"])
+            member.failure, member.cause = str(said["cause"]), said.get("error", b"")
             return
         member.is_ready = True
         member.worker.listens(said["address"])
@@ -213,8 +260,10 @@ class LocalPlacement:
         self._starts.ready()
         self._stop_trying()
         self._launch.on_trouble(None)
-        if not self._closing and len(self._members) < self._size:
-            self._start_workers(self._size - len(self._members))
+        if not self._closing:
+            self._let_expired_go()
+            if count := self._missing():
+                self._start_workers(count)
 
     def _exited(self, member: Member, report: Mapping[str, Any]) -> None:
         """Note how a worker ended, and start another in its place unless it was to end."""
@@ -231,9 +280,9 @@ class LocalPlacement:
             _emit("WorkerStopped", worker)
             return
         if not member.is_ready:
-            self._start_failed(start_failure(member.failure, report), worker)
+            self._start_failed(start_failure(member.failure, report, member.cause), worker)
             return
-        restarted = len(self._members) < self._size and self._start_workers(1)
+        restarted = (self._missing() > 0 and self._start_workers(1)) or bool(member.expired)
         replaced = member.replaced or why_replaced(ending)
         if report.get("code") == 0 and not (member.lost or replaced):  # somebody told it to stop
             _emit("WorkerStopped", worker)
@@ -302,7 +351,7 @@ class LocalPlacement:
         """Start one worker as a trial, because a pause is over. The others follow when it is ready."""
         self._next_try = None
         self._starts.trying()
-        if not self._closing and len(self._members) < self._size:
+        if not self._closing and self._missing():
             if self._start_workers(1):
                 self._try_again_in(LONGEST)  # one that hangs while it starts does not keep the others from being tried
             self._tell_change()

@@ -14,7 +14,16 @@ from headgate.context.variables import bare
 from headgate.core.checks import checked_flag, checked_positive_seconds, named_options
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, NoWorkersAvailable, WorkerStartFailed
-from headgate.workers.model import UNLIMITED, BackpressureLike, Limits, WorkerMetadata, check_tags, checked_extra
+from headgate.workers.model import (
+    ENDLESS,
+    UNLIMITED,
+    BackpressureLike,
+    Lifetime,
+    Limits,
+    WorkerMetadata,
+    check_tags,
+    checked_extra,
+)
 from headgate.workers.options import checked_credentials, checked_options
 from headgate.workers.processes.keeper_client import KeeperClient
 from headgate.workers.protocol.addresses import TcpAddress, checked_host, checked_port
@@ -23,6 +32,7 @@ from headgate.workers.server.event_loops import kind_of
 if TYPE_CHECKING:
     from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.options import ChannelOptions, WorkerOptions
+    from headgate.workers.setup import Setup
 
 _ANSWER = 5.0  # seconds a worker has to cancel what runs, to hear its clients, and to say that it did
 
@@ -42,6 +52,7 @@ class LocalWorker:
         extra: Mapping[str, Any] | None = None,
         grace: float | None = None,
         insecure: bool = False,
+        idle_timeout: float | None = None,
     ) -> None:
         check_tags(tags)
         self.credentials: WorkerCredentials | None = checked_credentials(credentials)
@@ -51,6 +62,8 @@ class LocalWorker:
         self.port: int = checked_port(port)
         self.insecure: bool = checked_flag("insecure", insecure)
         self.extra: dict[str, Any] = checked_extra(extra)
+        self.idle_timeout: float | None = checked_positive_seconds("idle_timeout", idle_timeout)
+        """Seconds without a call after which it ends; None: it does not. Not for workers of a pool."""
         self._grace = checked_positive_seconds("grace", grace)
         if backpressure is not None and not callable(backpressure):
             raise InvalidType(f"backpressure must be callable, got {type(backpressure).__name__}")
@@ -76,34 +89,45 @@ class LocalWorker:
             self.uid, self._address, self.pid, __version__, self.tags, self.credentials is not None, options, self.extra
         )
 
-    def spawn(self, spawner: KeeperClient, limits: Limits = UNLIMITED, host: str | None = None) -> None:
+    def spawn(
+        self,
+        spawner: KeeperClient,
+        limits: Limits = UNLIMITED,
+        host: str | None = None,
+        lifetime: Lifetime = ENDLESS,
+        setup: Setup | None = None,
+    ) -> None:
         """Have the keeper start the process. It ends itself when a limit is exceeded, so that it is replaced.
 
-        It listens where it was told when it was made, else on `host`, else on a Unix socket.
+        It listens where it was told when it was made, else on `host`, else on a Unix socket. When its `lifetime` is
+        over it says so, and goes on.
         """
         host = host if self.host is None else self.host
         self._address = spawner.address(self.uid) if host is None else ""  # the port is known when it listens
         config: dict[str, Any] = {"private": spawner.directory, "loop": kind_of(asyncio.get_running_loop())}
         config["address"] = self._address or str(TcpAddress(host or "", self.port))
         config["limits"] = tuple(limits)
+        if lifetime != ENDLESS:
+            config["lifetime"] = tuple(lifetime)
         config["insecure"] = self.insecure
         if self._grace is not None:
             config["drain"] = self._grace
-        if self.backpressure is not None or self.credentials is not None or self.options is not None:
-            config["settings"] = self._write_settings(spawner)
+        settings = self.backpressure, self.credentials, self.options, setup
+        if any(setting is not None for setting in settings):
+            config["settings"] = self._write_settings(spawner, settings)
         spawner.spawn(self.uid, config, logs_refusals=self.credentials is not None and host is not None)
 
     def listens(self, address: str) -> None:
         """Note where the worker listens, as it says itself."""
         self._address = address
 
-    def _write_settings(self, spawner: KeeperClient) -> str:
+    def _write_settings(self, spawner: KeeperClient, settings: tuple[object, ...]) -> str:
         """Write what only this user may read, and what cannot stand on a command line, into a file for the worker."""
         import cloudpickle
 
         try:
             with bare:
-                data = cloudpickle.dumps((self.backpressure, self.credentials, self.options), 5)
+                data = cloudpickle.dumps(settings, 5)
         except Exception as error:
             raise InvalidType(f"backpressure cannot be pickled: {type(error).__name__}: {error}") from error
         path = self._settings_path(spawner)
@@ -138,7 +162,7 @@ class LocalWorker:
         spawner.start()
         self._spawner = spawner
         try:
-            self.spawn(spawner)
+            self.spawn(spawner, lifetime=Lifetime(idle_timeout=self.idle_timeout))
             spawner.listen()
             async with asyncio.timeout(timeout):
                 await self._ready
@@ -221,8 +245,11 @@ async def stop_remotely(address: str, timeout: float, credentials: WorkerCredent
     return True
 
 
-def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
-    """Make the error that says why a worker ended before it was ready, as far as that is known."""
+def start_failure(cause: str, report: Mapping[str, Any], dumped: bytes = b"") -> WorkerStartFailed:
+    """Make the error that says why a worker ended before it was ready, as far as that is known.
+
+    `dumped` is the exception that was the cause, as the worker has pickled it.
+    """
     text = report.get("errors", b"").decode(errors="replace").strip()
     how = exit_text(report.get("code", 0)) if report["event"] == "exited" else "its keeper is gone"
     if "unmade" in report:
@@ -231,6 +258,10 @@ def start_failure(cause: str, report: Mapping[str, Any]) -> WorkerStartFailed:
     error = WorkerStartFailed(f"a worker ended before it was ready ({how}): {what}")
     if text:
         error.add_note(f"What it wrote to stderr:\n{text}")
+    if dumped:
+        from headgate.workers.serialization.pickling import load_exception
+
+        error.__cause__ = load_exception(dumped)
     return error
 
 

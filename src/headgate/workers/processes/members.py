@@ -12,12 +12,16 @@ from headgate.workers.processes.local_worker import LocalWorker
 class Member:
     """A worker that was started for a pool, and what is known of it."""
 
-    __slots__ = ("ended", "failure", "is_ready", "lost", "replaced", "stopping", "worker")
+    __slots__ = ("cause", "ended", "expired", "failure", "is_ready", "lost", "replaced", "stopping", "worker")
 
     def __init__(self, worker: LocalWorker) -> None:
         self.worker: LocalWorker = worker
         self.failure: str = ""
         """Why it will never be ready, in its own words."""
+        self.cause: bytes = b""
+        """The exception for that reason, pickled."""
+        self.expired: str = ""
+        """Why another is to take its place. It works until that is ready."""
         self.lost: str = ""
         """Why it was ended, if it could not be reached."""
         self.replaced: str = ""

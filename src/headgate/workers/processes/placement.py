@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from headgate.workers.model import ENDLESS, Lifetime
+
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryEvent, Filter
     from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.model import Limits, WorkerView
     from headgate.workers.processes.exit_status import Ending
     from headgate.workers.processes.restarts import Trouble
+    from headgate.workers.setup import Setup
 
 Retirement = Literal["finish", "end", "unreachable"]
 """How a worker is replaced: it finishes its calls first; it is ended at once; it is ended because nobody reaches it."""
@@ -48,6 +51,10 @@ class Launch:
     """What each worker shows to its clients and to other workers."""
     host: str | None = None
     """Where each worker listens for TCP connections; None: on a Unix socket, for clients of this machine only."""
+    lifetime: Lifetime = ENDLESS
+    """When a worker is replaced. It goes on until another is ready, and finishes its calls then."""
+    setup: Setup | None = None
+    """What each worker runs before its first call and at its end."""
 
 
 class Placement(Protocol):

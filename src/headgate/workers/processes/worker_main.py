@@ -1,6 +1,7 @@
 """The main program of a worker process, started by the keeper or forked by the fork server.
 
-It tells the keeper when it is ready, or why it never will be.
+It tells the keeper when it is ready, or why it never will be. If its life has limits, it also tells the keeper that one
+of them is exceeded, and so that another worker should take its place.
 
 Until it is ready its stderr is a file of the keeper's, so that whatever ends it too early can be told to the client.
 From then on it is the client's, and the file gets a copy: its last lines are in WorkerLost.
@@ -33,29 +34,55 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
         from headgate.workers.server.event_loops import new_loop
         from headgate.workers.server.serve import serve
     except BaseException as error:
-        tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
+        tell(status, cause=_cause(error))
         raise
     os.set_inheritable(status, False)
     os.set_inheritable(stderr, False)
 
-    def ready(address: str) -> None:
-        copy = os.dup(2)
-        restore_stderr(stderr)
-        keep_copy(copy)
-        tell(status, ready=True, pid=os.getpid(), address=address)
-
-    def failed(error: BaseException) -> None:
-        tell(status, failed="".join(traceback.format_exception(error)), cause=_cause(error))
-
+    told = _Status(status, stderr)
+    code = 0
     # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
-    new_loop(config.get("loop", "")).run_until_complete(serve(config, ready, failed))
-    atexit._run_exitfuncs()
+    try:
+        new_loop(config.get("loop", "")).run_until_complete(serve(config, told))
+    except BaseException as error:
+        code = 1
+        traceback.print_exc()
+        told.failed(error)
+    else:
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except Exception:  # closed, or there is none
             pass
-    os._exit(0)  # threads of routines that cannot be interrupted must not keep it
+    os._exit(code)  # threads of the user's code that cannot be interrupted must not keep it
+
+
+class _Status:
+    """What a worker tells its keeper."""
+
+    def __init__(self, status: int, stderr: int) -> None:
+        self._status, self._stderr = status, stderr
+        self._closed = False
+
+    def ready(self, address: str, *, last: bool) -> None:
+        """Tell that it takes calls. From now on its stderr is that of the client."""
+        copy = os.dup(2)
+        restore_stderr(self._stderr)
+        keep_copy(copy)
+        tell(self._status, ready=True, pid=os.getpid(), address=address)
+        if last:
+            self._closed = True
+            os.close(self._status)
+
+    def expired(self, reason: str) -> None:
+        """Tell that another worker should take its place."""
+        tell(self._status, expired=reason)
+
+    def failed(self, error: BaseException) -> None:
+        """Tell why it will never be ready, if it was not."""
+        if not self._closed:
+            tell(self._status, cause=_cause(error), error=_dumped_cause(error))
 
 
 def enter_folder(folder: str, private: str) -> None:
@@ -168,13 +195,25 @@ def keep_copy(fd: int) -> None:
 
 
 def tell(status: int, **report: object) -> None:
-    """Tell the keeper the one thing that a worker tells it: that it is ready, or why it failed."""
+    """Tell the keeper something: that this worker is ready, why it failed, or that another should take its place."""
+    data = marshal.dumps(report)
     try:
-        os.write(status, marshal.dumps(report))
-        os.close(status)
+        os.write(status, len(data).to_bytes(4, "big") + data)
     except OSError:
         pass
 
 
 def _cause(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    from headgate.errors import WorkerStartFailed
+
+    return error.message if isinstance(error, WorkerStartFailed) else f"{type(error).__name__}: {error}"
+
+
+def _dumped_cause(error: BaseException) -> bytes:
+    """Pickle what made the start fail, for the client; empty if there is nothing, or too much of it."""
+    from headgate.workers.serialization.pickling import dump_exception
+
+    if error.__cause__ is None:
+        return b""
+    data = dump_exception(error.__cause__, f"start of a worker, pid {os.getpid()}")
+    return data if isinstance(data, bytes) and len(data) <= _MOST_KEPT // 2 else b""

@@ -74,6 +74,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         )
         self.retiring: bool = False
         """Is it stopping because calls that nobody waits for hold all its threads?"""
+        self.patient: bool = False
+        """Does it wait for all that somebody may wait for, when it stops, also for generators that nobody advances?"""
         self._retirement: asyncio.Task[None] | None = None
         self._ending = False
         self._takes_threads = True
@@ -430,7 +432,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         if not forgetful:
             return self.tasks.busy
         fetching = any(stream.fetching for stream in self._streams)
-        return fetching or self.tasks.is_waited_for(clock.now(), abandoned=not self.retiring)
+        abandoned = not (self.retiring or self.patient)
+        return fetching or self.tasks.is_waited_for(clock.now(), abandoned=abandoned, forgets=not self.patient)
 
     async def _drained(self, timeout: float | None, *, forgetful: bool = True) -> None:
         """Wait until nothing runs that is worth waiting for.

@@ -17,14 +17,20 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from headgate._version import __version__
-from headgate.core.checks import checked_flag, checked_optional_count, checked_positive_seconds, named_options
+from headgate.core.checks import (
+    checked_flag,
+    checked_memory,
+    checked_optional_count,
+    checked_positive_seconds,
+    named_options,
+)
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import DiscoveryTimeout, InvalidArgument, InvalidType
-from headgate.workers.model import BackpressureLike, WorkerMetadata, check_tags
+from headgate.workers.model import BackpressureLike, Lifetime, WorkerMetadata, check_tags
 from headgate.workers.options import ChannelOptions, WorkerOptions, checked_options
 from headgate.workers.protocol.grpc_environment import grpc_variables
-from headgate.workers.server.lifetime import Lifetime, LifetimeWatch
+from headgate.workers.server.lifetime import LifetimeWatch
 
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryLike, DiscoveryPublisherLike
@@ -58,7 +64,7 @@ class WorkerProcess:
         insecure: bool = False,
         concurrency: int | None = None,
         max_tasks: int | None = None,
-        max_memory: int | None = None,
+        max_memory: float | str | None = None,
         orphan_timeout: float | None = None,
     ) -> None:
         """Check the arguments; nothing is started before `serve`.
@@ -71,12 +77,14 @@ class WorkerProcess:
         _check_place(host, port, socket, credentials)
         if backpressure is not None and not callable(backpressure):
             raise InvalidType(f"backpressure must be callable, got {type(backpressure).__name__}")
-        for name, number in (("concurrency", concurrency), ("max_tasks", max_tasks), ("max_memory", max_memory)):
-            checked_optional_count(name, number, 1)
+        checked_optional_count("concurrency", concurrency, 1)
+        checked_optional_count("max_tasks", max_tasks, 1)
         self.uid: str = f"w-{clock.token()[:10]}"
         self.tags: frozenset[str] = frozenset(tags)
         self.lifetime: Lifetime = Lifetime(
-            max_tasks, max_memory, checked_positive_seconds("orphan_timeout", orphan_timeout)
+            max_tasks,
+            checked_memory("max_memory", max_memory),
+            checked_positive_seconds("orphan_timeout", orphan_timeout),
         )
         self.metadata: WorkerMetadata | None = None
         """The identity of the worker and how to reach it; None while it does not listen."""

@@ -103,7 +103,8 @@ class TaskLoop:
         self._turns: Turns | None = None
         if per_client is not None or total is not None:
             self._turns = Turns(self.loop, per_client, total, self._unbegun, self._wake_here)
-        self._clean = contextvars.Context()  # where calls begin: nothing of one may be seen by the next
+        self.clean: contextvars.Context = contextvars.Context()
+        """The Context in which calls begin: nothing of one may be seen by the next."""
         self._awake = False
         self._slice = FIRST  # how many calls to begin in one turn
         self._began = 0
@@ -192,14 +193,14 @@ class TaskLoop:
         # Between the two are those that wait for their turn: they are no Tasks yet.
         return len(self.running) + sum(one.task is None for one in list(self._unbegun)) + len(self._incoming)
 
-    def is_waited_for(self, now: float, *, abandoned: bool = True) -> bool:
+    def is_waited_for(self, now: float, *, abandoned: bool = True, forgets: bool = True) -> bool:
         """Is there a call that a stopping worker should wait for?
 
-        Generators that nobody has advanced for a while do not count. Calls in threads that nobody waits for count only
-        with `abandoned`.
+        Generators that nobody has advanced for a while do not count if it `forgets`. Calls in threads that nobody waits
+        for count only with `abandoned`.
         """
         recent = (
-            (one.paused is None or now - one.paused < FORGOTTEN) and (abandoned or not one.abandoned)
+            (not forgets or one.paused is None or now - one.paused < FORGOTTEN) and (abandoned or not one.abandoned)
             for one in list(self.running.values())
         )
         return self._is_waiting or any(recent)
@@ -229,7 +230,7 @@ class TaskLoop:
     def _wake(self) -> None:
         if not self._awake:
             self._awake = True
-            self.loop.call_soon_threadsafe(self._drain, context=self._clean)
+            self.loop.call_soon_threadsafe(self._drain, context=self.clean)
 
     # -- called on its own thread -------------------------------------------------------------------------------------
 
@@ -305,7 +306,7 @@ class TaskLoop:
     def _wake_here(self) -> None:
         if not self._awake:
             self._awake = True
-            self.loop.call_soon(self._drain, context=self._clean)
+            self.loop.call_soon(self._drain, context=self.clean)
 
     def _refuse(self, running: RunningCall) -> None:
         """Send a call elsewhere, because one that is to have few neighbours runs here, or waits."""
