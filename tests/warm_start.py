@@ -1,0 +1,173 @@
+"""Starts the keepers of pools as forks of an interpreter that has loaded what workers need.
+
+A pool starts one interpreter, and that takes a quarter of a second of CPU to import gRPC and headgate. Hundreds of tests
+open a pool of their own, so `make test` spent minutes on it. Here a *template* is started once for each process of
+pytest. It imports what the fork server of a pool imports, and makes keepers by forking twice: pytest is the subreaper
+for that moment, so the keeper becomes a child of pytest, as one that is started in the usual way.
+
+From there on all is as usual: the fork becomes the keeper by `exec`, and its fork server makes the workers. What shows
+how interpreters start is marked `cold`, or differs in what a fork would not inherit (`_alike`). At full length (`make
+soak`) every pool starts its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from headgate.workers.processes import keeper_client
+
+_SUBREAPER = 36
+_TEMPLATE = (
+    "import sys;here=sys.argv[2];sys.path.append(here);import warm_template as t;sys.path.remove(here);"
+    "del sys.modules['warm_template'];t.serve(int(sys.argv[1]))"
+)
+
+enabled = False
+"""Is the test that runs now one whose pools may start this way?"""
+
+
+class Template:
+    """The interpreter that forks, as pytest knows it."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._flags = keeper_client._interpreter()
+        self._inherited = _inherited(os.environ)
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [*self._flags, "-c", _TEMPLATE, str(theirs.fileno()), os.path.dirname(__file__)],
+            env={**os.environ, **keeper_client.grpc_variables(os.environ)},
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._socket = ours
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+    def makes(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Would an interpreter that is started with this command be like a fork of the template?"""
+        return (
+            os.getpid() == self._owner
+            and list(command[: len(self._flags) + 1]) == [*self._flags, "-c"]
+            and command[len(self._flags) + 1] == keeper_client._KEEP_WITH_FORK_SERVER
+            and _inherited(env) == self._inherited
+        )
+
+    def fork(self, command: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int]) -> int:
+        """Have a process made that has these descriptors, by the numbers it is to know them by; return its pid."""
+        request = {"argv": list(command[len(self._flags) :]), "env": dict(env), "cwd": os.getcwd(), "fds": list(fds)}
+        with self._lock:
+            _prctl(_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._socket, [marshal.dumps(request)], list(fds.values()))
+                pid = int(self._socket.recv(64))
+            finally:
+                _prctl(_SUBREAPER, 0)
+        if not pid:
+            raise BlockingIOError("the template could not fork")
+        return pid
+
+
+class Forked:
+    """What `subprocess.Popen` is for a keeper, of which `KeeperClient` needs no more."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._lock:
+            if self.returncode is None:
+                try:
+                    self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                except ChildProcessError:
+                    self.returncode = 0
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:
+                    pid, status = self.pid, 0
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def install() -> Template:
+    """Let `keeper_client` start keepers this way, while `enabled`."""
+    template = Template()
+
+    def popen(command: list[str], **options: Any) -> Any:
+        if not enabled or not template.makes(command, options["env"]) or not _alike():
+            return subprocess.Popen(command, **options)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        try:
+            standard = {
+                0: nothing,
+                1: nothing if options["stdout"] is not None else 1,
+                2: nothing if options["stderr"] is not None else 2,
+            }
+            return Forked(template.fork(command, options["env"], standard | {fd: fd for fd in options["pass_fds"]}))
+        finally:
+            os.close(nothing)
+
+    stand_in = ModuleType("subprocess")
+    stand_in.__dict__.update(vars(subprocess), Popen=popen)
+    keeper_client.subprocess = stand_in  # type: ignore[attr-defined]
+    return template
+
+
+def uninstall(template: Template) -> None:
+    keeper_client.subprocess = subprocess  # type: ignore[attr-defined]
+    template.close()
+
+
+def _inherited(env: Mapping[str, str]) -> dict[str, str]:
+    """What an interpreter and gRPC read of their environment when they start."""
+    return {name: env[name] for name in env if name.startswith(("PYTHON", "GRPC", "LD_", "LC_", "LANG", "MALLOC"))} | {
+        "GRPC_VERBOSITY": env.get("GRPC_VERBOSITY", "Error"),
+        "GRPC_ENABLE_FORK_SUPPORT": env.get("GRPC_ENABLE_FORK_SUPPORT", "0"),
+    }
+
+
+def _limits() -> list[tuple[int, int]]:
+    return [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+_LIMITS = _limits()
+
+
+def _alike() -> bool:
+    """Are limits and signals those with which the template was started, and is there a folder?"""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return _limits() == _LIMITS and not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
