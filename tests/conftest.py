@@ -36,6 +36,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def seeds(count: int, at_a_tenth: int) -> range:
+    """Return the seeds of a test by chance: a few while working, all of them in `make soak`."""
+    return range(count if SCALE >= 1 else at_a_tenth)
+
+
 @pytest.fixture
 def scale() -> float:
     """How much of a long test to run: 0.1 in `make check`, 1 in `make soak`."""

@@ -1,9 +1,9 @@
-"""Starts the keepers of pools as forks of an interpreter that has loaded what workers need.
+"""Starts keepers of pools, and other programs, as forks of an interpreter that has loaded what they need.
 
-A pool starts one interpreter, and that takes a quarter of a second of CPU to import gRPC and headgate. Hundreds of tests
-open a pool of their own, so `make test` spent minutes on it. Here a *template* is started once for each process of
-pytest. It imports what the fork server of a pool imports, and makes keepers by forking twice: pytest is the subreaper
-for that moment, so the keeper becomes a child of pytest, as one that is started in the usual way.
+A pool starts one interpreter, and that takes a quarter of a second of CPU to import gRPC and headgate. Hundreds of
+tests open a pool of their own, so `make test` spent minutes on it. Here a *template* is started once for each process
+of pytest. It imports what the fork server of a pool imports, and makes keepers by forking twice: pytest is the
+subreaper for that moment, so the keeper becomes a child of pytest, as one that is started in the usual way.
 
 From there on all is as usual: the fork becomes the keeper by `exec`, and its fork server makes the workers. What shows
 how interpreters start is marked `cold`, or differs in what a fork would not inherit (`_alike`). At full length (`make
@@ -19,8 +19,12 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,9 +32,12 @@ from headgate.workers.processes import keeper_client
 
 _SUBREAPER = 36
 _TEMPLATE = (
-    "import sys;here=sys.argv[2];sys.path.append(here);import warm_template as t;sys.path.remove(here);"
-    "del sys.modules['warm_template'];t.serve(int(sys.argv[1]))"
+    "import sys;fd,here,*modules=sys.argv[1:];sys.path.append(here);import warm_template as t;sys.path.remove(here);"
+    "del sys.modules['warm_template'];t.become(t.serve(int(fd), *modules))"
 )
+
+KEEPER = ("asyncio", "ctypes", "headgate.workers.processes.fork_server", "headgate.workers.server.serve")
+"""What the fork server of a pool imports."""
 
 enabled = False
 """Is the test that runs now one whose pools may start this way?"""
@@ -39,14 +46,14 @@ enabled = False
 class Template:
     """The interpreter that forks, as pytest knows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, flags: Sequence[str], modules: Sequence[str]) -> None:
         self._owner = os.getpid()
-        self._flags = keeper_client._interpreter()
+        self._flags = [sys.executable, *flags]
         self._inherited = _inherited(os.environ)
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [*self._flags, "-c", _TEMPLATE, str(theirs.fileno()), os.path.dirname(__file__)],
+            [*self._flags, "-c", _TEMPLATE, str(theirs.fileno()), os.path.dirname(__file__), *modules],
             env={**os.environ, **keeper_client.grpc_variables(os.environ)},
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -56,20 +63,24 @@ class Template:
 
     def close(self) -> None:
         self._socket.close()
+        self._process.kill()
         self._process.wait()
 
     def makes(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """Would an interpreter that is started with this command be like a fork of the template?"""
         return (
             os.getpid() == self._owner
-            and list(command[: len(self._flags) + 1]) == [*self._flags, "-c"]
-            and command[len(self._flags) + 1] == keeper_client._KEEP_WITH_FORK_SERVER
+            and list(command[: len(self._flags)]) == self._flags
             and _inherited(env) == self._inherited
+            and _alike()
         )
 
-    def fork(self, command: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int]) -> int:
+    def fork(
+        self, command: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], folder: Path | None = None
+    ) -> int:
         """Have a process made that has these descriptors, by the numbers it is to know them by; return its pid."""
-        request = {"argv": list(command[len(self._flags) :]), "env": dict(env), "cwd": os.getcwd(), "fds": list(fds)}
+        cwd = os.getcwd() if folder is None else str(folder)
+        request = {"argv": list(command[len(self._flags) :]), "env": dict(env), "cwd": cwd, "fds": list(fds)}
         with self._lock:
             _prctl(_SUBREAPER, 1)
             try:
@@ -90,7 +101,7 @@ class Forked:
         self.returncode: int | None = None
         self._lock = threading.Lock()
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self) -> int:
         with self._lock:
             if self.returncode is None:
                 try:
@@ -117,10 +128,12 @@ class Forked:
 
 def install() -> Template:
     """Let `keeper_client` start keepers this way, while `enabled`."""
-    template = Template()
+    flags = keeper_client._interpreter()[1:]
+    template = Template(flags, KEEPER)
 
     def popen(command: list[str], **options: Any) -> Any:
-        if not enabled or not template.makes(command, options["env"]) or not _alike():
+        is_whole = len(command) > len(flags) + 2 and command[len(flags) + 2] == keeper_client._KEEP_WITH_FORK_SERVER
+        if not enabled or not is_whole or not template.makes(command, options["env"]):
             return subprocess.Popen(command, **options)
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
@@ -137,6 +150,23 @@ def install() -> Template:
     stand_in.__dict__.update(vars(subprocess), Popen=popen)
     keeper_client.subprocess = stand_in  # type: ignore[attr-defined]
     return template
+
+
+def run_program(template: Template, command: Sequence[str], folder: Path, timeout: float) -> tuple[int, str, str]:
+    """Run a program as a fork of a template; return its exit code, and what it wrote to stdout and stderr."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
+        fds = {0: nothing.fileno(), 1: out.fileno(), 2: err.fileno()}
+        program = Forked(template.fork(command, os.environ, fds, folder))
+        end = time.monotonic() + timeout
+        while program.poll() is None:
+            if time.monotonic() > end:
+                program.kill()
+                program.wait()
+                raise subprocess.TimeoutExpired(command, timeout)
+            time.sleep(0.005)
+        for file in (out, err):
+            file.seek(0)
+        return program.wait(), out.read().decode("utf-8"), err.read().decode("utf-8")
 
 
 def uninstall(template: Template) -> None:

@@ -1,7 +1,7 @@
-"""The interpreter that `warm_start` starts: it forks keepers of pools, with all loaded that their workers need.
+"""The interpreter that `warm_start` starts: it forks programs, with all loaded that they need.
 
-It is imported by itself, without the package `tests`, so that forks have no module more than a keeper that was started.
-It has no threads, and uses nothing of gRPC before it forks.
+It is imported by itself, without the package `tests`, so that forks have no module more than a program that was
+started. It has no threads, and uses nothing of gRPC before it forks.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import marshal
 import os
 import socket
 import sys
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 _MESSAGE = 1 << 17
 _HIGH = 512
-"""Above the numbers of descriptors that a keeper is to have."""
+"""Above the numbers of descriptors that a program is to have."""
 
 
-def serve(requests: int) -> None:
-    """Make what pytest asks for, until pytest is gone."""
-    import asyncio  # noqa: F401 - for those to come
-    import ctypes  # noqa: F401
-
-    from headgate.workers.processes import fork_server  # noqa: F401
-    from headgate.workers.server import serve  # noqa: F401
-
+def serve(requests: int, *modules: str) -> dict[str, Any]:
+    """Import these, and make what pytest asks for, until pytest is gone. Returns in a process that was asked for."""
+    for module in modules:
+        import_module(module)
     pytest = socket.socket(fileno=requests)
     pytest.set_inheritable(False)
     gc.collect()
@@ -34,24 +32,31 @@ def serve(requests: int) -> None:
     while True:
         message, fds, _, _ = socket.recv_fds(pytest, _MESSAGE, 16)
         if not message:
-            return
-        pytest.send(str(_fork_twice(marshal.loads(message), fds)).encode())
+            os._exit(0)
+        request = marshal.loads(message)
+        pid = _fork_twice()
+        if pid is None:
+            pytest.detach()
+            _take(fds, request["fds"])
+            return request
+        pytest.send(str(pid).encode())
         for fd in fds:
             os.close(fd)
 
 
-def _fork_twice(request: dict[str, Any], fds: list[int]) -> int:
-    """Return the pid of a process whose parent, here between us and it, has ended; 0: there is none."""
+def _fork_twice() -> int | None:
+    """Return the pid of a process whose parent, here between us and it, has ended; 0: there is none. None: in it."""
     tells, told = os.pipe()
     between = os.fork()
     if not between:
         try:
             pid = os.fork()
             if not pid:
-                _become(request, fds)
+                return None
             os.write(told, str(pid).encode())
-        finally:
-            os._exit(0)
+        except OSError:
+            pass
+        os._exit(0)
     os.close(told)
     pid = int(os.read(tells, 64) or 0)
     os.close(tells)
@@ -59,22 +64,30 @@ def _fork_twice(request: dict[str, Any], fds: list[int]) -> int:
     return pid
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Be as an interpreter that was started with this command, environment and descriptors."""
-    try:
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH) for fd in fds]
-        os.closerange(0, _HIGH)
-        for fd, number in zip(high, request["fds"], strict=True):
-            os.dup2(fd, number)
-            os.close(fd)
-        os.setsid()
-        os.chdir(request["cwd"])
-        os.environ.clear()
-        os.environ.update(request["env"])
-        _, code, *arguments = request["argv"]
-        sys.argv[:] = ["-c", *arguments]
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(1)
+def _take(fds: list[int], numbers: list[int]) -> None:
+    """Have these descriptors under these numbers, and no others."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH) for fd in fds]
+    os.closerange(0, _HIGH)
+    for fd, number in zip(high, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Run as an interpreter that was started with this command, folder and environment. It ends in the usual way."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    program, *arguments = request["argv"]
+    main = ModuleType("__main__")
+    if program == "-c":
+        source, name = arguments.pop(0), "<string>"
+    else:
+        with open(program, encoding="utf-8") as file:
+            source, name = file.read(), program
+        main.__file__ = program
+        sys.path[0] = os.path.dirname(program)
+    sys.argv[:] = [program, *arguments]
+    sys.modules["__main__"] = main
+    exec(compile(source, name, "exec", dont_inherit=True), vars(main))
