@@ -168,9 +168,9 @@ def test_w34_a_worker_all_alone_that_is_blocked_makes_calls_wait(log: str, spoke
 
 def test_w34_threads_do_not_block_the_loop(shared: Shared, log: str) -> None:
     async def main() -> None:
-        holds = (jobs.holds_only_a_thread, jobs.sleeps_in_a_thread, jobs.computes_in_a_thread)
-        holders = [asyncio.create_task(hold(log, 1.6)) for hold in holds for _ in range(2)]
-        await until(lambda: len(lines(log)) == 6)
+        holds = [jobs.holds_only_a_thread, jobs.sleeps_in_a_thread] * 2 + [jobs.computes_in_a_thread]
+        holders = [asyncio.create_task(hold(log, 1.6)) for hold in holds]
+        await until(lambda: len(lines(log)) == 5)
         with nobody_is_lost() as events:
             while not all(holder.done() for holder in holders):
                 assert set(await asyncio.gather(*(jobs.pid() for _ in range(4)))) == set(pids(shared.pool))
