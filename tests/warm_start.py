@@ -57,6 +57,7 @@ class Template:
             env={**os.environ, **keeper_client.grpc_variables(os.environ)},
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for pytest; it ends when pytest is gone
         )
         theirs.close()
         self._socket = ours
@@ -85,11 +86,11 @@ class Template:
             _prctl(_SUBREAPER, 1)
             try:
                 socket.send_fds(self._socket, [marshal.dumps(request)], list(fds.values()))
-                pid = int(self._socket.recv(64))
+                pid = int(self._socket.recv(64) or 0)
             finally:
                 _prctl(_SUBREAPER, 0)
         if not pid:
-            raise BlockingIOError("the template could not fork")
+            raise ChildProcessError("the template could not fork, or is gone")
         return pid
 
 
