@@ -40,9 +40,13 @@ soak: rewritten ## the whole suite at full length
 	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone"
 	HEADGATE_SCALE=1 $(pytest) -m alone tests/docs tests/examples
 
-# Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times.
+# Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times. It is
+# done again when a test has changed since.
+stamp := .pytest_cache/rewritten-$(notdir $(VENV))
 rewritten: dev-venv
-	@$(pytest) --collect-only -q tests/workers tests/cli tests/combined > /dev/null & \
+	@if [ -e $(stamp) ] && [ -z "$$(find tests -name '*.py' -newer $(stamp) -print -quit)" ]; then exit 0; fi; \
+	mkdir -p $(dir $(stamp)) && touch $(stamp); \
+	$(pytest) --collect-only -q tests/workers tests/cli tests/combined > /dev/null & \
 	$(pytest) --collect-only -q --ignore=tests/workers --ignore=tests/cli --ignore=tests/combined > /dev/null; wait
 
 bench: bench-venv ## measure beside other libraries, in one run for each package

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from headgate.workers.client import lifetime
+from tests import warm_start
 
 pytest_plugins = ["headgate.testing.plugin"]
 
@@ -34,6 +36,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def seeds(count: int, at_a_tenth: int) -> range:
+    """Return the seeds of a test by chance: a few while working, all of them in `make soak`."""
+    return range(count if SCALE >= 1 else at_a_tenth)
+
+
 @pytest.fixture
 def scale() -> float:
     """How much of a long test to run: 0.1 in `make check`, 1 in `make soak`."""
@@ -46,6 +53,22 @@ def sessions_stay_open() -> Iterator[None]:
     before, lifetime.IDLE = lifetime.IDLE, 3600.0
     yield
     lifetime.IDLE = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pools_start_warm() -> Iterator[None]:
+    """Fork the interpreters of pools, except at full length and in what is marked `cold`."""
+    if SCALE >= 1 or sys.platform != "linux":
+        yield
+        return
+    template = warm_start.install()
+    yield
+    warm_start.uninstall(template)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    warm_start.enabled = item.get_closest_marker("cold") is None
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
     built = subprocess.run(
-        [*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)],
         capture_output=True,
         text=True,
         timeout=5 * PATIENCE,

@@ -24,7 +24,7 @@ from headgate.resources.stats import check
 from headgate.resources.strategies import NAMED
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
-FAST = settings(max_examples=max(50, int(1000 * SCALE)), deadline=None, derandomize=SCALE < 1)
+FAST = settings(max_examples=max(50, int(1000 * SCALE**1.3)), deadline=None, derandomize=SCALE < 1)
 
 NOBODY_GONE = Seen(1000.0, "m1", lambda member: False)
 

@@ -509,7 +509,7 @@ TestRotationMachine.settings = settings(
 )
 
 
-@pytest.mark.parametrize("seed", range(int(620 * SCALE**1.2)))
+@pytest.mark.parametrize("seed", range(int(620 * SCALE**1.5)))
 def test_a_long_walk(seed: int) -> None:
     """The same commands by plain chance: nothing is shrunk, and a second goes ten times as far."""
     chance = random.Random(seed)

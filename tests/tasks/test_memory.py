@@ -111,8 +111,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 POOL = pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
 
 
-@POOL
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def pools_and_options() -> Iterator[Any]:
+    """Every pool and every option, and tags where there are resources; all of one with all of the other in the soak."""
+    for pool in POOLS:
+        for options in OPTIONS:
+            usual = options == "nothing" or pool == "plain" or (pool, options) == ("resources", "tags")
+            marks = () if usual else pytest.mark.soak
+            yield pytest.param(POOLS[pool], OPTIONS[options], id=f"{options}-{pool}", marks=marks)
+
+
+@pytest.mark.parametrize(("pool", "options"), list(pools_and_options()))
 @virtual
 async def test_t50_results_that_were_read_and_dropped_are_gone(
     pool: Callable[[], TaskPool], options: dict[str, Any]

@@ -16,7 +16,10 @@ from headgate.testing import no_leaks
 from tests.workers import attack_jobs, jobs
 from tests.workers.support import alive, all_ready, descendants, keeper_client_of, parent_of, pids, run, script, until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux's subreapers")
+pytestmark = [
+    pytest.mark.cold,
+    pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux's subreapers"),
+]
 
 
 def keeper_of(pool: WorkerPool) -> int:

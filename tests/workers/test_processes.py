@@ -50,6 +50,7 @@ from tests.workers.support import (
 )
 
 pytestmark = [
+    pytest.mark.cold,
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc"),
 ]

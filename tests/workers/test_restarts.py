@@ -31,6 +31,7 @@ from tests.workers.support import PATIENCE, alive, all_ready, environment, keepe
 from tests.workers.test_fork_server import fork_server_of, keeper_of
 
 pytestmark = [
+    pytest.mark.cold,
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, fork servers and limits of other processes"),
 ]

@@ -100,7 +100,7 @@ def sized(request: pytest.FixtureRequest) -> Iterator[Shared]:
 def ways(soak: str, fixture: str = "way") -> pytest.MarkDecorator:
     """For tests that show much the same both ways: this one is gone in `make soak` only."""
     params = [pytest.param(way, marks=pytest.mark.soak if way == soak else ()) for way in WAYS]
-    return pytest.mark.parametrize(fixture, params, indirect=True, scope="module" if fixture == "sized" else None)
+    return pytest.mark.parametrize(fixture, params, indirect=True, scope=None if fixture == "way" else "module")
 
 
 mostly_shared_memory = ways("chunks", "sized")
@@ -217,7 +217,9 @@ def files(folder: Path) -> list[str]:
 # -- every size -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=pytest.mark.soak if size in (MB, CREDIT - 1) else ()) for size in SIZES]
+)
 def test_w42_bytes_of_every_size_go_and_come(sized: Shared, size: int) -> None:
     async def main() -> None:
         for kind in ("bytes", "bytearray") if size <= CREDIT + 1 else ("bytes",):
@@ -260,6 +262,7 @@ def test_w42_large_things_of_every_kind(sized: Shared, kind: str) -> None:
     sized(main, patience=60)
 
 
+@mostly_shared_memory
 def test_w42_arrays(sized: Shared) -> None:
     numpy = pytest.importorskip("numpy", reason="numpy is not installed: `pip install numpy` for this test")
 
@@ -655,7 +658,7 @@ def test_w42_a_call_cancelled_in_the_middle_leaves_nothing(sized: Shared, scale:
 
         await all_give_back(sized.pool)
         steady = Steady(os.getpid(), *pids(sized.pool))
-        for moment in (0.0, 0.001, *(chance.uniform(0, 0.05) for _ in range(max(10, int(60 * scale))))):
+        for moment in (0.0, 0.001, *(chance.uniform(0, 0.05) for _ in range(max(6, int(60 * scale))))):
             await one(moment)
         assert in_flight(sized.pool) == 0
         await steady.check(private=4 * 8 * MB, pool=sized.pool)
@@ -883,8 +886,9 @@ def test_w42_a_bad_max_payload_is_refused(value: Any) -> None:
         WorkerPool(spawn=1, max_payload=value)
 
 
-@pytest.mark.parametrize("size", [MB + 1, 5 * MB])
+@pytest.mark.parametrize("size", [MB + 1, pytest.param(5 * MB, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "text", "array", "frame", "list", "nested"])
+@ways("chunks", "narrow")
 def test_w42_an_argument_above_max_payload_touches_no_worker(narrow: Shared, kind: str, size: int) -> None:
     async def main() -> None:
         value = make(kind, size)

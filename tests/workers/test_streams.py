@@ -711,7 +711,7 @@ _numbers_of_scripts = itertools.count()
 
 @pytest.mark.parametrize("fn", BODIES, ids=_name)
 @settings(
-    max_examples=int(210 * SCALE),
+    max_examples=int(210 * SCALE**1.3),
     derandomize=SCALE < 1,
     deadline=None,
     database=None,

@@ -1,8 +1,9 @@
 """Finds what a block leaves behind: tasks, threads, open files, child processes.
 
-Each kind is a snapshot, taken before and after as a dict from identity to words; what is new is a leak if it does not
-go away within `grace` seconds. Those are real seconds, read from the real clock and not from headgate's: a thread ends
-when the machine lets it, whatever time a test pretends.
+Each kind is a snapshot, taken before and after as a dict from identity to what puts it into words; what is new is a
+leak if it does not go away within `grace` seconds. Those are real seconds, read from the real clock and not from
+headgate's: a thread ends when the machine lets it, whatever time a test pretends. Only leaks are put into words: a
+suite takes a snapshot twice for each test, and most find nothing.
 
 Files and children are read from /proc, and are not checked where there is none. Threads of C libraries that never
 entered Python are invisible to all of this.
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -26,7 +28,7 @@ from headgate.testing.waiting import Leak, describe, place
 
 __all__ = ["no_leaks"]
 
-Snapshot = dict[Hashable, str]
+Snapshot = dict[Hashable, Callable[[], str]]
 
 _PAUSE = 0.005  # real seconds between two looks
 
@@ -57,10 +59,10 @@ class no_leaks:  # noqa: N801 - used as `with no_leaks():`, where it reads as a 
         ]
         self._looks = [look for yes, look in wanted if yes]
         self._grace = grace
-        self._before: list[Snapshot] = []
+        self._before: list[frozenset[Hashable]] = []
 
     def __enter__(self) -> None:
-        self._before = [look() for look in self._looks]
+        self._before = [frozenset(look()) for look in self._looks]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
@@ -89,7 +91,7 @@ class no_leaks:  # noqa: N801 - used as `with no_leaks():`, where it reads as a 
 
     def _leaks(self) -> list[str]:
         return [
-            words
+            words()
             for look, before in zip(self._looks, self._before, strict=True)
             for identity, words in look().items()
             if identity not in before
@@ -98,7 +100,7 @@ class no_leaks:  # noqa: N801 - used as `with no_leaks():`, where it reads as a 
 
 def _tasks() -> Snapshot:
     loop = asyncio._get_running_loop()
-    return {task: describe(task) for task in asyncio.all_tasks(loop)} if loop is not None else {}
+    return {task: partial(describe, task) for task in asyncio.all_tasks(loop)} if loop is not None else {}
 
 
 def _threads() -> Snapshot:
@@ -107,9 +109,14 @@ def _threads() -> Snapshot:
     found: Snapshot = {}
     for thread in threading.enumerate():
         if thread.ident in stacks:
-            kind = "daemon thread" if thread.daemon else "thread"
-            found[thread] = f"  {kind} {thread.name!r} at {place(stacks[thread.ident])}"
+            found[thread] = partial(_thread, thread)
     return found
+
+
+def _thread(thread: threading.Thread) -> str:
+    frame = current_frames().get(thread.ident or 0)
+    where = "its end" if frame is None else place(frame)
+    return f"  {'daemon thread' if thread.daemon else 'thread'} {thread.name!r} at {where}"
 
 
 def _files() -> Snapshot:
@@ -120,7 +127,7 @@ def _files() -> Snapshot:
         except OSError:  # closed since it was listed, as the one that listed it always is
             continue
         if int(name) != _tracker("_fd"):
-            found[int(name), target] = f"  file {name} -> {target}"
+            found[int(name), target] = partial("  file {} -> {}".format, name, target)
     return found
 
 
@@ -129,8 +136,12 @@ def _children() -> Snapshot:
     for thread in _listed("/proc/self/task"):
         for pid in _text(f"/proc/self/task/{thread}/children").split():
             if int(pid) != _tracker("_pid"):
-                found[int(pid)] = f"  child {pid}: {_command(pid)}"
+                found[int(pid)] = partial(_child, pid)
     return found
+
+
+def _child(pid: str) -> str:
+    return f"  child {pid}: {_command(pid)}"
 
 
 def _command(pid: str) -> str:

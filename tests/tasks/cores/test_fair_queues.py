@@ -16,6 +16,7 @@ from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
+from tests.conftest import seeds
 from tests.tasks.cores.model import RoundsModel, ShareModel, cost_of, record
 
 # -- round robin -------------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ class Meter:
                 self.gaps.pop(pair, None)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, 8))
 def test_t23_the_normalised_gap_keeps_to_the_theorem(seed: int, scale: float) -> None:
     """Goyal, Vin and Cheng: |Wi/wi - Wj/wj| <= cmax_i/wi + cmax_j/wj while both are backlogged, whatever others do."""
     for walk in range(int(42 * scale)):

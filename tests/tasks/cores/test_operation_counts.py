@@ -69,8 +69,8 @@ CASES: dict[str, tuple[Strategy, Callable[[int], Policy], int | None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_t25_a_task_costs_the_same_in_a_crowd(case: str, scale: float) -> None:
     strategy, policy, caps = CASES[case]
-    many = 3_000 if scale < 1 else 20_000
-    few = per_task(strategy, policy(500), caps, 1_000, 10)
+    some, many = (500, 2_000) if scale < 1 else (1_000, 20_000)
+    few = per_task(strategy, policy(some // 2), caps, some, 10)
     crowd = per_task(strategy, policy(many // 2), caps, many, many // 10)
     assert crowd <= 1.5 * few
 

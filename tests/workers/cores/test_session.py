@@ -2485,7 +2485,7 @@ def test_w40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
     )
 
 
-@pytest.fixture(params=range(int(300 * SCALE**1.2)))
+@pytest.fixture(params=range(int(300 * SCALE**1.5)))
 def chance(request: pytest.FixtureRequest) -> Iterator[random.Random]:
     return random.Random(request.param)
 

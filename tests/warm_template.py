@@ -1,0 +1,93 @@
+"""The interpreter that `warm_start` starts: it forks programs, with all loaded that they need.
+
+It is imported by itself, without the package `tests`, so that forks have no module more than a program that was
+started. It has no threads, and uses nothing of gRPC before it forks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import marshal
+import os
+import socket
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+_MESSAGE = 1 << 17
+_HIGH = 512
+"""Above the numbers of descriptors that a program is to have."""
+
+
+def serve(requests: int, *modules: str) -> dict[str, Any]:
+    """Import these, and make what pytest asks for, until pytest is gone. Returns in a process that was asked for."""
+    for module in modules:
+        import_module(module)
+    pytest = socket.socket(fileno=requests)
+    pytest.set_inheritable(False)
+    gc.collect()
+    gc.freeze()
+    while True:
+        message, fds, _, _ = socket.recv_fds(pytest, _MESSAGE, 16)
+        if not message:
+            os._exit(0)
+        request = marshal.loads(message)
+        pid = _fork_twice()
+        if pid is None:
+            pytest.detach()
+            _take(fds, request["fds"])
+            return request
+        pytest.send(str(pid).encode())
+        for fd in fds:
+            os.close(fd)
+
+
+def _fork_twice() -> int | None:
+    """Return the pid of a process whose parent, here between us and it, has ended; 0: there is none. None: in it."""
+    tells, told = os.pipe()
+    between = os.fork()
+    if not between:
+        try:
+            pid = os.fork()
+            if not pid:
+                return None
+            os.write(told, str(pid).encode())
+        except OSError:
+            pass
+        os._exit(0)
+    os.close(told)
+    pid = int(os.read(tells, 64) or 0)
+    os.close(tells)
+    os.waitpid(between, 0)
+    return pid
+
+
+def _take(fds: list[int], numbers: list[int]) -> None:
+    """Have these descriptors under these numbers, and no others."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH) for fd in fds]
+    os.closerange(0, _HIGH)
+    for fd, number in zip(high, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Run as an interpreter that was started with this command, folder and environment. It ends in the usual way."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    program, *arguments = request["argv"]
+    main = ModuleType("__main__")
+    if program == "-c":
+        source, name = arguments.pop(0), "<string>"
+    else:
+        with open(program, encoding="utf-8") as file:
+            source, name = file.read(), program
+        main.__file__ = program
+        sys.path[0] = os.path.dirname(program)
+    sys.argv[:] = [program, *arguments]
+    sys.modules["__main__"] = main
+    exec(compile(source, name, "exec", dont_inherit=True), vars(main))
