@@ -11,8 +11,9 @@ the resource as first argument, here or on a worker, `verdicts` tells the Resour
 What ends an attempt:
 
     returned, raised          the task's own outcome; the resource is in order
-    CooldownResource, ...     a verdict: the resource rests, the task goes back to the head of its partition, and one of
-                              its `max_attempts` is spent
+    CooldownResource          a verdict: the resource rests, and the task goes back to the head of its partition. Only
+                              very many of these end it: see `headgate.resources.attempts.Cooldowns`
+    DisableResource, Retry... a verdict too, and one of the task's `max_attempts` is spent
     an older use failed       the task goes back as well, and nothing is spent: it was not its fault
     its worker was lost       the task's own failure, which says nothing about the resource
 """
