@@ -145,14 +145,35 @@ class ContextVarCollision(HeadgateError):
 # -- a policy said no -------------------------------------------------------------------------------------------------
 
 
-class QueueFull(HeadgateError):
+class _Refused(HeadgateError):
+    """A pool did not accept a task, because of its load."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        queued: int = 0,
+        active: int = 0,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after: float | None = retry_after
+        """The estimated seconds until a task would be accepted; None when there is nothing to estimate them from."""
+        self.queued: int = queued
+        """How many tasks were queued."""
+        self.active: int = active
+        """How many tasks held a slot."""
+
+
+class QueueFull(_Refused):
     """The queue is at its depth, and its policy is to fail the submitter."""
 
     code = "HEADGATE-POL-001"
     remedy = "Submit again later, or choose another `on_full` or a greater depth."
 
 
-class PoolBusy(HeadgateError):
+class PoolBusy(_Refused):
     """The task cannot start now, and the pool keeps no queue."""
 
     code = "HEADGATE-POL-002"

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
 
 from headgate.combined.allocator import TaskAllocator
 from headgate.combined.explainer import TaskExplainer
@@ -33,8 +33,8 @@ from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.tasks.model import Scope
+from headgate.tasks.pool import OnSignal, pool_from
 from headgate.tasks.pool import TaskPool as PlainTaskPool
-from headgate.tasks.pool import pool_from
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.strategies import Strategy
 
@@ -83,6 +83,7 @@ class TaskPool(PlainTaskPool):
         runner: Runner | Ports | None = None,
         fencing: bool = False,
         on_lease_lost: OnLeaseLost = "finish",
+        on_signal: OnSignal | None = None,
         resources: ResourcePool[Any] | None = None,
         workers: WorkerPool | None = None,
     ) -> None:
@@ -102,6 +103,7 @@ class TaskPool(PlainTaskPool):
             runner=_ports_of(resources, workers, runner),
             fencing=fencing,
             on_lease_lost=on_lease_lost,
+            on_signal=on_signal,
         )
 
     if TYPE_CHECKING:
@@ -134,6 +136,56 @@ class TaskPool(PlainTaskPool):
         ) -> TaskHandle[R]: ...
         def submit_nowait(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]: ...  # type: ignore[misc]
 
+        @overload
+        async def run(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> R: ...
+        @overload
+        async def run(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> R: ...
+        @overload
+        async def run(self, fn: Callable[[Resource[Any], *Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> R: ...
+        @overload
+        async def run(self, fn: Callable[[Resource[Any], *Ts], R], /, *args: *Ts, **options: Any) -> R: ...
+        async def run(self, fn: Any, /, *args: Any, **options: Any) -> Any: ...  # type: ignore[misc]
+
+        @overload
+        def map(
+            self,
+            fn: Callable[[T], Awaitable[R]],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[[T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[[Resource[Any], T], Awaitable[R]],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[[Resource[Any], T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
         @overload
         def map(
             self, fn: Callable[[T], Awaitable[R]], items: Iterable[T] | AsyncIterable[T], /, **options: Any

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from headgate.errors import ExhaustedReason
 
 
+_AFTER_COOLDOWNS = "Look at what the resources were refused for; give each a max_in_flight that its provider allows."
+
+
 class AttemptTimeout(RetryOperation, TimeoutError):
     """An attempt took longer than its `timeout`."""
 
@@ -131,8 +134,8 @@ class Call:
     def out_of_attempts(self, retry_after: float | None) -> PoolExhausted:
         """The error of a call that has no attempts left."""
         if self._cooldowns is not None and self.attempts and isinstance(self.attempts[-1].signal, CooldownResource):
-            remedy = "Look at what the resources were refused for; give each a max_in_flight that its provider allows."
-            return self._exhausted(f"gave up after {self._cooldowns}: {self._said}", "attempts", retry_after, remedy)
+            message = f"gave up after {self._cooldowns}: {self._said}"
+            return self._exhausted(message, "attempts", retry_after, _AFTER_COOLDOWNS)
         tried = self._counted
         message = f"max_attempts={tried} exhausted: {self._said}"
         remedy = None
