@@ -145,19 +145,19 @@ class ContextVarCollision(HeadgateError):
 # -- a policy said no -------------------------------------------------------------------------------------------------
 
 
-class _Refused(HeadgateError):
-    """A pool did not accept a task, because of its load."""
+class _UnderLoad(Exception):
+    """Says how loaded the pool was that did not accept a task."""
 
     def __init__(
         self,
-        message: str,
+        message: str = "",
         *,
         retry_after: float | None = None,
         queued: int = 0,
         active: int = 0,
         remedy: str | None = None,
     ) -> None:
-        super().__init__(message, remedy=remedy)
+        HeadgateError.__init__(self, message, remedy=remedy)  # type: ignore[arg-type] # it is one, in both of them
         self.retry_after: float | None = retry_after
         """The estimated seconds until a task would be accepted; None when there is nothing to estimate them from."""
         self.queued: int = queued
@@ -166,14 +166,14 @@ class _Refused(HeadgateError):
         """How many tasks held a slot."""
 
 
-class QueueFull(_Refused):
+class QueueFull(_UnderLoad, HeadgateError):
     """The queue is at its depth, and its policy is to fail the submitter."""
 
     code = "HEADGATE-POL-001"
     remedy = "Submit again later, or choose another `on_full` or a greater depth."
 
 
-class PoolBusy(_Refused):
+class PoolBusy(_UnderLoad, HeadgateError):
     """The task cannot start now, and the pool keeps no queue."""
 
     code = "HEADGATE-POL-002"

@@ -28,6 +28,7 @@ from headgate.combined.allocator import TaskAllocator
 from headgate.combined.explainer import TaskExplainer
 from headgate.combined.launcher import TaskLauncher
 from headgate.combined.verdicts import Verdicts
+from headgate.combined.workers_budget import WorkersBudget
 from headgate.core.checks import named_options
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.model import Resource
@@ -69,7 +70,7 @@ class TaskPool(PlainTaskPool):
         self,
         name: str | None = None,
         *,
-        max_concurrent: int = 1,
+        max_concurrent: int | None = None,
         queue: Strategy | str | Mapping[str, Any] | Callable[[], Strategy] = "priority",
         backpressure: Policy | str | Mapping[str, Any] | Callable[[], Policy] | None = None,
         scope: Scope = "session",
@@ -100,7 +101,7 @@ class TaskPool(PlainTaskPool):
             keep=keep,
             max_concurrent_per_key=max_concurrent_per_key,
             audit=audit,
-            runner=_ports_of(resources, workers, runner),
+            runner=_ports_of(resources, workers, runner, follows_workers=max_concurrent is None),
             fencing=fencing,
             on_lease_lost=on_lease_lost,
             on_signal=on_signal,
@@ -218,7 +219,11 @@ def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) ->
 
 
 def _ports_of(
-    resources: ResourcePool[Any] | None, workers: WorkerPool | None, runner: Runner | Ports | None
+    resources: ResourcePool[Any] | None,
+    workers: WorkerPool | None,
+    runner: Runner | Ports | None,
+    *,
+    follows_workers: bool,
 ) -> Runner | Ports | None:
     """The ports of a pool with these resources and workers; without either, the runner."""
     if resources is None and workers is None:
@@ -244,6 +249,9 @@ def _ports_of(
             )
         from headgate.workers.client.any_function import Placing
 
+        workers.__serve_tasks__()
         placing = Placing(workers)
     allocator = TaskAllocator(resources, placing)
-    return Ports(TaskLauncher(Verdicts(allocator, placing), placing), allocator, TaskExplainer(allocator))
+    budget = WorkersBudget(workers, allocator.loop) if workers is not None and follows_workers else None
+    launcher = TaskLauncher(Verdicts(allocator, placing), placing)
+    return Ports(launcher, allocator, TaskExplainer(allocator), budget)

@@ -105,7 +105,7 @@ class TaskPool:
         self,
         name: str | None = None,
         *,
-        max_concurrent: int = 1,
+        max_concurrent: int | None = None,
         queue: Strategy | str | Mapping[str, Any] | Callable[[], Strategy] = "priority",
         backpressure: Policy | str | Mapping[str, Any] | Callable[[], Policy] | None = None,
         scope: Scope = "session",
@@ -128,7 +128,7 @@ class TaskPool:
         check_store(opened_store, shares=state is not None)
         self.name: str = checked_name(name, found_id)
         strategy, policy = strategy_of(queue), policy_of(backpressure)
-        limit = checked_whole("max_concurrent", max_concurrent, 1)
+        limit = _checked_limit(self.scope, max_concurrent)
         key_limits = checked_limits(max_concurrent_per_key)
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
@@ -164,15 +164,15 @@ class TaskPool:
             records = self._open_records(opened_store, kept)
             if records is not None:
                 opened.append(records.abandon)
-            self._budget: SlotBudget = LocalBudget(limit) if ports.budget is None else ports.budget
+            self._budget: SlotBudget = LocalBudget(limit or 1) if ports.budget is None else ports.budget
             self._shared: SharedBudget | None = None
             if state is not None:
-                settings = shared_settings(strategy, limit, key_limits)
+                settings = shared_settings(strategy, limit or 1, key_limits)
                 self._shared = SharedBudget(
                     state, self.id, settings, counts=policy.shared, fencing=fences, on_lease_lost=on_lost
                 )
                 self._shared.join()
-            scheduler = self._make_scheduler(strategy, policy, limit, key_limits)
+            scheduler = self._make_scheduler(strategy, policy, limit or 1, key_limits)
             self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)
             if self._shared is not None:
                 self._shared.attach(self._executor)
@@ -662,6 +662,16 @@ def checked_on_signal(on_signal: object) -> OnSignal | None:
     if on_signal is None or on_signal == "drain":
         return on_signal
     raise InvalidArgument(f"on_signal must be 'drain' or None, got {on_signal!r}", remedy='Pass "drain".')
+
+
+def _checked_limit(scope: Scope, max_concurrent: object) -> int | None:
+    """How many tasks run at most; None: as many as the budget of the ports says, or one."""
+    if max_concurrent is None and scope in ("tenant", "org"):
+        raise InvalidArgument(
+            f"max_concurrent is not given, and the scope {scope!r} shares it between processes",
+            remedy="Pass how many tasks may run at a time in all of them together: max_concurrent=5.",
+        )
+    return None if max_concurrent is None else checked_whole("max_concurrent", max_concurrent, 1)
 
 
 def _checked_sharing(scope: Scope, fencing: object, on_lease_lost: object) -> tuple[bool, OnLeaseLost]:

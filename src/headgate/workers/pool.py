@@ -18,8 +18,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextvars import Token
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
+from weakref import WeakMethod
 
 from headgate import registry
 from headgate._version import __version__
@@ -130,6 +132,8 @@ class WorkerPool:
             )
         self._balancer_source = loadbalancer
         self._balancer: LoadBalancerLike
+        self._serves_tasks = False  # does a TaskPool use it?
+        self._on_workers: list[WeakMethod[Callable[[], None]]] = []
         self._placement: Placement = LocalPlacement(worker)
         self._finder: Finder | None = None
         self._announcer: Announcer | None = None
@@ -244,9 +248,9 @@ class WorkerPool:
     async def _resolved_balancer(self) -> LoadBalancerLike:
         """Return the load balancer itself."""
         if self._balancer_source is None:
-            from headgate.workers.client.balancing import RoundRobinLoadBalancer
+            from headgate.workers.client.balancing import LeastLoadedLoadBalancer, RoundRobinLoadBalancer
 
-            return RoundRobinLoadBalancer()
+            return LeastLoadedLoadBalancer() if self._serves_tasks else RoundRobinLoadBalancer()
         balancer: LoadBalancerLike = await self._resolved("loadbalancer", self._balancer_source, ("order", "report"))
         return balancer
 
@@ -292,6 +296,26 @@ class WorkerPool:
         while outer is not None and outer._state == "closed":
             outer = outer._outer
         return self if outer is None else outer
+
+    def __serve_tasks__(self) -> None:
+        """Choose workers by their load from now on, unless a load balancer was given. A TaskPool asks for it.
+
+        Its tasks wait for a slot and not for a worker, so one that is placed behind a long one, while another worker is
+        idle, is late for nothing. (benchmarks/balancers.py)
+        """
+        self._serves_tasks = True
+        if self._balancer_source is not None or self._state != "open":
+            return
+        from headgate.workers.client.balancing import LeastLoadedLoadBalancer
+
+        if not isinstance(self._balancer, LeastLoadedLoadBalancer):
+            self._balancer = LeastLoadedLoadBalancer()
+            for loop, dispatcher in list(self._dispatchers.items()):
+                _on(loop, partial(dispatcher.roster.go_by, LeastLoadedLoadBalancer.strategy))
+
+    def __on_workers__(self, changed: Callable[[], None]) -> None:
+        """Call this bound method, as long as its object is there, whenever workers have come or gone. On any loop."""
+        self._on_workers.append(WeakMethod(changed))
 
     def __dispatcher__(self) -> Dispatcher:
         """Return the dispatcher of the running loop, made at its first call. `routines` asks."""
@@ -448,6 +472,9 @@ class WorkerPool:
         for future in changed:
             if not future.done():
                 future.set_result(None)
+        for known in self._on_workers:
+            if (told := known()) is not None:
+                told()
 
     def _on_ended(self, uid: str, ending: Ending) -> None:
         """Tell each dispatcher how the process of a worker ended: the errors of calls lost with it say that."""
