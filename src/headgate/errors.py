@@ -148,6 +148,13 @@ class ContextVarCollision(HeadgateError):
 class _UnderLoad(Exception):
     """Says how loaded the pool was that did not accept a task."""
 
+    retry_after: float | None = None
+    """The estimated seconds until a task would be accepted; None when there is nothing to estimate them from."""
+    queued: int = 0
+    """How many tasks were queued."""
+    active: int = 0
+    """How many tasks held a slot."""
+
     def __init__(
         self,
         message: str = "",
@@ -158,12 +165,7 @@ class _UnderLoad(Exception):
         remedy: str | None = None,
     ) -> None:
         HeadgateError.__init__(self, message, remedy=remedy)  # type: ignore[arg-type] # it is one, in both of them
-        self.retry_after: float | None = retry_after
-        """The estimated seconds until a task would be accepted; None when there is nothing to estimate them from."""
-        self.queued: int = queued
-        """How many tasks were queued."""
-        self.active: int = active
-        """How many tasks held a slot."""
+        self.retry_after, self.queued, self.active = retry_after, queued, active
 
 
 class QueueFull(_UnderLoad, HeadgateError):

@@ -135,9 +135,9 @@ async def submit() -> None:
     async for text in tasks.map(review, [1, 2], idempotency_key=str, tenant_id=lambda pr: "acme"):
         assert_type(text, str)
     async for ended in tasks.map(review, [1, 2], return_handles=True, ordered=False):
-        assert_type(ended, TaskHandle[str])
+        _ = assert_type(ended, TaskHandle[str])
     async for counted in tasks.map(count, ["a"], return_handles=True):
-        assert_type(counted, TaskHandle[int])
+        _ = assert_type(counted, TaskHandle[int])
     assert_type(await tasks.run(review, 3, True, timeout=5), str)
     assert_type(await tasks.run(count, "abc"), int)
     assert_type(await tasks.submit_many([(review, (3,), {"priority": 1}), (count, ("abc",))]), list[TaskHandle[Any]])
@@ -151,7 +151,7 @@ async def submit() -> None:
     await tasks.close(cancel="queued", timeout=30)
     await tasks.close(True)
     try:
-        tasks.submit_nowait(review, 3)
+        _ = tasks.submit_nowait(review, 3)
     except (headgate.QueueFull, headgate.PoolBusy) as refused:
         assert_type(refused.retry_after, float | None)
         assert_type(refused.queued + refused.active, int)

@@ -143,7 +143,7 @@ class TaskPool:
         self.id = identity(self.scope, found_id, self.name)
         self._config: dict[str, Any] = {
             "name": name,
-            "max_concurrent": max_concurrent,
+            "max_concurrent": (limit or 1) if ports.budget is None else limit,
             "queue": strategy.descriptor(),
             "backpressure": policy.descriptor(),
             "scope": scope,
