@@ -300,8 +300,8 @@ class WorkerPool:
     def __serve_tasks__(self) -> None:
         """Choose workers by their load from now on, unless a load balancer was given. A TaskPool asks for it.
 
-        Its tasks wait for a slot and not for a worker, so one that is placed behind a long one, while another worker is
-        idle, is late for nothing. (benchmarks/balancers.py)
+        Which task is next was decided before, so a short one that stands behind a long one on its worker, while another
+        worker is idle, is late for nothing.
         """
         self._serves_tasks = True
         if self._balancer_source is not None or self._state != "open":
