@@ -227,6 +227,26 @@ def test_t16_a_durable_batch_is_one_write(tmp_path: Path, kind: str, monkeypatch
         store.close()
 
 
+@pytest.mark.integration
+def test_t16_a_shared_pool_takes_batches_too(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "s.db")
+
+    async def main() -> None:
+        async with TaskPool("shared", scope="org", scope_id="acme", store=store, max_concurrent=4) as pool:
+            numbers = [(number, 1) for number in range(30)]
+            handles = await pool.submit_many(add, numbers, idempotency_key=lambda one, other: one)
+            assert [await handle for handle in handles] == list(range(1, 31))
+            assert await pool.submit_many(add, numbers[:3], idempotency_key=lambda one, other: one) == handles[:3]
+            plain = await pool.submit_many(add, numbers)
+            assert [await handle for handle in plain] == list(range(1, 31))
+            with pytest.raises(IdempotencyConflict):
+                await pool.submit_many(add, [(50, 1), (3, 4)], idempotency_key=lambda one, other: one)
+            await pool.drain()
+
+    asyncio.run(main())
+    store.close()
+
+
 class Broken:
     """A store whose journal can be made to fail, or lacks `append_all`."""
 
@@ -547,8 +567,9 @@ async def test_t18_close_and_on_signal_name_their_choices(bad: Any) -> None:
 def test_t18_signals_cannot_be_handled_beside_the_main_thread() -> None:
     async def main() -> None:
         pool = TaskPool(on_signal="drain")
-        with pytest.raises(InvalidArgument, match="main thread"):
-            await pool.submit(double, 1)
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="main thread"):
+                await pool.submit(double, 1)
         pool = TaskPool()
         with pytest.raises(InvalidArgument, match="main thread"):
             pool.drain_on_signals()

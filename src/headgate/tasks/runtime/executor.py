@@ -639,8 +639,12 @@ class Executor:
             raise on_another_loop(self.name, "submit()")
         self.loop = loop
         self.ending.bind(loop)
-        if self.on_bind is not None:
-            self.on_bind()
+        try:
+            if self.on_bind is not None:
+                self.on_bind()
+        except BaseException:
+            self.loop = None
+            raise
 
     def require_loop(self, what: str) -> None:
         """Raise InvalidArgument if `what` is called on another loop than the pool's."""

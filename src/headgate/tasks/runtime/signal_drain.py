@@ -95,6 +95,7 @@ class _Pools:
     def join(self, drain: SignalDrain) -> None:
         if self._handlers is None:
             self._handlers = SignalHandlers(self._loop, self._heard)
+            _pools[self._loop] = self
         self._drains.append(drain)
 
     def leave(self, drain: SignalDrain) -> None:
@@ -135,10 +136,7 @@ _pools: dict[asyncio.AbstractEventLoop, _Pools] = {}
 
 
 def _pools_of(loop: asyncio.AbstractEventLoop) -> _Pools:
-    found = _pools.get(loop)
-    if found is None:
-        found = _pools[loop] = _Pools(loop)
-    return found
+    return _pools.get(loop) or _Pools(loop)
 
 
 def is_expected(error: BaseException | None) -> bool:

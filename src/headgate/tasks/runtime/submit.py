@@ -400,8 +400,8 @@ class Submitter:
 
     def give_up(self, claim: Claim) -> None:
         """Want the task of a claim no more, whether it was accepted or not."""
-        if claim.future.done():
-            claim.future.cancelled() or claim.future.exception()  # it is known now
+        if claim.future.done() and not claim.future.cancelled():
+            claim.future.exception()  # it is known now
         self._give_up(claim.arrival, claim.future)
         self.settle(claim)
 
