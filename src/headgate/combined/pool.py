@@ -34,8 +34,9 @@ from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.tasks.model import Scope
-from headgate.tasks.pool import OnSignal, pool_from
 from headgate.tasks.pool import TaskPool as PlainTaskPool
+from headgate.tasks.pool import pool_from
+from headgate.tasks.runtime.ending import OnSignal
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.strategies import Strategy
 
@@ -189,11 +190,19 @@ class TaskPool(PlainTaskPool):
         ) -> AsyncIterator[TaskHandle[R]]: ...
         @overload
         def map(
-            self, fn: Callable[[T], Awaitable[R]], items: Iterable[T] | AsyncIterable[T], /, **options: Any
+            self,
+            fn: Callable[[T], Awaitable[R]],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            **options: Any,
         ) -> AsyncIterator[R]: ...
         @overload
         def map(
-            self, fn: Callable[[T], R], items: Iterable[T] | AsyncIterable[T], /, **options: Any
+            self,
+            fn: Callable[[T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            **options: Any,
         ) -> AsyncIterator[R]: ...
         @overload
         def map(
@@ -205,9 +214,14 @@ class TaskPool(PlainTaskPool):
         ) -> AsyncIterator[R]: ...
         @overload
         def map(
-            self, fn: Callable[[Resource[Any], T], R], items: Iterable[T] | AsyncIterable[T], /, **options: Any
+            self,
+            fn: Callable[[Resource[Any], T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            **options: Any,
         ) -> AsyncIterator[R]: ...
-        def map(self, fn: Any, items: Any, /, **options: Any) -> AsyncIterator[Any]: ...
+        # It does handle them: pyright does not see through eight overloads whose functions differ by one argument.
+        def map(self, fn: Any, items: Any, /, **options: Any) -> AsyncIterator[Any]: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:

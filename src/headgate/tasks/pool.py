@@ -54,6 +54,7 @@ from headgate.tasks.model import PoolSnapshot, Scope, TaskRecord
 from headgate.tasks.names import register, register_executor, unregister
 from headgate.tasks.options import refuse_callables
 from headgate.tasks.runtime.durable import Loading, Records, described
+from headgate.tasks.runtime.ending import Cancel, OnSignal, checked_cancel, checked_on_signal
 from headgate.tasks.runtime.executor import Executor
 from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import enclosing, wait_for
@@ -76,10 +77,6 @@ from headgate.tasks.streams import run_stream
 
 AnyCall = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 """One call of `submit_many`: the function, its arguments, and the options of its submit."""
-Cancel = Literal["none", "queued", "all"]
-"""What is given up when a pool closes."""
-OnSignal = Literal["drain"]
-"""What a pool does on SIGINT and SIGTERM."""
 
 _SETTLING: Final = 5.0
 """Seconds that `close` waits for a shared store to know what became of idempotency keys."""
@@ -643,25 +640,6 @@ class TaskPool:
             f"the pool {self.name!r} cannot be pickled or copied: its budget belongs to this process",
             remedy="Make a pool where the work runs, or send results and submit here.",
         )
-
-
-def checked_cancel(cancel: object) -> Cancel:
-    """What is given up when a pool closes; a flag says all or nothing."""
-    if isinstance(cancel, bool):
-        return "all" if cancel else "none"
-    if cancel in ("none", "queued", "all"):
-        return cancel
-    raise InvalidArgument(
-        f"cancel must be 'none', 'queued' or 'all', got {cancel!r}",
-        remedy='Pass "queued" to finish what runs and drop what is queued.',
-    )
-
-
-def checked_on_signal(on_signal: object) -> OnSignal | None:
-    """What to do on signals; None for nothing."""
-    if on_signal is None or on_signal == "drain":
-        return on_signal
-    raise InvalidArgument(f"on_signal must be 'drain' or None, got {on_signal!r}", remedy='Pass "drain".')
 
 
 def _checked_limit(scope: Scope, max_concurrent: object) -> int | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headgate.core.interrupts import Interrupts
+from headgate.errors import InvalidArgument
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.messages import log_interrupted
 
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from headgate.tasks.runtime.ports import Launcher
     from headgate.tasks.runtime.signal_drain import SignalDrain
     from headgate.tasks.scheduling.scheduler import Scheduler
+
+
+Cancel = Literal["none", "queued", "all"]
+"""What is given up when a pool closes."""
+OnSignal = Literal["drain"]
+"""What a pool does on SIGINT and SIGTERM."""
 
 
 class Ending:
@@ -89,3 +96,24 @@ class Ending:
         else:
             what = f"{name}, {running} running tasks are finished, {queued} queued are dropped; again to cancel"
             log_interrupted(self._name, what, 0)
+
+
+def checked_cancel(cancel: object) -> Cancel:
+    """What is given up when a pool closes; a flag says all or nothing."""
+    if isinstance(cancel, bool):
+        return "all" if cancel else "none"
+    if cancel in ("none", "queued", "all"):
+        return cancel
+    raise InvalidArgument(
+        f"cancel must be 'none', 'queued' or 'all', got {cancel!r}",
+        remedy='Pass "queued" to finish what runs and drop what is queued.',
+    )
+
+
+def checked_on_signal(on_signal: object) -> OnSignal | None:
+    """What to do on signals; None for nothing."""
+    if on_signal is None:
+        return None
+    if on_signal == "drain":
+        return "drain"
+    raise InvalidArgument(f"on_signal must be 'drain' or None, got {on_signal!r}", remedy='Pass "drain".')
