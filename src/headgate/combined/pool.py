@@ -263,9 +263,11 @@ def _ports_of(
             )
         from headgate.workers.client.any_function import Placing
 
-        workers.__serve_tasks__()
         placing = Placing(workers)
     allocator = TaskAllocator(resources, placing)
-    budget = WorkersBudget(workers, allocator.loop) if workers is not None and follows_workers else None
+    budget = None
+    if workers is not None:
+        budget = WorkersBudget(workers, allocator.loop) if follows_workers else None
+        workers.__serve_tasks__(budget)
     launcher = TaskLauncher(Verdicts(allocator, placing), placing)
     return Ports(launcher, allocator, TaskExplainer(allocator), budget)

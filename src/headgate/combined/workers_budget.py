@@ -25,7 +25,6 @@ class WorkersBudget:
         self._loop = loop
         self._fixed: int | None = None
         self._changed: Callable[[int], None] | None = None
-        workers.__on_workers__(self._look)
 
     @property
     def limit(self) -> int:
@@ -56,8 +55,8 @@ class WorkersBudget:
     def ended(self, tenant: Hashable) -> None:
         """Do nothing: `Slots` counts what runs."""
 
-    def _look(self) -> None:
-        """Workers have come or gone, on whatever loop."""
+    def look(self) -> None:
+        """Tell the TaskPool, on its event loop, that workers have come or gone."""
         loop = self._loop()
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._tell)

@@ -38,15 +38,15 @@ from headgate.core.checks import (
     respell,
     seconds_of,
 )
+from headgate.core.clock import clock
 from headgate.core.html import card
 from headgate.core.pool_executor import PoolExecutor
-from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, InvalidType, WaitCycle
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.port import Store
 from headgate.tasks.admission import Policy, policy_of
-from headgate.tasks.calls import TaskCalls
 from headgate.tasks.batches import calls_of
+from headgate.tasks.calls import TaskCalls
 from headgate.tasks.fairness import PoolStats
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.mapping import Wanted, Work, run_map
@@ -61,7 +61,13 @@ from headgate.tasks.runtime.nested_waits import enclosing, wait_for
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.runner import runner_ports
-from headgate.tasks.runtime.shared_budget import OnLeaseLost, SharedBudget, shared_settings
+from headgate.tasks.runtime.shared_budget import (
+    OnLeaseLost,
+    SharedBudget,
+    checked_limit,
+    checked_sharing,
+    shared_settings,
+)
 from headgate.tasks.runtime.shared_keys import SharedKeys
 from headgate.tasks.runtime.signal_drain import SignalDrain, is_expected
 from headgate.tasks.runtime.snapshots import About, pool_html, pool_snapshot, pool_stats
@@ -125,11 +131,11 @@ class TaskPool:
         check_store(opened_store, shares=state is not None)
         self.name: str = checked_name(name, found_id)
         strategy, policy = strategy_of(queue), policy_of(backpressure)
-        limit = _checked_limit(self.scope, max_concurrent)
+        limit = checked_limit(self.scope, max_concurrent)
         key_limits = checked_limits(max_concurrent_per_key)
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
-        fences, on_lost = _checked_sharing(self.scope, fencing, on_lease_lost)
+        fences, on_lost = checked_sharing(self.scope, fencing, on_lease_lost)
         ports = _ports_of(runner)
         if ports.allocator is not None and strategy.key in ports.allocator.options:
             raise InvalidArgument(
@@ -640,29 +646,6 @@ class TaskPool:
             f"the pool {self.name!r} cannot be pickled or copied: its budget belongs to this process",
             remedy="Make a pool where the work runs, or send results and submit here.",
         )
-
-
-def _checked_limit(scope: Scope, max_concurrent: object) -> int | None:
-    """How many tasks run at most; None: as many as the budget of the ports says, or one."""
-    if max_concurrent is None and scope in ("tenant", "org"):
-        raise InvalidArgument(
-            f"max_concurrent is not given, and the scope {scope!r} shares it between processes",
-            remedy="Pass how many tasks may run at a time in all of them together: max_concurrent=5.",
-        )
-    return None if max_concurrent is None else checked_whole("max_concurrent", max_concurrent, 1)
-
-
-def _checked_sharing(scope: Scope, fencing: object, on_lease_lost: object) -> tuple[bool, OnLeaseLost]:
-    """Check the options that only pools of the scopes "tenant" and "org" have."""
-    fences = checked_flag("fencing", fencing)
-    if on_lease_lost not in ("finish", "cancel"):
-        raise InvalidArgument(f"on_lease_lost must be 'finish' or 'cancel', got {on_lease_lost!r}")
-    if scope not in ("tenant", "org") and (fences or on_lease_lost != "finish"):
-        raise InvalidArgument(
-            f"fencing= and on_lease_lost= are for budgets that processes share, and the scope is {scope!r}",
-            remedy='Pass scope="tenant" or "org" too, or leave them out.',
-        )
-    return fences, on_lease_lost
 
 
 def _ports_of(runner: Runner | Ports | None) -> Ports:

@@ -21,7 +21,7 @@ from contextvars import Token
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
-from weakref import WeakMethod
+from weakref import WeakSet
 
 from headgate import registry
 from headgate._version import __version__
@@ -44,7 +44,7 @@ from headgate.errors import (
 )
 from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
-from headgate.workers.model import Limits, WorkerMetadata, WorkerView, check_tags
+from headgate.workers.model import Follower, Limits, WorkerMetadata, WorkerView, check_tags
 from headgate.workers.options import checked_credentials
 from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Launch, Placement, Retirement
@@ -133,7 +133,7 @@ class WorkerPool:
         self._balancer_source = loadbalancer
         self._balancer: LoadBalancerLike
         self._serves_tasks = False  # does a TaskPool use it?
-        self._on_workers: list[WeakMethod[Callable[[], None]]] = []
+        self._followers: WeakSet[Follower] = WeakSet()
         self._placement: Placement = LocalPlacement(worker)
         self._finder: Finder | None = None
         self._announcer: Announcer | None = None
@@ -297,25 +297,17 @@ class WorkerPool:
             outer = outer._outer
         return self if outer is None else outer
 
-    def __serve_tasks__(self) -> None:
-        """Choose workers by their load from now on, unless a load balancer was given. A TaskPool asks for it.
-
-        Which task is next was decided before, so a short one that stands behind a long one on its worker, while another
-        worker is idle, is late for nothing.
-        """
+    def __serve_tasks__(self, follower: Follower | None = None) -> None:
+        """Choose workers by their load, unless a load balancer was given; tell the follower when workers come or go."""
         self._serves_tasks = True
-        if self._balancer_source is not None or self._state != "open":
-            return
-        from headgate.workers.client.balancing import LeastLoadedLoadBalancer
+        if follower is not None:
+            self._followers.add(follower)
+        if self._balancer_source is None and self._state == "open":
+            from headgate.workers.client.balancing import LeastLoadedLoadBalancer
 
-        if not isinstance(self._balancer, LeastLoadedLoadBalancer):
             self._balancer = LeastLoadedLoadBalancer()
             for loop, dispatcher in list(self._dispatchers.items()):
                 _on(loop, partial(dispatcher.roster.go_by, LeastLoadedLoadBalancer.strategy))
-
-    def __on_workers__(self, changed: Callable[[], None]) -> None:
-        """Call this bound method, as long as its object is there, whenever workers have come or gone. On any loop."""
-        self._on_workers.append(WeakMethod(changed))
 
     def __dispatcher__(self) -> Dispatcher:
         """Return the dispatcher of the running loop, made at its first call. `routines` asks."""
@@ -472,9 +464,8 @@ class WorkerPool:
         for future in changed:
             if not future.done():
                 future.set_result(None)
-        for known in self._on_workers:
-            if (told := known()) is not None:
-                told()
+        for follower in list(self._followers):
+            follower.look()
 
     def _on_ended(self, uid: str, ending: Ending) -> None:
         """Tell each dispatcher how the process of a worker ended: the errors of calls lost with it say that."""
