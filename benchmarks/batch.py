@@ -97,7 +97,10 @@ async def with_tenacity(url: str, prompts: Sequence[str]) -> list[Any]:
     async with httpx.AsyncClient(timeout=30) as client:
 
         @tenacity.retry(
-            retry=tenacity.retry_if_exception_type(Limited), wait=wait, stop=tenacity.stop_after_attempt(50), reraise=True
+            retry=tenacity.retry_if_exception_type(Limited),
+            wait=wait,
+            stop=tenacity.stop_after_attempt(50),
+            reraise=True,
         )
         async def ask(prompt: str) -> str:
             key = random.choice(keys)

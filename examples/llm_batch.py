@@ -31,7 +31,7 @@ async def complete(key, prompt, url):
 async def main():
     async with serve(provider) as url, TaskPool("batch", max_concurrent=8, resources=keys) as pool:
         prompts = [f"Q{number}" for number in range(30)]
-        # A refusal costs one of max_attempts (3 by default); waiting for a key costs nothing.
+        # A revoked key costs one of max_attempts (3 by default); a rate limit, and waiting for a key, cost none.
         answers = pool.map(partial(complete, url=url), prompts, max_attempts=20)
         print(*[answer async for answer in answers])  # in the order of the prompts
         for name, seen in keys.snapshot().items():

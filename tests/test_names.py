@@ -77,6 +77,7 @@ TASKS = {
     "fair_share",
     "fifo",
     "lifo",
+    "pending",
     "pipeline_scope",
     "pool_create",
     "pool_get",

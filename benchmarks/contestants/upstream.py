@@ -2,9 +2,9 @@
 
     python upstream.py LIMIT WINDOW REVOKE_AFTER
 
-It prints its port. Each key may make LIMIT requests in WINDOW seconds; more are refused with 429 and Retry-After. The last
-key is revoked after REVOKE_AFTER answers: 401. ``POST /v1/chat/completions`` is as OpenAI has it, with one choice. ``POST
-/reset`` begins anew, ``GET /counts`` tells what was counted since.
+It prints its port. Each key may make LIMIT requests in WINDOW seconds; more are refused with 429 and Retry-After. The
+last key is revoked after REVOKE_AFTER answers: 401. ``POST /v1/chat/completions`` is as OpenAI has it, with one choice.
+``POST /reset`` begins anew, ``GET /counts`` tells what was counted since.
 """
 
 from __future__ import annotations
@@ -61,7 +61,14 @@ class Upstream:
         message = {"role": "assistant", "content": f"answer to {prompt}"}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        reply = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+        reply = {
+            "id": "c",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [choice],
+            "usage": usage,
+        }
         return 200, {}, json.dumps(reply).encode()
 
     def counts(self) -> bytes:

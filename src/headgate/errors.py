@@ -145,14 +145,37 @@ class ContextVarCollision(HeadgateError):
 # -- a policy said no -------------------------------------------------------------------------------------------------
 
 
-class QueueFull(HeadgateError):
+class _UnderLoad(Exception):
+    """Says how loaded the pool was that did not accept a task."""
+
+    retry_after: float | None = None
+    """The estimated seconds until a task would be accepted; None when there is nothing to estimate them from."""
+    queued: int = 0
+    """How many tasks were queued."""
+    active: int = 0
+    """How many tasks held a slot."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        retry_after: float | None = None,
+        queued: int = 0,
+        active: int = 0,
+        remedy: str | None = None,
+    ) -> None:
+        HeadgateError.__init__(self, message, remedy=remedy)  # type: ignore[arg-type] # it is one, in both of them
+        self.retry_after, self.queued, self.active = retry_after, queued, active
+
+
+class QueueFull(_UnderLoad, HeadgateError):
     """The queue is at its depth, and its policy is to fail the submitter."""
 
     code = "HEADGATE-POL-001"
     remedy = "Submit again later, or choose another `on_full` or a greater depth."
 
 
-class PoolBusy(HeadgateError):
+class PoolBusy(_UnderLoad, HeadgateError):
     """The task cannot start now, and the pool keeps no queue."""
 
     code = "HEADGATE-POL-002"

@@ -437,7 +437,7 @@ async def test_line_a_wrong_number_of_arguments_is_a_type_error_of_the_task() ->
 @virtual
 async def test_t81_max_attempts_bounds_the_verdicts_of_one_task() -> None:
     keys = shared("a", "b", "c", "d", "e")
-    signals = [CooldownResource(30), DisableResource("dead"), RetryOperation("again")]
+    signals = [RetryOperation("once"), DisableResource("dead"), RetryOperation("again")]
     script = Script(*signals, "never")
     async with TaskPool(resources=keys) as pool:
         handle = await pool.submit(script.run)
@@ -478,8 +478,71 @@ async def test_t81_the_last_attempt_fails_at_once_and_does_not_wait_for_a_key() 
     async with TaskPool(resources=keys) as pool:
         with pytest.raises(PoolExhausted):
             await (await pool.submit(script.run))
-    assert script.times == [0, 10, 30]
-    assert clock.now() == 30
+    assert script.times == [0, 10, 30, *range(70, 311, 40)]
+    assert clock.now() == 310
+
+
+@virtual
+async def test_t81_ten_cooldowns_without_any_success_end_a_task() -> None:
+    keys = shared("a", "b")
+    script = Script(CooldownResource(1, "429"))
+    async with TaskPool(resources=keys) as pool:
+        handle = await pool.submit(script.run, max_attempts=1, retries=5)
+        with pytest.raises(PoolExhausted, match="10 cooldowns in a row, and no other call succeeded") as caught:
+            await handle
+    assert len(script.keys) == len(caught.value.attempts) == handle.snapshot().attempt == 10
+    assert caught.value.reason == "attempts"
+    assert isinstance(caught.value.__cause__, CooldownResource)
+    assert caught.value.remedy is not None
+    assert "max_in_flight" in caught.value.remedy
+    assert free(keys)
+
+
+@pytest.mark.parametrize("whose", ["a task", "a call"])
+@virtual
+async def test_t81_fifty_cooldowns_end_a_task_although_others_succeed(whose: str) -> None:
+    keys = shared("a", "b")
+    async with TaskPool(max_concurrent=2, resources=keys) as pool:
+
+        async def unlucky(key: Resource[str]) -> None:
+            tried.append(key.resource_id)
+            if len(tried) % 9 == 0 and whose == "a task":
+                await (await others.submit(which))
+            elif len(tried) % 9 == 0:
+                await keys.run(which)
+            raise CooldownResource(1, "429")
+
+        tried: list[str] = []
+        async with TaskPool(resources=keys) as others:
+            handle = await pool.submit(unlucky)
+            with pytest.raises(PoolExhausted, match="50 cooldowns") as caught:
+                await handle
+    assert len(tried) == len(caught.value.attempts) == 50
+    assert free(keys)
+
+
+@virtual
+async def test_t81_cooldowns_do_not_count_to_max_attempts_and_the_others_do() -> None:
+    keys = shared("a", "b", "c", "d")
+    mixed = [AGAIN, CooldownResource(1), CooldownResource(1), DEAD, CooldownResource(1)]
+    async with TaskPool(resources=keys) as pool:
+        script = Script(*mixed, "ok")
+        assert await (await pool.submit(script.run)) == "ok"
+        assert len(script.keys) == 6
+        script = Script(*mixed, AGAIN, "never")
+        with pytest.raises(PoolExhausted, match="max_attempts=3 exhausted") as caught:
+            await (await pool.submit(script.run))
+        assert len(caught.value.attempts) == 6
+    assert free(keys)
+
+
+@virtual
+async def test_t81_a_success_of_another_task_begins_the_count_again() -> None:
+    keys = shared("a")
+    async with TaskPool(max_concurrent=2, queue="fifo", resources=keys) as pool:
+        script = Script(*[CooldownResource(1)] * 9, "seen", *[CooldownResource(1)] * 9, "ok")
+        assert await (await pool.submit(script.run)) == "seen"
+        assert await (await pool.submit(script.run)) == "ok"
 
 
 @virtual
@@ -489,7 +552,7 @@ async def test_r31_a_cooldown_of_no_seconds_counts_and_is_over_at_once() -> None
     async with TaskPool(resources=keys) as pool:
         with pytest.raises(PoolExhausted) as caught:
             await (await pool.submit(script.run))
-    assert script.times == [0, 0, 0]
+    assert script.times == [0] * 10
     assert caught.value.reason == "attempts"
 
 
@@ -1096,12 +1159,13 @@ async def test_t10_a_ttl_is_over_when_it_has_started_also_for_a_sibling() -> Non
     keys = ResourcePool([Resource("a", "s")])
     gate, victim = Gate(), Victim(5)
     async with TaskPool(max_concurrent=2, resources=keys) as pool:
-        failing = await pool.submit(gate, max_attempts=1)
+        failing = await pool.submit(gate)
         await settle()
         handle = await pool.submit(victim.run, ttl=10)
         await asyncio.sleep(1)
         gate.finish(0, LIMITED)
-        assert isinstance(await outcome_of(failing), PoolExhausted)
+        await settle()
+        failing.cancel()
         assert await handle == "to its end on a"
         assert clock.now() == 36, "its ttl asked for a start within 10 s, and it had one at 0"
     assert free(keys)

@@ -321,7 +321,7 @@ async def test_t34_the_audit_file_has_requeues(tmp_path: Path) -> None:
 async def test_t41_the_last_verdict_is_no_requeue() -> None:
     with capture_events(AUDIT) as events:
         async with TaskPool(resources=two_keys(max_attempts=1)) as pool:
-            handle = await pool.submit(by_key(a=CooldownResource(60, "rate limited")))
+            handle = await pool.submit(by_key(a=DisableResource("revoked")))
             with pytest.raises(PoolExhausted):
                 await handle
     assert events.names == ["pool_submit", "pool_dequeue", "pool_finish"]

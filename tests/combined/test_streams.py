@@ -516,7 +516,7 @@ def test_r75_a_signal_after_it_reaches_the_consumer_and_the_pool(line: Line, log
 def test_r75_attempts_before_the_first_item_are_bounded(line: Line, log: str) -> None:
     async def main() -> None:
         chosen = keys("a", "b", "c", strategy="primary_backup", max_attempts=2)
-        outcomes = {"a": SIGNALS["cooldown"], "b": SIGNALS["retry"]}
+        outcomes = {"a": SIGNALS["disable"], "b": SIGNALS["retry"]}
         async with line.pool(chosen) as pool:
             with pytest.raises(PoolExhausted) as caught:
                 await all_of(pool.stream(combined_jobs.breaks_by_key, log, 0, outcomes))

@@ -19,6 +19,7 @@ from headgate import CooldownResource, DisableResource, Resource, RetryOperation
 
 SIGNALS = {
     "cooldown": lambda: CooldownResource(60, "429"),
+    "blink": lambda: CooldownResource(0, "429"),
     "disable": lambda: DisableResource("revoked"),
     "retry": lambda: RetryOperation("try again"),
 }

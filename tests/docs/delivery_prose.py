@@ -94,6 +94,6 @@ async def not_interrupted_not_repeated(lab: Lab) -> None:
     assert (await handle, len(begun(path))) == ("a", 1)
     path = lab.file()
     async with combined_pool(lab, keys()) as pool:
-        handle = await pool.submit(jobs.refuses, path, {"a": "cooldown"}, max_attempts=1)
-        assert type(await lab.outcome(handle)) is headgate.PoolExhausted
+        handle = await pool.submit(jobs.fails_once, path)
+        assert type(await lab.outcome(handle)) is LookupError
     assert len(begun(path)) == 1

@@ -70,20 +70,35 @@ async def fails_and_repeats(lab: Lab, fn: Any, error_type: type[BaseException], 
 # -- its key ----------------------------------------------------------------------------------------------------------
 
 
-@tasks("its key cools: `CooldownResource`; or `RetryOperation`")
+@tasks("its key cools: `CooldownResource`")
 async def key_cools(lab: Lab) -> None:
-    for word, status in (("cooldown", "cooling_down"), ("retry", "healthy")):
-        chosen, path = keys(), lab.file()
-        async with combined_pool(lab, chosen) as pool:
-            handle = await pool.submit(jobs.refuses, path, {"a": word}, retries=0)
-            assert await lab.outcome(handle) == "b"
-            assert (handle.snapshot().attempt, len(begun(path)), ended(path)) == (2, 2, ["to its end"])
-            assert chosen.stats().resources["a"].status == status
-            path = lab.file()
-            last = await pool.submit(jobs.refuses, path, {"a": word, "b": word}, max_attempts=1, retries=3)
-            error = await lab.outcome(last)
-            assert (type(error), error.reason) == (headgate.PoolExhausted, "attempts")
-            assert len(begun(path)) == 1
+    chosen, path = keys(), lab.file()
+    async with combined_pool(lab, chosen) as pool:
+        handle = await pool.submit(jobs.refuses, path, {"a": "cooldown"}, max_attempts=1, retries=0)
+        assert await lab.outcome(handle) == "b"
+        assert (handle.snapshot().attempt, len(begun(path)), ended(path)) == (2, 2, ["to its end"])
+        assert chosen.stats().resources["a"].status == "cooling_down"
+        path = lab.file()
+    async with combined_pool(lab, keys()) as pool:
+        last = await pool.submit(jobs.refuses, path, {"a": "blink", "b": "blink"}, max_attempts=1, retries=3)
+        error = await lab.outcome(last)
+        assert (type(error), error.reason) == (headgate.PoolExhausted, "attempts")
+        assert len(begun(path)) == 10
+
+
+@tasks("it raises `RetryOperation`")
+async def asks_for_another_attempt(lab: Lab) -> None:
+    chosen, path = keys(), lab.file()
+    async with combined_pool(lab, chosen) as pool:
+        handle = await pool.submit(jobs.refuses, path, {"a": "retry"}, retries=0)
+        assert await lab.outcome(handle) == "b"
+        assert (handle.snapshot().attempt, len(begun(path)), ended(path)) == (2, 2, ["to its end"])
+        assert chosen.stats().resources["a"].status == "healthy"
+        path = lab.file()
+        last = await pool.submit(jobs.refuses, path, {"a": "retry", "b": "retry"}, max_attempts=1, retries=3)
+        error = await lab.outcome(last)
+        assert (type(error), error.reason) == (headgate.PoolExhausted, "attempts")
+        assert len(begun(path)) == 1
 
 
 @tasks("its key is disabled: `DisableResource`")

@@ -99,7 +99,7 @@ def test_g01_an_id_is_needed_and_the_error_names_the_three_ways(scope: Any, monk
     for way in ("scope_id=", f"HEADGATE_{scope.upper()}_ID", '"session"'):
         assert way in str(caught.value)
     monkeypatch.setenv(f"HEADGATE_{scope.upper()}_ID", "acme")
-    pool = TaskPool("p", scope=scope, store=SharedMemory().member())  # type: ignore[arg-type]
+    pool = TaskPool("p", scope=scope, store=SharedMemory().member(), max_concurrent=1)  # type: ignore[arg-type]
     run(pool.close)
 
 

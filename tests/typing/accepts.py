@@ -116,6 +116,7 @@ def count(text: str) -> int:
 
 store: Store = JsonLinesStore("journals")
 tasks = TaskPool("reviews", max_concurrent=5, queue=headgate.fair_round_robin("tenant_id"), store=store)
+draining = TaskPool("drains", max_concurrent=None, on_signal="drain")
 by_name = headgate.pool_create(name="x", queue="fifo", backpressure={"kind": "queue", "max_depth": 10})
 
 
@@ -132,6 +133,29 @@ async def submit() -> None:
     assert_type(tasks.snapshot().active, int)
     async for text in tasks.map(review, [1, 2], window=10, tenant_id="acme"):
         assert_type(text, str)
+    async for text in tasks.map(review, [1, 2], idempotency_key=str, tenant_id=lambda pr: "acme"):
+        assert_type(text, str)
+    async for ended in tasks.map(review, [1, 2], return_handles=True, ordered=False):
+        _ = assert_type(ended, TaskHandle[str])
+    async for counted in tasks.map(count, ["a"], return_handles=True):
+        _ = assert_type(counted, TaskHandle[int])
+    assert_type(await tasks.run(review, 3, True, timeout=5), str)
+    assert_type(await tasks.run(count, "abc"), int)
+    assert_type(await tasks.submit_many([(review, (3,), {"priority": 1}), (count, ("abc",))]), list[TaskHandle[Any]])
+    assert_type(
+        await tasks.submit_many(review, [(3, True), (4,)], idempotency_key=lambda pr: pr), list[TaskHandle[str]]
+    )
+    assert_type(await tasks.submit_many(count, [("abc",)]), list[TaskHandle[int]])
+    assert_type(headgate.pending(), list[TaskSnapshot])
+    assert_type(tasks.snapshot().created_at, float)
+    assert_type(tasks.drain_on_signals(), None)
+    await tasks.close(cancel="queued", timeout=30)
+    await tasks.close(True)
+    try:
+        _ = tasks.submit_nowait(review, 3)
+    except (headgate.QueueFull, headgate.PoolBusy) as refused:
+        assert_type(refused.retry_after, float | None)
+        assert_type(refused.queued + refused.active, int)
     async with tasks as pool:
         assert_type(pool, TaskPool)
 

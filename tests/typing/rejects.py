@@ -44,6 +44,7 @@ async def review(pr: int) -> str:
 
 tasks = TaskPool("reviews", max_concurrent="5")  # type: ignore[arg-type]
 TaskPool(scope="galaxy")  # type: ignore[arg-type]
+TaskPool(on_signal="explode")  # type: ignore[arg-type]
 headgate.backpressure_queue(10, "explode")  # type: ignore[arg-type]
 
 
@@ -51,6 +52,10 @@ async def submit() -> None:
     _ = await tasks.submit(review, "three")  # type: ignore[arg-type]
     _ = await tasks.submit(review(3))  # type: ignore[call-overload]
     tasks.map(review, ["three"])  # type: ignore[arg-type]
+    await tasks.run(review, "three")  # type: ignore[arg-type]
+    await tasks.submit_many(review, 3)  # type: ignore[call-overload]
+    await tasks.submit_many([(review, (3,))], priority=1)  # type: ignore[call-overload]
+    await tasks.close(cancel="some")  # type: ignore[arg-type]
 
 
 @headgate.routine

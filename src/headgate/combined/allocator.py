@@ -39,7 +39,7 @@ class TaskAllocator:
         self._changes: Changes | None = None
         if resources is not None:
             self.options = ("tags", "exclude", "affinity", "max_attempts")
-            self.resources = Allocator(resources, self._came_free, self._lost_one, self._is_full, self._loop)
+            self.resources = Allocator(resources, self._came_free, self._lost_one, self._is_full, self.loop)
 
     def on_change(self, changes: Changes) -> None:
         """Tell this executor, from now on, when a resource comes free or is gone."""
@@ -110,7 +110,8 @@ class TaskAllocator:
             self.resources.leave(as_requirement(requirement))
         return True
 
-    def _loop(self) -> asyncio.AbstractEventLoop | None:
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the TaskPool; None before its first submit."""
         return None if self._changes is None else self._changes.loop
 
     def _came_free(self, requirements: list[Requirement], resource: Resource[Any] | None) -> None:

@@ -11,8 +11,9 @@ the resource as first argument, here or on a worker, `verdicts` tells the Resour
 What ends an attempt:
 
     returned, raised          the task's own outcome; the resource is in order
-    CooldownResource, ...     a verdict: the resource rests, the task goes back to the head of its partition, and one of
-                              its `max_attempts` is spent
+    CooldownResource          a verdict: the resource rests, and the task goes back to the head of its partition. Only
+                              very many of these end it: see `headgate.resources.attempts.Cooldowns`
+    DisableResource, Retry... a verdict too, and one of the task's `max_attempts` is spent
     an older use failed       the task goes back as well, and nothing is spent: it was not its fault
     its worker was lost       the task's own failure, which says nothing about the resource
 """
@@ -21,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
 
 from headgate.combined.allocator import TaskAllocator
 from headgate.combined.explainer import TaskExplainer
 from headgate.combined.launcher import TaskLauncher
 from headgate.combined.verdicts import Verdicts
+from headgate.combined.workers_budget import WorkersBudget
 from headgate.core.checks import named_options
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.model import Resource
@@ -34,6 +36,7 @@ from headgate.resources.pool import ResourcePool
 from headgate.tasks.model import Scope
 from headgate.tasks.pool import TaskPool as PlainTaskPool
 from headgate.tasks.pool import pool_from
+from headgate.tasks.runtime.ending import OnSignal
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.strategies import Strategy
 
@@ -68,7 +71,7 @@ class TaskPool(PlainTaskPool):
         self,
         name: str | None = None,
         *,
-        max_concurrent: int = 1,
+        max_concurrent: int | None = None,
         queue: Strategy | str | Mapping[str, Any] | Callable[[], Strategy] = "priority",
         backpressure: Policy | str | Mapping[str, Any] | Callable[[], Policy] | None = None,
         scope: Scope = "session",
@@ -82,6 +85,7 @@ class TaskPool(PlainTaskPool):
         runner: Runner | Ports | None = None,
         fencing: bool = False,
         on_lease_lost: OnLeaseLost = "finish",
+        on_signal: OnSignal | None = None,
         resources: ResourcePool[Any] | None = None,
         workers: WorkerPool | None = None,
     ) -> None:
@@ -103,9 +107,10 @@ class TaskPool(PlainTaskPool):
             keep=keep,
             max_concurrent_per_key=max_concurrent_per_key,
             audit=audit,
-            runner=_ports_of(resources, workers, runner),
+            runner=_ports_of(resources, workers, runner, follows_workers=max_concurrent is None),
             fencing=fencing,
             on_lease_lost=on_lease_lost,
+            on_signal=on_signal,
         )
 
     if TYPE_CHECKING:
@@ -139,12 +144,70 @@ class TaskPool(PlainTaskPool):
         def submit_nowait(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]: ...  # type: ignore[misc]
 
         @overload
+        async def run(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> R: ...
+        @overload
+        async def run(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> R: ...
+        @overload
+        async def run(self, fn: Callable[[Resource[Any], *Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> R: ...
+        @overload
+        async def run(self, fn: Callable[[Resource[Any], *Ts], R], /, *args: *Ts, **options: Any) -> R: ...
+        async def run(self, fn: Any, /, *args: Any, **options: Any) -> Any: ...  # type: ignore[misc]
+
+        @overload
         def map(
-            self, fn: Callable[[T], Awaitable[R]], items: Iterable[T] | AsyncIterable[T], /, **options: Any
+            self,
+            fn: Callable[[T], Awaitable[R]],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[[T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[[Resource[Any], T], Awaitable[R]],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[[Resource[Any], T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            *,
+            return_handles: Literal[True],
+            **options: Any,
+        ) -> AsyncIterator[TaskHandle[R]]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[[T], Awaitable[R]],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            **options: Any,
         ) -> AsyncIterator[R]: ...
         @overload
         def map(
-            self, fn: Callable[[T], R], items: Iterable[T] | AsyncIterable[T], /, **options: Any
+            self,
+            fn: Callable[[T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            **options: Any,
         ) -> AsyncIterator[R]: ...
         @overload
         def map(
@@ -156,9 +219,14 @@ class TaskPool(PlainTaskPool):
         ) -> AsyncIterator[R]: ...
         @overload
         def map(
-            self, fn: Callable[[Resource[Any], T], R], items: Iterable[T] | AsyncIterable[T], /, **options: Any
+            self,
+            fn: Callable[[Resource[Any], T], R],
+            items: Iterable[T] | AsyncIterable[T],
+            /,
+            **options: Any,
         ) -> AsyncIterator[R]: ...
-        def map(self, fn: Any, items: Any, /, **options: Any) -> AsyncIterator[Any]: ...
+        # It does handle them: pyright does not see through eight overloads whose functions differ by one argument.
+        def map(self, fn: Any, items: Any, /, **options: Any) -> AsyncIterator[Any]: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
@@ -170,7 +238,11 @@ def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) ->
 
 
 def _ports_of(
-    resources: ResourcePool[Any] | None, workers: WorkerPool | None, runner: Runner | Ports | None
+    resources: ResourcePool[Any] | None,
+    workers: WorkerPool | None,
+    runner: Runner | Ports | None,
+    *,
+    follows_workers: bool,
 ) -> Runner | Ports | None:
     """The ports of a pool with these resources and workers; without either, the runner."""
     if resources is None and workers is None:
@@ -198,4 +270,9 @@ def _ports_of(
 
         placing = Placing(workers)
     allocator = TaskAllocator(resources, placing)
-    return Ports(TaskLauncher(Verdicts(allocator, placing), placing), allocator, TaskExplainer(allocator))
+    budget = None
+    if workers is not None:
+        budget = WorkersBudget(workers, allocator.loop) if follows_workers else None
+        workers.__serve_tasks__(budget)
+    launcher = TaskLauncher(Verdicts(allocator, placing), placing)
+    return Ports(launcher, allocator, TaskExplainer(allocator), budget)

@@ -112,8 +112,7 @@ class Verdicts:
         call = calls.get(task) if calls else None
         if call is None:
             return task.attempt
-        verdicts = len(call.attempts)
-        return task.attempt - verdicts if verdicts < call.plan.max_attempts else sys.maxsize
+        return sys.maxsize if call.is_over else task.attempt - len(call.attempts)
 
     def _learn_success(
         self, task: TaskRecord, permit: Permit, result: object, completion: Completion
@@ -210,7 +209,7 @@ class Verdicts:
             call = calls[task] = resources.call(requirement_of(task), most)
         resource_id = use.member.resource.resource_id
         reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
-        if call.failed(use, signal, clock.now()):
+        if call.failed(use, signal, clock.now(), resources.successes):
             completion.attempt_ended(task, reason)
             return resources.exhausted(call)
         return _Again(reason, True, resource_id)

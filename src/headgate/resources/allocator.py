@@ -21,7 +21,7 @@ from headgate.core.checks import Affinity
 from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
-from headgate.resources.attempts import Call
+from headgate.resources.attempts import Call, Cooldowns
 from headgate.resources.engine import Engine, end_abandoned, engine_of, lock
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.model import Resource
@@ -270,7 +270,12 @@ class Allocator:
         plan = self._plan
         if max_attempts is not None or requirement != plan.requirement:
             plan = replace(plan, max_attempts=max_attempts or plan.max_attempts, requirement=requirement)
-        return Call(plan, 0, clock.now())
+        return Call(plan, 0, clock.now(), cooldowns=Cooldowns())
+
+    @property
+    def successes(self) -> int:
+        """How many calls and tasks have succeeded with resources of the pool."""
+        return self.engine.reporter.runs_ok
 
     def exhausted(self, call: Call) -> PoolExhausted:
         """The error of a task that has spent its attempts."""

@@ -9,14 +9,49 @@ from headgate.errors import PoolExhausted
 from headgate.resources.members import Use
 from headgate.resources.model import Attempt
 from headgate.resources.run_options import Plan
-from headgate.resources.signals import RetryOperation, Signal
+from headgate.resources.signals import CooldownResource, RetryOperation, Signal
 
 if TYPE_CHECKING:
     from headgate.errors import ExhaustedReason
 
 
+_AFTER_COOLDOWNS = "Look at what the resources were refused for; give each a max_in_flight that its provider allows."
+
+
 class AttemptTimeout(RetryOperation, TimeoutError):
     """An attempt took longer than its `timeout`."""
+
+
+COOLDOWNS_IN_A_ROW = 10
+"""Cooldowns of one task after which it fails, if no other use of the pool succeeded between them."""
+COOLDOWNS_IN_ALL = 50
+"""Cooldowns of one task after which it fails in any case."""
+
+
+class Cooldowns:
+    """Counts the cooldowns that one queued task met.
+
+    A cooldown says that a resource was busy, and a task that waits in a queue can afford to wait for it. So cooldowns
+    do not count as attempts. But something must end a task that meets nothing else: ten of them while nobody had a
+    success (then it is not the load), or fifty in all (then it may be the task).
+    """
+
+    __slots__ = ("_in_a_row", "_successes", "_total")
+
+    def __init__(self) -> None:
+        self._in_a_row = self._total = self._successes = 0
+
+    def another(self, successes: int) -> bool:
+        """Count a cooldown, given how many uses of the pool have succeeded so far; True when it was the last."""
+        self._in_a_row = 1 if successes != self._successes else self._in_a_row + 1
+        self._successes = successes
+        self._total += 1
+        return self._in_a_row >= COOLDOWNS_IN_A_ROW or self._total >= COOLDOWNS_IN_ALL
+
+    def __str__(self) -> str:
+        if self._in_a_row >= COOLDOWNS_IN_A_ROW:
+            return f"{self._in_a_row} cooldowns in a row, and no other call succeeded meanwhile"
+        return f"{self._total} cooldowns"
 
 
 class Call:
@@ -25,12 +60,27 @@ class Call:
     Without a wait mode no resource is used twice, so the budget is the smaller of `max_attempts` and the resources
     that matched at the start; an attempt that ended in RetryOperation said nothing against its resource, which may
     serve again when nothing else can. With a wait mode a rested resource may come again and only `max_attempts`
-    counts.
+    counts. With `cooldowns`, as tasks have them, those are counted there, and `max_attempts` counts the others.
     """
 
-    __slots__ = ("_matching", "_retried", "_said", "_spent", "attempts", "deadline", "plan", "request_id", "started")
+    __slots__ = (
+        "_cooldowns",
+        "_counted",
+        "_matching",
+        "_retried",
+        "_said",
+        "_spent",
+        "attempts",
+        "deadline",
+        "is_over",
+        "plan",
+        "request_id",
+        "started",
+    )
 
-    def __init__(self, plan: Plan, matching: int, now: float, started: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, matching: int, now: float, started: int = 0, cooldowns: Cooldowns | None = None
+    ) -> None:
         self.plan: Plan = plan
         self.deadline: float | None = plan.deadline_at(now)
         self.request_id: str | None = plan.request_id
@@ -38,6 +88,10 @@ class Call:
         """Attempts that were given a resource."""
         self.attempts: list[Attempt] = []
         """The attempts that failed so far, oldest first."""
+        self.is_over: bool = False
+        """Was the last attempt that failed the last that may be made?"""
+        self._cooldowns = cooldowns
+        self._counted = 0  # attempts that count to `max_attempts`
         self._matching = matching
         self._said = ""  # by the last that failed
         self._spent: frozenset[str] = frozenset()
@@ -47,8 +101,11 @@ class Call:
         """Sets of resource ids to avoid, the best set first: if nothing is eligible with one, the next is tried."""
         return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
 
-    def failed(self, use: Use, signal: Signal, now: float) -> bool:
-        """Note an attempt that ended in `signal`; True when it was the last."""
+    def failed(self, use: Use, signal: Signal, now: float, successes: int = 0) -> bool:
+        """Note an attempt that ended in `signal`; True when it was the last.
+
+        `successes` is how many uses of the pool have succeeded so far, for a call that counts cooldowns apart.
+        """
         resource_id = use.member.resource.resource_id
         self._said = redact(repr(signal))
         self.attempts.append(Attempt(resource_id, signal, now - use.acquired_at))
@@ -56,7 +113,12 @@ class Call:
             self._retried |= {resource_id}
         elif self.plan.waits == "no":
             self._spent |= {resource_id}
-        return len(self.attempts) >= self.plan.max_attempts or 0 < self._matching <= len(self._spent)
+        if self._cooldowns is not None and isinstance(signal, CooldownResource):
+            self.is_over = self._cooldowns.another(successes)
+        else:
+            self._counted += 1
+            self.is_over = self._counted >= self.plan.max_attempts or 0 < self._matching <= len(self._spent)
+        return self.is_over
 
     def pause(self, chance: float, now: float) -> float:
         """Seconds to rest before the next attempt; `chance` is drawn from 0.5 to 1.5."""
@@ -71,10 +133,15 @@ class Call:
 
     def out_of_attempts(self, retry_after: float | None) -> PoolExhausted:
         """The error of a call that has no attempts left."""
-        tried = len(self.attempts)
+        if self._cooldowns is not None and self.attempts and isinstance(self.attempts[-1].signal, CooldownResource):
+            message = f"gave up after {self._cooldowns}: {self._said}"
+            return self._exhausted(message, "attempts", retry_after, _AFTER_COOLDOWNS)
+        tried = self._counted
         message = f"max_attempts={tried} exhausted: {self._said}"
         remedy = None
-        if self.plan.waits != "no":
+        if self._cooldowns is not None:
+            remedy = "Raise max_attempts=, or add resources."
+        elif self.plan.waits != "no":
             remedy = (
                 "Raise max_attempts=, or give each resource a max_in_flight: waiting costs no attempt, refusals do."
             )

@@ -77,6 +77,11 @@ class MemoryJournal:
         if done is not None and loop is not None:
             loop.call_soon(done, error)
 
+    def append_all(self, entries: Sequence[tuple[Entry, Done | None]]) -> None:
+        """Append several entries."""
+        for entry, done in entries:
+            self.append(entry, done)
+
     async def flush(self) -> None:
         """Return when every entry appended so far was acknowledged."""
         await asyncio.sleep(0)  # `append` acknowledges in the next turn of the loop

@@ -88,6 +88,12 @@ class Journal(Protocol):
         what the disk does: that is told to `done`.
         """
 
+    def append_all(self, entries: Sequence[tuple[Entry, Done | None]]) -> None:
+        """Do what `append` does, for several entries that are made durable together: with one sync, one transaction.
+
+        A journal may lack this method. Then its pool appends them one by one.
+        """
+
     async def flush(self) -> None:
         """Return when everything appended so far is durable or has failed."""
 

@@ -21,7 +21,7 @@ from headgate.tasks.events import (
 from headgate.tasks.fairness import KeyAge, PoolStats
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PoolSnapshot, Scope, TaskSnapshot, TaskStatus
-from headgate.tasks.names import pool_get, pool_list
+from headgate.tasks.names import pending, pool_get, pool_list
 from headgate.tasks.pool import TaskPool, pool_create
 from headgate.tasks.runtime.nested_waits import pool_wait, wait_agent
 from headgate.tasks.runtime.ports import Runner
@@ -68,6 +68,7 @@ __all__ = [
     "fair_share",
     "fifo",
     "lifo",
+    "pending",
     "pipeline_scope",
     "pool_create",
     "pool_get",

@@ -41,6 +41,9 @@ class PoolSubmit(PoolEvent):
     partition: Hashable = None
     """The value of the option that the queue's strategy shares by; the same as `key` unless it names another."""
     priority: int = 0
+    idempotency_key: str | None = None
+    submitted_by: str | None = None
+    """The id of the task that submitted it; None if no task did."""
     queue_depth: int
     """How many tasks are queued, this one too if it is."""
 

@@ -124,7 +124,7 @@ def result_of(task: TaskRecord) -> Any:
             )
         return outcome
     if status == "failed":
-        if task.owner.ends_early and isinstance(outcome.error, HeadgateError):  # no worker any more, or the like
+        if task.owner.ending.is_early and isinstance(outcome.error, HeadgateError):  # no worker any more, or the like
             need_not_be_retrieved(outcome.error)
         try:
             raise _seen(task).with_traceback(outcome.traceback)
@@ -172,7 +172,7 @@ def _without_frames(error: E, count: int) -> E:
 def _cancelled(task: TaskRecord) -> TaskCancelled:
     """Made here, not where it is raised: a frame of its traceback that names it would be a cycle."""
     error = TaskCancelled(f"{task.label} was cancelled")
-    if task.owner.ends_early:
+    if task.owner.ending.is_early:
         need_not_be_retrieved(error)
     return error
 

@@ -396,6 +396,9 @@ class PoolSnapshot(View):
         id: str
         name: str
         scope: Scope
+        scope_id: str | None
+        durable: bool
+        created_at: float
         max_concurrent: int
         active: int
         waiting: int

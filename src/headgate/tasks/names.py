@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from headgate.errors import DuplicatePool, InvalidType
+from headgate.tasks.model import TaskSnapshot, task_snapshot
 
 if TYPE_CHECKING:
     from headgate.tasks.pool import TaskPool
@@ -73,12 +74,20 @@ def pool_list() -> list[TaskPool]:
         return list(_pools.values())
 
 
+def pending() -> list[TaskSnapshot]:
+    """Every task of this process that is queued or runs, of all live pools, in the order of their submits."""
+    with _lock:
+        executors = list(_executors.values())
+    tasks = [task for executor in executors for task in list(executor.scheduler.unfinished())]
+    return [task_snapshot(task, task.owner, None, None) for task in sorted(tasks, key=lambda task: task.moment)]
+
+
 def _tell_unclosed() -> None:
     """Log at the end of the program which work nobody will do any more."""
     with _lock:
         executors = [executor for executor in _executors.values() if executor not in _of_parent]
     for executor in executors:
-        lost = executor.left_over()
+        lost = executor.ending.left_over()
         if lost:
             import logging
 

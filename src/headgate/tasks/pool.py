@@ -17,8 +17,10 @@ from collections.abc import (
     Hashable,
     Iterable,
     Mapping,
+    Sequence,
 )
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
@@ -27,6 +29,7 @@ from headgate.core.checks import (
     check_store,
     checked_flag,
     checked_name,
+    checked_optional_seconds,
     checked_stale_after,
     checked_whole,
     named_options,
@@ -35,30 +38,40 @@ from headgate.core.checks import (
     respell,
     seconds_of,
 )
+from headgate.core.clock import clock
 from headgate.core.html import card
 from headgate.core.pool_executor import PoolExecutor
 from headgate.errors import InvalidArgument, InvalidType, WaitCycle
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.port import Store
 from headgate.tasks.admission import Policy, policy_of
+from headgate.tasks.batches import calls_of
 from headgate.tasks.calls import TaskCalls
 from headgate.tasks.fairness import PoolStats
 from headgate.tasks.handle import TaskHandle
-from headgate.tasks.mapping import run_map
+from headgate.tasks.mapping import Wanted, Work, run_map
 from headgate.tasks.model import PoolSnapshot, Scope, TaskRecord
 from headgate.tasks.names import register, register_executor, unregister
 from headgate.tasks.options import refuse_callables
 from headgate.tasks.runtime.durable import Loading, Records, described
+from headgate.tasks.runtime.ending import Cancel, OnSignal, checked_cancel, checked_on_signal
 from headgate.tasks.runtime.executor import Executor
 from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import enclosing, wait_for
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.runner import runner_ports
-from headgate.tasks.runtime.shared_budget import OnLeaseLost, SharedBudget, shared_settings
+from headgate.tasks.runtime.shared_budget import (
+    OnLeaseLost,
+    SharedBudget,
+    checked_limit,
+    checked_sharing,
+    shared_settings,
+)
 from headgate.tasks.runtime.shared_keys import SharedKeys
-from headgate.tasks.runtime.snapshots import pool_html, pool_snapshot, pool_stats
-from headgate.tasks.runtime.submit import Submitter
+from headgate.tasks.runtime.signal_drain import SignalDrain, is_expected
+from headgate.tasks.runtime.snapshots import About, pool_html, pool_snapshot, pool_stats
+from headgate.tasks.runtime.submit import Submitter, together
 from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
 from headgate.tasks.scheduling.idempotency import is_key
 from headgate.tasks.scheduling.scheduler import Scheduler
@@ -67,6 +80,9 @@ from headgate.tasks.scheduling.submit_queue import Arrival
 from headgate.tasks.scopes import checked_scope, identity, scope_id_of, shared_state_of
 from headgate.tasks.strategies import Strategy, strategy_of
 from headgate.tasks.streams import run_stream
+
+AnyCall = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+"""One call of `submit_many`: the function, its arguments, and the options of its submit."""
 
 _SETTLING: Final = 5.0
 """Seconds that `close` waits for a shared store to know what became of idempotency keys."""
@@ -92,7 +108,7 @@ class TaskPool:
         self,
         name: str | None = None,
         *,
-        max_concurrent: int = 1,
+        max_concurrent: int | None = None,
         queue: Strategy | str | Mapping[str, Any] | Callable[[], Strategy] = "priority",
         backpressure: Policy | str | Mapping[str, Any] | Callable[[], Policy] | None = None,
         scope: Scope = "session",
@@ -106,18 +122,20 @@ class TaskPool:
         runner: Runner | Ports | None = None,
         fencing: bool = False,
         on_lease_lost: OnLeaseLost = "finish",
+        on_signal: OnSignal | None = None,
     ) -> None:
         self.scope: Scope = checked_scope(scope)
+        self._on_signal = checked_on_signal(on_signal)
         found_id = scope_id_of(self.scope, pipeline_id, scope_id, store)
         opened_store, state = shared_state_of(self.scope, store)
         check_store(opened_store, shares=state is not None)
         self.name: str = checked_name(name, found_id)
         strategy, policy = strategy_of(queue), policy_of(backpressure)
-        limit = checked_whole("max_concurrent", max_concurrent, 1)
+        limit = checked_limit(self.scope, max_concurrent)
         key_limits = checked_limits(max_concurrent_per_key)
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
-        fences, on_lost = _checked_sharing(self.scope, fencing, on_lease_lost)
+        fences, on_lost = checked_sharing(self.scope, fencing, on_lease_lost)
         ports = _ports_of(runner)
         if ports.allocator is not None and strategy.key in ports.allocator.options:
             raise InvalidArgument(
@@ -128,7 +146,7 @@ class TaskPool:
         self.id = identity(self.scope, found_id, self.name)
         self._config: dict[str, Any] = {
             "name": name,
-            "max_concurrent": max_concurrent,
+            "max_concurrent": (limit or 1) if ports.budget is None else limit,
             "queue": strategy.descriptor(),
             "backpressure": policy.descriptor(),
             "scope": scope,
@@ -137,8 +155,10 @@ class TaskPool:
             "keep": keep,
             "max_concurrent_per_key": max_concurrent_per_key,
         }
+        self._about = About(self.scope, found_id, clock.wall(), self._config)
         self._closing: asyncio.Future[None] | None = None
         self._entered: asyncio.AbstractEventLoop | None = None  # the loop on which its block was entered
+        self._block: asyncio.Task[Any] | None = None
         register(self)
         opened: list[Callable[[], None]] = []
         try:
@@ -147,19 +167,21 @@ class TaskPool:
             records = self._open_records(opened_store, kept)
             if records is not None:
                 opened.append(records.abandon)
-            self._budget: SlotBudget = LocalBudget(limit) if ports.budget is None else ports.budget
+            self._budget: SlotBudget = LocalBudget(limit or 1) if ports.budget is None else ports.budget
             self._shared: SharedBudget | None = None
             if state is not None:
-                settings = shared_settings(strategy, limit, key_limits)
+                settings = shared_settings(strategy, limit or 1, key_limits)
                 self._shared = SharedBudget(
                     state, self.id, settings, counts=policy.shared, fencing=fences, on_lease_lost=on_lost
                 )
                 self._shared.join()
-            scheduler = self._make_scheduler(strategy, policy, limit, key_limits)
+            scheduler = self._make_scheduler(strategy, policy, limit or 1, key_limits)
             self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)
             if self._shared is not None:
                 self._shared.attach(self._executor)
                 opened.append(self._shared.abandon)
+            if self._on_signal is not None:
+                self._executor.on_bind = self.drain_on_signals
             register_executor(self._executor)
             self._submitter = Submitter(self._executor, strategy, seconds)
             self._keys: SharedKeys | None = None
@@ -235,6 +257,66 @@ class TaskPool:
         )
 
     @overload
+    async def run(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> R: ...
+    @overload
+    async def run(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> R: ...
+    async def run(self, fn: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc] # it takes all
+        """Submit, and return the result of the task. If the caller is cancelled or times out, the task is cancelled."""
+        handle = await self.submit(fn, *args, **options)
+        try:
+            return await handle
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+
+    @overload
+    async def submit_many(self, calls: Iterable[AnyCall], /) -> list[TaskHandle[Any]]: ...
+    @overload
+    async def submit_many(
+        self, fn: Callable[..., Awaitable[R]], arguments: Iterable[Sequence[Any]], /, **options: Any
+    ) -> list[TaskHandle[R]]: ...
+    @overload
+    async def submit_many(
+        self, fn: Callable[..., R], arguments: Iterable[Sequence[Any]], /, **options: Any
+    ) -> list[TaskHandle[R]]: ...
+    async def submit_many(self, calls: Any, arguments: Any = None, /, **options: Any) -> list[TaskHandle[Any]]:
+        """Submit many tasks at once; returns their handles, in order. All are accepted, or none is.
+
+        `calls` is an iterable of ``(fn, args, options)``; or a function and an iterable of argument tuples. In the
+        second form options may be functions of the arguments, or names of fields of the first argument, as in `map`. A
+        durable pool writes all of them in one group.
+        """
+        if self._loading is not None:
+            await self._loaded()
+        many = calls_of(calls, arguments, options, self._executor.scheduler.strategy.key)
+        if self._shared is not None:
+            return await together(self._submit_shared(self._shared, *call) for call in many)
+        tasks = self._submitter.make_all(many)
+        entered = self._submitter.enter_all(tasks)
+        await self._submitter.accepted_all(entered, set(tasks))
+        return [one.task if isinstance(one, Arrival) else one for one in entered]  # type: ignore[misc]
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[T], Awaitable[R]],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        return_handles: Literal[True],
+        **options: Any,
+    ) -> AsyncIterator[TaskHandle[R]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[T], R],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        return_handles: Literal[True],
+        **options: Any,
+    ) -> AsyncIterator[TaskHandle[R]]: ...
+    @overload
     def map(
         self,
         fn: Callable[[T], Awaitable[R]],
@@ -269,6 +351,7 @@ class TaskPool:
         ordered: bool = True,
         window: int | None = None,
         return_exceptions: bool = False,
+        return_handles: bool = False,
         progress: bool | str = False,
         **options: Any,
     ) -> AsyncIterator[Any]:
@@ -276,21 +359,24 @@ class TaskPool:
 
         At most `window` items are submitted and not yet handed out, so it runs in constant memory. Results come in the
         order of the items, or with ordered=False as they are done. With return_exceptions=True a failure is handed out
-        like a result; otherwise the first one cancels what is outstanding and is raised. progress=True draws how far it
-        is. Other keywords are options of `submit`.
+        like a result; otherwise the first one cancels what is outstanding and is raised. With return_handles=True the
+        handles of the ended tasks are handed out instead. progress=True draws how far it is.
+
+        Other keywords are options of `submit`. The tenant, key, priority, idempotency_key, cost, tags and affinity may
+        be functions of the item, or the name of its field or attribute: ``tenant_id="customer"``.
         """
-        return run_map(
-            self,
-            self._executor,
-            self._submitter,
-            fn,
-            items,
-            ordered=ordered,
-            window=window,
-            return_exceptions=return_exceptions,
-            progress=progress,
-            options=options,
-        )
+        wanted: Wanted = "results"
+        if checked_flag("return_handles", return_handles):
+            wanted = "handles"
+        elif return_exceptions:
+            wanted = "outcomes"
+        if return_handles and return_exceptions:
+            raise InvalidArgument(
+                "return_handles and return_exceptions are both given: a handle tells its exception already",
+                remedy="Leave out return_exceptions.",
+            )
+        work = Work(self, self._executor, self._submitter, fn, self._loaded)
+        return run_map(work, items, ordered=ordered, window=window, wanted=wanted, progress=progress, options=options)
 
     def stream(self, fn: Callable[..., AsyncIterator[R]], /, *args: Any, **options: Any) -> AsyncGenerator[R, None]:
         """``async for item in pool.stream(fn, ...)``: run an async generator as a task, and take its items one by one.
@@ -348,7 +434,7 @@ class TaskPool:
         if self._loading is not None:
             self._loading.wait()
         shared = None if self._shared is None else self._shared.view()
-        return pool_snapshot(self._executor, self.scope, self._config, tasks, shared)
+        return pool_snapshot(self._executor, self._about, tasks, shared)
 
     def stats(self) -> PoolStats:
         """Return queue ages by tenant, and Jain's index of fairness, of the last few thousand tasks."""
@@ -441,8 +527,13 @@ class TaskPool:
                     f"{task.label}"
                 )
 
-    async def close(self, cancel: bool = False) -> None:
-        """Take no more tasks, wait for those that there are (or cancel them), and free the name."""
+    async def close(self, cancel: bool | Cancel = "none", timeout: float | None = None) -> None:
+        """Take no more tasks, wait for those that there are, and free the name.
+
+        `cancel` says what is given up: "none", "queued" (what is queued is cancelled, what runs finishes) or "all".
+        True is "all", False is "none". After `timeout` seconds everything that is left is cancelled.
+        """
+        given_up, limit = checked_cancel(cancel), checked_optional_seconds("timeout", timeout)
         executor = self._executor
         if executor.state == "closed":
             return
@@ -455,11 +546,19 @@ class TaskPool:
             await self._loaded()
         self._refuse_own(enclosing())
         self._submitter.begin_to_close()
-        if cancel:
-            executor.cancels_all = True
-            for task in [*executor.scheduler.unfinished(), *executor.scheduler.coming]:
-                executor.cancel(task)
-        await self.drain()
+        if given_up == "all":
+            executor.cancel_all()
+        elif given_up == "queued":
+            executor.drop_queue()
+        patience = asyncio.timeout(limit)
+        try:
+            async with patience:
+                await self.drain()
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            executor.cancel_all()
+            await self.drain()
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._finish())
         await asyncio.shield(self._closing)
@@ -473,8 +572,27 @@ class TaskPool:
             await self._shared.leave()
         self._let_go()
 
+    def drain_on_signals(self) -> None:
+        """End the program on SIGINT or SIGTERM when what runs has finished; on the second one cancel what runs.
+
+        What is queued is cancelled at once. The program ends by SystemExit with the code 130 or 143, raised by the
+        block of the pool, or by `map` when it has handed out what has finished. Only on an event loop of the main
+        thread. ``TaskPool(on_signal="drain")`` does the same.
+        """
+        executor = self._executor
+        if executor.loop is None:
+            executor.bind()
+        executor.require_loop("drain_on_signals()")
+        if executor.state != "open":
+            self._submitter.refuse(None)
+        if executor.ending.drain is None:
+            executor.ending.drain = SignalDrain(executor, partial(self.close, "queued"))
+            executor.ending.drain.block = self._block
+
     def _let_go(self) -> None:
         """Free the name, close files and end threads."""
+        if self._executor.ending.drain is not None:
+            self._executor.ending.drain.leave()
         if self._shared is not None:
             self._shared.abandon()
         registry.unregister(self)
@@ -487,19 +605,32 @@ class TaskPool:
         if self._loading is not None:
             await self._loaded()
         self._entered = asyncio.get_running_loop()
+        self._block = asyncio.current_task()
+        if self._on_signal is not None:
+            self.drain_on_signals()
+        if self._executor.ending.drain is not None:
+            self._executor.ending.drain.block = self._block
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        ending, self._block = self._executor.ending, None
+        expected = is_expected(error)
+        if ending.drain is not None:
+            ending.drain.leaves_block = True
+            if ending.exit_code is not None and expected:
+                await ending.drain.finish()
         try:
             if error is not None:
-                self._executor.tell_interrupted(error)
-            await self.close(cancel=error is not None)
+                ending.tell_interrupted(error)
+            await self.close(cancel="none" if error is None else "all")
         except asyncio.CancelledError:  # while it drained: as a TaskGroup does, end what is left and wait for that
-            self._executor.tell_interrupted(None)
-            await self.close(cancel=True)
+            ending.tell_interrupted(None)
+            await self.close(cancel="all")
             raise
+        if ending.drain is not None and ending.exit_code is not None and expected:
+            await ending.drain.finish()
 
     def __getitem__(self, name: str) -> Any:
         """Give `_type`, `id` and `name` as items too: ``pool["id"]``."""
@@ -514,19 +645,6 @@ class TaskPool:
             f"the pool {self.name!r} cannot be pickled or copied: its budget belongs to this process",
             remedy="Make a pool where the work runs, or send results and submit here.",
         )
-
-
-def _checked_sharing(scope: Scope, fencing: object, on_lease_lost: object) -> tuple[bool, OnLeaseLost]:
-    """Check the options that only pools of the scopes "tenant" and "org" have."""
-    fences = checked_flag("fencing", fencing)
-    if on_lease_lost not in ("finish", "cancel"):
-        raise InvalidArgument(f"on_lease_lost must be 'finish' or 'cancel', got {on_lease_lost!r}")
-    if scope not in ("tenant", "org") and (fences or on_lease_lost != "finish"):
-        raise InvalidArgument(
-            f"fencing= and on_lease_lost= are for budgets that processes share, and the scope is {scope!r}",
-            remedy='Pass scope="tenant" or "org" too, or leave them out.',
-        )
-    return fences, on_lease_lost
 
 
 def _ports_of(runner: Runner | Ports | None) -> Ports:

@@ -318,6 +318,34 @@ def _many_at_once(place: _Place) -> None:
     assert found == [(number, number) for number in range(1, 501)], "every entry that was acknowledged must be there"
 
 
+def _groups(place: _Place) -> None:
+    """Entries that are appended together, where a journal can do that."""
+    heard: list[StoreWriteFailed | None] = []
+
+    async def work(checker: _JournalChecker) -> None:
+        first = checker.append(journal, submit(1))
+        together = [(entry, heard.append) for number in range(2, 52) for entry in (submit(number), end(number))]
+        journal.append_all([*together, (submit(52), None)])
+        last = checker.append(journal, end(52, result="last"))
+        assert not heard, "`append_all` told `done` before it returned: the caller is not ready to hear it"
+        assert (await first, await last) == (None, None)
+
+    async def append_late(_: _JournalChecker) -> None:
+        journal.append_all([(submit(60), heard.append)])
+        await journal.flush()
+        await asyncio.sleep(0)
+
+    with place.opened() as journal:
+        if not hasattr(journal, "append_all"):
+            return
+        _run(work)
+    assert heard == [None] * 100, "each `done` of `append_all` must be told once"
+    _run(append_late)
+    assert isinstance(heard[-1], StoreWriteFailed), "`append_all` after `close` must tell StoreWriteFailed"
+    found = [task["task"] for task in place.read()]
+    assert found == list(range(1, 53)), f"entries of `append_all` are lost, or out of order: {found}"
+
+
 def _keeping(place: _Place) -> None:
     held, free, last = range(1, 21), range(21, 1221), 1221
     for number in held:
@@ -346,5 +374,6 @@ _CHECKS: Final[tuple[Callable[[_Place], None], ...]] = (
     _closing,
     _flushing,
     _many_at_once,
+    _groups,
     _keeping,
 )

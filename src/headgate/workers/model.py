@@ -113,6 +113,13 @@ class WorkerView:
         return f"<worker {self.uid} pid {self.pid} {self.state}, {self.in_flight} in flight{replaced}>"
 
 
+class Follower(Protocol):
+    """Is told when the workers of a pool come or go."""
+
+    def look(self) -> None:
+        """Look at the workers again. May be called on any event loop."""
+
+
 class BackpressureContext(NamedTuple):
     """What a backpressure hook is told before it decides."""
 

@@ -18,8 +18,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextvars import Token
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
+from weakref import WeakSet
 
 from headgate import registry
 from headgate._version import __version__
@@ -43,7 +45,7 @@ from headgate.errors import (
 )
 from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
-from headgate.workers.model import Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
+from headgate.workers.model import Follower, Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
 from headgate.workers.options import checked_credentials
 from headgate.workers.pool_size import checked_size, refuse_for_discovered
 from headgate.workers.processes.local_placement import LocalPlacement
@@ -148,6 +150,8 @@ class WorkerPool:
             )
         self._balancer_source = loadbalancer
         self._balancer: LoadBalancerLike
+        self._serves_tasks = False  # does a TaskPool use it?
+        self._followers: WeakSet[Follower] = WeakSet()
         self._placement: Placement = LocalPlacement(worker)
         self._finder: Finder | None = None
         self._announcer: Announcer | None = None
@@ -271,9 +275,9 @@ class WorkerPool:
     async def _resolved_balancer(self) -> LoadBalancerLike:
         """Return the load balancer itself."""
         if self._balancer_source is None:
-            from headgate.workers.client.balancing import RoundRobinLoadBalancer
+            from headgate.workers.client.balancing import LeastLoadedLoadBalancer, RoundRobinLoadBalancer
 
-            return RoundRobinLoadBalancer()
+            return LeastLoadedLoadBalancer() if self._serves_tasks else RoundRobinLoadBalancer()
         balancer: LoadBalancerLike = await self._resolved("loadbalancer", self._balancer_source, ("order", "report"))
         return balancer
 
@@ -319,6 +323,18 @@ class WorkerPool:
         while outer is not None and outer._state == "closed":
             outer = outer._outer
         return self if outer is None else outer
+
+    def __serve_tasks__(self, follower: Follower | None = None) -> None:
+        """Choose workers by their load, unless a load balancer was given; tell the follower when workers come or go."""
+        self._serves_tasks = True
+        if follower is not None:
+            self._followers.add(follower)
+        if self._balancer_source is None and self._state == "open":
+            from headgate.workers.client.balancing import LeastLoadedLoadBalancer
+
+            self._balancer = LeastLoadedLoadBalancer()
+            for loop, dispatcher in list(self._dispatchers.items()):
+                _on(loop, partial(dispatcher.roster.go_by, LeastLoadedLoadBalancer.strategy))
 
     def __dispatcher__(self) -> Dispatcher:
         """Return the dispatcher of the running loop, made at its first call. `routines` asks."""
@@ -476,6 +492,8 @@ class WorkerPool:
         for future in changed:
             if not future.done():
                 future.set_result(None)
+        for follower in list(self._followers):
+            follower.look()
 
     def _on_ended(self, uid: str, ending: Ending) -> None:
         """Tell each dispatcher how the process of a worker ended: the errors of calls lost with it say that."""

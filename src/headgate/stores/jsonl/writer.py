@@ -157,10 +157,17 @@ class JsonLinesJournal:
 
     def append(self, entry: Entry, done: Done | None = None) -> None:
         """Write this after all that was appended before. With `done`, only where an event loop runs."""
+        self._put([self._line(entry)], () if done is None else (done,))
+
+    def append_all(self, entries: Sequence[tuple[Entry, Done | None]]) -> None:
+        """Write these after all that was appended before, in one group."""
+        self._put([self._line(entry) for entry, _ in entries], [done for _, done in entries if done is not None])
+
+    def _line(self, entry: Entry) -> bytes:
         line = entry_line(entry, self._codec)
         if b'"result":{"$opaque":' in line and b'"$pickle":' not in line:
             self._warn_of(type(entry.get("result")))
-        self._put(line, done)
+        return line
 
     def _warn_of(self, kind: type) -> None:
         """Warn once for each type whose values do not survive a restart."""
@@ -176,7 +183,7 @@ class JsonLinesJournal:
     async def flush(self) -> None:
         """Return when everything appended so far is durable or has failed."""
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._put(b"", lambda _: None if told.done() else told.set_result(None))
+        self._put((), [lambda _: None if told.done() else told.set_result(None)])
         await told
 
     def close(self) -> None:
@@ -202,21 +209,21 @@ class JsonLinesJournal:
 
     # -- on the thread of whoever appends ---------------------------------------------
 
-    def _put(self, line: bytes, done: Done | None) -> None:
+    def _put(self, lines: Sequence[bytes], dones: Sequence[Done]) -> None:
+        """Put lines into the open group, all at once: the thread takes them together."""
         loop = asyncio._get_running_loop()
-        if loop is None and done is not None:
+        if loop is None and dones:
             asyncio.get_running_loop()  # raises, and says why
         if self._generation != generation():
-            _refuse(loop, done, f"{self._file.path} was opened before this process was forked, by its parent")
+            _refuse(loop, dones, f"{self._file.path} was opened before this process was forked, by its parent")
             return
         with self._lock:
             if self._is_closed:
-                _refuse(loop, done, f"{self._file.path} is closed")
+                _refuse(loop, dones, f"{self._file.path} is closed")
                 return
-            if line:
-                self._group.lines.append(line)
-            if done is not None and loop is not None:
-                self._group.dones.setdefault(loop, []).append(done)
+            self._group.lines += lines
+            if dones and loop is not None:
+                self._group.dones.setdefault(loop, []).extend(dones)
             if self._thread is not None and not self._is_idle:
                 return  # it takes this with the next group
             if loop is None:
@@ -330,9 +337,10 @@ def _tell(loop: asyncio.AbstractEventLoop, dones: Sequence[Done], error: Excepti
             )
 
 
-def _refuse(loop: asyncio.AbstractEventLoop | None, done: Done | None, why: str) -> None:
-    if loop is not None and done is not None:
-        loop.call_soon(done, StoreWriteFailed(why, remedy=_OPEN_AGAIN))
+def _refuse(loop: asyncio.AbstractEventLoop | None, dones: Sequence[Done], why: str) -> None:
+    if loop is not None:
+        for done in dones:
+            loop.call_soon(done, StoreWriteFailed(why, remedy=_OPEN_AGAIN))
 
 
 def _ends(lines: Sequence[bytes]) -> list[bytes]:

@@ -15,12 +15,13 @@ import traceback
 from asyncio import _get_running_loop
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.errors import TaskFailed
+from headgate.errors import StoreWriteFailed, TaskFailed
 from headgate.stores.codec import canonical
 from headgate.stores.jsonl.scanner import Brief, StoredTasks
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 class Records:
     """The journal of one pool, in words of tasks."""
 
-    __slots__ = ("_journal", "_last", "_tasks", "_works", "_written_running")
+    __slots__ = ("_group", "_journal", "_last", "_tasks", "_works", "_written_running")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._group: list[tuple[Entry, Done | None]] | None = None  # entries that are to be written together
         self._tasks: Sequence[StoredTask] = ()  # of former runs
         self._works: dict[str, tuple[str, str]] = {}  # behind the keys of those: function and digest
         self._last: tuple[Any, str] = (None, "")  # the last function, and its name
@@ -47,24 +49,54 @@ class Records:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write all entries of this block in one group."""
+        group = self._group = []
+        try:
+            yield
+        finally:
+            self._group = None
+            self._append_all(group)
+
+    def _append_all(self, group: list[tuple[Entry, Done | None]]) -> None:
+        try:
+            if hasattr(self._journal, "append_all"):
+                self._journal.append_all(group)
+            else:
+                for entry, done in group:
+                    self._journal.append(entry, done)
+        except Exception as broken:  # a store that breaks its promise never to raise: nothing was acknowledged
+            for _, done in group:
+                if done is not None:
+                    error = StoreWriteFailed(f"the store raised in append_all(): {broken!r}")
+                    error.__cause__ = broken
+                    done(error)
+
+    def _append(self, entry: Entry, done: Done | None = None) -> None:
+        if self._group is None:
+            self._journal.append(entry, done)
+        else:
+            self._group.append((entry, done))
+
     def submitted(self, task: TaskRecord, *, has_slot: bool, done: Done) -> None:
         """Write down a task, which is accepted when this is durable; with `has_slot` it starts then."""
         entry: Entry = {"kind": "submit", "at": task.moment.wall, "task": task.number, "about": self._about(task)}
         if has_slot:
             self._written_running.add(task)
             entry["running"] = True
-        self._journal.append(entry, done)
+        self._append(entry, done)
 
     def started(self, task: TaskRecord, at: float) -> None:
         """Write down that an attempt of a task has begun."""
         if task in self._written_running:
             self._written_running.discard(task)
         else:
-            self._journal.append({"kind": "start", "at": at, "task": task.number, "attempt": task.attempt})
+            self._append({"kind": "start", "at": at, "task": task.number, "attempt": task.attempt})
 
     def requeued(self, task: TaskRecord, at: float) -> None:
         """Write down that an attempt of a task has ended, and another will follow."""
-        self._journal.append({"kind": "requeue", "at": at, "task": task.number})
+        self._append({"kind": "requeue", "at": at, "task": task.number})
 
     def ended(self, task: TaskRecord, status: TaskStatus, at: float, done: Done | None = None) -> None:
         """Write down the terminal state of a task."""
@@ -77,11 +109,11 @@ class Records:
         elif status == "rejected":
             entry["reason"], entry["policy"] = outcome
         self._written_running.discard(task)
-        self._journal.append(entry, done)
+        self._append(entry, done)
 
     def beat(self, at: float) -> None:
         """Write down that this process lives, and so what runs still runs."""
-        self._journal.append({"kind": "beat", "at": at})
+        self._append({"kind": "beat", "at": at})
 
     async def close(self) -> None:
         """Let go of the journal when everything is durable."""

@@ -17,14 +17,14 @@ from functools import partial
 from typing import Any, Literal
 
 from headgate.core.clock import clock
-from headgate.core.interrupts import Interrupts
 from headgate.errors import StoreWriteFailed
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, Dropped, Expired, Moment, TaskRecord, TaskStatus, Told, failure, told_of
 from headgate.tasks.runtime.durable import Records
+from headgate.tasks.runtime.ending import Ending
 from headgate.tasks.runtime.marks import mark_attempt, mark_waiting
-from headgate.tasks.runtime.messages import log_interrupted, on_another_loop, overdue_error, without_loop
+from headgate.tasks.runtime.messages import on_another_loop, overdue_error, without_loop
 from headgate.tasks.runtime.nested_waits import wake
 from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listener, Ports
 from headgate.tasks.runtime.reporting import Reporter
@@ -73,18 +73,15 @@ class Executor:
         self.unseen: OrderedDict[int, Told] = OrderedDict()
         """Failures that nobody has seen yet, by the numbers of their tasks."""
         self.state: Literal["open", "closing", "closed"] = "open"
-        self.cancels_all: bool = False
-        """Does the pool cancel all of its tasks, to close?"""
+        self.ending: Ending = Ending(name, scheduler, ports.launcher)
+        self.on_bind: Callable[[], None] | None = None
+        """Called when the pool has its event loop."""
         self.on_start: Callable[[TaskRecord], None] | None = None  # called before each attempt
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
         self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
         self._forgotten = 0  # unseen failures that are not kept
-        self._given_up = 0  # queued when the loop ended around the pool
-        self._cut_off = 0  # running then
-        self._interrupts: Interrupts | None = None  # of its loop
-        self._told_interrupted = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at, self._pumping = 0.0, False
         if self.allocator is not None:
@@ -287,7 +284,7 @@ class Executor:
         if isinstance(error, asyncio.CancelledError):
             if asked != "timeout":
                 if asked is None and self._loop_is_ending():
-                    self._cut_off += 1
+                    self.ending.cut_off += 1
                     self._give_up_queued()
                 self.end(task, "cancelled", None)
                 return False
@@ -325,7 +322,7 @@ class Executor:
             return False
         self.scheduler.release(task)
         self._record_end(task, "cancelled", self.moment())
-        self._cut_off += 1
+        self.ending.cut_off += 1
         return True
 
     def _loop_is_ending(self) -> bool:
@@ -336,7 +333,7 @@ class Executor:
         """The loop ends around the pool: nobody will run what is queued."""
         for task in [*self.scheduler.queued(), *self.scheduler.coming]:
             self._discard(task, "cancelled")
-            self._given_up += 1
+            self.ending.given_up += 1
 
     def _retry(self, task: TaskRecord, error: Exception, failures: int) -> bool:
         """Queue a failed task again, if it has attempts and time left."""
@@ -374,6 +371,8 @@ class Executor:
             pass  # somebody who heard of it has ended it, or let it start
         elif self.allocator is not None and (error := self.allocator.impossible(task)) is not None:
             self.fail_queued(task, error)
+        elif self.ending.is_dropped(task):
+            self._discard(task, "cancelled")
         else:
             self._refuse_stuck(task)
         self.pump()
@@ -639,7 +638,13 @@ class Executor:
         if self.loop is not None:
             raise on_another_loop(self.name, "submit()")
         self.loop = loop
-        self._interrupts = Interrupts(loop)
+        self.ending.bind(loop)
+        try:
+            if self.on_bind is not None:
+                self.on_bind()
+        except BaseException:
+            self.loop = None
+            raise
 
     def require_loop(self, what: str) -> None:
         """Raise InvalidArgument if `what` is called on another loop than the pool's."""
@@ -653,28 +658,22 @@ class Executor:
     # -- the end of the pool -------------------------------------------------------------------------------------------
 
     def interrupts(self) -> int:
-        """How often Ctrl-C was pressed."""
-        return 0 if self._interrupts is None else self._interrupts.count
+        """How often the program was interrupted."""
+        return self.ending.interrupts()
 
-    @property
-    def ends_early(self) -> bool:
-        """Are all tasks being cancelled, because the pool closes or by Ctrl-C?"""
-        return self.cancels_all or self.interrupts() > 0
+    def cancel_all(self) -> None:
+        """Cancel everything that is queued or runs, because the pool closes."""
+        self.ending.cancels_all = True
+        for task in [*self.scheduler.unfinished(), *self.scheduler.coming]:
+            self.cancel(task)
 
-    def left_over(self) -> str:
-        """What was lost if the program ends here; "" if nothing was."""
-        slots, queued = self.scheduler.slots, self.scheduler.depth + self._given_up
-        running = slots.active + slots.waiting + self._cut_off
-        return f"{running} running and {queued} queued tasks were lost" if running + queued else ""
-
-    def tell_interrupted(self, error: BaseException | None) -> None:
-        """Log one line if a block is left because of Ctrl-C and there is something left to do."""
-        slots, queued = self.scheduler.slots, self.scheduler.depth
-        running, pressed = slots.active + slots.waiting, self.interrupts()
-        if self._told_interrupted or not (pressed or isinstance(error, KeyboardInterrupt)) or not running + queued:
-            return
-        self._told_interrupted = True
-        log_interrupted(self.name, running, queued, self.launcher.in_threads(self.scheduler.unfinished()))
+    def drop_queue(self) -> None:
+        """Cancel what is queued, now and when it comes back to the queue, unless what runs needs it to finish."""
+        self.ending.drops_queue = True
+        for task in [*self.scheduler.queued(), *self.scheduler.coming]:
+            if task.status == "queued" and self.ending.is_dropped(task):
+                self._discard(task, "cancelled")
+        self.pump()
 
     async def finish(self) -> None:
         """Tell of failures that nobody has seen, and wait until everything is written."""

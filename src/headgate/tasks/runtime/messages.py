@@ -31,11 +31,9 @@ def overdue_error(task: TaskRecord, cause: BaseException) -> TimeoutError:
     return error
 
 
-def log_interrupted(name: str, running: int, queued: int, in_threads: int) -> None:
-    """Log that Ctrl-C cancels so many tasks of a pool."""
+def log_interrupted(name: str, what: str, in_threads: int) -> None:
+    """Log that a pool is interrupted, and what it does now."""
     import logging
 
     waits = f"; {in_threads} in threads, which end by themselves or with another Ctrl-C" if in_threads else ""
-    logging.getLogger("headgate.tasks").warning(
-        "%s was interrupted: %d running and %d queued tasks are cancelled%s", name, running, queued, waits
-    )
+    logging.getLogger("headgate.tasks").warning("%s was interrupted: %s%s", name, what, waits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headgate.core.clock import clock
@@ -46,6 +46,8 @@ class Reporter:
                 key=_shown(task.key),
                 partition=_shown(task.partition),
                 priority=task.priority,
+                idempotency_key=_shown(task.terms.idempotency_key),
+                submitted_by=None if task.parent is None else _id(task.parent),
                 queue_depth=depth,
             )
         )
@@ -117,7 +119,7 @@ class Reporter:
             POOLS.emit(told)
 
 
-def _shown(key: Hashable) -> Hashable:
+def _shown(key: Any) -> Any:
     return redact(key) if isinstance(key, str) else key
 
 

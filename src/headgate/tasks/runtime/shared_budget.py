@@ -17,13 +17,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from headgate.core.checks import checked_flag, checked_whole
 from headgate.core.clock import clock
 from headgate.core.fences import FENCED, Fenced
 from headgate.core.shared_state import Outcome, Seen, SharedState
 from headgate.errors import HeadgateError, InvalidArgument, StoreUnreachable
 from headgate.stores.shared.exchange import Message, Reply, Settings, exchange
 from headgate.tasks.events import POOLS, PoolLeaseLost, PoolSettingsDiffer, PoolStoreTrouble
-from headgate.tasks.model import TaskRecord, View
+from headgate.tasks.model import Scope, TaskRecord, View
 from headgate.tasks.scheduling.idempotency import work_of
 from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.share import Share
@@ -429,3 +430,26 @@ def _described(settings: Settings) -> dict[str, Any]:
         "weights": settings.weights,
         "max_concurrent_per_key": settings.caps,
     }
+
+
+def checked_limit(scope: Scope, max_concurrent: object) -> int | None:
+    """How many tasks run at most; None: as many as the budget of the ports says, or one."""
+    if max_concurrent is None and scope in ("tenant", "org"):
+        raise InvalidArgument(
+            f"max_concurrent is not given, and the scope {scope!r} shares it between processes",
+            remedy="Pass how many tasks may run at a time in all of them together: max_concurrent=5.",
+        )
+    return None if max_concurrent is None else checked_whole("max_concurrent", max_concurrent, 1)
+
+
+def checked_sharing(scope: Scope, fencing: object, on_lease_lost: object) -> tuple[bool, OnLeaseLost]:
+    """Check the options that only pools of the scopes "tenant" and "org" have."""
+    fences = checked_flag("fencing", fencing)
+    if on_lease_lost not in ("finish", "cancel"):
+        raise InvalidArgument(f"on_lease_lost must be 'finish' or 'cancel', got {on_lease_lost!r}")
+    if scope not in ("tenant", "org") and (fences or on_lease_lost != "finish"):
+        raise InvalidArgument(
+            f"fencing= and on_lease_lost= are for budgets that processes share, and the scope is {scope!r}",
+            remedy='Pass scope="tenant" or "org" too, or leave them out.',
+        )
+    return fences, on_lease_lost

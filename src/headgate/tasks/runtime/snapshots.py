@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from heapq import nlargest
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.core.clock import clock
 from headgate.core.html import card
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
     from headgate.tasks.runtime.executor import Executor
 
 
-def pool_snapshot(
-    executor: Executor, scope: Scope, config: Mapping[str, Any], tasks: int, shared: View | None = None
-) -> PoolSnapshot:
+class About(NamedTuple):
+    """What a pool is, which never changes."""
+
+    scope: Scope
+    scope_id: str | None
+    created_at: float
+    """In Unix seconds."""
+    config: Mapping[str, Any]
+
+
+def pool_snapshot(executor: Executor, about: About, tasks: int, shared: View | None = None) -> PoolSnapshot:
     """Counts, configuration, and the newest tasks."""
     if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 0:
         raise InvalidArgument(f"tasks must be >= 0, got {tasks!r}", remedy="Pass how many of the newest tasks to show.")
@@ -37,14 +45,17 @@ def pool_snapshot(
             "_type": "pool",
             "id": executor.id,
             "name": executor.name,
-            "scope": scope,
+            "scope": about.scope,
+            "scope_id": about.scope_id,
+            "durable": executor.records is not None,
+            "created_at": about.created_at,
             "max_concurrent": scheduler.limit,
             **counts,
             "blocked_submitters": executor.submit_queue.submitters,
             "total": sum(counts.values()),
             "queue": scheduler.strategy.descriptor(),
             "backpressure": scheduler.policy.descriptor(),
-            "config": dict(config),
+            "config": dict(about.config),
             "waiting_for": _waiting_for(executor) if shared is None else _waiting_for_others(executor, shared),
             **({} if shared is None else {"shared": shared}),
             "tasks": tuple(_shown(executor, task) for task in _newest(executor, tasks)),

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from functools import partial
 from inspect import CO_COROUTINE
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from headgate.core.clock import clock
-from headgate.errors import IdempotencyConflict, PoolBusy, PoolClosed, QueueFull, StoreWriteFailed, SubmitTimeout
+from headgate.errors import (
+    IdempotencyConflict,
+    InvalidArgument,
+    InvalidType,
+    PoolClosed,
+    StoreWriteFailed,
+    SubmitTimeout,
+)
+from headgate.tasks.batches import OneCall
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
@@ -24,16 +34,25 @@ from headgate.tasks.options import NOTHING, check_names, parse
 from headgate.tasks.runtime.durable import Records, digest_of
 from headgate.tasks.runtime.executor import TICK, Executor
 from headgate.tasks.runtime.functions import check_function
-from headgate.tasks.runtime.nested_waits import CURRENT, enclosing
+from headgate.tasks.runtime.nested_waits import CURRENT, enclosing, need_not_be_retrieved
 from headgate.tasks.runtime.ports import Allocator
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.shared_budget import SharedBudget
 from headgate.tasks.scheduling.idempotency import difference, equal, work_of
+from headgate.tasks.scheduling.load import LATELY, seconds_until_room
 from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
 from headgate.tasks.strategies import KEY, Strategy
+
+
+class Claim(NamedTuple):
+    """One submitter that waits for a task to be accepted."""
+
+    arrival: Arrival
+    future: asyncio.Future[None]
+    timer: asyncio.TimerHandle | None
 
 
 class Submitter:
@@ -132,8 +151,63 @@ class Submitter:
         if executor.state != "open":
             self.refuse(parent)
         priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._allocator, fn)
+        if terms.need is not None:
+            self._scheduler.check_need(terms.need)
+        if self._shared:
+            token_of(partition)
         number = next(self._states.numbers)
         return TaskHandle(executor, number, fn, args, copy_context(), moment, parent, priority, key, partition, terms)
+
+    def make_all(self, calls: Iterable[OneCall]) -> list[TaskHandle[Any]]:
+        """Make the tasks of a batch, or raise what `enter` would raise for the first that is wrong."""
+        tasks: list[TaskHandle[Any]] = []
+        for call in calls:
+            try:
+                tasks.append(self.make(*call))
+            except (InvalidArgument, InvalidType) as error:
+                error.add_note(f"It is call {len(tasks) + 1} of the batch; none was submitted.")
+                raise
+        self._refuse_conflicts(tasks)
+        return tasks
+
+    def enter_all(self, tasks: Collection[TaskHandle[Any]]) -> list[TaskRecord | Arrival]:
+        """Do what `enter` does with tasks that were made already; if one is refused, none is accepted.
+
+        A durable pool writes them in one group.
+        """
+        entered: list[TaskRecord | Arrival] = []
+        with nullcontext() if self._records is None else self._records.together():
+            try:
+                for task in tasks:
+                    entered.append(self._enter_made(task))
+            except BaseException:
+                self._take_back(entered, set(tasks))
+                raise
+        return entered
+
+    def _take_back(self, entered: Iterable[TaskRecord | Arrival], new: Collection[TaskRecord]) -> None:
+        """Cancel those of `new` that have entered, or wait for a place. The others have a key that was known before."""
+        for one in entered:
+            task = one.task if isinstance(one, Arrival) else one
+            if task in new and self._queue.leave(task) is not None:
+                self._states.withdraw(task)
+            elif task in new:
+                self._executor.cancel(task)
+
+    def _enter_made(self, task: TaskHandle[Any]) -> TaskRecord | Arrival:
+        key = task.terms.idempotency_key
+        known = None if key is None else self._known(task, key, wait=True)
+        return self._place(task, wait=True) if known is None else known
+
+    def _refuse_conflicts(self, tasks: Iterable[TaskHandle[Any]]) -> None:
+        """Raise IdempotencyConflict if one of these tasks has the key of other work, or of another one of them."""
+        new: dict[str, TaskRecord] = {}
+        for task in tasks:
+            if (key := task.terms.idempotency_key) is not None:
+                arrival = self._queue.with_key(key)
+                holder = self._states.holder(key, task.moment.now)
+                known = holder or (None if arrival is None else arrival.task) or new.setdefault(key, task)
+                self._refuse_other_work(task, known, key)
 
     def set_aside(self, task: TaskRecord) -> None:
         """Take in a task that another process runs: it counts as queued, and gets no turn."""
@@ -163,7 +237,8 @@ class Submitter:
                 return self._admit(Arrival(task), has_slot=False)
         if self._asks_first and wait:
             return self._admit(Arrival(task), has_slot=False)
-        answer = scheduler.answer(task, self._why_waiting(task))
+        refuses = scheduler.policy.answer in ("fail", "busy")
+        answer = scheduler.answer(task, self._why_waiting(task), self._retry_after(task) if refuses else None)
         if answer == "block":
             return self._park(task, wait)
         if answer == "drop_newest":
@@ -248,20 +323,26 @@ class Submitter:
         known = holder if arrival is None else arrival.task
         if known is None:
             return None
-        if differs := self._difference(task, known, key):
-            raise IdempotencyConflict(
-                f"the idempotency_key {key!r} is held by {known!r}, which is other work: {differs}"
-            )
+        self._refuse_other_work(task, known, key)
         if arrival is not None and task.parent is not None and self._queue.leave(arrival.task) is not None:
             entered = self._admit(arrival, has_slot=False)  # nested work waits for no place, nor for a task that does
             if self._records is None:
                 self._welcome(arrival)
             return entered
         if arrival is not None and not wait:
-            raise QueueFull(f"the task with the idempotency_key {key!r} waits for a place in the queue itself")
+            raise self._scheduler.queue_full(
+                f"the task with the idempotency_key {key!r} waits for a place in the queue itself",
+                self._retry_after(task),
+            )
         if arrival is None and known in self._waking:
             self._waking[known].claimants.append(None)  # another holds its handle now, whatever its first one does
         return known if arrival is None else arrival
+
+    def _refuse_other_work(self, task: TaskRecord, known: TaskRecord, key: str) -> None:
+        if task is not known and (differs := self._difference(task, known, key)):
+            raise IdempotencyConflict(
+                f"the idempotency_key {key!r} is held by {known!r}, which is other work: {differs}"
+            )
 
     def _difference(self, task: TaskRecord, known: TaskRecord, key: str) -> str:
         """What is not the same about the work of a newcomer and of the task that holds its key; "" when nothing is."""
@@ -280,8 +361,9 @@ class Submitter:
     def _park(self, task: TaskRecord, wait: bool) -> Arrival:
         if not wait:
             depth, bound = self._scheduler.depth, self._scheduler.policy.max_depth
-            raise QueueFull(
-                f"{depth} tasks are queued, all that max_depth={bound} allows, and submit_nowait() never waits"
+            raise self._scheduler.queue_full(
+                f"{depth} tasks are queued, all that max_depth={bound} allows, and submit_nowait() never waits",
+                self._retry_after(task),
             )
         arrival = Arrival(task)
         self._queue.join(arrival)
@@ -292,6 +374,18 @@ class Submitter:
 
     async def accepted(self, arrival: Arrival, wait_timeout: float | None) -> TaskHandle[Any]:
         """Wait until the task is accepted: for a place, for the disk, or for both."""
+        claim = self.claim(arrival, wait_timeout)
+        try:
+            await claim.future
+        except BaseException:
+            self._give_up(arrival, claim.future)
+            raise
+        finally:
+            self.settle(claim)
+        return arrival.task  # type: ignore[return-value]
+
+    def claim(self, arrival: Arrival, wait_timeout: float | None) -> Claim:
+        """Be told when the task is accepted, or why not, by the future of the claim."""
         loop = self._executor.loop
         assert loop is not None, "submit binds it"
         future: asyncio.Future[None] = loop.create_future()
@@ -300,18 +394,40 @@ class Submitter:
             self._welcome(arrival, arrival.error)
         self._waking[arrival.task] = arrival
         timer = None
-        if wait_timeout is not None and arrival.task not in self._writing:
+        if wait_timeout is not None and not self.is_writing(arrival):
             timer = loop.call_later(wait_timeout, self._time_out, arrival, future, wait_timeout)
+        return Claim(arrival, future, timer)
+
+    def give_up(self, claim: Claim) -> None:
+        """Want the task of a claim no more, whether it was accepted or not."""
+        if claim.future.done() and not claim.future.cancelled():
+            claim.future.exception()  # it is known now
+        self._give_up(claim.arrival, claim.future)
+        self.settle(claim)
+
+    def settle(self, claim: Claim) -> None:
+        """Forget a claim whose future is done."""
+        self._waking.pop(claim.arrival.task, None)
+        if claim.timer is not None:
+            claim.timer.cancel()
+
+    def is_writing(self, arrival: Arrival) -> bool:
+        """Does the task have its place, and is it only being written?"""
+        return arrival.task in self._writing
+
+    async def accepted_all(self, entered: Sequence[TaskRecord | Arrival], new: Collection[TaskRecord]) -> None:
+        """Wait until all of these are accepted. If one is not, or the caller gives up, those of `new` are cancelled."""
+        claims = [self.claim(one, one.task.terms.wait_timeout) for one in entered if isinstance(one, Arrival)]
         try:
-            await future
+            for claim in claims:
+                await claim.future
         except BaseException:
-            self._give_up(arrival, future)
+            for claim in claims:
+                self.give_up(claim)
+            self._take_back([one for one in entered if not isinstance(one, Arrival)], new)
             raise
-        finally:
-            self._waking.pop(arrival.task, None)
-            if timer is not None:
-                timer.cancel()
-        return arrival.task  # type: ignore[return-value]
+        for claim in claims:
+            self.settle(claim)
 
     async def informed(self, budget: SharedBudget) -> None:
         """Wait until it is known how many tasks the other processes have queued."""
@@ -337,7 +453,9 @@ class Submitter:
             self._scheduler.discard(task)
             self._states.withdraw(task)
             where = "no slot of the shared budget is free" if budget.reachable else "the shared store does not answer"
-            raise PoolBusy(f"{where}, and the policy of {self._executor.name!r} is fail_fast")
+            raise self._scheduler.busy(
+                f"{where}, and the policy of {self._executor.name!r} is fail_fast", self._retry_after(task)
+            )
         return task  # type: ignore[return-value]
 
     def _time_out(self, arrival: Arrival, future: asyncio.Future[None], seconds: float) -> None:
@@ -403,6 +521,18 @@ class Submitter:
     def _why_waiting(self, task: TaskRecord) -> str:
         explainer = self._executor.explainer
         return "" if explainer is None else explainer.why_waiting(task)
+
+    def _retry_after(self, task: TaskRecord) -> float | None:
+        """The estimated seconds until there is room for a task like this."""
+        scheduler, explainer = self._scheduler, self._executor.explainer
+        if not scheduler.slots.exhausted and explainer is not None:
+            seconds: float | None = explainer.waiting_for([task.terms.need])["seconds"]
+            if seconds is not None:
+                return seconds
+        now = clock.now()
+        started = [one.started for one in islice(scheduler.slots.holders(), LATELY)]
+        running = [now - since.now for since in started if since is not None]
+        return seconds_until_room(self._states.run_times(LATELY), running)
 
     def _can_start(self, task: TaskRecord) -> bool:
         """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""
@@ -485,4 +615,21 @@ class Submitter:
             if parent.owner is self._executor:
                 return
             parent = parent.parent
-        raise PoolClosed(f"the pool {self._executor.name!r} is {self._executor.state}")
+        error = PoolClosed(f"the pool {self._executor.name!r} is {self._executor.state}")
+        if self._executor.ending.exit_code is not None:
+            need_not_be_retrieved(error)
+        raise error
+
+
+async def together(submits: Iterable[Coroutine[Any, Any, TaskHandle[Any]]]) -> list[TaskHandle[Any]]:
+    """Wait until all of these submits have their handles. If one fails, or nobody waits any more, all are cancelled."""
+    running = [asyncio.ensure_future(submit) for submit in submits]
+    try:
+        return list(await asyncio.gather(*running))
+    except BaseException:
+        for one in running:
+            one.cancel()
+        for handle in await asyncio.gather(*running, return_exceptions=True):
+            if isinstance(handle, TaskHandle):
+                handle.cancel()
+        raise

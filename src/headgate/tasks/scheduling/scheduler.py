@@ -148,17 +148,27 @@ class Scheduler:
             return self.depth >= bound
         return self.depth + self._share.queued_elsewhere >= bound
 
-    def answer(self, task: TaskRecord, why: str = "") -> Answer:
+    def answer(self, task: TaskRecord, why: str = "", retry_after: float | None = None) -> Answer:
         """What the policy says about a task that can neither start nor queue.
 
         Raises QueueFull or PoolBusy where the policy refuses.
         """
         policy, name = self.policy, task.owner.name
         if policy.answer == "fail":
-            raise QueueFull(f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows")
+            raise self.queue_full(
+                f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows", retry_after
+            )
         if policy.answer == "busy":
-            raise PoolBusy(f"{self._why_not(task, why)}, and the policy of {name!r} is fail_fast")
+            raise self.busy(f"{self._why_not(task, why)}, and the policy of {name!r} is fail_fast", retry_after)
         return policy.answer
+
+    def queue_full(self, message: str, retry_after: float | None) -> QueueFull:
+        """The error for a task that finds no place in the queue."""
+        return QueueFull(message, retry_after=retry_after, queued=self.depth, active=self.slots.active)
+
+    def busy(self, message: str, retry_after: float | None) -> PoolBusy:
+        """The error for a task that cannot start at once."""
+        return PoolBusy(message, retry_after=retry_after, queued=self.depth, active=self.slots.active)
 
     def _why_not(self, task: TaskRecord, why: str) -> str:
         """Say why a task cannot start now."""

@@ -163,6 +163,15 @@ class TaskStates:
             if task.finished:  # those that hold a key and have ended are nowhere else
                 yield task
 
+    def run_times(self, count: int) -> list[float]:
+        """How many seconds the last attempts took of the tasks that have ended last, of at most `count` of them.
+
+        Of this run of the program, and without those that hold a key.
+        """
+        ended = (kept for kept in islice(reversed(self.finished), count) if not isinstance(kept, TaskRecord))
+        tasks = (Remains._make(kept) for kept in ended)
+        return [one.ended.now - one.started.now for one in tasks if one.ended and one.started]
+
     def _settle_key(self, task: TaskRecord, ended: float | None, now: float) -> None:
         """Decide whether a task that has ended goes on holding its key. Both times in monotonic seconds."""
         self._lapse(now)

@@ -98,6 +98,10 @@ class Roster(Generic[Worker]):
     def __init__(self, strategy: Strategy) -> None:
         self._rotation = Rotation((), strategy=strategy, cooldown_table=COOLDOWNS, cancel_siblings=False)
 
+    def go_by(self, strategy: Strategy) -> None:
+        """Choose workers by another strategy from now on."""
+        self._rotation.go_by(strategy)
+
     def __len__(self) -> int:
         return len(self._rotation.members)
 
