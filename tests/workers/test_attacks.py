@@ -88,7 +88,7 @@ def test_w52_many_open_descriptors_are_no_hindrance() -> None:
 
 
 def test_w35_a_busy_loop_of_another_thread_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.workers.pool._LAST", 0.2)
+    monkeypatch.setattr("headgate.workers.client.other_loops.LAST", 0.2)
     went = threading.Event()
 
     async def elsewhere() -> None:

@@ -10,7 +10,6 @@ What is not needed to start processes is imported while they start.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import inspect
 import math
 import os
@@ -20,7 +19,7 @@ from collections.abc import Callable
 from contextvars import Token
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from headgate import registry
@@ -43,6 +42,7 @@ from headgate.errors import (
     PoolClosed,
     WorkerStartFailed,
 )
+from headgate.workers.client.other_loops import close_on, on, turns
 from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
 from headgate.workers.model import Follower, Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
@@ -72,13 +72,11 @@ if TYPE_CHECKING:
     # The same for a discovery.
     DiscoverySource = DiscoveryLike | Callable[[], Any] | AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 
-Ts = TypeVarTuple("Ts")
 MAX_OVERDUE = 30.0
 """Seconds that calls past their own timeout may hold a worker before it is replaced, unless the pool says otherwise."""
 _NOT_FORKED = "Start the child as a new program: subprocess, or multiprocessing with the spawn method."
 _LOOPBACK = "127.0.0.1"
 _SHOWN = 5  # workers that were found and are not used, in an error
-_LAST = 2.0  # seconds for a dispatcher to close on a loop of another thread
 
 
 class WorkerPool:
@@ -334,7 +332,7 @@ class WorkerPool:
 
             self._balancer = LeastLoadedLoadBalancer()
             for loop, dispatcher in list(self._dispatchers.items()):
-                _on(loop, partial(dispatcher.roster.go_by, LeastLoadedLoadBalancer.strategy))
+                on(loop, partial(dispatcher.roster.go_by, LeastLoadedLoadBalancer.strategy))
 
     def __dispatcher__(self) -> Dispatcher:
         """Return the dispatcher of the running loop, made at its first call. `routines` asks."""
@@ -385,7 +383,7 @@ class WorkerPool:
         dispatcher.connections.follow(self._placement.subscribe())
         if self._finder is not None and self._loop is not None:
             dispatcher.connections.follow(self._finder.subscribe(), discovered=True)
-            _on(self._loop, self._finder.start)
+            on(self._loop, self._finder.start)
         return dispatcher
 
     def workers(self) -> list[WorkerView]:
@@ -498,7 +496,7 @@ class WorkerPool:
     def _on_ended(self, uid: str, ending: Ending) -> None:
         """Tell each dispatcher how the process of a worker ended: the errors of calls lost with it say that."""
         for loop, dispatcher in list(self._dispatchers.items()):
-            _on(loop, dispatcher.connections.learn, uid, ending)
+            on(loop, dispatcher.connections.learn, uid, ending)
 
     def _on_trouble(self, trouble: Trouble | None) -> None:
         """Decide what callers are told who find no worker, when a start failed or starting works again."""
@@ -531,7 +529,7 @@ class WorkerPool:
         """Have callers who find no worker raise this; None: have them wait for one, as usual."""
         self._failure = error
         for loop, dispatcher in list(self._dispatchers.items()):
-            _on(loop, dispatcher.fail, error)
+            on(loop, dispatcher.fail, error)
 
     def _on_lost(self, metadata: WorkerMetadata, reason: str) -> None:
         """Have a worker ended and replaced that a dispatcher cannot reach: it must not live on."""
@@ -543,7 +541,7 @@ class WorkerPool:
 
     def _retire(self, uid: str, reason: str, how: Retirement) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            _on(self._loop, self._placement.retire, uid, reason, how)
+            on(self._loop, self._placement.retire, uid, reason, how)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
@@ -561,7 +559,7 @@ class WorkerPool:
         closing: asyncio.Future[None]
         if self._loop is None or self._loop is asyncio.get_running_loop():
             closing = asyncio.get_running_loop().create_task(self._finish(hurry=hurry))
-        elif await _turns(self._loop):
+        elif await turns(self._loop):
             closing = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._finish(hurry=hurry), self._loop))
         else:
             await self._forsake(self._loop)
@@ -598,14 +596,14 @@ class WorkerPool:
         """End the workers, because the loop on which the pool was entered does not run. Calls are not waited for."""
         self._closed()
         if self._finder is not None:
-            _on(loop, self._finder.stop)
+            on(loop, self._finder.stop)
         for other, dispatcher in list(self._dispatchers.items()):
             if other is not loop:
-                await _close_on(other, dispatcher)
+                await close_on(other, dispatcher)
             elif loop.is_closed():
                 dispatcher.abandon()
             else:
-                _on(loop, dispatcher.refuse, "its event loop does not run")
+                on(loop, dispatcher.refuse, "its event loop does not run")
         await self._placement.close(asyncio.sleep(0))
         if not loop.is_closed():
             warnings.warn(
@@ -623,14 +621,14 @@ class WorkerPool:
     async def _drain(self, *, hurry: bool) -> None:
         """Refuse new calls, let those under way end for a while, and close the dispatchers."""
         for loop, dispatcher in list(self._dispatchers.items()):
-            _on(loop, dispatcher.refuse, "it is closing")
+            on(loop, dispatcher.refuse, "it is closing")
         patience = math.inf if self._shutdown_timeout is None else self._shutdown_timeout
         deadline = clock.now() + (0.0 if hurry else patience)
         # It looks again and again: calls end on several loops and threads, and to tell the pool of each end would make
         # every call dearer for the sake of this one wait.
         while self._calls() and clock.now() < deadline and self._state != "hurrying":  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        closings = [_close_on(loop, dispatcher) for loop, dispatcher in list(self._dispatchers.items())]
+        closings = [close_on(loop, dispatcher) for loop, dispatcher in list(self._dispatchers.items())]
         await asyncio.gather(*closings, return_exceptions=True)
         if self._announcer is not None:
             await self._announcer.close()
@@ -660,39 +658,6 @@ def _bind_host(discovery: DiscoveryLike, *, secure: bool) -> str | None:
     if secure:
         return wanted or _LOOPBACK
     return None if wanted is None else _LOOPBACK
-
-
-def _on(loop: asyncio.AbstractEventLoop, fn: Callable[[*Ts], object], *args: *Ts) -> None:
-    """Call a function on that loop, at once if it is the running one."""
-    if asyncio._get_running_loop() is loop:
-        fn(*args)
-        return
-    try:
-        loop.call_soon_threadsafe(fn, *args)
-    except RuntimeError:  # it is closed
-        pass
-
-
-async def _close_on(loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> None:
-    """Close a dispatcher on its own loop. A loop that is busy or ends meanwhile is not waited for."""
-    if loop.is_closed():
-        dispatcher.abandon()
-    elif loop is asyncio.get_running_loop():
-        await dispatcher.close("it was closed")
-    elif loop.is_running():
-        closing = asyncio.run_coroutine_threadsafe(dispatcher.close("it was closed"), loop)
-        await asyncio.wait([asyncio.wrap_future(closing)], timeout=_LAST)
-        if not closing.done():
-            dispatcher.abandon("its event loop is busy")  # else its workers would wait for it when they stop
-
-
-async def _turns(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the loop of another thread runs, and takes what it is given."""
-    turned: concurrent.futures.Future[None] = concurrent.futures.Future()
-    _on(loop, turned.set_result, None)
-    if loop.is_running():
-        await asyncio.wait([asyncio.wrap_future(turned)], timeout=_LAST)
-    return turned.done()
 
 
 def _after_fork() -> None:
