@@ -57,6 +57,7 @@ bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/context.py
 	$(py) benchmarks/combined.py
 	$(py) benchmarks/shared.py
+	$(py) benchmarks/map.py
 	$(py) benchmarks/summary.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
@@ -67,6 +68,7 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/context.py --quick
 	$(py) benchmarks/combined.py --quick
 	$(py) benchmarks/shared.py --quick
+	$(py) benchmarks/map.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

@@ -65,6 +65,10 @@ ROOT_MODULE = "__init__.py"
 # Modules that decide. They take the time and random numbers as arguments. A file that is renamed must be renamed here
 # too; a test checks that every path exists.
 PURE = (
+    "cli/batch/book.py",
+    "cli/batch/ids.py",
+    "cli/batch/journal.py",
+    "cli/batch/meter.py",
     "core/wait_queue.py",
     "discovery/lan_records.py",
     "discovery/news.py",
@@ -120,6 +124,10 @@ PURE = (
     "workers/protocol/worker_session.py",
 )
 IMPURE = (
+    "cli/batch/book.py",
+    "cli/batch/ids.py",
+    "cli/batch/journal.py",
+    "cli/batch/meter.py",
     "asyncio",
     "headgate.core.clock",
     "logging",

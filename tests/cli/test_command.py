@@ -42,7 +42,9 @@ def test_c01_version_is_printed() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"headgate {headgate.__version__}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["worker", "--help"], ["demo", "--help"], ["wroker"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["worker", "--help"], ["demo", "--help"], ["map", "--help"], ["wroker"]]
+)
 def test_c01_parsing_imports_neither_grpc_nor_asyncio(arguments: list[str]) -> None:
     ran = subprocess.run(
         [sys.executable, "-X", "importtime", *command(*arguments)[1:]],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import NoReturn, TextIO
 
 COMMANDS: dict[str, str] = {
+    "map": "run a function over every record of a file, resumable",
     "worker": "run a worker in this process",
     "workers": "list the workers that can be found, and why one is not used",
     "certs": "make and check certificates for workers, for development",

@@ -1,0 +1,181 @@
+"""Functions that the tests of `headgate map` run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from headgate import CooldownResource, DisableResource, routine
+
+seen: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="nothing")
+calls: list[Any] = []
+"""What was called in this process, for tests that run the command in it."""
+
+
+async def same(record: Any) -> Any:
+    return record
+
+
+def plain(record: Any) -> Any:
+    return record
+
+
+async def later(record: Any) -> Any:
+    """Finishes out of order."""
+    await asyncio.sleep(0.001 * (record["id"] * 7 % 5))
+    return {"id": record["id"]}
+
+
+def in_a_thread(record: Any) -> Any:
+    time.sleep(0.0005 * (record["id"] * 7 % 5))
+    return {"id": record["id"]}
+
+
+async def noted(record: Any) -> Any:
+    """Leaves a line for each call in the file that the environment names."""
+    with open(os.environ["CALLS"], "a", encoding="utf-8") as file:  # noqa: ASYNC230 - a line, before anything else
+        file.write(f"{record['id']}\n")
+    await asyncio.sleep(0.001 * (record["id"] * 7 % 5))
+    return {"id": record["id"]}
+
+
+async def odd_fails(record: Any) -> Any:
+    calls.append(record)
+    if record["id"] % 2:
+        raise ValueError(f"{record['id']} is odd")
+    return {"id": record["id"]}
+
+
+async def fails_once(record: Any) -> Any:
+    calls.append(record["id"])
+    if calls.count(record["id"]) < 2:
+        raise ValueError("not yet")
+    return record["id"]
+
+
+def fails_once_in_a_thread(record: Any) -> Any:
+    calls.append(record["id"])
+    if calls.count(record["id"]) < 2:
+        raise ValueError("not yet")
+    return record["id"]
+
+
+async def sets_context(record: Any) -> Any:
+    before = seen.get()
+    seen.set(str(record["id"]))
+    if record["id"] % 3 == 0:
+        await asyncio.sleep(0)
+    return before
+
+
+async def leaves(record: Any) -> Any:
+    if record["id"] == 1:
+        sys.exit(3)
+    if record["id"] == 2:
+        raise asyncio.CancelledError
+    if record["id"] == 3:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+    return record["id"]
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: Any = None
+
+
+async def shapes(record: Any) -> Any:
+    """Results of all kinds."""
+    import datetime
+    import decimal
+    import uuid
+
+    import numpy
+
+    return {
+        "dataclass": Point(1, Point(2)),
+        "date": datetime.date(2026, 1, 2),
+        "uuid": uuid.UUID(int=1),
+        "decimal": decimal.Decimal("1.5"),
+        "array": numpy.array([1, 2]),
+        "set": {1},
+        "nan": float("nan"),
+        "object": object(),
+        "surrogate": "\ud800",
+        "text": "schön",
+    }[record]
+
+
+async def big(record: Any) -> Any:
+    return "x" * 100_000
+
+
+def tells_itself(key: Any, record: Any) -> Any:
+    return [key.resource_id, record["id"]]
+
+
+async def with_key(key: Any, record: Any) -> Any:
+    """Limits one key now and then, and revokes another."""
+    await asyncio.sleep(0)
+    calls.append((key.resource_id, key.value))
+    if key.resource_id == "revoked":
+        raise DisableResource("401")
+    if key.resource_id == "limited" and record["id"] % 5 == 0:
+        raise CooldownResource(0.01, "429")
+    return {"id": record["id"], "cost": 0.5}
+
+
+async def revokes(key: Any, record: Any) -> Any:
+    raise DisableResource(f"401 for {key.value}")
+
+
+async def says_the_key(key: Any, record: Any) -> Any:
+    raise ValueError(f"refused: {key.value}")
+
+
+async def tenants(record: Any) -> Any:
+    calls.append(record["tenant"])
+    await asyncio.sleep(0.001)
+    return record["id"]
+
+
+async def urgent(record: Any) -> Any:
+    calls.append(record["urgency"])
+    await asyncio.sleep(0.001)
+    return record["id"]
+
+
+@routine
+async def on_a_worker(record: Any) -> Any:
+    return [record["id"], os.getpid()]
+
+
+async def pid(record: Any) -> Any:
+    return [record["id"], os.getpid()]
+
+
+async def generates(record: Any) -> Any:
+    yield record
+
+
+async def waits_for_a_file(record: Any) -> Any:
+    """Says that it runs, and waits until it may end."""
+    folder = Path(os.environ["FOLDER"])
+    (folder / f"began-{record['id']}").touch()
+    while not (folder / "go").exists():  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.01)
+    return record["id"]
+
+
+async def prints(record: Any) -> Any:
+    print("a word of the function")  # noqa: T201 - as functions do
+    return record["id"]

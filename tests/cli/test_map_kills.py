@@ -1,0 +1,194 @@
+"""`headgate map` that is killed, interrupted, or out of disk: the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.support import HERE, PATIENCE, command, environment, until
+
+pytestmark = pytest.mark.integration
+
+
+def numbered(path: Path, count: int) -> None:
+    path.write_text("".join(f'{{"id": {number}}}\n' for number in range(count)), "utf-8")
+
+
+@contextmanager
+def running(folder: Path, function: str, *options: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A run in a process of its own."""
+    path = os.pathsep.join([str(HERE), *sys.path])
+    with subprocess.Popen(
+        command("map", f"map_jobs:{function}", "in.jsonl", "-o", "out.jsonl", *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment({"PYTHONPATH": path, "CALLS": str(folder / "calls"), "FOLDER": str(folder), **env}),
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def has_grown(path: Path, size: int, process: subprocess.Popen[str]) -> bool:
+    return process.poll() is not None or (path.exists() and path.stat().st_size >= size)
+
+
+def ids(path: Path) -> list[int]:
+    return [json.loads(line)["id"] for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("order", [[], ["--unordered"]])
+def test_c11_after_kills_at_random_points_every_record_is_written_once(
+    order: list[str], tmp_path: Path, scale: float
+) -> None:
+    """The moment of a kill is a length of the output that it is waited for: time means nothing on a busy machine."""
+    kills = max(5, round(50 * scale))
+    count = 60 * kills
+    chance = random.Random(f"kills {order}")
+    numbered(tmp_path / "in.jsonl", count)
+    out = tmp_path / "out.jsonl"
+    options = [*order, "--max-concurrent", "8"]
+    size = 0
+    for _ in range(kills):
+        with running(tmp_path, "noted", *options) as process:
+            until(partial(has_grown, out, size + chance.randrange(1, 60) * 8, process))
+            time.sleep(chance.uniform(0, 0.03))
+            process.kill()
+            process.wait(PATIENCE)
+        size = out.stat().st_size
+    with running(tmp_path, "noted", *options) as process:
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    written = ids(out)
+    assert sorted(written) == list(range(count))
+    if not order:
+        assert written == list(range(count))
+    paid = Counter((tmp_path / "calls").read_text().split())
+    # What was in flight, and what was finished in the last 50 ms, or in a longer time if the machine was busy.
+    assert sum(paid.values()) - count <= kills * 200
+
+
+def test_c11_c12_a_retry_that_is_killed_goes_on(tmp_path: Path) -> None:
+    numbered(tmp_path / "in.jsonl", 300)
+    with running(tmp_path, "odd_fails") as process:
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    with running(tmp_path, "noted", "--retry-failed") as process:
+        until(lambda: process.poll() is not None or (tmp_path / "calls").exists())
+        process.kill()
+    with running(tmp_path, "noted", "--retry-failed") as process:
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert sorted(ids(tmp_path / "out.jsonl")) == list(range(300))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_c01_c11_a_signal_lets_what_runs_finish_and_starts_nothing(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    numbered(tmp_path / "in.jsonl", 100)
+    with running(tmp_path, "waits_for_a_file", "--max-concurrent", "3") as process:
+        until(lambda: len(list(tmp_path.glob("began-*"))) == 3)
+        process.send_signal(number)
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        (tmp_path / "go").touch()
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code
+    assert "stopping" in first
+    assert "the same command goes on" in errors
+    assert len([first, *errors.splitlines()]) <= 10
+    assert (tmp_path / "out.jsonl").read_text().split() == ["0", "1", "2"]
+    with running(tmp_path, "waits_for_a_file", "--max-concurrent", "3") as process:
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert (tmp_path / "out.jsonl").read_text().split() == [str(number) for number in range(100)]
+
+
+@pytest.mark.parametrize("options", [[], ["--fair", "id"]])
+def test_c01_a_second_signal_ends_at_once(options: list[str], tmp_path: Path) -> None:
+    numbered(tmp_path / "in.jsonl", 100)
+    with running(tmp_path, "waits_for_a_file", *options) as process:
+        until(lambda: len(list(tmp_path.glob("began-*"))) == 10)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert len([first, *errors.splitlines()]) <= 10
+
+
+def test_c11_with_a_pool_a_signal_stops_what_is_queued(tmp_path: Path) -> None:
+    numbered(tmp_path / "in.jsonl", 100)
+    with running(tmp_path, "waits_for_a_file", "--fair", "id", "--max-concurrent", "3") as process:
+        until(lambda: len(list(tmp_path.glob("began-*"))) == 3)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        process.stderr.readline()
+        (tmp_path / "go").touch()
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert len((tmp_path / "out.jsonl").read_text().split()) == 3
+
+
+def test_c11_a_full_disk_stops_the_run_and_the_rest_is_done_later(tmp_path: Path) -> None:
+    numbered(tmp_path / "in.jsonl", 60)
+    limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000)); "
+    limited += "from headgate.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["map", "map_jobs:big", "in.jsonl", "-o", "out.jsonl"]
+    env = environment({"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])})
+    ran: Any = subprocess.run(
+        [sys.executable, "-c", limited, *arguments],
+        capture_output=True, text=True, cwd=tmp_path, env=env, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "stopped: [Errno 27] File too large; the same command goes on" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    ran = subprocess.run(
+        command(*arguments), capture_output=True, text=True, cwd=tmp_path, env=env, timeout=PATIENCE, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "out.jsonl").read_text().split() == ['"' + "x" * 100_000 + '"'] * 60
+
+
+def test_c11_a_slow_stdin_is_not_waited_for_after_a_signal(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(HERE), *sys.path])
+    with subprocess.Popen(
+        command("map", "map_jobs:same", "-", "-o", "out.jsonl"),
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment({"PYTHONPATH": path}),
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write('{"id": 1}\n')
+        process.stdin.flush()
+        until(lambda: (tmp_path / "out.jsonl").exists() and (tmp_path / "out.jsonl").read_text() == '{"id": 1}\n')
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    for text, code in (('{"id": 2}\n{"id": 1}\n', 2), ('{"id": 1}\n{"id": 2}\n', 0)):
+        ran = subprocess.run(
+            command("map", "map_jobs:same", "-", "-o", "out.jsonl"), input=text,
+            capture_output=True, text=True, cwd=tmp_path, env=environment({"PYTHONPATH": path}), check=False,
+        )  # fmt: skip
+        assert ran.returncode == code, ran.stderr
+    assert ids(tmp_path / "out.jsonl") == [1, 2]

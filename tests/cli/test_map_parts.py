@@ -1,0 +1,355 @@
+"""The parts of `headgate map` that decide: book, journal, sources, ids, figures. No loop, no process."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headgate.cli.batch.book import Book
+from headgate.cli.batch.encoding import Unwritable, encoder_of
+from headgate.cli.batch.ids import Ids, entries, entry, hash_of
+from headgate.cli.batch.journal import (
+    START,
+    About,
+    Early,
+    Journal,
+    Place,
+    Span,
+    State,
+    about_line,
+    early_line,
+    ranges,
+    read,
+    state_line,
+)
+from headgate.cli.batch.meter import Durations, Rate, duration
+from headgate.cli.batch.screen import Progress, show, summary
+from headgate.cli.batch.sources import Item, Lines, open_source
+from headgate.cli.output import WrongCall
+from headgate.testing import virtual
+
+ABOUT = About("jobs:f", "abc", "in.jsonl", 10, 20, ("jsonl", "jsonl"))
+
+
+def place(index: int) -> Place:
+    return (index, index, 10 * index, index)
+
+
+def items(first: int, end: int) -> list[Item]:
+    return [Item(number + 1, place(number), place(number + 1), {"id": number}, None) for number in range(first, end)]
+
+
+class Run:
+    """A run over numbers, with files that are lists, and a journal of lines."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.out = b""
+        self.lines = [about_line(ABOUT), state_line(State(), 0, boot="b", synced=True)]
+
+    def go(self, chance: random.Random, *, ordered: bool, steps: int) -> bool:
+        """Go on for some steps, and stop as a killed process does. True: all is done."""
+        journal = read(self.lines, "b")
+        assert journal is not None
+        state = journal.state
+        self.out = self.out[: state.out]
+        self.lines = [about_line(ABOUT), state_line(state, 0, boot="b", synced=True)]
+        self.lines += [early_line(one) for one in journal.early.values()]
+        book = Book(state, encoder_of("jsonl"), ordered=ordered, window=7, early=journal.early.values())
+        first, number, flying = state.main.low[0], 0, []
+        for _ in range(steps):
+            move = chance.random()
+            if move < 0.5 and len(flying) < 5:
+                if book.needs_more and first < self.count:
+                    end = min(self.count, first + chance.randrange(1, 6))
+                    book.add(items(first, end))
+                    first = end
+                if (item := book.take()) is not None:
+                    flying.append(item)
+                elif first == self.count and not flying and book.needs_more:
+                    number = self._write(book, number)
+                    return True
+            elif move < 0.9 and flying:
+                item = flying.pop(chance.randrange(len(flying)))
+                book.succeeded(item, item.record["id"], 0.1)
+            elif move >= 0.9:
+                number = self._write(book, number)
+        self.out += b"torn"
+        return False
+
+    def _write(self, book: Book, number: int) -> int:
+        if book.pending:
+            state = book.state()
+            self.out += b"".join(book.pending.out)
+            assert len(self.out) == state.out
+            self.lines += [early_line(one) for one in book.early(book.pending.early)]
+            self.lines.append(state_line(state, number + 1, boot="b", synced=False))
+            book.written(state)
+        return number + 1
+
+
+@example(seed=60, orders=[True, False])  # what was early is written by a run that does not care for the order
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), orders=st.lists(st.booleans(), min_size=1, max_size=6))
+def test_c11_any_stops_write_every_record_once(seed: int, orders: list[bool]) -> None:
+    chance = random.Random(seed)
+    run = Run(60)
+    for ordered in orders:
+        run.go(chance, ordered=ordered, steps=chance.randrange(1, 120))
+    while not run.go(chance, ordered=orders[-1], steps=400):
+        pass
+    written = [int(line) for line in run.out.split()]
+    assert sorted(written) == list(range(60))
+    if all(orders):
+        assert written == list(range(60))
+
+
+def test_c11_c12_what_is_early_is_not_done_again() -> None:
+    book = Book(State(), encoder_of("jsonl"))
+    book.add(items(0, 5))
+    first, second, third = book.take(), book.take(), book.take()
+    assert first is not None and second is not None and third is not None  # noqa: PT018
+    book.succeeded(third, "c", 0.1)
+    book.failed(second, ValueError("no"), 0.1)
+    state, early = book.state(), book.early(book.pending.early)
+    assert (state.main.low, state.out) == (START, 0)
+    again = Book(state, encoder_of("jsonl"), early=early)
+    again.add(items(0, 5))
+    taken = [item.index for item in iter(again.take, None)]
+    assert taken == [0, 3, 4]
+
+
+def test_c12_a_window_bounds_what_is_begun_behind_a_slow_record() -> None:
+    for ordered in (True, False):
+        book = Book(State(), encoder_of("jsonl"), ordered=ordered, window=4)
+        book.add(items(0, 100))
+        taken = list(iter(book.take, None))
+        assert len(taken) == 4
+        book.succeeded(taken[3], 3, 0.1)
+        assert (book.take() is None) == ordered, "in order it waits for the first; else there is room"
+        book.succeeded(taken[0], 0, 0.1)
+        assert book.take() is not None
+
+
+def test_c12_the_state_is_small_behind_a_record_that_never_ends() -> None:
+    book = Book(State(), encoder_of("jsonl"), ordered=False)
+    book.add(items(0, 5000))
+    stuck = book.take()
+    assert stuck is not None
+    while (item := book.take()) is not None:
+        book.succeeded(item, 1, 0.1)
+    state = book.state()
+    assert (state.main.low, state.main.seen, state.main.open) == (START, place(5000), ((0, 1),))
+    assert len(state_line(state, 1, boot=None, synced=False)) < 400
+
+
+def test_c11_a_journal_is_read_up_to_its_first_torn_line() -> None:
+    first, second = State(out=1), State(out=2, main=Span(place(2), place(3), ((2, 3),)), columns=("a",))
+    lines = [
+        about_line(ABOUT),
+        state_line(first, 1, boot="b", synced=True),
+        state_line(second, 2, boot="b", synced=False),
+    ]
+    assert read(lines, "b") == Journal(ABOUT, second)
+    assert read([*lines, lines[1][:-1]], "b") == Journal(ABOUT, second)
+    torn = lines[2].replace(b'"out":2', b'"out":3')
+    assert read([*lines[:2], torn, lines[2]], "b") == Journal(ABOUT, first)
+    assert read([torn], "b") is None
+    assert read([], "b") is None
+
+
+def test_c11_after_a_reboot_only_what_was_synced_counts() -> None:
+    first, second = State(out=1), State(out=2)
+    lines = [
+        about_line(ABOUT),
+        state_line(first, 1, boot="b", synced=True),
+        state_line(second, 2, boot="b", synced=False),
+    ]
+    for boot, state in (("b", second), ("c", first), (None, first)):
+        assert read(lines, boot) == Journal(ABOUT, state)
+    late = state_line(first, 1, boot="b", synced=True)  # the disk is told of later than of newer states
+    assert read([*lines, late], "b") == Journal(ABOUT, second)
+
+
+def test_c11_early_results_are_forgotten_when_their_turn_has_come() -> None:
+    early = [Early(1, False, "x\n"), Early(5, True, "y\n"), Early(0, False, "z\n", retry=True)]
+    state = State(main=Span(place(2), place(9), ((2, 9),)))
+    lines = [about_line(ABOUT), *map(early_line, early), state_line(state, 1, boot="b", synced=False)]
+    journal = read(lines, "b")
+    assert journal is not None
+    assert list(journal.early.values()) == [early[1]]
+
+
+def test_c11_a_journal_of_a_newer_release_is_refused() -> None:
+    newer = json.loads(about_line(ABOUT)[9:]) | {"format": 2}
+    from headgate.cli.batch import journal as module
+
+    with pytest.raises(WrongCall, match="newer release"):
+        read([module.checked(newer)], "b")
+
+
+def test_c11_numbers_are_put_together_to_ranges() -> None:
+    assert ranges([1, 2, 3, 7, 9, 10]) == ((1, 4), (7, 8), (9, 11))
+    assert ranges([]) == ()
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.binary(max_size=300), skipped=st.integers(0, 5))
+def test_c10_c11_a_source_goes_on_anywhere_with_the_same_records(
+    text: bytes, skipped: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("s") / "in"
+    path.write_bytes(text.replace(b"a", b"\n").replace(b"b", b'"x"\n'))
+    for kind in ("jsonl", "csv"):
+        try:
+            whole = list(all_of(str(path), kind, START))
+        except WrongCall:
+            continue  # two columns of one name
+        if skipped < len(whole):
+            rest = list(all_of(str(path), kind, whole[skipped].before))
+            assert [(one.before, one.line, one.record) for one in rest] == [
+                (one.before, one.line, one.record) for one in whole[skipped:]
+            ]
+
+
+def all_of(path: str, kind: str, start: Place) -> Iterator[Item]:
+    source = open_source(path, kind, start)
+    try:
+        while batch := source.batch():
+            yield from batch
+    finally:
+        source.close()
+
+
+def test_c12_a_line_longer_than_a_block_is_one_record(tmp_path: Path) -> None:
+    long = "x" * 700_000
+    (tmp_path / "in").write_text(f'1\n"{long}"\r\n3', "utf-8")
+    assert [item.record for item in all_of(str(tmp_path / "in"), "jsonl", START)] == [1, long, 3]
+    lines = Lines(str(tmp_path / "in"))
+    assert lines.take() == b"1\n"
+    lines.close()
+
+
+def test_c10_a_mark_of_utf8_at_the_begin_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"\xef\xbb\xbf[1]\n")
+    [item] = all_of(str(tmp_path / "in"), "jsonl", START)
+    assert (item.record, item.fault) == ([1], None)
+
+
+@given(st.sets(st.integers(1, 2**64 - 1), max_size=3000))
+@settings(max_examples=10, deadline=None)
+def test_c12_ids_are_found_again(numbers: set[int]) -> None:
+    ids, known = Ids(), sorted(numbers)
+    for line, number in enumerate(known, 1):
+        assert ids.add(number, line) is None
+    for line, number in enumerate(known, 1):
+        assert ids.add(number, 0) == line
+    assert len(ids) == len(known)
+    assert list(entries(b"".join(entry(number, 3) for number in known))) == [(number, 3) for number in known]
+
+
+def test_c12_ids_of_different_types_differ() -> None:
+    assert len({hash_of(1), hash_of("1"), hash_of(None), hash_of([1])}) == 4
+    assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1})
+
+
+def test_c12_models_and_properties_that_raise() -> None:
+    class Model:
+        def model_dump(self, mode: str) -> Any:
+            return {"mode": mode}
+
+    class Bad(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("no")
+
+    encoder = encoder_of("jsonl")
+    assert encoder.encode([Model()]) == b'[{"mode": "json"}]\n'
+    with pytest.raises(Unwritable, match="no"):
+        encoder.encode(Bad(a=1))
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(Unwritable):
+        encoder.encode(circle)
+
+
+def test_c13_percentiles_are_near() -> None:
+    times = Durations()
+    assert times.percentile(0.5) is None
+    for number in range(1, 1001):
+        times.add(number / 1000)
+    for share in (0.5, 0.99):
+        assert times.percentile(share) == pytest.approx(share, rel=0.07)
+    extreme = Durations()
+    for seconds in (0.0, 1e9):
+        extreme.add(seconds)
+    assert extreme.count == 2
+
+
+def test_c13_rate_and_time_left() -> None:
+    rate = Rate()
+    assert (rate.per_second, rate.left) == (0.0, None)
+    for second in range(100):
+        rate.saw(float(second), 10 * second, second / 200)
+    assert rate.per_second == pytest.approx(10)
+    assert rate.left == pytest.approx(101)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.00123, "1.2 ms"), (0.85, "850 ms"), (3.14, "3.1 s"), (75, "75 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_c13_durations_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def key(status: str, cooldown: float = 0.0) -> Any:
+    return {"status": status, "in_flight": 2, "cooldown_seconds_remaining": cooldown}
+
+
+def test_c13_one_line_in_ten_seconds_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"a": key("healthy"), "b": key("cooling_down", 12.3), "c": key("disabled")}
+
+    @virtual
+    async def play() -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        progress = Progress(lambda: (int(10 * (loop.time() - began)), 1, (loop.time() - began) / 100), lambda: keys)
+        shown = asyncio.ensure_future(show(progress))
+        await asyncio.sleep(25)
+        shown.cancel()
+        await asyncio.wait((shown,))
+
+    play()
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "100 done, 1 failed, 10/s, 10%, 90 s left; a 2 in flight; b cools down 12 s; c disabled",
+        "200 done, 1 failed, 10/s, 20%, 80 s left; a 2 in flight; b cools down 12 s; c disabled",
+    ]
+
+
+def test_c13_a_summary_stays_short() -> None:
+    from headgate.cli.batch.meter import Tally
+
+    figures = {"done": 5, "failed": 1, "run": 6, "seconds": 2.0, "p50": 0.1, "p99": 0.5, "cost": 1.5}
+    tenants = {f"t{number}": Tally(done=number) for number in range(30)}
+    lines = summary(figures, tenants, {"k": {"done": 2, "cooldowns": 3, "status": "cooling_down", "p50": None}})
+    assert lines[0] == "5 done, 1 failed; this run: 6 records in 2.0 s (3/s), p50 100 ms, p99 500 ms, cost 1.5"
+    assert lines[1] == "  tenant t29: 29 done"
+    assert lines[11:] == ["  and 20 more tenants", "  key k: 2 done, 3 cooldowns, cooling down"]
+
+
+def test_c11_a_later_run_keeps_what_an_earlier_one_knew_of_records_ahead() -> None:
+    span = Span(place(2), place(20), ((2, 4), (10, 12)))
+    assert span.reached(place(3), place(5), ((3, 4),)) == replace(span, low=place(3), open=((3, 4), (10, 12)))
+    assert span.reached(place(3), place(11), ()) == replace(span, low=place(3), open=((11, 12),))
+    assert span.reached(place(20), place(30), ((25, 26),)) == Span(place(20), place(30), ((25, 26),))
