@@ -36,6 +36,7 @@ class Line:
 
     def pool(self, keys: ResourcePool[Any] | None = None, **options: Any) -> Any:
         """A pool of this kind; `keys` are left out where it has none."""
+        options.setdefault("max_concurrent", 1)  # else as many as the workers take
         if self.kind == "plain":
             return rooms.TaskPool(**options)
         if self.leases:

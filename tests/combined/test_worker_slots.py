@@ -121,7 +121,7 @@ def test_t81_tasks_go_to_the_worker_with_the_least_to_do_unless_told_otherwise(t
     balancer = {"round robin": RoundRobinLoadBalancer(), "least loaded": LeastLoadedLoadBalancer()}.get(given)
 
     async def main() -> None:
-        async with WorkerPool(spawn=2, loadbalancer=balancer, lazy=given != "nothing, connected") as workers:
+        async with WorkerPool(spawn=2, quorum=2, loadbalancer=balancer, lazy=given != "nothing, connected") as workers:
             if given != "least loaded":  # used alone, it asks one after the other
                 assert set(Counter([await who() for _ in range(4)]).values()) == {2}
             async with TaskPool(max_concurrent=2, workers=workers) as pool:
