@@ -19,7 +19,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -51,20 +51,15 @@ class SqliteFile:
         tables: Sequence[str],
         *,
         synced: bool,
-        made: Callable[[sqlite3.Connection], None] | None = None,
+        made: Callable[[sqlite3.Connection], None] = lambda database: None,
     ) -> None:
-        """`tables` are the statements that make them, without CREATE.
-
-        `made` is called in the transaction in which the tables of a new file are made, and in the first one that finds
-        the file as it was earlier: somebody has written an older copy over it.
-        """
+        """`tables` are what follows CREATE in the statements that make them; `made` is called in the transaction in which the tables of a new file are made."""
         self.path: Path = path
         self._made = made
         self._tables = tables
         self._synced = synced
         self._files = Files()
         self._gate = -1
-        self._header = -1  # the file itself, for its counter of changes
         self._database: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
         self._guard = ForkGuard(self._forked)
@@ -87,10 +82,8 @@ class SqliteFile:
                 try:
                     database = self._opened()
                     database.execute("BEGIN IMMEDIATE")
-                    self._compare(database)
                     yield database
                     database.execute("COMMIT")
-                    self._note()
                 except BaseException as error:
                     self._undo()
                     if isinstance(error, sqlite3.Error):
@@ -116,8 +109,6 @@ class SqliteFile:
             if self._gate == -1:
                 self._files.make_folder(self.path.parent)
                 self._gate = self._files.open(self.path.with_name(self.path.name + "-lock"))
-                flags = fcntl.fcntl(self._gate, fcntl.F_GETFL)
-                fcntl.fcntl(self._gate, fcntl.F_SETFL, flags & ~os.O_APPEND)  # see `_note`
             fcntl.flock(self._gate, fcntl.LOCK_EX)
             if os.fstat(self._gate).st_nlink:
                 return
@@ -145,39 +136,15 @@ class SqliteFile:
             self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=32
         )
         try:
-            is_new = self._prepare(database)
+            self._prepare(database)
             found = os.stat(self.path)
         except BaseException:
             database.close()
             raise
         self._database, self._inode = database, (found.st_dev, found.st_ino)
-        if self._made is not None:
-            self._header = self._files.open(self.path)
-            if is_new:
-                self._note()
         return database
 
-    # SQLite counts the transactions that changed a file in bytes 24 to 27 of it. The newest count is noted in the file
-    # of the lock: if the database has a lower one it is an older copy, and what it says of members is not true.
-
-    def _compare(self, database: sqlite3.Connection) -> None:
-        if self._made is None:
-            return
-        noted = os.pread(self._gate, 4, 0)
-        behind = (int.from_bytes(noted, "big") - self._changes()) & 0xFFFFFFFF
-        if len(noted) == 4 and 0 < behind < 1 << 31:
-            self._made(database)
-
-    def _note(self) -> None:
-        if self._header != -1:
-            with suppress(OSError):  # it is committed all the same, and a note that is too low does no harm
-                os.pwrite(self._gate, self._changes().to_bytes(4, "big"), 0)
-
-    def _changes(self) -> int:
-        return int.from_bytes(os.pread(self._header, 4, 24), "big")
-
-    def _prepare(self, database: sqlite3.Connection) -> bool:
-        """Make the tables if they are not there; returns whether the file was empty."""
+    def _prepare(self, database: sqlite3.Connection) -> None:
         database.text_factory = bytes  # a text that is no UTF-8 must not make a row unreadable
         # Order: the first of these that reads the file says so if it is no database.
         application = _number(database, "PRAGMA application_id")
@@ -204,10 +171,8 @@ class SqliteFile:
         if application != APPLICATION:
             database.execute(f"PRAGMA application_id={APPLICATION}")
             database.execute(f"PRAGMA user_version={FORMAT}")
-            if self._made is not None:
-                self._made(database)
+            self._made(database)
         database.execute("COMMIT")
-        return application != APPLICATION
 
     def _undo(self) -> None:
         """Leave no transaction open; a connection that cannot even do that is closed, which does it."""
@@ -222,15 +187,12 @@ class SqliteFile:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-        header, self._header = self._header, -1
-        if header != -1:  # not earlier: closing any descriptor of a database frees SQLite's own locks
-            self._files.close(header)
 
     def _forked(self) -> None:
         if self._database is not None:
             never_free(self._database)
         self._database = None
-        self._gate = self._header = -1  # `Files` has closed them
+        self._gate = -1  # `Files` has closed it
 
 
 def _number(database: sqlite3.Connection, statement: str) -> int:

@@ -379,15 +379,12 @@ class _Opened:
                 database.execute(_SWEEP, (seen.now,))
 
     def _made(self, database: sqlite3.Connection) -> None:
-        """Note in a new file for texts which members live already: somebody has removed the one that they used, or has
-        emptied it, or has written an older copy over it."""
-        database.execute("DELETE FROM texts")
+        """Note in a new file for texts which members live already: somebody has removed the one that they used."""
         living = self.members.living()
         if living:
-            what = "was removed or replaced while %d processes used it: no task starts until each has said what it runs"
+            what = "was removed while %d processes use it: no task starts until each of them has said what it runs"
             _log.warning(f"%s {what}", self._admission.path, len(living))
-            noted = [(member, clock.wall()) for member in living]
-            database.executemany("INSERT OR REPLACE INTO lost VALUES (?, ?)", noted)
+            database.executemany("INSERT INTO lost VALUES (?, ?)", [(member, clock.wall()) for member in living])
 
     def _unheard_members(self, database: sqlite3.Connection) -> list[str]:
         """Those that `_made` noted a short time ago. Asked every time: a file that was emptied is still the same."""
