@@ -35,12 +35,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from headgate.errors import InvalidArgument
 from headgate.stores.result_types import LOADED, ResultTypes
 from headgate.stores.type_tags import LARGEST, TOO_LONG, Decoder, Encoded, Encoder, Unfit, sorted_dumps
 
 Codec: TypeAlias = Literal["json", "pickle"]
 
 _SMALL: Final = 2**63
+
+REMEDY: Final = (
+    "Return values that JSON knows, dataclasses, named tuples, enums, or models of pydantic or msgspec, below 1 MB in "
+    "all; of more, return where it is; or use JsonLinesStore(codec='pickle')."
+)
+"""What to do about a result that cannot be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,16 @@ class Opaque:
 
     type_name: str
     """The class of the value, as module.qualname."""
+
+
+def refuse_pickle(codec: object) -> None:
+    """InvalidArgument: a shared store was told to keep pickles."""
+    if codec != "json":
+        raise InvalidArgument(
+            f"codec must be 'json' for a store that processes share, got {codec!r}",
+            remedy="Leave it out: reading a pickle runs code, of whoever can write to the store. Return dataclasses, "
+            "named tuples, enums or models, which are kept without it; or use JsonLinesStore(codec='pickle').",
+        )
 
 
 def encode(value: object, *, codec: Codec = "json") -> Encoded:

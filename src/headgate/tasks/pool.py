@@ -38,8 +38,10 @@ from headgate.core.checks import (
 from headgate.core.html import card
 from headgate.core.pool_executor import PoolExecutor
 from headgate.errors import InvalidArgument, InvalidType, WaitCycle
+from headgate.stores.codec import why_opaque
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.port import Store
+from headgate.stores.result_types import ResultTypes
 from headgate.tasks.admission import Policy, policy_of
 from headgate.tasks.calls import TaskCalls
 from headgate.tasks.fairness import PoolStats
@@ -54,13 +56,14 @@ from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import enclosing, wait_for
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
+from headgate.tasks.runtime.results import OnOpaque, ResultPolicy
 from headgate.tasks.runtime.runner import runner_ports
 from headgate.tasks.runtime.shared_budget import OnLeaseLost, SharedBudget, shared_settings
 from headgate.tasks.runtime.shared_keys import SharedKeys
 from headgate.tasks.runtime.snapshots import pool_html, pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter
 from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
-from headgate.tasks.scheduling.idempotency import is_key
+from headgate.tasks.scheduling.idempotency import OnConflict, checked_on_conflict, is_key
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, checked_limits
 from headgate.tasks.scheduling.submit_queue import Arrival
@@ -106,6 +109,9 @@ class TaskPool:
         runner: Runner | Ports | None = None,
         fencing: bool = False,
         on_lease_lost: OnLeaseLost = "finish",
+        result_types: Iterable[type] | None = None,
+        on_opaque: OnOpaque = "hold",
+        on_conflict: OnConflict = "error",
     ) -> None:
         self.scope: Scope = checked_scope(scope)
         found_id = scope_id_of(self.scope, pipeline_id, scope_id, store)
@@ -118,6 +124,8 @@ class TaskPool:
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
         fences, on_lost = _checked_sharing(self.scope, fencing, on_lease_lost)
+        results = ResultPolicy(self.name, self.scope, result_types, on_opaque)
+        conflicts = checked_on_conflict(on_conflict)
         ports = _ports_of(runner)
         if ports.allocator is not None and strategy.key in ports.allocator.options:
             raise InvalidArgument(
@@ -144,7 +152,7 @@ class TaskPool:
         try:
             reporter = Reporter(self.id, self.name, audit)
             opened.append(reporter.close)
-            records = self._open_records(opened_store, kept)
+            records = self._open_records(opened_store, kept, results.types)
             if records is not None:
                 opened.append(records.abandon)
             self._budget: SlotBudget = LocalBudget(limit) if ports.budget is None else ports.budget
@@ -161,10 +169,11 @@ class TaskPool:
                 self._shared.attach(self._executor)
                 opened.append(self._shared.abandon)
             register_executor(self._executor)
-            self._submitter = Submitter(self._executor, strategy, seconds)
+            self._executor.results = results.ask(why_opaque if records is None else records.why_lost)
+            self._submitter = Submitter(self._executor, strategy, seconds, results, conflicts)
             self._keys: SharedKeys | None = None
             if state is not None and self._shared is not None:
-                self._keys = SharedKeys(state, self._executor, self._submitter, self._shared)
+                self._keys = SharedKeys(state, self._executor, self._submitter, self._shared, results, conflicts)
             self._loading = Loading(self._executor).begin()
             self._budget.on_change(self._on_budget)
         except BaseException:
@@ -184,8 +193,8 @@ class TaskPool:
         """Run ``fn(*args)`` when its turn comes; returns a handle as soon as the task is accepted.
 
         `fn` is an async function, or a plain one that runs in a thread of the pool. Keywords are options: priority,
-        key, idempotency_key, window, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels, and the
-        fairness key that the queue's strategy names. Keyword arguments of `fn` go in with functools.partial.
+        key, idempotency_key, window, payload_id, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels,
+        and the fairness key that the queue's strategy names. Keyword arguments of `fn` go in with functools.partial.
         """
         if self._loading is not None:
             await self._loaded()
@@ -325,11 +334,11 @@ class TaskPool:
         by_tenant = self._budget if self._budget.by_tenant else None
         return Scheduler(strategy, policy, self._budget.limit, key_limits, by_tenant)
 
-    def _open_records(self, store: Any, keep: int) -> Records | None:
+    def _open_records(self, store: Any, keep: int, types: ResultTypes) -> Records | None:
         if self.scope != "pipeline":
             return None
         chosen: Store = JsonLinesStore() if store is None else store
-        return Records(chosen.open(self.id, described(self._config), keep))
+        return Records(chosen.open(self.id, described(self._config), keep), types)
 
     async def _loaded(self) -> None:
         """Return when it is known what the journal says. If it cannot be read, the pool is closed."""
