@@ -201,7 +201,7 @@ async def test_r81_listeners_hear_of_it_with_its_reason() -> None:
     with capture_events() as heard:
         await pool.run(op)
     cooled = [one for one in heard if isinstance(one, events.ResourceCooled)]
-    assert [(one.resource_id, one.seconds, one.reason) for one in cooled] == [("a", 3.0, "quota of a")]
+    assert [(one.resource_id, one.seconds, one.reason) for one in cooled] == [("a", 3.0, "quota of <a>")]
     assert changes == [("a", "healthy", "cooling_down")]
 
 

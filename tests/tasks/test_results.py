@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headgate import InvalidArgument, InvalidType, TaskFailed, TaskPool
+from headgate import IdempotencyConflict, InvalidArgument, InvalidType, TaskFailed, TaskPool
 from headgate.stores import JsonLinesStore, MemoryStore, PostgresStore, SqliteStore, read_journal
 from tests.tasks import result_samples
 from tests.tasks.result_samples import RUNS, Answer, Handle, answer, opaque
@@ -206,3 +206,28 @@ def test_t60c_shared_stores_refuse_pickles(tmp_path: Path) -> None:
             make()
     assert list(tmp_path.iterdir()) == []
     SqliteStore(tmp_path / "x.db", codec="json").close()
+
+
+# -- T19 across restarts -----------------------------------------------------------------------------------------------
+
+
+async def renamed(text: str) -> Answer:
+    return await answer(text)
+
+
+def test_t19_a_renamed_function_keeps_its_results_if_keys_are_trusted(store: Callable[[], Any]) -> None:
+    once(store(), answer, "hi")
+    with pytest.raises(IdempotencyConflict, match="it was .*:answer and is now .*:renamed, with the same arguments"):
+        once(store(), renamed, "hi")
+    assert once(store(), renamed, "hi", pool_options={"on_conflict": "trust_key"}) == Answer("hi", 2)
+    assert RUNS == ["hi"]
+
+
+def test_t19_a_payload_id_holds_across_restarts(store: Callable[[], Any]) -> None:
+    once(store(), answer, "hi", payload_id="prompt-7")
+    assert once(store(), renamed, "hi!", payload_id="prompt-7") == Answer("hi", 2)
+    with pytest.raises(IdempotencyConflict, match="it was payload_id='prompt-7' and is now payload_id='prompt-8'"):
+        once(store(), answer, "hi", payload_id="prompt-8")
+    with pytest.raises(IdempotencyConflict, match=r"it was payload_id='prompt-7' and is now .*:answer"):
+        once(store(), answer, "hi")
+    assert RUNS == ["hi"]

@@ -21,7 +21,7 @@ _log = logging.getLogger("headgate.tasks")
 class ResultPolicy:
     """The options `result_types` and `on_opaque` of one pool."""
 
-    __slots__ = ("_missed", "_pool", "_why_lost", "on_opaque", "types")
+    __slots__ = ("_keeps_all", "_missed", "_pool", "_why_lost", "on_opaque", "types")
 
     def __init__(self, pool: str, scope: Scope, result_types: object, on_opaque: object) -> None:
         if on_opaque not in ("hold", "rerun", "fail"):
@@ -37,6 +37,7 @@ class ResultPolicy:
         self.on_opaque: OnOpaque = on_opaque
         self.types: ResultTypes = ResultTypes(checked_types(result_types), self._tell_missed)
         self._pool = pool
+        self._keeps_all = scope == "pipeline"  # others store only the results of idempotency keys
         self._missed: set[str] = set()
         self._why_lost: Callable[[object], str] | None = None
 
@@ -52,7 +53,8 @@ class ResultPolicy:
 
     def ending(self, task: TaskRecord, result: Any) -> tuple[TaskStatus, Any]:
         """The status and the outcome of a task whose function returned this."""
-        why = self._why_lost(result) if self._why_lost is not None else ""
+        is_stored = self._keeps_all or task.terms.idempotency_key is not None
+        why = self._why_lost(result) if is_stored and self._why_lost is not None else ""
         if not why:
             return "completed", result
         if self.on_opaque == "fail":
