@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -290,3 +291,10 @@ async def test_r82_the_limit_holds() -> None:
 def test_r82_the_limit_is_checked(number: Any) -> None:
     with pytest.raises(InvalidArgument, match="max_in_flight must be >= 1 or None"):
         ResourcePool(["x"], max_in_flight=number)
+
+
+def test_r82_the_first_screen_of_the_docs_warns_of_interrupted_calls() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "resources.md").read_text("utf-8")
+    first = page.partition("## The operation")[0]
+    assert "already paid for may be interrupted" in first
+    assert "cancel_siblings=False" in first

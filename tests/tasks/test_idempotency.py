@@ -469,7 +469,9 @@ async def test_t19_a_payload_id_is_compared_instead_of_function_and_arguments() 
     async with TaskPool() as pool:
         held = await pool.submit(quick, "a", idempotency_key="k", payload_id="v1")
         assert await pool.submit(slow, 1, idempotency_key="k", payload_id="v1") is held
-        with pytest.raises(IdempotencyConflict, match="the payload differs: it was payload_id='v1' and is now payload_id='v2'"):
+        with pytest.raises(
+            IdempotencyConflict, match="the payload differs: it was payload_id='v1' and is now payload_id='v2'"
+        ):
             await pool.submit(quick, "a", idempotency_key="k", payload_id="v2")
         with pytest.raises(IdempotencyConflict, match=r"it was payload_id='v1' and is now .*:quick"):
             await pool.submit(quick, "a", idempotency_key="k")
