@@ -423,7 +423,7 @@ async def test_t14_ends_that_release_let_other_work_have_the_key() -> None:
         assert await other == "done"
 
 
-# -- what differs, and who says that nothing does -----------------------------------------------------------------------
+# -- what differs, and who says that nothing does --------------------------------------------------------------------
 
 
 class Unshowable:

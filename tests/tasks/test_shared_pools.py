@@ -762,7 +762,7 @@ async def test_t60c_shared_keys_carry_dataclasses_and_lose_what_cannot_be_kept()
     assert type(await (await one.submit(result, "handle", idempotency_key="h"))) is Handle
     await turns()
     assert await (await two.submit(result, "a", idempotency_key="a")) == Answer("a")
-    with pytest.raises(TaskFailed, match="another process with a .*Handle, which could not be kept"):
+    with pytest.raises(TaskFailed, match=r"another process with a .*Handle, which could not be kept"):
         await (await two.submit(result, "handle", idempotency_key="h"))
     rerun, _ = make(place, on_opaque="rerun")
     assert type(await (await rerun.submit(result, "handle", idempotency_key="h"))) is Handle
