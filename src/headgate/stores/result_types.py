@@ -84,7 +84,7 @@ def _loaded(module: str, qualname: str) -> type | None:
     found: object = home
     for part in name.split("."):
         # Not getattr, vars or isinstance: a module that loads itself on the first look would do so.
-        get = type.__getattribute__ if issubclass(type(found), type) else object.__getattribute__
+        get: Any = type.__getattribute__ if issubclass(type(found), type) else object.__getattribute__
         try:
             found = get(found, "__dict__")[part]
         except (AttributeError, KeyError, TypeError):
