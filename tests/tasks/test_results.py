@@ -140,9 +140,7 @@ def _pool_id(store: JsonLinesStore) -> str:
 
 
 def test_t60c_with_fail_the_task_fails_in_the_first_run(store: Callable[[], Any]) -> None:
-    with pytest.raises(
-        TaskFailed, match=r"work#1 returned a .*Handle, which cannot be kept: .*no form in JSON"
-    ):
+    with pytest.raises(TaskFailed, match=r"work#1 returned a .*Handle, which cannot be kept: .*no form in JSON"):
         once(store(), opaque, 1, retries=3, pool_options={"on_opaque": "fail"})
     assert RUNS == [1]  # another attempt would return the same
     assert once(store(), answer, "hi", pool_options={"on_opaque": "fail"}) == Answer("hi", 2)  # a failure frees the key
