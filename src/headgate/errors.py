@@ -210,7 +210,10 @@ class IdempotencyConflict(HeadgateError):
     """The same idempotency key was used for other work."""
 
     code = "HEADGATE-POL-006"
-    remedy = "Use one key for one piece of work."
+    remedy = (
+        "Use one key for one piece of work. If it is the same work all the same, say so with submit(payload_id=...), "
+        'or for all keys of a pool with TaskPool(on_conflict="trust_key").'
+    )
 
 
 class WaitCycle(HeadgateError):

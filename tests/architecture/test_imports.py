@@ -92,6 +92,8 @@ PURE = (
     "stores/jsonl/compaction.py",
     "stores/jsonl/journal.py",
     "stores/jsonl/lines.py",
+    "stores/result_types.py",
+    "stores/structures.py",
     "stores/type_tags.py",
     "tasks/admission.py",
     "tasks/scheduling/budget.py",

@@ -480,3 +480,24 @@ async def waits_to_go_on(key: Resource[Any], path: str) -> AsyncGenerator[Item, 
 
 def plain_generator(*args: Any) -> Any:
     yield 1
+
+
+async def rests(resource: Resource[str], seconds: float) -> str:
+    resource.rest(seconds, "the quota is used up")
+    return resource.resource_id
+
+
+def rests_in_a_thread(resource: Resource[str], seconds: float) -> str:
+    resource.rest(seconds)
+    return resource.resource_id
+
+
+async def rests_and_fails(resource: Resource[str], seconds: float) -> NoReturn:
+    resource.rest(seconds)
+    raise LookupError("nothing there")
+
+
+async def rests_and_streams(resource: Resource[str], seconds: float) -> AsyncGenerator[int, None]:
+    resource.rest(seconds)
+    yield 1
+    yield 2

@@ -421,3 +421,70 @@ async def test_t14_ends_that_release_let_other_work_have_the_key() -> None:
         await pool_wait(failed)
         other = await pool.submit(quick, idempotency_key="k")
         assert await other == "done"
+
+
+# -- what differs, and who says that nothing does --------------------------------------------------------------------
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ((slow, 1, "a"), (slow, 1, "b"), "the arguments differ: argument 2 was 'a' and is now 'b'"),
+        ((slow, 1), (slow, 1, "a"), "the arguments differ: there were 1 and are now 2"),
+        ((slow, 1), (quick, 1), r"the function differs: it was .*:slow and is now .*:quick, with the same arguments"),
+        ((slow, 1), (quick, 2), r"the function differs: it was .*:slow and is now .*:quick, with other arguments"),
+        ((slow, "x" * 1000), (slow, "y" * 1000), r"argument 1 was 'x{10,60}\.\.\.x+' and is now 'y{10,60}\.\.\.y+'"),
+        ((slow, Unshowable()), (slow, Unshowable()), r"argument 1 was .*Unshowable.* and is now .*Unshowable"),
+    ],
+)
+@virtual
+async def test_t19_a_conflict_says_what_differs_old_and_new(old: Any, new: Any, says: str) -> None:
+    async with TaskPool() as pool:
+        held = await pool.submit(*old, idempotency_key="k")
+        with pytest.raises(IdempotencyConflict, match=says):
+            await pool.submit(*new, idempotency_key="k")
+        with pytest.raises(IdempotencyConflict, match=r"payload_id.*trust_key"):  # the remedy
+            await pool.submit(*new, idempotency_key="k")
+        held.cancel()
+
+
+@virtual
+async def test_t19_trust_key_gives_the_held_task_whatever_is_submitted() -> None:
+    async with TaskPool(on_conflict="trust_key") as pool:
+        held = await pool.submit(quick, "a", idempotency_key="k")
+        assert await pool.submit(slow, 1, idempotency_key="k") is held
+        assert await held == "a"
+        assert await pool.submit(broken, idempotency_key="k") is held
+
+
+@virtual
+async def test_t19_a_payload_id_is_compared_instead_of_function_and_arguments() -> None:
+    async with TaskPool() as pool:
+        held = await pool.submit(quick, "a", idempotency_key="k", payload_id="v1")
+        assert await pool.submit(slow, 1, idempotency_key="k", payload_id="v1") is held
+        with pytest.raises(
+            IdempotencyConflict, match="the payload differs: it was payload_id='v1' and is now payload_id='v2'"
+        ):
+            await pool.submit(quick, "a", idempotency_key="k", payload_id="v2")
+        with pytest.raises(IdempotencyConflict, match=r"it was payload_id='v1' and is now .*:quick"):
+            await pool.submit(quick, "a", idempotency_key="k")
+
+
+@virtual
+async def test_t19_payload_id_and_on_conflict_are_checked() -> None:
+    async with TaskPool() as pool:
+        with pytest.raises(InvalidArgument, match="payload_id names the work behind an idempotency_key"):
+            await pool.submit(quick, payload_id="v1")
+        for value in ("", " ", 3, b"x"):
+            with pytest.raises(InvalidArgument, match="payload_id must be a non-blank string"):
+                await pool.submit(quick, idempotency_key="k", payload_id=value)
+    for value in ("trust", None, True):
+        with pytest.raises(InvalidArgument, match="on_conflict must be 'error' or 'trust_key'"):
+            TaskPool(on_conflict=value)  # type: ignore[arg-type]

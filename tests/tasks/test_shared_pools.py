@@ -30,6 +30,7 @@ from headgate import (
 from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.tasks.names import unregister
 from headgate.testing import run, settle
+from tests.tasks.result_samples import Answer
 
 Made = tuple[TaskPool, MemoryState]
 
@@ -753,6 +754,94 @@ async def test_g13_other_work_under_the_same_key_is_a_conflict() -> None:
         two.submit_nowait(work, 1, idempotency_key="k")
     work.let_go()
     await asyncio.gather(one.close(), two.close())
+
+
+@scenario
+async def test_t19_shared_keys_know_payload_ids_and_trust() -> None:
+    place, work = SharedMemory(), Work()
+    one, _ = make(place)
+    two, _ = make(place, on_conflict="trust_key")
+    work.let_go()
+    assert await (await one.submit(work, 1, idempotency_key="k")) == 1
+    assert await (await one.submit(work, 1, idempotency_key="p", payload_id="v1")) == 1
+    await turns()
+    assert await (await two.submit(work, 2, idempotency_key="k")) == 1
+    three, _ = make(place)
+    assert await (await three.submit(work, 3, idempotency_key="p", payload_id="v1")) == 1
+    with pytest.raises(IdempotencyConflict, match="it was payload_id='v1' and is now payload_id='v2'"):
+        await three.submit(work, 1, idempotency_key="p", payload_id="v2")
+    with pytest.raises(IdempotencyConflict, match=r"the arguments differ: .*a digest is stored, \w{8}"):
+        await three.submit(work, 2, idempotency_key="k")
+    assert work.began == [1, 1]
+    await asyncio.gather(one.close(), two.close(), three.close())
+
+
+class Handle:
+    """Something that no store keeps."""
+
+
+@scenario
+async def test_t60c_shared_keys_carry_dataclasses_and_lose_what_cannot_be_kept() -> None:
+    place = SharedMemory()
+    one, _ = make(place)
+    two, _ = make(place)
+    ran = []
+
+    async def result(value: Any) -> Any:
+        ran.append(value)
+        return Handle() if value == "handle" else Answer(value)
+
+    assert await (await one.submit(result, "a", idempotency_key="a")) == Answer("a")
+    assert type(await (await one.submit(result, "handle", idempotency_key="h"))) is Handle
+    await turns()
+    assert await (await two.submit(result, "a", idempotency_key="a")) == Answer("a")
+    with pytest.raises(TaskFailed, match=r"another process with a .*Handle, which could not be kept"):
+        await (await two.submit(result, "handle", idempotency_key="h"))
+    rerun, _ = make(place, on_opaque="rerun")
+    assert type(await (await rerun.submit(result, "handle", idempotency_key="h"))) is Handle
+    assert ran == ["a", "handle", "handle"]
+    await asyncio.gather(one.close(), two.close(), rerun.close())
+
+
+def test_t60c_a_pool_of_shared_keys_warns_once_for_each_type(caplog: pytest.LogCaptureFixture) -> None:
+    async def handle() -> Handle:
+        return Handle()
+
+    async def main() -> None:
+        pool, _ = make(SharedMemory())
+        for key in "ab":
+            await (await pool.submit(handle, idempotency_key=key))
+        await pool.close()
+
+    run(main)
+    [said] = [record.getMessage() for record in caplog.records if "is not kept" in record.getMessage()]
+    assert "the pool 'shared': a result of type" in said
+    assert "Handle has no form in JSON" in said
+
+
+@scenario
+async def test_t60c_with_rerun_those_who_follow_a_lost_result_run_it_themselves() -> None:
+    place, gate = SharedMemory(), asyncio.Event()
+    one, _ = make(place, on_opaque="rerun")
+    two, _ = make(place, on_opaque="rerun")
+    fails, _ = make(place, on_opaque="fail")
+    ran = []
+
+    async def opaque() -> Handle:
+        ran.append(1)
+        await gate.wait()
+        return Handle()
+
+    first = await one.submit(opaque, idempotency_key="k")
+    second = await two.submit(opaque, idempotency_key="k")
+    gate.set()
+    assert type(await first) is type(await second) is Handle
+    assert ran == [1, 1]
+    await turns()
+    with pytest.raises(TaskFailed, match="cannot be kept"):
+        await (await fails.submit(opaque, idempotency_key="k"))
+    assert type(await (await fails.submit(opaque))) is Handle  # without a key nothing is stored of it
+    await asyncio.gather(one.close(), two.close(), fails.close())
 
 
 @scenario

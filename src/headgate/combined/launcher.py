@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.combined.permit import Permit
 from headgate.combined.remote_call import RemoteCall
 from headgate.combined.verdicts import Interrupted, Verdicts
+from headgate.context.rests import noted
 from headgate.core.cancellation import Steered, primed
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.local_launcher import LocalLauncher
@@ -66,6 +67,7 @@ class TaskLauncher:
     async def _drive(self, task: TaskRecord, permit: Permit, completion: Completion) -> None:
         """Call the function with the resource and learn from how it ends: one coroutine (benchmarks/combined.py)."""
         use = permit.use
+        before = None if self._placing is None else noted()
         try:
             await primed()
             CURRENT.set(task)
@@ -91,9 +93,13 @@ class TaskLauncher:
                     permit.running = Steered(made, first, patient=True)
                     result = await permit.running
         except BaseException as error:
+            if self._placing is not None:
+                permit.rest(before, noted())
             if not self._verdicts.failed(task, permit, error, completion):
                 raise
         else:
+            if self._placing is not None:
+                permit.rest(before, noted())
             self._verdicts.succeeded(task, permit, result, completion)
         finally:
             del task  # see `LocalLauncher._drive`

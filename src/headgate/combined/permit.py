@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headgate.context.rests import Noted
 from headgate.core.cancellation import Steered
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
@@ -67,6 +68,11 @@ class Permit:
     def holds(self) -> bool:
         """Is a resource in use until the call has ended? Then a cancelled caller waits for that end."""
         return self.use is not None
+
+    def rest(self, before: Noted, after: Noted) -> None:
+        """Let the resource rest after the attempt, if its function asked for that on a worker meanwhile."""
+        if after is not None and after != before and self.resource is not None and after[0] == self.resource_id:
+            self.resource.rest(after[1], after[2])
 
     def placed(self, uid: str) -> None:
         """Note which worker was given the call."""

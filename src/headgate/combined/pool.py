@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from headgate.stores.port import Store
     from headgate.tasks.admission import Policy
     from headgate.tasks.handle import TaskHandle
+    from headgate.tasks.runtime.results import OnOpaque
     from headgate.tasks.runtime.shared_budget import OnLeaseLost
+    from headgate.tasks.scheduling.idempotency import OnConflict
     from headgate.workers.pool import WorkerPool
 
 __all__ = ["TaskPool", "pool_create"]
@@ -86,6 +88,9 @@ class TaskPool(PlainTaskPool):
         fencing: bool = False,
         on_lease_lost: OnLeaseLost = "finish",
         on_signal: OnSignal | None = None,
+        result_types: Iterable[type] | None = None,
+        on_opaque: OnOpaque = "hold",
+        on_conflict: OnConflict = "error",
         resources: ResourcePool[Any] | None = None,
         workers: WorkerPool | None = None,
     ) -> None:
@@ -111,6 +116,9 @@ class TaskPool(PlainTaskPool):
             fencing=fencing,
             on_lease_lost=on_lease_lost,
             on_signal=on_signal,
+            result_types=result_types,
+            on_opaque=on_opaque,
+            on_conflict=on_conflict,
         )
 
     if TYPE_CHECKING:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 
 from headgate.combined.permit import Permit
 from headgate.combined.verdicts import Verdicts
+from headgate.context.rests import noted
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.ports import Completion
 
@@ -41,6 +43,11 @@ class RemoteCall:
             return False
         task, permit = self._let_go()
         return not self._verdicts.failed(task, permit, error, self._completion)
+
+    def changed(self, before: Context, after: Context) -> None:
+        """Let the resource rest, if the function asked for it there."""
+        if self._permit is not None:
+            self._permit.rest(noted(before), noted(after))
 
     def unplaced(self) -> None:
         """Run the task in an asyncio Task, where it waits for a worker: no worker has run it."""

@@ -24,6 +24,8 @@ class Cooldown(NamedTuple):
     until: float
     seconds: float
     """From now on; exactly what was asked for, unless the current cooldown ends later."""
+    reason: str | None = None
+    """Why, where no signal says it."""
 
 
 def cooldown_after(
@@ -40,3 +42,14 @@ def cooldown_after(
     seconds = table[min(consecutive, len(table)) - 1] if asked is None else asked
     until = max(resource.cooldown_until, now + seconds)
     return Cooldown(consecutive, until, seconds if until == now + seconds else until - now)
+
+
+def take_rest(resource: Resource[Any], now: float) -> Cooldown | None:
+    """Return the rest that was asked for, and forget it; None if there is none, or it would change nothing.
+
+    It is no sign of trouble, so it is not counted on top of the cooldowns before it.
+    """
+    rest, resource.sharing.rest = resource.sharing.rest, None
+    if rest is None or resource.status == "disabled" or now + rest[0] <= resource.cooldown_until:
+        return None
+    return Cooldown(max(1, resource.consecutive_cooldown), now + rest[0], *rest)

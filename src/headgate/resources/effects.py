@@ -24,6 +24,8 @@ class Cool:
     old: ResourceStatus = field(default="healthy", compare=False)
     member: Member | None = field(default=None, repr=False, compare=False)
     use: Use | None = field(default=None, repr=False, compare=False)
+    reason: str | None = field(default=None, compare=False)
+    """Why, where no signal says it."""
 
 
 @dataclass(frozen=True, slots=True)

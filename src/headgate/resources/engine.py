@@ -402,6 +402,16 @@ class Engine(Generic[T]):
         self.carry_out(effects)
         self.reporter.released(use, outcome)
 
+    def ask_rest(self, resource: Resource[Any], seconds: float, reason: str | None) -> None:
+        """Let a resource rest when a use of it ends; now if it is not in use."""
+        effects: Effects = []
+        with lock:
+            if resource.sharing.uses:
+                resource.sharing.ask_rest(seconds, reason)
+            elif seconds > 0:
+                effects = self.rotation.rest(resource.resource_id, seconds, reason, clock.now())
+        self.carry_out(effects)
+
     def classified(self, outcome: object) -> Signal | None:
         """The signal that the pool's classifier sees in a result or an exception, if any."""
         assert self.classify is not None

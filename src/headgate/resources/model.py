@@ -19,8 +19,16 @@ from typing import (
     get_args,
 )
 
-from headgate.core.checks import checked_id, checked_max_in_flight, checked_names, checked_number, named_options
+from headgate.core.checks import (
+    checked_id,
+    checked_max_in_flight,
+    checked_names,
+    checked_number,
+    checked_seconds,
+    named_options,
+)
 from headgate.core.redaction import learn, meet, redact
+from headgate.core.rests import rest_elsewhere
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.signals import Signal
@@ -39,7 +47,7 @@ RESOURCE_STATUSES: Final[tuple[ResourceStatus, ...]] = get_args(ResourceStatus)
 class Sharing:
     """What all pools that hold one resource keep about it together; only pools use it, with their lock held."""
 
-    __slots__ = ("enables", "members", "outage", "outage_at", "proofs", "proved_at", "uses")
+    __slots__ = ("enables", "members", "outage", "outage_at", "proofs", "proved_at", "rest", "uses")
 
     def __init__(self) -> None:
         self.uses: dict[int, Use] = {}
@@ -54,8 +62,17 @@ class Sharing:
         """When the use began that was the last of these."""
         self.enables: int = 0
         """How often it was enabled by hand."""
+        self.rest: tuple[float, str | None] | None = None
+        """Seconds and reason of the rest that begins when a use ends, if an operation asked for one."""
         self.members: WeakList[Member] = WeakList()
         """Its memberships of pools; a pool that is dropped takes its own along."""
+
+    def ask_rest(self, seconds: float, reason: str | None) -> None:
+        """Note a rest that begins when a use ends. The longest that was asked for counts."""
+        if seconds > 0 and (self.rest is None or self.rest[0] <= seconds):
+            self.rest = seconds, reason
+            for member in self.members:
+                member.plain = False
 
 
 class Resource(Generic[T]):
@@ -145,6 +162,20 @@ class Resource(Generic[T]):
         limit = "" if self.max_in_flight is None else f", max_in_flight={self.max_in_flight}"
         tags = f", tags={sorted(self.tags)}" if self.tags else ""
         return f"<Resource {self.resource_id!r} {self.status}, {len(self.sharing.uses)} in flight{limit}{tags}>"
+
+    def rest(self, seconds: float, reason: str | None = None) -> None:
+        """Let the resource cool down for so many seconds after this call. The call goes on, and its result counts.
+
+        For operations: an answer that says how much of a quota is left, or a site that wants pauses. Cancels nothing.
+        If several calls use the resource, it rests from the end of the first of them on. On a worker it goes back with
+        the answer.
+        """
+        seconds = checked_seconds("seconds of rest() must be finite and >= 0", seconds)
+        for member in self.sharing.members:
+            if member.rotation.owner is not None:
+                member.rotation.owner.ask_rest(self, seconds, reason)
+                return
+        rest_elsewhere(self.resource_id, seconds, reason)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
@@ -338,8 +369,11 @@ class PoolStats:
         )
 
 
-def resources_of(resources: object) -> list[Resource[Any]]:
-    """The resources given in any of the accepted forms. No message shows a value: it may be a secret."""
+def resources_of(resources: object, max_in_flight: int | None = None) -> list[Resource[Any]]:
+    """The resources given in any of the accepted forms. No message shows a value: it may be a secret.
+
+    Those without a limit of their own get this `max_in_flight`.
+    """
     if isinstance(resources, Mapping):
         members = [_keyed(key, item) for key, item in resources.items()]
     elif isinstance(resources, Iterable) and not isinstance(resources, (str, bytes, set, frozenset)):
@@ -362,7 +396,15 @@ def resources_of(resources: object) -> list[Resource[Any]]:
                 remedy="Give each resource an id of its own.",
             )
         seen.add(member.resource_id)
+    limit_others(members, max_in_flight)
     return members
+
+
+def limit_others(resources: Iterable[Resource[Any]], max_in_flight: int | None) -> None:
+    """Give this limit to the resources that have none of their own."""
+    for resource in resources:
+        if max_in_flight is not None and resource.max_in_flight is None:
+            resource.max_in_flight = max_in_flight
 
 
 def _keyed(key: object, item: object) -> Resource[Any]:

@@ -32,6 +32,8 @@ from headgate.core.checks import (
     checked_classifier,
     checked_flag,
     checked_hook,
+    checked_max_in_flight,
+    checked_seconds,
     checked_shared_name,
     checked_stream,
     checked_table,
@@ -47,7 +49,7 @@ from headgate.resources import events
 from headgate.resources.cooldowns import DEFAULT_COOLDOWN_TABLE
 from headgate.resources.engine import Classifier, Engine, bounded, end_abandoned, lock, set_handle
 from headgate.resources.members import Member, Use
-from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, hide_value, resources_of
+from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, hide_value, limit_others, resources_of
 from headgate.resources.reporting import Reporter, StateChange
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import (
@@ -82,6 +84,7 @@ class PoolSettings(TypedDict, total=False):
     classify: Classifier | None
     name: str | None
     store: SharedState | str | bool | None
+    max_in_flight: int | None
 
 
 class ResourceFields(TypedDict, total=False):
@@ -151,6 +154,7 @@ class ResourcePool(Generic[T]):
         classify: Classifier | None = None,
         name: str | None = None,
         store: SharedState | str | bool | None = None,
+        max_in_flight: int | None = None,
     ) -> None:
         """`resources`: Resource objects or plain values, in a sequence or by id; order is kept.
 
@@ -158,14 +162,16 @@ class ResourcePool(Generic[T]):
         cooldown in a row. `on_state_change(id, old, new, seq)` is told of each change. `cancel_siblings=False` lets
         younger uses of a failing resource run on: for operations that must not run twice. `probe_on_recovery=True`
         lets one use at a time try a rested resource until one succeeds, then 2, 4, 8 and so on. `classify(exception or
-        result)` may turn either into a signal. `name` is how events and logs call the pool.
+        result)` may turn either into a signal. `name` is how events and logs call the pool. `max_in_flight` is the
+        limit of all resources that have none of their own.
 
         `store` shares cooldowns, disables, `max_in_flight` and probes with all pools of the same `name` on the same
         store, in any number of processes: a store, or its address such as "sqlite:///health.db", or True for the
         address in the environment variable HEADGATE_STORE. The constructor waits up to 10 s for the store.
         """
         shared_name = None if store is None or store is False else checked_shared_name(name)
-        members = resources_of(resources)
+        self._max_in_flight = checked_max_in_flight(max_in_flight)
+        members = resources_of(resources, self._max_in_flight)
         plan = Plan(checked_attempts(max_attempts))
         reporter = Reporter(name or f"resources-{next(_names)}", checked_hook(on_state_change))
         classifier = checked_classifier(classify)
@@ -380,6 +386,8 @@ class ResourcePool(Generic[T]):
             raise InvalidType("add() takes a Resource, or an id and a value", remedy='Write add("key-4", "sk-ddd").')
         else:
             resource = Resource(resource_id, value, **fields)
+        if "max_in_flight" not in fields:
+            limit_others([resource], self._max_in_flight)
         with lock:
             effects = self._engine.rotation.add(resource, clock.now())
         hide_value(resource)
@@ -410,6 +418,14 @@ class ResourcePool(Generic[T]):
             effects = self._engine.rotation.disable(resource_id, clock.now())
         self._engine.carry_out(effects)
 
+    async def cool(self, resource_id: str, seconds: float, reason: str | None = None) -> None:
+        """Let a resource rest for so many seconds, from now on. Cancels nothing that is in flight."""
+        seconds = checked_seconds("seconds of cool() must be finite and >= 0", seconds)
+        engine = self._engine
+        with lock:
+            effects = engine.rotation.rest(resource_id, seconds, reason, clock.now())
+        engine.carry_out(effects)
+
     async def reconcile(self, resources: Resources[T]) -> None:
         """Make the pool hold exactly these, in this order, and keep the health of those that stay.
 
@@ -417,7 +433,7 @@ class ResourcePool(Generic[T]):
         given, and stay as they are where only a value is given. The same id with another value is another resource.
         """
         described = dict(resources) if isinstance(resources, Mapping) else list(resources)
-        wanted = resources_of(described)
+        wanted = resources_of(described, self._max_in_flight)
         plain = {id(item) for item in wanted} - {id(item) for item in _items(described)}
         engine, rotation = self._engine, self._engine.rotation
         fresh: list[Resource[T]] = []

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from headgate.core.clock import clock
-from headgate.core.redaction import log_exception
+from headgate.core.redaction import log_exception, redact
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
@@ -112,7 +112,7 @@ class Reporter:
                 old_status=old,
                 seconds=effect.seconds,
                 consecutive=effect.consecutive,
-                reason=reason,
+                reason=reason if effect.reason is None else redact(effect.reason),
                 usage=usage,
             )
         elif isinstance(effect, Disable):

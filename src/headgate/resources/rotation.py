@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
-from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after
+from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
 from headgate.resources.members import (
     ANY,
@@ -310,6 +310,23 @@ class Rotation:
         effects += self._serve([resource], now) or ()
         return effects
 
+    def rest(self, resource_id: str, seconds: float, reason: str | None, now: float) -> Effects:
+        """Let a resource rest from now on. Cancels nothing: this is policy, not evidence."""
+        member = self._find(resource_id)
+        member.sharing.ask_rest(seconds, reason)
+        effects = self._begin_rest(member, None, now)
+        effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
+        return effects + self._tell_hopeless(_holders(member.resource))
+
+    def _begin_rest(self, member: Member, use: Use | None, now: float) -> Effects:
+        """Begin the rest that was asked for. It is a cooldown that is not counted on top of others."""
+        cooldown = take_rest(member.resource, now)
+        _refresh(member.resource)
+        if cooldown is None:
+            return []
+        member.cooldowns += 1
+        return self._rest(member.resource, cooldown, use, now)
+
     def disable(self, resource_id: str, now: float = 0.0) -> Effects:
         """Take a resource out of use. Cancels nothing: this is policy, not evidence."""
         member = self._find(resource_id)
@@ -413,6 +430,7 @@ class Rotation:
             and self._learn is None
             and len(member.sharing.members) == 1
             and member.resource.resource_id not in self._draining
+            and member.sharing.rest is None
         )
 
     def note_cooldown(self, member: Member) -> None:
@@ -503,7 +521,16 @@ class Rotation:
         _refresh(resource)
         self._revoke(resource)
         return [
-            Cool(resource.resource_id, cooldown.until, cooldown.seconds, cooldown.consecutive, old, member, use)
+            Cool(
+                resource.resource_id,
+                cooldown.until,
+                cooldown.seconds,
+                cooldown.consecutive,
+                old,
+                member,
+                use,
+                cooldown.reason,
+            )
             for member in members
         ]
 
@@ -566,6 +593,7 @@ class Rotation:
             self._learn(member, max(0.0, now - use.acquired_at), now, well)
         if member.sharing.members.prune():
             _refresh(member.resource)  # another pool that held it was dropped
+        rested = [] if member.sharing.rest is None else self._begin_rest(member, use, now)
         offered = [member.resource]
         successor = self.members.get(member.resource.resource_id) if member.gone else None
         if successor is not None:
@@ -574,7 +602,9 @@ class Rotation:
         for resource in offered:
             self._offer(resource)
         served = self._serve(offered, now) or None
-        return [*told, *(served or ())] if told else served
+        if rested:
+            rested += self._tell_hopeless(_holders(member.resource))
+        return [*rested, *told, *(served or ())] if told or rested else served
 
     def _return_permits(self, member: Member) -> Effects:
         """Give back the permit of a use that ended, if other processes want it and this one has more than its share."""

@@ -12,13 +12,18 @@ cannot be kept makes the whole value opaque, and so do nesting deeper than 100 (
 too) and more than 1 MB of text. Encoding never raises, whatever the value does: the work it is the result of has
 succeeded.
 
+Dataclasses, named tuples, enums and models of pydantic and msgspec are stored by their fields (`structures`), with the
+name of their class: ``{"$dataclass": ["shop:Order", {"id": 7}]}``. They come back as that class where `types` finds it,
+which imports nothing; otherwise, and if the class has changed too much, as a plain mapping of their fields.
+
 A budget runs out while encoding and not afterwards: forty lists, each holding the next one twice, are a small value and
 a text without end.
 
 Pickle
 ------
-Only a store made with ``codec="pickle"`` writes pickles, and only for values that would be opaque otherwise; only such
-a store reads them, because loading a pickle runs code. All others read the type's name, which stands beside it.
+Only a store made with ``codec="pickle"`` writes pickles, and only for values that would be opaque otherwise and for
+those with named fields, because a pickle imports their classes; only such a store reads them, because loading a pickle
+runs code. All others read the type's name, which stands beside it.
 """
 
 from __future__ import annotations
@@ -30,11 +35,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from headgate.stores.type_tags import LARGEST, Encoded, Encoder, Unfit, decoded, sorted_dumps
+from headgate.errors import InvalidArgument
+from headgate.stores.result_types import LOADED, ResultTypes
+from headgate.stores.type_tags import LARGEST, TOO_LONG, Decoder, Encoded, Encoder, Unfit, sorted_dumps
 
 Codec: TypeAlias = Literal["json", "pickle"]
 
 _SMALL: Final = 2**63
+
+REMEDY: Final = (
+    "Return values that JSON knows, dataclasses, named tuples, enums, or models of pydantic or msgspec, below 1 MB in "
+    "all; of more, return where it is; or use JsonLinesStore(codec='pickle')."
+)
+"""What to do about a result that cannot be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,16 @@ class Opaque:
 
     type_name: str
     """The class of the value, as module.qualname."""
+
+
+def refuse_pickle(codec: object) -> None:
+    """InvalidArgument: a shared store was told to keep pickles."""
+    if codec != "json":
+        raise InvalidArgument(
+            f"codec must be 'json' for a store that processes share, got {codec!r}",
+            remedy="Leave it out: reading a pickle runs code, of whoever can write to the store. Return dataclasses, "
+            "named tuples, enums or models, which are kept without it; or use JsonLinesStore(codec='pickle').",
+        )
 
 
 def encode(value: object, *, codec: Codec = "json") -> Encoded:
@@ -59,20 +82,45 @@ def text_of(value: object, *, codec: Codec = "json") -> str:
     return _fitted(value, codec)[1]
 
 
-def decode(encoded: Encoded, *, codec: Codec = "json") -> Any:
-    """What `encode` was given, or an `Opaque`. Never raises. Runs what a pickle says only with ``codec="pickle"``."""
+def decode(encoded: Encoded, *, codec: Codec = "json", types: ResultTypes = LOADED) -> Any:
+    """What `encode` was given, or an `Opaque`. Never raises. Runs what a pickle says only with ``codec="pickle"``.
+
+    `types` finds the classes of stored values; without it, those of loaded modules are found.
+    """
     try:
-        if type(encoded) is dict and "$opaque" in encoded:
+        if is_opaque(encoded):
             return _revealed(encoded, codec)
-        return decoded(encoded)
+        return Decoder(types).decode(encoded)
     except Exception:
         return Opaque("unreadable")
 
 
-def canonical(value: object) -> str | None:
-    """A text that is the same for equal values of equal types in every process; None when `value` cannot be kept."""
+def is_opaque(encoded: Encoded) -> bool:
+    """Does this stand for a value that could not be stored as JSON?"""
+    return type(encoded) is dict and "$opaque" in encoded
+
+
+def why_opaque(value: object, *, codec: Codec = "json") -> str:
+    """Why a value cannot be kept, for people; "" if it can."""
+    encoded = encode(value, codec=codec)
+    if not is_opaque(encoded) or "$pickle" in encoded:
+        return ""
     try:
-        return _within(sorted_dumps(Encoder(sorts=True).encode(value)))
+        _within(dumps(Encoder(structures=codec == "json").encode(value)))
+    except Unfit as why:
+        return str(why)
+    except Exception as error:  # `value` may be anything
+        return f"reading it raised {name_of(type(error))}"
+    return "it changes while it is read"
+
+
+def canonical(value: object) -> str | None:
+    """A text that is the same for equal values of equal types in every process; None when there is none.
+
+    None for values with named fields: digests of arguments in older journals are made of their pickles.
+    """
+    try:
+        return _within(sorted_dumps(Encoder(sorts=True, structures=False).encode(value)))
     except Exception:
         return None
 
@@ -99,14 +147,17 @@ dumps: Final[Callable[[Any], str]] = _made_once()
 
 
 def _fitted(value: object, codec: Codec) -> tuple[Encoded, str]:
+    if type(value) is Opaque:
+        hidden = {"$opaque": value.type_name}
+        return hidden, dumps(hidden)
     try:
-        encoded = Encoder().encode(value)
+        encoded = Encoder(structures=codec == "json").encode(value)
         return encoded, _within(dumps(encoded))
     except Exception:  # `value` may be anything, even changing under our eyes
         pass
-    name = value.type_name if type(value) is Opaque else name_of(type(value))
+    name = name_of(type(value))
     hidden = {"$opaque": name}
-    if codec == "pickle" and type(value) is not Opaque:
+    if codec == "pickle":
         try:
             hidden = {"$opaque": name, "$pickle": _pickled(value)}
         except Exception:  # unpicklable, or too large
@@ -116,7 +167,7 @@ def _fitted(value: object, codec: Codec) -> tuple[Encoded, str]:
 
 def _within(text: str) -> str:
     if len(text) > LARGEST:
-        raise Unfit
+        raise Unfit(TOO_LONG)
     return text
 
 
@@ -140,7 +191,7 @@ class _Bounded:
     def write(self, data: bytes) -> None:
         self.data += data
         if len(self.data) > LARGEST * 3 // 4:
-            raise Unfit
+            raise Unfit(TOO_LONG)
 
 
 def _pickled(value: object) -> str:

@@ -12,9 +12,11 @@ from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import StoreLocked, StoreWriteFailed
+from headgate.stores.codec import why_opaque
 from headgate.stores.jsonl.compaction import wanted
-from headgate.stores.jsonl.journal import decoded, fold, kept, unfinished
 from headgate.stores.jsonl.lines import Writer, entry_line, header_line, open_line, stale_line
+from headgate.stores.jsonl.scanner import scan
+from headgate.stores.losses import Losses
 from headgate.stores.port import Done, Entry, StoredTask
 
 
@@ -57,10 +59,11 @@ class MemoryJournal:
         self.is_closed: bool = False
         if not lines:
             lines.append(header)
-        tasks = fold(lines).tasks
-        self._tasks = decoded(kept(tasks, keep, now))
+        self._losses = Losses("a journal in memory")
+        found = scan(lines)
+        self._tasks = found.kept(keep, now, "json")
         self._most = 4 * len(lines) + 1000
-        lines += [self._preamble[1], *(stale_line(number, now) for number in unfinished(tasks.values()))]
+        lines += [self._preamble[1], *(stale_line(number, now) for number in found.unfinished())]
 
     @property
     def tasks(self) -> Sequence[StoredTask]:
@@ -71,7 +74,9 @@ class MemoryJournal:
         loop = asyncio.get_running_loop() if done is not None else None
         error = StoreWriteFailed("this journal is closed", remedy="Open the store again.") if self.is_closed else None
         if error is None:
-            self._lines.append(entry_line(entry))
+            self._lines.append(line := entry_line(entry))
+            if b'"result":{"$opaque":' in line:
+                self._losses.tell(entry.get("result"))
             if len(self._lines) > self._most:
                 self._compact()
         if done is not None and loop is not None:
@@ -81,6 +86,10 @@ class MemoryJournal:
         """Append several entries."""
         for entry, done in entries:
             self.append(entry, done)
+
+    def why_lost(self, result: object) -> str:
+        """Why a result cannot be kept, for people; "" if it can."""
+        return why_opaque(result)
 
     async def flush(self) -> None:
         """Return when every entry appended so far was acknowledged."""

@@ -45,6 +45,8 @@ class Entry(TypedDict):
     """With "end": the terminal status."""
     result: NotRequired[Any]
     """With "end" and "completed": any Python value. The store encodes it before `append` returns."""
+    window: NotRequired[str]
+    """With "end": how long it holds its idempotency key, if that is not what its submit said."""
     error: NotRequired[ErrorText]
     """With kind "end" and status "failed": the exception."""
     reason: NotRequired[str]
@@ -82,6 +84,9 @@ class Journal(Protocol):
         asks: a pool asks in a thread of its own. What `open` may raise, this may raise then.
         """
         ...
+
+    # A journal may have a method ``why_lost(result) -> str`` too: why this result could not be given back after a
+    # restart, "" if it could. Pools with on_opaque="rerun" or "fail" ask it; without it everything counts as kept.
 
     def append(self, entry: Entry, done: Done | None = None) -> None:
         """Write this after all that was appended before. Called on one event loop; never blocks, never raises for

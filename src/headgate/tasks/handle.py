@@ -16,7 +16,7 @@ from headgate.errors import (
     TaskRejected,
     TaskStale,
 )
-from headgate.stores.codec import Opaque
+from headgate.stores.codec import REMEDY, Opaque
 from headgate.tasks.model import UNFINISHED, TaskRecord, TaskSnapshot, task_snapshot
 from headgate.tasks.runtime.nested_waits import Callback, add_waiter, need_not_be_retrieved, wait_for_one
 from headgate.tasks.runtime.story import Story, story_of
@@ -120,7 +120,7 @@ def result_of(task: TaskRecord) -> Any:
             raise TaskFailed(
                 f"{task.label} completed in {'another process' if task.owner.scheduler.is_shared else 'a former run'} "
                 f"with a {outcome.type_name}, which could not be kept",
-                remedy="Return what JSON knows, below 1 MB; or use JsonLinesStore(codec='pickle') for other kinds.",
+                remedy=f"{REMEDY} To run such tasks again, pass on_opaque='rerun' to the pool.",
             )
         return outcome
     if status == "failed":

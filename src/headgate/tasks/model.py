@@ -55,6 +55,8 @@ class Terms:
     """What its runner must have for it. Tasks that need the same are served alike; opaque here."""
     wish: Any = None
     """What else its runner was told; opaque here."""
+    payload_id: str | None = None
+    """What is compared when its idempotency key is used again, instead of its function and arguments."""
 
 
 PLAIN: Final = Terms()

@@ -65,6 +65,8 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
         return PLAIN
     if "window" in given and "idempotency_key" not in given:
         raise InvalidArgument("window says how long an idempotency_key is held, and none is given")
+    if "payload_id" in given and "idempotency_key" not in given:
+        raise InvalidArgument("payload_id names the work behind an idempotency_key, and none is given")
     deadline, ttl = given.get("deadline"), given.get("ttl")
     ends = [end for end in (deadline, None if ttl is None else now + ttl) if end is not None]
     return Terms(
@@ -78,6 +80,7 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
         wait_timeout=given.get("wait_timeout"),
         cost=given.get("cost"),
         labels=given.get("labels"),
+        payload_id=given.get("payload_id"),
     )
 
 
@@ -206,4 +209,5 @@ _CHECKS: Final = {
     "wait_timeout": _seconds,
     "cost": _some,
     "labels": _labels,
+    "payload_id": _idempotency_key,
 }

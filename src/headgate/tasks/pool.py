@@ -42,8 +42,10 @@ from headgate.core.clock import clock
 from headgate.core.html import card
 from headgate.core.pool_executor import PoolExecutor
 from headgate.errors import InvalidArgument, InvalidType, WaitCycle
+from headgate.stores.codec import why_opaque
 from headgate.stores.jsonl.store import JsonLinesStore
 from headgate.stores.port import Store
+from headgate.stores.result_types import ResultTypes
 from headgate.tasks.admission import Policy, policy_of
 from headgate.tasks.batches import calls_of
 from headgate.tasks.calls import TaskCalls
@@ -60,6 +62,7 @@ from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import enclosing, wait_for
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
+from headgate.tasks.runtime.results import OnOpaque, ResultPolicy
 from headgate.tasks.runtime.runner import runner_ports
 from headgate.tasks.runtime.shared_budget import (
     OnLeaseLost,
@@ -73,7 +76,7 @@ from headgate.tasks.runtime.signal_drain import SignalDrain, is_expected
 from headgate.tasks.runtime.snapshots import About, pool_html, pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter, together
 from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
-from headgate.tasks.scheduling.idempotency import is_key
+from headgate.tasks.scheduling.idempotency import OnConflict, checked_on_conflict, is_key
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, checked_limits
 from headgate.tasks.scheduling.submit_queue import Arrival
@@ -123,6 +126,9 @@ class TaskPool:
         fencing: bool = False,
         on_lease_lost: OnLeaseLost = "finish",
         on_signal: OnSignal | None = None,
+        result_types: Iterable[type] | None = None,
+        on_opaque: OnOpaque = "hold",
+        on_conflict: OnConflict = "error",
     ) -> None:
         self.scope: Scope = checked_scope(scope)
         self._on_signal = checked_on_signal(on_signal)
@@ -136,6 +142,8 @@ class TaskPool:
         kept = checked_whole("keep", keep, 0)
         seconds = checked_stale_after(stale_after)
         fences, on_lost = checked_sharing(self.scope, fencing, on_lease_lost)
+        results = ResultPolicy(self.name, self.scope, result_types, on_opaque)
+        conflicts = checked_on_conflict(on_conflict)
         ports = _ports_of(runner)
         if ports.allocator is not None and strategy.key in ports.allocator.options:
             raise InvalidArgument(
@@ -164,7 +172,7 @@ class TaskPool:
         try:
             reporter = Reporter(self.id, self.name, audit)
             opened.append(reporter.close)
-            records = self._open_records(opened_store, kept)
+            records = self._open_records(opened_store, kept, results.types)
             if records is not None:
                 opened.append(records.abandon)
             self._budget: SlotBudget = LocalBudget(limit or 1) if ports.budget is None else ports.budget
@@ -183,10 +191,11 @@ class TaskPool:
             if self._on_signal is not None:
                 self._executor.on_bind = self.drain_on_signals
             register_executor(self._executor)
-            self._submitter = Submitter(self._executor, strategy, seconds)
+            self._executor.results = results.ask(why_opaque if records is None else records.why_lost)
+            self._submitter = Submitter(self._executor, strategy, seconds, results, conflicts)
             self._keys: SharedKeys | None = None
             if state is not None and self._shared is not None:
-                self._keys = SharedKeys(state, self._executor, self._submitter, self._shared)
+                self._keys = SharedKeys(state, self._executor, self._submitter, self._shared, results, conflicts)
             self._loading = Loading(self._executor).begin()
             self._budget.on_change(self._on_budget)
         except BaseException:
@@ -206,8 +215,8 @@ class TaskPool:
         """Run ``fn(*args)`` when its turn comes; returns a handle as soon as the task is accepted.
 
         `fn` is an async function, or a plain one that runs in a thread of the pool. Keywords are options: priority,
-        key, idempotency_key, window, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels, and the
-        fairness key that the queue's strategy names. Keyword arguments of `fn` go in with functools.partial.
+        key, idempotency_key, window, payload_id, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels,
+        and the fairness key that the queue's strategy names. Keyword arguments of `fn` go in with functools.partial.
         """
         if self._loading is not None:
             await self._loaded()
@@ -410,11 +419,11 @@ class TaskPool:
             return Scheduler(strategy, policy, limit, share=self._shared.share)
         return Scheduler(strategy, policy, self._budget.limit, key_limits)
 
-    def _open_records(self, store: Any, keep: int) -> Records | None:
+    def _open_records(self, store: Any, keep: int, types: ResultTypes) -> Records | None:
         if self.scope != "pipeline":
             return None
         chosen: Store = JsonLinesStore() if store is None else store
-        return Records(chosen.open(self.id, described(self._config), keep))
+        return Records(chosen.open(self.id, described(self._config), keep), types)
 
     async def _loaded(self) -> None:
         """Return when it is known what the journal says. If it cannot be read, the pool is closed."""

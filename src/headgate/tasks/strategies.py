@@ -254,6 +254,7 @@ OPTIONS = (
     "wait_timeout",
     "cost",
     "labels",
+    "payload_id",
 )
 """The keywords of `submit` besides the fairness key."""
 

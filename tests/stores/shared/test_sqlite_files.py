@@ -88,8 +88,8 @@ def test_g02_wrong_arguments_are_refused(path: Path) -> None:
         SqliteStore("")
     with pytest.raises((InvalidArgument, InvalidType), match="heartbeat"):
         SqliteStore(path, heartbeat=0)
-    with pytest.raises(InvalidType, match="codec"):
-        SqliteStore(path, codec="pickle")  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="codec must be 'json'"):
+        SqliteStore(path, codec="pickle")  # type: ignore[arg-type]
     store = SqliteStore(path)
     with pytest.raises(InvalidType, match="key"):
         store.transact(1, read)  # type: ignore[arg-type]

@@ -216,6 +216,8 @@ def _happen(task: StoredTask, content: Mapping[str, Any], at: float) -> None:
         task["error"] = content.get("error")
         task["reason"] = content.get("reason")
         task["policy"] = content.get("policy")
+        if "window" in content:
+            task["about"] = {**task["about"], "window": content["window"]}
 
 
 def _whole(number: object) -> int:

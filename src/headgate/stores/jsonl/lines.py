@@ -66,6 +66,8 @@ def entry_line(entry: Entry, codec: Codec = "json") -> bytes:
         text += f',"task":{entry["task"]:d}'
     if "status" in entry:
         text += f',"status":{_quoted(entry["status"])}'
+    if "window" in entry and entry["kind"] == "end":
+        text += f',"window":{dumps(entry["window"])}'
     if "about" in entry:
         about = entry["about"]
         if "idempotency_key" in about and (window := window_of(about)) is not None:

@@ -21,6 +21,7 @@ from headgate.stores.codec import Codec, decode
 from headgate.stores.jsonl.journal import UNFINISHED, End, History, fold_lines, kept_numbers, submitted, take, walk
 from headgate.stores.jsonl.lines import CRC_SIZE, window_of
 from headgate.stores.port import StoredTask
+from headgate.stores.result_types import LOADED, ResultTypes
 
 _BEGINNING: Final = re.compile(
     rb'\{"kind":"(submit|start|requeue|end)","at":(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?),"task":(\d+)'
@@ -96,6 +97,8 @@ class Scan:
             task.lines += raw
             if kind == b"end":
                 task.status, task.at = _WORDS[end], float(at)
+                if window is not None and task.window is not None:
+                    task.window = _said(window)
             else:
                 task.status = "running" if kind == b"start" else "queued"
         return True
@@ -121,6 +124,8 @@ class Scan:
                 found = known or self._tasks.setdefault(number, _Found(b"", "queued", None))
                 found.lines += raw
                 found.status, found.at = task["status"], task["finished_at"] or 0.0
+                if found.window is not None:
+                    found.window = content.get("window", found.window)
         return True
 
 
@@ -143,11 +148,13 @@ class Brief(NamedTuple):
 class StoredTasks(Sequence[StoredTask]):
     """Tasks as their lines, by number. Each is read when it is asked for, and again when it is asked for again."""
 
-    __slots__ = ("_codec", "_tasks")
+    __slots__ = ("_codec", "_tasks", "types")
 
     def __init__(self, tasks: Sequence[bytes], codec: Codec) -> None:
         self._tasks = tasks
         self._codec: Codec = codec
+        self.types: ResultTypes = LOADED
+        """Finds the classes of results."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -174,7 +181,7 @@ class StoredTasks(Sequence[StoredTask]):
 
     def _read(self, lines: bytes) -> StoredTask:
         task = fold_lines(lines)
-        return {**task, "result": decode(task["result"], codec=self._codec)}
+        return {**task, "result": decode(task["result"], codec=self._codec, types=self.types)}
 
 
 def _brief(lines: bytes) -> Brief:
@@ -182,6 +189,8 @@ def _brief(lines: bytes) -> Brief:
     found = _BEGINNING.match(lines, lines.rfind(b"\n", 0, -1) + 1)
     if found is not None and found[1] == b"end" and found[4] in _WORDS and lines.startswith(b'{"kind":"submit"'):
         about = json.loads(lines[: lines.index(b"\n")]).get("about", {})
+        if found[5] is not None:
+            about = {**about, "window": _said(found[5])}
         return Brief(int(found[3]), _WORDS[found[4]], float(found[2]), about)
     task = fold_lines(lines)
     return Brief(task["task"], task["status"], task["finished_at"], task["about"])

@@ -35,10 +35,11 @@ from typing import Protocol
 
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
-from headgate.stores.codec import Codec
+from headgate.stores.codec import Codec, why_opaque
 from headgate.stores.jsonl.compaction import wanted, what_and_whose
 from headgate.stores.jsonl.files import generation
 from headgate.stores.jsonl.lines import entry_line
+from headgate.stores.losses import Losses
 from headgate.stores.port import Done, Entry, StoredTask
 
 _log = logging.getLogger("headgate.stores")
@@ -114,7 +115,7 @@ class JsonLinesJournal:
         self._group = Group()
         self._unwritten_ends: list[bytes] = []  # the thread's, or after its end that of `close`
         self._warned = False
-        self._opaque: set[type] = set()
+        self._losses = Losses(file.path)
 
     @property
     def tasks(self) -> Sequence[StoredTask]:
@@ -166,19 +167,12 @@ class JsonLinesJournal:
     def _line(self, entry: Entry) -> bytes:
         line = entry_line(entry, self._codec)
         if b'"result":{"$opaque":' in line and b'"$pickle":' not in line:
-            self._warn_of(type(entry.get("result")))
+            self._losses.tell(entry.get("result"), self._codec)
         return line
 
-    def _warn_of(self, kind: type) -> None:
-        """Warn once for each type whose values do not survive a restart."""
-        if kind not in self._opaque:
-            self._opaque.add(kind)
-            _log.warning(
-                "%s: a result of type %s is not kept (JSON does not know it, or it is above 1 MB): awaited after a "
-                "restart it raises TaskFailed",
-                self._file.path,
-                kind.__qualname__,
-            )
+    def why_lost(self, result: object) -> str:
+        """Why a result cannot be kept, for people; "" if it can."""
+        return why_opaque(result, codec=self._codec)
 
     async def flush(self) -> None:
         """Return when everything appended so far is durable or has failed."""

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from headgate.core.shared_state import Outcome, Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
+from headgate.stores.codec import is_opaque
 from headgate.tasks.scheduling.idempotency import Window, checked_window, holds_key
 
 FORMAT: Final = 1
@@ -58,11 +59,14 @@ class Answer(NamedTuple):
     ended: Ended | None = None
 
 
-def claim(serial: int, work: Work, text: str | None, seen: Seen) -> Outcome:
-    """Ask for a key. `serial` tells the claims of one process apart: the same one again is the same claim."""
+def claim(serial: int, work: Work, text: str | None, seen: Seen, *, reruns: bool = False) -> Outcome:
+    """Ask for a key. `serial` tells the claims of one process apart: the same one again is the same claim.
+
+    With `reruns` a key whose result could not be kept is free.
+    """
     owner = f"{seen.member}/{serial}"
     found = _read(text)
-    if found is None or not _is_held(found, owner, seen):
+    if found is None or not _is_held(found, seen) or (reruns and _is_lost(found)):
         return Outcome(_text({"by": owner, "work": work, "status": "active"}), Answer("yours", owner))
     if found["status"] != "active":
         return Outcome(None, Answer("ended", "", found["work"], found["ended"]))
@@ -74,12 +78,13 @@ def claim(serial: int, work: Work, text: str | None, seen: Seen) -> Outcome:
     return Outcome(_text({**found, "tell": followers}), Answer("follow", found["by"], found["work"]))
 
 
-def follow(followed: str, serial: int, work: Work, text: str | None, seen: Seen) -> Outcome:
+def follow(followed: str, serial: int, work: Work, text: str | None, seen: Seen, *, reruns: bool = False) -> Outcome:
     """Ask what became of a claim that somebody else has. If its owner is gone, this is a `claim`."""
     found = _read(text)
-    if found is not None and found["by"] == followed and found["status"] != "active":
+    is_over = found is not None and found["by"] == followed and found["status"] != "active"
+    if found is not None and is_over and not (reruns and _is_lost(found)):
         return Outcome(None, Answer("ended", "", found["work"], found["ended"]))  # even if it holds its key no longer
-    return claim(serial, work, text, seen)
+    return claim(serial, work, text, seen, reruns=reruns)
 
 
 def settle(owner: str, ended: Ended, text: str | None, seen: Seen) -> Outcome:
@@ -107,7 +112,12 @@ def _expires(window: Window, status: str, now: float) -> float | None:
     return None if isinstance(window, str) else now + window + SLACK
 
 
-def _is_held(found: dict[str, Any], owner: str, seen: Seen) -> bool:
+def _is_lost(found: dict[str, Any]) -> bool:
+    """Has the task completed with a result that could not be kept?"""
+    return found["status"] == "completed" and is_opaque(found["ended"].result)
+
+
+def _is_held(found: dict[str, Any], seen: Seen) -> bool:
     if found["status"] == "active":
         return not seen.is_gone(found["by"].rpartition("/")[0])
     return holds_key(found["work"].window, found["status"], found["at"], seen.now)

@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from headgate.core.checks import is_finite, named_options
 from headgate.core.clock import clock
 from headgate.core.shared_state import Listener, Step
 from headgate.errors import InvalidArgument, PoolClosed
+from headgate.stores.codec import refuse_pickle
 from headgate.stores.jsonl.writer import JsonLinesJournal
 from headgate.stores.shared.postgres_address import parsed
 from headgate.stores.shared.postgres_engine import Engine
@@ -57,7 +58,8 @@ class PostgresStore:
     """
 
     @named_options
-    def __init__(self, dsn: str, *, lease: float = 15.0) -> None:
+    def __init__(self, dsn: str, *, lease: float = 15.0, codec: Literal["json"] = "json") -> None:
+        refuse_pickle(codec)
         require_asyncpg()
         self._address = parsed(dsn)
         if not is_finite(lease) or lease <= 0:

@@ -12,11 +12,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headgate.core.checks import checked_positive_seconds, named_options
 from headgate.core.shared_state import Listener, Step
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.stores.codec import refuse_pickle
 from headgate.stores.port import Journal
 from headgate.stores.shared.sqlite_journal import open_journal
 from headgate.stores.shared.sqlite_place import Place
@@ -35,7 +36,10 @@ class SqliteStore:
     """
 
     @named_options
-    def __init__(self, path: str | os.PathLike[str], *, heartbeat: float = 5.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, heartbeat: float = 5.0, codec: Literal["json"] = "json"
+    ) -> None:
+        refuse_pickle(codec)
         self.path: Path = _path(path)
         """The file."""
         self.heartbeat: float = checked_positive_seconds("heartbeat", heartbeat) or 5.0

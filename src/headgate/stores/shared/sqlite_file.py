@@ -53,7 +53,8 @@ class SqliteFile:
         synced: bool,
         made: Callable[[sqlite3.Connection], None] = lambda database: None,
     ) -> None:
-        """`tables` are what follows CREATE in the statements that make them; `made` is called in the transaction in which the tables of a new file are made."""
+        """`tables` are what follows CREATE in the statements that make them; `made` is called in the transaction in
+        which the tables of a new file are made."""
         self.path: Path = path
         self._made = made
         self._tables = tables

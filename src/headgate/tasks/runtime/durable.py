@@ -13,7 +13,7 @@ import pickle
 import pickletools
 import traceback
 from asyncio import _get_running_loop
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Thread
@@ -25,9 +25,10 @@ from headgate.errors import StoreWriteFailed, TaskFailed
 from headgate.stores.codec import canonical
 from headgate.stores.jsonl.scanner import Brief, StoredTasks
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
+from headgate.stores.result_types import LOADED, ResultTypes
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms, Told
-from headgate.tasks.scheduling.idempotency import Window, checked_window, difference, work_of
+from headgate.tasks.scheduling.idempotency import Window, checked_window, difference, payload_name, work_of
 from headgate.tasks.scheduling.states import Former
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ if TYPE_CHECKING:
 class Records:
     """The journal of one pool, in words of tasks."""
 
-    __slots__ = ("_group", "_journal", "_last", "_tasks", "_works", "_written_running")
+    __slots__ = ("_group", "_journal", "_last", "_tasks", "_types", "_works", "_written_running")
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, types: ResultTypes = LOADED) -> None:
         self._journal = journal
         self._group: list[tuple[Entry, Done | None]] | None = None  # entries that are to be written together
+        self._types = types
         self._tasks: Sequence[StoredTask] = ()  # of former runs
         self._works: dict[str, tuple[str, str]] = {}  # behind the keys of those: function and digest
         self._last: tuple[Any, str] = (None, "")  # the last function, and its name
@@ -98,12 +100,21 @@ class Records:
         """Write down that an attempt of a task has ended, and another will follow."""
         self._append({"kind": "requeue", "at": at, "task": task.number})
 
-    def ended(self, task: TaskRecord, status: TaskStatus, at: float, done: Done | None = None) -> None:
-        """Write down the terminal state of a task."""
+    @property
+    def why_lost(self) -> Callable[[object], str] | None:
+        """Why a result could not be given back after a restart, "" if it could; None if the store cannot tell."""
+        return getattr(self._journal, "why_lost", None)
+
+    def ended(
+        self, task: TaskRecord, status: TaskStatus, at: float, done: Done | None = None, *, may_release: bool = False
+    ) -> None:
+        """Write down the terminal state of a task; with `may_release` also that it holds its key no longer."""
         entry: Entry = {"kind": "end", "at": at, "task": task.number, "status": status}
         outcome = task.outcome
         if status == "completed":
             entry["result"] = outcome
+            if may_release and task.terms.idempotency_key is not None and task.terms.window == "while_active":
+                entry["window"] = "while_active"
         elif status == "failed":
             entry["error"] = _told(outcome)
         elif status == "rejected":
@@ -129,12 +140,8 @@ class Records:
     def difference(self, key: str, task: TaskRecord) -> str:
         """What is not the same about this work and that of a former run; "" when nothing is, or nobody can tell."""
         fn, known = self._works.get(key, ("", ""))
-        new, given = work_of(task.fn, task.args)
-        digest = digest_of(new, given)
-        if not known or not digest or known == digest:
-            return ""
-        same_arguments = known == digest_of(fn, given) if fn else False
-        return difference(fn, new, same_arguments=same_arguments)
+        new, given = work_of(task.fn, task.args, task.terms.payload_id)
+        return digest_difference(fn, known, new, given)
 
     def _about(self, task: TaskRecord) -> dict[str, Any]:
         terms = task.terms
@@ -151,8 +158,10 @@ class Records:
             if terms.labels:
                 about["labels"] = {label: _plain(value) for label, value in terms.labels.items()}
             if terms.idempotency_key is not None:
-                digest = digest_of(*work_of(task.fn, task.args))
+                digest = digest_of(*work_of(task.fn, task.args, terms.payload_id))
                 about |= {"idempotency_key": terms.idempotency_key, "window": terms.window, "digest": digest}
+                if terms.payload_id is not None:
+                    about["payload_id"] = terms.payload_id
         return about
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -168,6 +177,8 @@ class Records:
         What was not finished is stale.
         """
         self._tasks = tasks = self._journal.tasks
+        if isinstance(tasks, StoredTasks):
+            tasks.types = self._types
         briefs = tasks.briefs() if isinstance(tasks, StoredTasks) else map(_brief, tasks)
         for place, brief in enumerate(briefs):
             former = Former(_key(brief.about) or "", brief.task, place)
@@ -179,7 +190,9 @@ class Records:
         about, moment = stored["about"], Moment(0.0, stored["submitted_at"])
         key, labels = _key(about), about.get("labels")
         if key is not None:
-            self._works[key] = str(about.get("fn", "")), str(about.get("digest", ""))
+            payload_id = about.get("payload_id")
+            name = about.get("fn", "") if payload_id is None else payload_name(str(payload_id))
+            self._works[key] = str(name), str(about.get("digest", ""))
         labels = labels if isinstance(labels, Mapping) and labels else None
         terms = Terms(idempotency_key=key, window=_window(about.get("window")), labels=labels)
         task: TaskHandle[Any] = TaskHandle(
@@ -276,6 +289,19 @@ def restore(task: TaskRecord, stored: StoredTask) -> None:
         task.outcome = Failure(failed, None, Told(str(kind), str(text)))
     elif stored["status"] == "rejected":
         task.outcome = Dropped(str(stored["reason"] or ""), str(stored["policy"] or ""))
+
+
+def digest_difference(old: str, known: str, new: str, given: tuple[Any, ...]) -> str:
+    """What is not the same about stored work, of which the name and a digest are known, and this (see `work_of`).
+
+    "" when nothing is, or nobody can tell.
+    """
+    digest = digest_of(new, given)
+    if not known or not digest or known == digest:
+        return ""
+    same_arguments = known == digest_of(old, given) if old else False
+    how = f"of the old ones only a digest is stored, {known[:8]}, and that of the new ones is {digest[:8]}"
+    return difference(old, new, same_arguments=same_arguments, arguments_differ=how)
 
 
 def digest_of(name: str, given: tuple[Any, ...]) -> str:

@@ -28,6 +28,7 @@ from headgate.tasks.runtime.messages import on_another_loop, overdue_error, with
 from headgate.tasks.runtime.nested_waits import wake
 from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listener, Ports
 from headgate.tasks.runtime.reporting import Reporter
+from headgate.tasks.runtime.results import ResultPolicy
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import Waits, stuck, waiting_for
 from headgate.tasks.scheduling.states import TaskStates
@@ -53,9 +54,7 @@ class Executor:
         keep: int = 0,
         records: Records | None = None,
     ) -> None:
-        self.name: str = name
-        self.id: str = pool_id
-        """The id of the pool."""
+        self.name, self.id = name, pool_id
         self.scheduler: Scheduler = scheduler
         self.states: TaskStates = TaskStates(keep, self.revive)
         self.reporter: Reporter = reporter
@@ -84,6 +83,7 @@ class Executor:
         self._forgotten = 0  # unseen failures that are not kept
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at, self._pumping = 0.0, False
+        self.results: ResultPolicy | None = None  # asked about results, if what is not kept matters
         if self.allocator is not None:
             self.allocator.on_change(self)
 
@@ -274,7 +274,10 @@ class Executor:
 
     def succeeded(self, task: TaskRecord, result: Any) -> None:
         """End a task whose function returned this."""
-        self.end(task, "completed", result)
+        if self.results is None:
+            self.end(task, "completed", result)
+        else:
+            self.end(task, *self.results.ending(task, result))
 
     def failed(self, task: TaskRecord, error: BaseException, failures: int | None = None) -> bool:
         """End a task whose function raised this, or try it again (see `Completion.failed`)."""
@@ -432,7 +435,7 @@ class Executor:
         assert self.records is not None, "only durable pools write"
         done = partial(self._written, task, status, moment)
         try:
-            self.records.ended(task, status, moment.wall, done)
+            self.records.ended(task, status, moment.wall, done, may_release=self.results is not None)
         except Exception as broken:  # a store that breaks its promise never to raise: the work is done all the same
             error = StoreWriteFailed(f"the store of {self.name!r} raised in append(): {broken!r}")
             error.__cause__ = broken
@@ -461,8 +464,7 @@ class Executor:
         if self.allocator is not None and status != "completed":
             self.launcher.forget(task)
         if task.terms is PLAIN or task.terms.idempotency_key is None:
-            task.fn = None
-            task.args = ()
+            task.fn, task.args = None, ()
         if status == "failed":
             self.unseen[task.number] = task.outcome.told
             if len(self.unseen) > _UNSEEN:

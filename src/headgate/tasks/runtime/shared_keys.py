@@ -18,11 +18,14 @@ from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.core.shared_state import Outcome, SharedState
 from headgate.errors import IdempotencyConflict, StoreWriteFailed, TaskFailed
-from headgate.stores.codec import decode, encode
+from headgate.stores.codec import decode, encode, is_opaque
+from headgate.stores.losses import Losses
+from headgate.stores.result_types import ResultTypes
 from headgate.stores.shared.claims import Answer, Ended, Work, claim, follow, release, settle
 from headgate.tasks.model import Dropped, Failure, TaskRecord, TaskStatus, Told
-from headgate.tasks.runtime.durable import digest_of
-from headgate.tasks.scheduling.idempotency import difference, work_of
+from headgate.tasks.runtime.durable import digest_difference, digest_of
+from headgate.tasks.runtime.results import ResultPolicy
+from headgate.tasks.scheduling.idempotency import OnConflict, work_of
 
 if TYPE_CHECKING:
     from headgate.tasks.handle import TaskHandle
@@ -38,8 +41,19 @@ _AGAIN: Final = 1.0
 class SharedKeys:
     """The idempotency keys of one pool, shared with other processes."""
 
-    def __init__(self, state: SharedState, executor: Executor, submitter: Submitter, budget: SharedBudget) -> None:
+    def __init__(
+        self,
+        state: SharedState,
+        executor: Executor,
+        submitter: Submitter,
+        budget: SharedBudget,
+        results: ResultPolicy,
+        on_conflict: OnConflict = "error",
+    ) -> None:
         self._state = state
+        self._results = results
+        self._on_conflict: OnConflict = on_conflict
+        self._losses = Losses(f"the pool {executor.name!r}")
         self._executor = executor
         self._submitter = submitter
         self._budget = budget
@@ -68,14 +82,15 @@ class SharedKeys:
             entered = submitter.enter(fn, args, options, wait=True)  # the same handle again, or a conflict
             return await submitter.exchanged(entered, options.get("wait_timeout"), self._budget)
         task = submitter.make(fn, args, options)
-        function, given = work_of(fn, args)
+        function, given = work_of(fn, args, task.terms.payload_id)
         work = Work(function, digest_of(function, given), task.terms.window)
         serial = next(self._serials)
-        answer = await self._ask(key, partial(claim, serial, work))
+        reruns = self._results.reruns
+        answer = await self._ask(key, partial(claim, serial, work, reruns=reruns))
         if answer.kind != "yours":
             self._refuse_other_work(key, work, given, answer)
             submitter.set_aside(task)
-            self._listen(task, key, partial(follow, answer.owner, serial, work))
+            self._listen(task, key, partial(follow, answer.owner, serial, work, reruns=reruns))
             self._heard(task, key, answer)
             return task
         try:
@@ -89,13 +104,12 @@ class SharedKeys:
 
     def _refuse_other_work(self, key: str, work: Work, given: tuple[Any, ...], answer: Answer) -> None:
         known = answer.work
-        if known is None or not known.digest or not work.digest or known.digest == work.digest:
+        if known is None or self._on_conflict == "trust_key":
             return
-        same_arguments = known.digest == digest_of(known.function, given)
-        differs = difference(known.function, work.function, same_arguments=same_arguments)
-        raise IdempotencyConflict(
-            f"the idempotency_key {key!r} is held by a task of another process, which is other work: {differs}"
-        )
+        if differs := digest_difference(known.function, known.digest, work.function, given):
+            raise IdempotencyConflict(
+                f"the idempotency_key {key!r} is held by a task of another process, which is other work: {differs}"
+            )
 
     # -- following -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +142,7 @@ class SharedKeys:
 
     def _heard(self, task: TaskHandle[Any], key: str, answer: Answer) -> None:
         if answer.kind == "ended" and answer.ended is not None:
-            self._end(task, *_outcome(task, answer.ended))
+            self._end(task, *_outcome(task, answer.ended, self._results.types))
         elif answer.kind == "yours":  # the process that ran it is gone: it is run here
             self._stop_following(task)
             task.on_end(partial(self._settle, key, answer.owner))
@@ -148,7 +162,13 @@ class SharedKeys:
     # -- the end of what is ours ---------------------------------------------------------------------------------------
 
     def _settle(self, key: str, owner: str, task: TaskRecord) -> None:
-        self._post(key, partial(settle, owner, _ended(task)))
+        ended = _ended(task)
+        if not is_opaque(ended.result):
+            self._post(key, partial(settle, owner, ended))
+            return
+        self._losses.tell(task.outcome)
+        # With "rerun" the key is free: those who follow it ask again, and the first of them runs it.
+        self._post(key, partial(release, owner) if self._results.reruns else partial(settle, owner, ended))
 
     def _post(self, key: str, step: Callable[..., Outcome]) -> None:
         future = self._state.transact(self._row(key), step, durable=True)
@@ -204,10 +224,10 @@ def _ended(task: TaskRecord) -> Ended:
     return Ended(task.status)
 
 
-def _outcome(task: TaskRecord, ended: Ended) -> tuple[Any, Any]:
+def _outcome(task: TaskRecord, ended: Ended, types: ResultTypes) -> tuple[Any, Any]:
     """The status and the outcome of a task that another process ran."""
     if ended.status == "completed":
-        return "completed", decode(ended.result)
+        return "completed", decode(ended.result, types=types)
     if ended.status == "rejected":
         return "rejected", Dropped(*ended.error)
     if ended.status in ("cancelled", "expired"):

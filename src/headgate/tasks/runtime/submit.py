@@ -37,8 +37,9 @@ from headgate.tasks.runtime.functions import check_function
 from headgate.tasks.runtime.nested_waits import CURRENT, enclosing, need_not_be_retrieved
 from headgate.tasks.runtime.ports import Allocator
 from headgate.tasks.runtime.reporting import Reporter
+from headgate.tasks.runtime.results import ResultPolicy
 from headgate.tasks.runtime.shared_budget import SharedBudget
-from headgate.tasks.scheduling.idempotency import difference, equal, work_of
+from headgate.tasks.scheduling.idempotency import OnConflict, difference, equal, unequal, work_of
 from headgate.tasks.scheduling.load import LATELY, seconds_until_room
 from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.scheduler import Scheduler
@@ -58,7 +59,14 @@ class Claim(NamedTuple):
 class Submitter:
     """Takes tasks in for one executor."""
 
-    def __init__(self, executor: Executor, strategy: Strategy, stale_after: float) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        strategy: Strategy,
+        stale_after: float,
+        results: ResultPolicy,
+        on_conflict: OnConflict = "error",
+    ) -> None:
         self._executor = executor
         self._scheduler: Scheduler = executor.scheduler
         self._states: TaskStates = executor.states
@@ -70,6 +78,8 @@ class Submitter:
         self._plain = strategy.plain
         self._fair = strategy.key
         self._stale_after = stale_after
+        self._results = results
+        self._on_conflict: OnConflict = on_conflict
         self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair")
         # With fail_fast in a shared budget, whether there is a slot is known after an exchange: see `exchanged`.
         self._shared = executor.scheduler.is_shared
@@ -319,6 +329,9 @@ class Submitter:
     def _known(self, task: TaskRecord, key: str, wait: bool) -> TaskRecord | Arrival | None:
         """The task or the arrival that has this idempotency key already."""
         holder = self._states.holder(key, task.moment.now)
+        if holder is not None and self._results.is_lost(holder):
+            self._states.release(holder)
+            holder = None
         arrival = self._queue.with_key(key) if holder is None else self._writing.get(holder)
         known = holder if arrival is None else arrival.task
         if known is None:
@@ -346,15 +359,17 @@ class Submitter:
 
     def _difference(self, task: TaskRecord, known: TaskRecord, key: str) -> str:
         """What is not the same about the work of a newcomer and of the task that holds its key; "" when nothing is."""
+        if self._on_conflict == "trust_key":
+            return ""
         if self._records is not None and known.fn is None:
             return self._records.difference(key, task)
-        old, held = work_of(known.fn, known.args)
-        new, given = work_of(task.fn, task.args)
+        old, held = work_of(known.fn, known.args, known.terms.payload_id)
+        new, given = work_of(task.fn, task.args, task.terms.payload_id)
         same = equal(held, given)
         if not same and self._records is not None:  # arrays and the like, whose == is no yes or no
             digest = digest_of("", given)
             same = bool(digest) and digest == digest_of("", held)
-        return difference(old, new, same_arguments=same)
+        return difference(old, new, same_arguments=same, arguments_differ="" if same else unequal(held, given))
 
     # -- waiting for a place -------------------------------------------------------------------------------------------
 

@@ -15,11 +15,13 @@ passed: who sets it forward meanwhile ends windows.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from headgate.core.checks import is_finite
+from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument
 
 WindowName: TypeAlias = Literal["while_active", "until_success", "forever"]
@@ -27,6 +29,13 @@ Window: TypeAlias = WindowName | float
 """The name of a window, or its length in seconds."""
 
 WINDOWS: Final[tuple[WindowName, ...]] = get_args(WindowName)
+
+OnConflict: TypeAlias = Literal["error", "trust_key"]
+"""What becomes of a submit whose key is held by other work: IdempotencyConflict, or the result of that work."""
+
+_PAYLOAD: Final = "payload_id="
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 _HOLDING: Final[dict[str, frozenset[str]]] = {
     "while_active": frozenset(),
@@ -38,6 +47,13 @@ _HOLDING: Final[dict[str, frozenset[str]]] = {
 def is_key(key: object) -> bool:
     """Can this be an idempotency key?"""
     return isinstance(key, str) and bool(key.strip())
+
+
+def checked_on_conflict(on_conflict: object) -> OnConflict:
+    """An `on_conflict` as it may be used, or InvalidArgument."""
+    if on_conflict not in ("error", "trust_key"):
+        raise InvalidArgument(f"on_conflict must be 'error' or 'trust_key', got {on_conflict!r}")
+    return on_conflict
 
 
 def checked_window(window: object) -> Window:
@@ -59,20 +75,39 @@ def holds_key(window: Window, status: str, finished_at: float | None, now: float
     return status == "completed" and finished_at is not None and now < finished_at + window
 
 
-def difference(old: str, new: str, *, same_arguments: bool | None) -> str:
-    """What is not the same about the work behind one key: functions by name (see `work_of`), "" where unknown.
+def difference(old: str, new: str, *, same_arguments: bool | None, arguments_differ: str = "") -> str:
+    """What is not the same about the work behind one key: by name (see `work_of`), "" where unknown.
 
-    `same_arguments` is None when nobody can tell. Returns "" when nothing differs, as far as one can tell.
+    `same_arguments` is None when nobody can tell; `arguments_differ` says how they differ. Returns "" when nothing
+    differs, as far as one can tell.
     """
+    how = f": {arguments_differ}" if arguments_differ else ""
     if not old or not new:
-        return "the function or its arguments differ" if same_arguments is False else ""
+        return f"the function or its arguments differ{how}" if same_arguments is False else ""
     if old == new:
-        return "the arguments differ" if same_arguments is False else ""
+        return f"the arguments differ{how}" if same_arguments is False else ""
+    if old.startswith(_PAYLOAD) or new.startswith(_PAYLOAD):
+        return f"the payload differs: it was {old} and is now {new}"
     arguments = {True: ", with the same arguments", False: ", with other arguments", None: ""}[same_arguments]
     same_name = old.partition(":")[2] == new.partition(":")[2]
     is_script = same_name and "__main__" in (old.partition(":")[0], new.partition(":")[0])
     hint = "; the module of a script that is run directly is called __main__" if is_script else ""
     return f"the function differs: it was {old} and is now {new}{arguments}{hint}"
+
+
+def unequal(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
+    """How arguments differ, for people: the first that does, as it was and as it is."""
+    for place, (one, other) in enumerate(zip(old, new, strict=False), 1):
+        if not equal(one, other):
+            return f"argument {place} was {_shown(one)} and is now {_shown(other)}"
+    return f"there were {len(old)} and are now {len(new)}" if len(old) != len(new) else ""
+
+
+def _shown(value: object) -> str:
+    try:
+        return redact(_SHORT.repr(value))
+    except Exception:  # it runs code of users
+        return f"a {type(value).__qualname__}"
 
 
 def equal(one: object, other: object) -> bool:
@@ -83,8 +118,20 @@ def equal(one: object, other: object) -> bool:
         return False
 
 
-def work_of(fn: Callable[..., Any] | None, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """The function by name, and its arguments. A `functools.partial` is what it wraps."""
+def payload_name(payload_id: str) -> str:
+    """The name of work that the caller named, which is compared instead of function and arguments."""
+    return f"{_PAYLOAD}{payload_id!r}"
+
+
+def work_of(
+    fn: Callable[..., Any] | None, args: tuple[Any, ...], payload_id: str | None = None
+) -> tuple[str, tuple[Any, ...]]:
+    """What is compared: the function by name, and its arguments. A `functools.partial` is what it wraps.
+
+    With a `payload_id`, that alone.
+    """
+    if payload_id is not None:
+        return payload_name(payload_id), ()
     keywords: dict[str, Any] = {}
     while isinstance(fn, partial):
         args = (*fn.args, *args)

@@ -177,7 +177,7 @@ class TaskStates:
         self._lapse(now)
         window = task.terms.window
         if not holds_key(window, task.status, ended, now):
-            self._release(task)
+            self.release(task)
         elif not isinstance(window, str):
             assert ended is not None, "it holds its key from its end on"
             heapq.heappush(self._lapses, (ended + window, next(self._serial), task))
@@ -186,14 +186,15 @@ class TaskStates:
         while self._lapses and self._lapses[0][0] <= now:
             over = heapq.heappop(self._lapses)[2]
             if not isinstance(over, Former):
-                self._release(over)
+                self.release(over)
             elif self._former.get(over.key) == over.place and self._revive is not None:
                 del self._former[over.key]
                 self.finished.append(self._revive(over.place))
             elif (task := self.keys.get(over.key)) is not None and task.number == over.number:
-                self._release(task)  # somebody has asked for it
+                self.release(task)  # somebody has asked for it
 
-    def _release(self, task: TaskRecord) -> None:
+    def release(self, task: TaskRecord) -> None:
+        """Let a task that has ended hold its idempotency key no longer."""
         self._unclaim(task)
         self._remember(task)
 

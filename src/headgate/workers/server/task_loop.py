@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from headgate.context import rests
 from headgate.context.chains import VALUES
 from headgate.context.travel import Elsewhere
 from headgate.core.cancellation import primed
@@ -83,6 +84,7 @@ class TaskLoop:
         per_client: int | None = None,
         total: int | None = None,
     ) -> None:
+        rests.listen()
         self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
         self.asked: float | None = None
         """When the loop was asked for a turn that it has not had yet; None: it has had it."""
