@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
@@ -248,3 +249,28 @@ class Totals:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(member, name))
             setattr(member, name, 0)
+
+
+def hopeless(tickets: Iterable[WaitTicket], outlook: Callable[[Requirement], tuple[bool, float]]) -> list[WaitTicket]:
+    """Return the tickets that nothing can come for, or not before their deadline. `outlook` tells whether anything can
+    come for a requirement, and not before when."""
+    hope: dict[Requirement, tuple[bool, float]] = {}
+    found = []
+    for ticket in tickets:
+        if ticket.requirement not in hope:
+            hope[ticket.requirement] = outlook(ticket.requirement)
+        can_come, earliest = hope[ticket.requirement]
+        if not can_come or (ticket.deadline is not None and earliest >= ticket.deadline):
+            found.append(ticket)
+    return found
+
+
+def holders(resource: Resource[Any]) -> list[Rotation]:
+    """Return the rotations that have a resource."""
+    return [member.rotation for member in resource.sharing.members]
+
+
+def refresh(resource: Resource[Any]) -> None:
+    """Note for each rotation that has a resource whether its use needs no further thought."""
+    for member in resource.sharing.members:
+        member.plain = member.rotation.is_plain(member)

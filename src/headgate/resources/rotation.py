@@ -42,6 +42,9 @@ from headgate.resources.members import (
     Trial,
     Use,
     WaitTicket,
+    holders,
+    hopeless,
+    refresh,
 )
 from headgate.resources.model import Resource, update_limit
 from headgate.resources.pickers import GuidedPicker, Occasion, Picker, PickersByTags
@@ -107,7 +110,7 @@ class Rotation:
         self._learn = getattr(self._main, "learn", None)
         for member in self.members.values():
             self.pickers.enter(member)
-            _refresh(member.resource)
+            refresh(member.resource)
 
     # -- a use begins -------------------------------------------------------------------------------------------------
 
@@ -179,7 +182,7 @@ class Rotation:
             effects += self._cool(use, seconds, now)
             effects += self._younger(use)
         effects += self._after_use(use, now) or ()
-        effects += self._tell_hopeless(_holders(resource))
+        effects += self._tell_hopeless(holders(resource))
         return effects
 
     def disabled(self, use: Use, now: float = 0.0) -> Effects:
@@ -189,7 +192,7 @@ class Rotation:
         effects: Effects = self._disable(use.member, use)
         effects += self._younger(use)
         effects += self._after_use(use, now) or ()
-        effects += self._tell_hopeless(_holders(resource))
+        effects += self._tell_hopeless(holders(resource))
         return effects
 
     # -- time passes --------------------------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ class Rotation:
             member.uses.update(uses)
         member.sharing.members.append(member)
         self.pickers.enter(member)
-        _refresh(resource)
+        refresh(resource)
 
     def drop(self, resource_id: str) -> None:
         """Remove a resource without telling waiters: call `settle` afterwards."""
@@ -284,7 +287,7 @@ class Rotation:
         if resource.status == "cooling_down":
             self._tidy_cooling()  # lest its value stays in memory until then
         self.totals.absorb(member)
-        _refresh(resource)
+        refresh(resource)
         self._offer(resource)
         self._dropped.append(resource)
 
@@ -292,7 +295,7 @@ class Rotation:
         """Serve waiters, or tell them that nothing can come, after several of `admit`, `drop`, `retag`, `reorder`."""
         resources = [*(member.resource for member in self.members.values()), *self._dropped]
         self._dropped = []
-        touched = {self: None, **{rotation: None for resource in resources for rotation in _holders(resource)}}
+        touched = {self: None, **{rotation: None for resource in resources for rotation in holders(resource)}}
         return [*(self._serve(resources, now) or ()), *self._tell_hopeless(touched)]
 
     def enable(self, resource_id: str, now: float = 0.0) -> Effects:
@@ -316,12 +319,12 @@ class Rotation:
         member.sharing.ask_rest(seconds, reason)
         effects = self._begin_rest(member, None, now)
         effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
-        return effects + self._tell_hopeless(_holders(member.resource))
+        return effects + self._tell_hopeless(holders(member.resource))
 
     def _begin_rest(self, member: Member, use: Use | None, now: float) -> Effects:
         """Begin the rest that was asked for. It is a cooldown that is not counted on top of others."""
         cooldown = take_rest(member.resource, now)
-        _refresh(member.resource)
+        refresh(member.resource)
         if cooldown is None:
             return []
         member.cooldowns += 1
@@ -332,7 +335,7 @@ class Rotation:
         member = self._find(resource_id)
         effects = self._disable(member, None)
         effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
-        return effects + self._tell_hopeless(_holders(member.resource))
+        return effects + self._tell_hopeless(holders(member.resource))
 
     # -- other processes ----------------------------------------------------------------------------------------------
 
@@ -354,7 +357,7 @@ class Rotation:
             elif health.cleared:
                 effects += self._adopt_success(resource)
         effects += self._serve([resource], now) or ()
-        return effects + self._tell_hopeless(_holders(resource))
+        return effects + self._tell_hopeless(holders(resource))
 
     def _adopt_cooldown(self, resource: Resource[Any], health: Adopted, now: float) -> Effects:
         if health.until > max(now, resource.cooldown_until + SAME_UNTIL):
@@ -384,7 +387,7 @@ class Rotation:
         if trial is not None and probe is not None and trial.limit <= 1:
             trial.limit = 1 if probe.usable or trial.running else 0
             member.update_availability()
-        _refresh(member.resource)
+        refresh(member.resource)
         self._offer(member.resource)
 
     # -- steering of many ---------------------------------------------------------------------------------------------
@@ -411,7 +414,7 @@ class Rotation:
         resource.max_in_flight, resource.tags, resource.weight = like.max_in_flight, like.tags, like.weight
         for member in resource.sharing.members:
             member.rotation.pickers.enter(member)
-        _refresh(resource)
+        refresh(resource)
 
     def matching_members(self, requirement: Requirement) -> Iterator[Member]:
         """The members that fit `requirement`, whatever their status."""
@@ -459,7 +462,7 @@ class Rotation:
         if picker is None:
             picker = self.pickers.add(tags, self.members.values())
             for member in self.members.values():
-                _refresh(member.resource)
+                refresh(member.resource)
         return picker
 
     def _tidy_cooling(self) -> None:
@@ -497,7 +500,7 @@ class Rotation:
                 if trial.succeeded(top):
                     member.trial = None
                 member.update_availability()
-        _refresh(resource)
+        refresh(resource)
 
     def _cool(self, use: Use, seconds: float | None, now: float) -> Effects:
         resource = use.member.resource
@@ -518,7 +521,7 @@ class Rotation:
             member.unavailable, member.trial = True, None
             if is_longer:
                 member.rotation.note_cooldown(member)
-        _refresh(resource)
+        refresh(resource)
         self._revoke(resource)
         return [
             Cool(
@@ -544,7 +547,7 @@ class Rotation:
         member.disables += 1
         for other in resource.sharing.members:
             other.unavailable, other.trial = True, None
-        _refresh(resource)
+        refresh(resource)
         return [Disable(resource.resource_id, old, other, use) for other in resource.sharing.members]
 
     def _reopen(self, resource: Resource[Any], *, on_trial: bool) -> Effects:
@@ -555,7 +558,7 @@ class Rotation:
             member.update_availability()
             for picker in member.pickers:
                 picker.offer(member)
-        _refresh(resource)
+        refresh(resource)
         return [Recover(resource.resource_id, member) for member in resource.sharing.members]
 
     def _younger(self, use: Use) -> Effects:
@@ -592,7 +595,7 @@ class Rotation:
         elif self._learn is not None:
             self._learn(member, max(0.0, now - use.acquired_at), now, well)
         if member.sharing.members.prune():
-            _refresh(member.resource)  # another pool that held it was dropped
+            refresh(member.resource)  # another pool that held it was dropped
         rested = [] if member.sharing.rest is None else self._begin_rest(member, use, now)
         offered = [member.resource]
         successor = self.members.get(member.resource.resource_id) if member.gone else None
@@ -603,7 +606,7 @@ class Rotation:
             self._offer(resource)
         served = self._serve(offered, now) or None
         if rested:
-            rested += self._tell_hopeless(_holders(member.resource))
+            rested += self._tell_hopeless(holders(member.resource))
         return [*rested, *told, *(served or ())] if told or rested else served
 
     def _return_permits(self, member: Member) -> Effects:
@@ -637,7 +640,7 @@ class Rotation:
         if not draining:
             self._draining.pop(resource_id, None)
             if successor is not None:
-                _refresh(successor.resource)
+                refresh(successor.resource)
 
     def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
         """Give what came free to waiters of every rotation that holds one of these; longest wait first."""
@@ -679,14 +682,8 @@ class Rotation:
         looked_at = dict.fromkeys([*rotations, *self._requeued])
         self._requeued = []
         for rotation in looked_at:
-            if not rotation.wait_queue:
-                continue
-            hope: dict[Requirement, tuple[bool, float]] = {}
-            for ticket in list(rotation.wait_queue):
-                if ticket.requirement not in hope:
-                    hope[ticket.requirement] = rotation.outlook(ticket.requirement)
-                can_come, earliest = hope[ticket.requirement]
-                if not can_come or (ticket.deadline is not None and earliest >= ticket.deadline):
+            if rotation.wait_queue:
+                for ticket in hopeless(rotation.wait_queue, rotation.outlook):
                     rotation.wait_queue.leave(ticket)
                     effects.append(Starve(ticket))
         return effects
@@ -698,12 +695,3 @@ class Rotation:
         ]
         times = [r.cooldown_until if r.status == "cooling_down" else 0.0 for r in matching]
         return bool(matching), min(times, default=0.0)
-
-
-def _holders(resource: Resource[Any]) -> list[Rotation]:
-    return [member.rotation for member in resource.sharing.members]
-
-
-def _refresh(resource: Resource[Any]) -> None:
-    for member in resource.sharing.members:
-        member.plain = member.rotation.is_plain(member)
