@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -21,7 +21,8 @@ from headgate.core.fences import FENCED
 from headgate.core.threads import call_in_thread, outlast_cancellation
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.workers.model import RoutineOptions, Task
-from headgate.workers.serialization.functions import ROUTINE, PortableFunction, routine_of
+from headgate.workers.serialization.functions import PortableFunction
+from headgate.workers.serialization.settled import ROUTINE, routine_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,11 +59,24 @@ class Routine:
         """What users hold: the wrapper that dispatches."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.fn, self.options)
+        return _rebuilt, (self.fn, self.options), self.decorated
+
+    def __setstate__(self, decorated: Callable[..., Any]) -> None:
+        self.decorated = decorated
+
+    def names(self) -> Mapping[int, str]:
+        """Return the classes that arguments may name (see `pickling.Naming`)."""
+        self.portable.form(self.decorated)
+        return self.portable.names
+
+    def adopt(self, classes: Collection[type]) -> bool:
+        """Make arguments able to name these classes (see `pickling.Naming`)."""
+        return self.portable.adopt(self.decorated, classes)
 
 
 def _rebuilt(fn: Callable[..., Any], options: RoutineOptions) -> Routine:
-    made: Routine = getattr(_decorate(fn, options), ROUTINE)
+    """Make a routine of a pickle. Its wrapper, which holds it, is in the pickle too: see `__setstate__`."""
+    made: Routine = getattr(_decorate(fn, options), ROUTINE)  # pickles of older releases have no wrapper
     return made
 
 

@@ -159,7 +159,7 @@ class Dispatcher:
         """Make a call with its arguments and the Context pickled, to be given to a worker. InvalidArgument: they are
         too long. `exchange`: of a generator."""
         most = self.max_payload
-        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
+        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn, routine)
         if 0 < most < len(arguments):
             refuse_long(routine, arguments, most)
         form = routine.portable.form(routine.decorated)
@@ -184,6 +184,7 @@ class Dispatcher:
             request,
         )
         call.routine, call.limit, call.exchange = routine, limit or 0.0, exchange
+        call.seen = routine.portable.seen
         return call
 
     def assign(self, call: RoutineCall, use: Use, waiter: Waiter) -> None:

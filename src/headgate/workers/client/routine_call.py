@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headgate.resources.members import Use
     from headgate.workers.client.connection import Connection
     from headgate.workers.routines import Routine
+    from headgate.workers.serialization.settled import Surroundings
 
 GONE = frozenset({"lost", "stopped"})
 """Kinds of answers that say that the worker of a call is gone."""
@@ -22,9 +23,11 @@ GONE = frozenset({"lost", "stopped"})
 class RoutineCall(Outgoing):
     """A call of a routine. `Dispatcher.prepare` makes it, and `Dispatcher.assign` gives it to a worker."""
 
-    __slots__ = ("connection", "routine", "use")
+    __slots__ = ("connection", "routine", "seen", "use")
 
     routine: Routine
+    seen: Surroundings | None
+    """What was sent with the routine: the result may name classes of it, which must not be gone by then."""
     use: Use
     """The hold on its worker, by which the roster counts it."""
     connection: Connection
@@ -51,6 +54,7 @@ class RoutineCall(Outgoing):
             self.request,
         )
         call.routine, call.limit, call.exchange, call.backlog = self.routine, self.limit, self.exchange, self.backlog
+        call.seen = self.seen
         return call
 
 

@@ -10,6 +10,8 @@ has a class of that id, cloudpickle overwrites that class with what was sent. Th
 
 So data that holds such a class is loaded here. With a `Scope`, the classes of one call are used. Without one, the
 classes of the process are used, and those that this process defined itself are not changed.
+
+Data may also *name* a class that the receiver has, by its id (`codec.known_class`).
 """
 
 from __future__ import annotations
@@ -21,18 +23,28 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headgate.workers.codec import known_class
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Payload, Unreadable
 
 _SIGN = b"_make_skeleton"
+_NAMED = known_class.__name__.encode()
 _received: weakref.WeakSet[type] = weakref.WeakSet()
 
 Scope = dict[str, type]
 """The classes of one call, by cloudpickle's id."""
 
 
+def id_of(kind: type) -> str:
+    """Return the id by which processes know a class that is sent by value."""
+    from cloudpickle import cloudpickle
+
+    made: str = cloudpickle._get_or_create_tracker_id(kind)
+    return made
+
+
 def loads(data: Payload, scope: Scope | None = None) -> Any:
     """Unpickle a payload; classes that were sent by value are loaded into `scope`, or into the process."""
-    if isinstance(data, bytes) and _SIGN not in data:
+    if isinstance(data, bytes) and _SIGN not in data and _NAMED not in data:
         return pickle.loads(data)
     buffers: Sequence[Any] = ()
     lifted = 0
@@ -41,7 +53,7 @@ def loads(data: Payload, scope: Scope | None = None) -> Any:
         raise OSError(data.reason)
     if isinstance(data, BulkPayload):
         buffers, lifted, data = data.buffers, data.lifted, data.pickle
-    if _SIGN not in data and not lifted:
+    if _SIGN not in data and _NAMED not in data and not lifted:
         return pickle.loads(data, buffers=buffers)
     return _Unpickler(data, buffers, lifted, scope).load()
 
@@ -51,6 +63,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data), buffers=buffers[lifted:])
         self._lifted = buffers[:lifted]
         self._scope = scope
+        self._made: set[int] = set()  # classes that this data defines
 
     def persistent_load(self, number: int) -> Any:
         """Return bytes that were sent beside the pickle."""
@@ -64,7 +77,18 @@ class _Unpickler(pickle.Unpickler):
                 return self._make_enum
             if name == "_class_setstate":
                 return self._set_state
+        elif name == known_class.__name__ and module == known_class.__module__:
+            return self._find
         return super().find_class(module, name)
+
+    def _find(self, tracker: str) -> type:
+        """Return the class of this id that the receiver has."""
+        from cloudpickle import cloudpickle
+
+        found = (cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID if self._scope is None else self._scope).get(tracker)
+        if not isinstance(found, type):
+            known_class(tracker)
+        return found
 
     def _make_class(
         self,
@@ -126,6 +150,7 @@ class _Unpickler(pickle.Unpickler):
 
         assert self._scope is not None, "asked for"
         self._scope[tracker] = made
+        self._made.add(id(made))
         _received.add(made)
         with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
             cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = tracker
@@ -133,6 +158,6 @@ class _Unpickler(pickle.Unpickler):
     def _set_state(self, made: type, state: object) -> type:
         from cloudpickle import cloudpickle
 
-        if made in _received:
+        if id(made) in self._made or (self._scope is None and made in _received):
             cloudpickle._class_setstate(made, state)
         return made
