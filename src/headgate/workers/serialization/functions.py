@@ -59,7 +59,10 @@ def tag_of(fn: object) -> str:
 class PortableFunction:
     """A function that is sent to workers, and the form in which it was sent last."""
 
-    __slots__ = ("_company", "_form", "_refused", "_slow", "_warned", "fn", "generator", "names", "seen", "tag", "thread")
+    __slots__ = (
+        *("_company", "_form", "_refused", "_slow", "_warned"),
+        *("fn", "generator", "names", "seen", "tag", "thread"),
+    )
 
     def __init__(self, fn: Callable[..., Any], thread: bool) -> None:
         self.fn: Callable[..., Any] = fn

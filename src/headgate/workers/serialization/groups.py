@@ -29,7 +29,7 @@ class Copy:
         self, scope: Scope, functions: tuple[Callable[..., Any], ...] = (), seen: Surroundings | None = None
     ) -> None:
         self.functions: tuple[Callable[..., Any], ...] = functions
-        self.scope: Scope = scope if seen is None or seen.names_classes else {}
+        self.scope: Scope = scope if seen is None else _named(scope, seen)
         """Its classes, by id."""
         self.seen: Surroundings | None = seen
         """All that it sees; None: it cannot be used again."""
@@ -43,6 +43,11 @@ class Copy:
     def routines_of(self, fn: Callable[..., Any]) -> Iterator[Routine]:
         """Yield the routines of the group that run this function."""
         return (routine for routine in (self.seen.routines if self.seen else ()) if routine.fn is fn)
+
+
+def _named(scope: Scope, seen: Surroundings) -> Scope:
+    known = {id(kind) for kind in seen.classes} if seen.names_classes else ()
+    return {name: kind for name, kind in scope.items() if id(kind) in known}
 
 
 class Group:

@@ -57,9 +57,7 @@ _VALUES = frozenset(
 _DESCRIPTORS = frozenset(
     {"getset_descriptor", "member_descriptor", "wrapper_descriptor", "method_descriptor", "_tuplegetter", "_abc_data"}
 )
-_METACLASSES: frozenset[type] = frozenset(
-    {type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol)}  # type: ignore[arg-type] # it is a class
-)
+_METACLASSES: frozenset[type] = frozenset({type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol)})
 _HANDLED = frozenset({"__annotations__", "__annotations_cache__", "__dataclass_fields__"})  # dictionaries of their own
 _OF_TUPLES = frozenset({"__new__", "_make", "_replace", "__replace__", "_asdict", "__repr__", "__getnewargs__"})
 _OF_ENUMS = frozenset(
@@ -82,7 +80,7 @@ Holder = dict[str, Any] | CellType
 """What holds a value that a function sees: globals or defaults, or a cell of its closure."""
 
 
-class Unsettled(Exception):  # noqa: N818 # not an error: it is how the search ends
+class Unsettled(Exception):
     """Something was found that a call could change unnoticed."""
 
 
@@ -235,7 +233,8 @@ class _Search:
     def _annotated(self) -> None:
         """Look at classes that annotations mention, which are sent too. What is wrong with them disturbs no call."""
         if self.found.classes:
-            return self._annotated_classes()
+            self._annotated_classes()
+            return
         before = self._writes, self._carries
         try:
             self._annotated_classes()
@@ -267,9 +266,14 @@ class _Search:
         self.found.note_function(function)
         wrapped = function.__dict__.get("__wrapped__")
         if _guards_against_recursion(function):
-            return self.function(wrapped, owner)
+            self.function(wrapped, owner)
+            return
         if isinstance(wrapped, (FunctionType, type)):
             self.value(wrapped)
+        self._seen_by(function, reading, owner)
+        self._annotations.append(_annotations_of(function))
+
+    def _seen_by(self, function: FunctionType, reading: Reading, owner: type | None) -> None:
         space = function.__globals__
         self._writes = self._writes or not reading.writes_only_instances(owner, space)
         for cell in function.__closure__ or ():
@@ -289,8 +293,6 @@ class _Search:
             self._writes = self._writes or (value is _ABSENT and name in _SETTERS)
             self.value(value)
             self.found.note(space, name, value)
-        if sys.version_info < (3, 14) and function.__annotations__:
-            self._annotations.append(function.__annotations__.values())
 
     def value(self, value: Any) -> None:
         """Look at something that a function or a class refers to."""
@@ -350,8 +352,7 @@ class _Search:
         self._todo.append(kind)
 
     def _class(self, kind: type) -> None:
-        if sys.version_info < (3, 14):
-            _ = getattr(kind, "__annotations__", None)  # Python makes an empty one when it is first asked
+        _annotations_of(kind)  # Python may make an empty dictionary when it is first asked
         self.found.classes.append(kind)
         self.found.note_class(kind)
         for base in kind.__bases__:
@@ -431,6 +432,15 @@ class _Search:
 
 def _is_type_expression(value: object) -> bool:
     return isinstance(value, (types.GenericAlias, types.UnionType)) or type(value).__module__ == "typing"
+
+
+def _annotations_of(value: FunctionType | type) -> list[Any]:
+    try:
+        return list(value.__annotations__.values())
+    except AttributeError:
+        return []
+    except Exception as error:  # Python 3.14 evaluates them now
+        raise Unsettled from error
 
 
 def _annotated_types(value: Any, name: str) -> list[Any]:
