@@ -20,7 +20,7 @@ NOT_BUILT_YET = {
     # Quotas.
     *["H10", "H11", "H12"],
     # Batches: options for each item, many submits at once, results of more types, life of workers.
-    *["T16", "T50a", "T60c", "R81", "R82", "W90", "W93"],
+    *["T16", "T50a", "T60c", "R81", "R82", "W90"],
     # HTTP clients and quotas.
     "R80",
     # Everyday tools: headgate map, clients of HTTP and of providers, web frameworks.

@@ -17,6 +17,7 @@ a copy. If that is not sure, each running call has a copy of its own (`Surroundi
 from __future__ import annotations
 
 import abc
+import copyreg
 import dis
 import enum
 import functools
@@ -57,8 +58,11 @@ _VALUES = frozenset(
 _DESCRIPTORS = frozenset(
     {"getset_descriptor", "member_descriptor", "wrapper_descriptor", "method_descriptor", "_tuplegetter", "_abc_data"}
 )
-_METACLASSES: frozenset[type] = frozenset({type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol)})
+_PROTOCOL: type = type(typing.Protocol)
+_METACLASSES = frozenset({type, abc.ABCMeta, enum.EnumMeta, _PROTOCOL})
 _HANDLED = frozenset({"__annotations__", "__annotations_cache__", "__dataclass_fields__"})  # dictionaries of their own
+_ADDED = frozenset({"__annotations__", "__annotations_cache__", "__slotnames__"})  # by Python, when they are needed
+_OF_PROTOCOLS = frozenset({"__subclasshook__", "__protocol_attrs__", "__non_callable_proto_members__"})
 _OF_TUPLES = frozenset({"__new__", "_make", "_replace", "__replace__", "_asdict", "__repr__", "__getnewargs__"})
 _OF_ENUMS = frozenset(
     {
@@ -74,6 +78,7 @@ _SETTERS = frozenset({"setattr", "delattr"})
 _INNER = frozenset({"__dict__", "__globals__", "__closure__", "cell_contents", "__kwdefaults__"})
 _FAST = re.compile(r"(LOAD|STORE|DELETE)_FAST(?:_BORROW|_CHECK|_AND_CLEAR|_MAYBE_NULL)?")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+_MADE_BY_PYTHON = 1 << 9  # of classes: Py_TPFLAGS_HEAPTYPE. Others are as they are, whatever they are called
 _ABSENT = object()
 
 Holder = dict[str, Any] | CellType
@@ -99,7 +104,7 @@ class Surroundings:
     """May arguments and results name the classes? Not if one that is seen only by an annotation is unsettled."""
     _code: list[tuple[FunctionType, CodeType, Any, Any]] = field(default_factory=list)
     _attributes: list[Mapping[str, Any]] = field(default_factory=list)
-    _members: list[tuple[type, tuple[str, ...], tuple[Any, ...]]] = field(default_factory=list)
+    _members: list[tuple[Mapping[str, Any], tuple[str, ...], tuple[Any, ...]]] = field(default_factory=list)
     _values: list[tuple[Holder, str, Any]] = field(default_factory=list)
 
     def is_unchanged(self) -> bool:
@@ -114,8 +119,7 @@ class Surroundings:
         for attributes in self._attributes:
             if attributes and not _HARMLESS.issuperset(attributes):
                 return False
-        for kind, names, values in self._members:
-            now = vars(kind)
+        for now, names, values in self._members:
             if not (len(now) == len(names) and all(map(is_, now.values(), values))) and not _same(now, names, values):
                 return False
         for holder, name, value in self._values:  # most are globals
@@ -132,10 +136,9 @@ class Surroundings:
         """Remember that nobody has set attributes of a routine."""
         self._attributes.append(decorated.__dict__)
 
-    def note_class(self, kind: type) -> None:
-        """Remember the attributes of a class."""
-        now = vars(kind)
-        self._members.append((kind, tuple(now), tuple(now.values())))
+    def note_members(self, now: Mapping[str, Any]) -> None:
+        """Remember all attributes of a class, or of a member of an Enum."""
+        self._members.append((now, tuple(now), tuple(now.values())))
 
     def note(self, holder: Holder, name: str, value: Any) -> None:
         """Remember what a name means."""
@@ -145,7 +148,7 @@ class Surroundings:
 def _same(now: Mapping[str, Any], names: tuple[str, ...], values: tuple[Any, ...]) -> bool:
     """Compare the attributes of a class one by one: their order may differ, and Python adds some itself."""
     before = dict(zip(names, values, strict=True))
-    return all(now.get(name, _ABSENT) is before.get(name, _ABSENT) for name in {*now, *before} - _HANDLED)
+    return all(now.get(name, _ABSENT) is before.get(name, _ABSENT) for name in {*now, *before} - _ADDED)
 
 
 def _content(cell: CellType) -> Any:
@@ -301,6 +304,8 @@ class _Search:
             return
         if isinstance(value, FunctionType):
             self._seen_function(value)
+        elif _is_type_expression(value):  # before classes: `list[int]` passes for one
+            self._type_expression(value)
         elif isinstance(value, type):
             self._seen_class(value)
         elif isinstance(value, ModuleType):
@@ -322,8 +327,6 @@ class _Search:
         elif kind is logging.Logger:  # it is sent by name
             if logging.Logger.manager.loggerDict.get(value.name) is not value:
                 raise Unsettled
-        elif _is_type_expression(value):
-            self._type_expression(value)
         elif (kind.__module__, kind.__qualname__) not in _VALUES or not is_by_name(kind):
             raise Unsettled
 
@@ -343,7 +346,7 @@ class _Search:
             self.function(routine.fn)
 
     def _seen_class(self, kind: type) -> None:
-        if is_by_name(kind) or id(kind) in self._known:
+        if is_by_name(kind) or id(kind) in self._known or not kind.__flags__ & _MADE_BY_PYTHON:
             return
         if type(kind) not in _METACLASSES:
             raise Unsettled
@@ -353,11 +356,17 @@ class _Search:
 
     def _class(self, kind: type) -> None:
         _annotations_of(kind)  # Python may make an empty dictionary when it is first asked
+        copyreg._slotnames(kind)  # type: ignore[attr-defined] # and so does pickle with this, of each class
         self.found.classes.append(kind)
-        self.found.note_class(kind)
+        self.found.note_members(vars(kind))
         for base in kind.__bases__:
             self.value(base)
-        is_enum, is_tuple = issubclass(kind, enum.Enum), _is_named_tuple(kind)
+        is_tuple, is_enum = _is_named_tuple(kind), issubclass(kind, enum.Enum)
+        skipped = {"__slots__", "__slotnames__"}
+        if is_tuple:
+            skipped |= _OF_TUPLES
+        if type(kind) is _PROTOCOL:
+            skipped |= _OF_PROTOCOLS
         members: Mapping[str, Any] = {}
         if issubclass(kind, enum.Enum):
             members = kind.__members__
@@ -374,7 +383,7 @@ class _Search:
             elif is_enum and name in _OF_ENUMS:
                 if isinstance(value, (FunctionType, staticmethod)):
                     self._member(kind, name, value)
-            elif not (is_tuple and name in _OF_TUPLES) and not (is_enum and name in members) and name != "__slots__":
+            elif not (name in members or name in skipped):
                 self._member(kind, name, value)
 
     def _member(self, kind: type, name: str, value: Any) -> None:
@@ -402,10 +411,10 @@ class _Search:
     def _members(self, members: Mapping[str, enum.Enum]) -> None:
         """Look at the members of an Enum: they are objects that all calls have in common."""
         for member in members.values():
+            self.found.note_members(vars(member))
             for name, value in vars(member).items():
                 if name != "__objclass__":
                     self.value(value)
-                    self.found.note(vars(member), name, value)
 
     def _fields(self, fields: Mapping[str, Any]) -> None:
         for one in fields.values():
@@ -544,6 +553,8 @@ _Instruction = tuple[str, Any, int]
 def _instructions(code: CodeType) -> Iterator[_Instruction]:
     """Yield the instructions of code. Those of newer Pythons that do two things at once become two."""
     for instruction in dis.get_instructions(code):
+        if instruction.is_jump_target:  # the value before it may come from elsewhere
+            yield "JUMP_TARGET", None, 99
         name, value = instruction.opname, instruction.argval
         jumps = instruction.opcode in _JUMPS
         grows = 99 if jumps else dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
