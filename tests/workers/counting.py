@@ -52,4 +52,4 @@ _install()
 
 def here() -> dict[str, Any]:
     """What was counted in this process."""
-    return {"pid": os.getpid(), **counts}
+    return {"pid": os.getpid(), **+counts}

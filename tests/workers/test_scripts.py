@@ -178,6 +178,22 @@ async def nested(order):
 async def blind(value):
     return value
 
+current = headgate.ContextVar("current", default=None)
+
+@headgate.routine
+async def reads():
+    order = current.get()
+    current.set(order.next())
+    return type(order) is Order, order.number
+
+@headgate.routine
+async def local():
+    class Here:
+        n = 3
+    @headgate.routine
+    async def makes(): return Here()
+    return type(await makes()) is Here
+
 @headgate.routine
 def refuses(order):
     raise Refused(order, why=f"number {order.number}")
@@ -196,6 +212,9 @@ async def length(make):
 async def main():
     order, place, held = await gives(3)
     (inner, _, _), taken = await nested(Order(6))
+    current.set(Order(5))
+    read = [*await reads(), type(current.get()) is Order, current.get().number]
+    current.set(None)  # an object would be pickled with each call, and so would its class
     back = await blind([Order(1), Place(2), Kind.LARGE])
     tell(
         takes=await takes(Order(7)),
@@ -206,6 +225,8 @@ async def main():
         nested=[type(inner) is Order, inner.number, taken],
         blind=[type(one) is kind for one, kind in zip(back, (Order, Place, Kind))] + [back[2] is Kind.LARGE],
         refused=await refused(),
+        context=read,
+        local=await local(),
         again=[
             await sends_nothing_new(lambda: takes(Order(1))),
             await sends_nothing_new(lambda: gives(1)),
@@ -227,6 +248,8 @@ def test_w93_objects_name_their_classes_which_stay_what_they_are(tmp_path: Path)
     assert found["nested"] == [True, 6, [True, 7]]
     assert found["blind"] == [True] * 4, "also of a routine that does not know the class"
     assert found["refused"] == [True, True, 4, "number 4"]
+    assert found["context"] == [True, 5, True, 6], "values of context variables are of the same classes"
+    assert found["local"], "classes that only a worker has"
     assert found["again"] == [True] * 5, "definitions, pickles and loads"
     one, many = found["lengths"]
     assert one < 300, "an instance, without its class"
@@ -352,7 +375,7 @@ async def said(call):
 
 async def main():
     class Meta(type):
-        __hash__ = None
+        pass
     class Odd(metaclass=Meta):
         pass
     tell(

@@ -57,7 +57,7 @@ class Arrived:
         self.tag, self.thread = self.received.tag, self.received.thread
 
     def load(self) -> Callable[..., Any]:
-        return self.received.open().fn
+        return self.received.open({}).fn
 
 
 def arrived(form: FunctionForm) -> Arrived:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headgate.errors import RemoteError
 from headgate.workers.protocol.wire.wire_pb2 import Definition
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.serialization.functions import PortableFunction, ReceivedFunction
@@ -391,10 +392,10 @@ def test_w93_what_sets_attributes_of_instances_only_is_loaded_once(name: str) ->
     assert (form.fresh, form.reusable) == (False, False)
     assert portable.form(fn) is form, "pickled once"
     worker = sent(portable)
-    first, second = worker.open(), worker.open()
+    first, second = worker.open({}), worker.open({})
     expected = fn()
     assert first.fn() == expected == first.fn()
-    assert first.fn is second.fn is worker.open().fn, "calls share it, and calling it changes nothing"
+    assert first.fn is second.fn is worker.open({}).fn, "calls share it, and calling it changes nothing"
 
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
@@ -405,13 +406,13 @@ def test_w93_w03_what_may_set_others_is_for_one_call_at_a_time(name: str) -> Non
     assert (form.fresh, form.reusable) == (True, True)
     assert portable.form(fn) is form, "pickled once"
     worker = sent(portable)
-    first, second = worker.open(), worker.open()
+    first, second = worker.open({}), worker.open({})
     assert first.copy is not second.copy
     found = first.fn()
     assert second.fn() == found, "calls that run at the same time"
     worker.close(first.copy)
     worker.close(second.copy)
-    assert worker.open().fn() == found, "and later ones"
+    assert worker.open({}).fn() == found, "and later ones"
 
 
 @pytest.mark.parametrize("name", FRESH)
@@ -421,20 +422,20 @@ def test_w03_a_change_that_would_not_be_noticed_is_made_to_a_fresh_copy(name: st
     form = portable.form(fn)
     assert (form.fresh, form.reusable) == (True, False)
     worker = sent(portable)
-    assert worker.open().fn() == worker.open().fn() == worker.open().fn()
+    assert worker.open({}).fn() == worker.open({}).fn() == worker.open({}).fn()
 
 
 def test_w93_an_unchanged_copy_is_used_again_and_a_changed_one_is_not() -> None:
     names = program("class C: n = 0\ndef f(value):\n    if value:\n        C.n = value\n    return C.n")
     worker = sent(PortableFunction(names["f"], False))
-    first = worker.open()
+    first = worker.open({})
     assert first.fn(0) == 0
     worker.close(first.copy)
-    second = worker.open()
+    second = worker.open({})
     assert second.copy is first.copy
     assert second.fn(7) == 7
     worker.close(second.copy)
-    third = worker.open()
+    third = worker.open({})
     assert third.copy is not first.copy
     assert third.fn(0) == 0
 
@@ -453,8 +454,8 @@ def test_w03_a_shared_copy_that_was_changed_after_all_is_seen_by_no_later_call()
     portable = PortableFunction(names["f"], False)
     assert not portable.form(names["f"]).fresh
     worker = sent(portable)
-    assert worker.open().fn(True) == 5
-    assert worker.open().fn(False) == 0
+    assert worker.open({}).fn(True) == 5
+    assert worker.open({}).fn(False) == 0
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -477,11 +478,11 @@ def test_w93_w03_a_function_sees_its_classes_as_they_are_at_each_call(name: str)
     )
     portable = PortableFunction(names["f"], False)
     before = portable.form(names["f"])
-    assert sent(portable).open().fn() == 1
+    assert sent(portable).open({}).fn() == 1
     assert portable.form(names["f"]) is before
     CHANGES[name](names)
     assert names["f"]() == 2, "here"
-    assert sent(portable).open().fn() == 2
+    assert sent(portable).open({}).fn() == 2
     assert portable.form(names["f"]) is portable.form(names["f"]), "settled again"
 
 
@@ -509,7 +510,7 @@ def test_w93_an_argument_names_its_class_and_so_does_the_result() -> None:
     assert isinstance(data, bytes)
     assert len(data) < 200
     worker = sent(naming.portable)
-    fn, copy = worker.open()
+    fn, copy = worker.open({})
     (value,), _ = load_arguments(data, dict(copy.scope))
     assert type(value) is not names["C"], "a copy"
     assert list(copy.scope.values()) == [type(value)]
@@ -542,7 +543,7 @@ def test_w93_a_function_by_reference_takes_classes_of_its_arguments_along() -> N
     assert (form.module, form.qualname) == ("textwrap", "dedent")
     assert form.value
     worker = sent(naming.portable)
-    fn, copy = worker.open()
+    fn, copy = worker.open({})
     assert fn is textwrap.dedent
     (value,), _ = load_arguments(data, dict(copy.scope))
     assert value.n == 1
@@ -552,10 +553,11 @@ def test_w93_a_function_by_reference_takes_classes_of_its_arguments_along() -> N
 
 
 def test_w93_a_class_that_is_unknown_is_an_error() -> None:
-    names = program("class C: pass\ndef f(c): return c")
-    data = dump_arguments("f", (names["C"](),), {}, names["f"], Names(names["f"]))
-    with pytest.raises(Exception, match="is not known here"):
-        load_arguments(data, {})
+    kind = program("class C: pass")["C"]
+    data = dumps(kind(), Given({id(kind): "an id that nobody has"}))
+    for scope in (None, {}):
+        with pytest.raises(RemoteError, match="an id that nobody has.* is not known here"):
+            loads(data, scope)
 
 
 def test_w93_members_of_a_group_are_sent_on_as_they_came() -> None:
@@ -566,11 +568,11 @@ def test_w93_members_of_a_group_are_sent_on_as_they_came() -> None:
     even = names["even"].__headgate_routine__
     form = even.portable.form(even.decorated)
     worker = ReceivedFunction(Definition(**form._asdict()))
-    there = worker.open().fn.__globals__["odd"].__headgate_routine__
+    there = worker.open({}).fn.__globals__["odd"].__headgate_routine__
     onward = there.portable.form(there.decorated)
     assert onward.value == form.value, "another worker knows it already"
     assert (form.member, onward.member) == (1, 2)
-    back = ReceivedFunction(Definition(**onward._asdict())).open()
+    back = ReceivedFunction(Definition(**onward._asdict())).open({})
     assert back.fn is there.fn, "one copy for all functions of a group"
 
 

@@ -82,10 +82,12 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
     def _find(self, tracker: str) -> type:
-        """Return the class of this id that the receiver has."""
+        """Return the class of this id that the receiver has: the one of the call, or one that it has defined itself."""
         from cloudpickle import cloudpickle
 
-        found = (cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID if self._scope is None else self._scope).get(tracker)
+        found = None if self._scope is None else self._scope.get(tracker)
+        if found is None:
+            found = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
         if not isinstance(found, type):
             known_class(tracker)
         return found

@@ -106,14 +106,11 @@ class PortableFunction:
         return bool(self.names)
 
     def _takes(self, kind: type) -> bool:
-        try:
-            if kind in self._refused:
-                return False
-            if surroundings_of((), (kind,)) is not None:
-                return True
-            self._refused.add(kind)
-        except TypeError:  # its metaclass gives it no hash
-            pass
+        if kind in self._refused:
+            return False
+        if surroundings_of((), (kind,)) is not None:
+            return True
+        self._refused.add(kind)
         return False
 
     def _make(self, decorated: Callable[..., Any]) -> FunctionForm:
@@ -298,18 +295,28 @@ class ReceivedFunction:
         self.thread: bool = definition.thread
         self.generator: bool = definition.generator
 
-    def open(self) -> Loaded:
-        """Return the function for one call; RemoteError says why it cannot be loaded."""
+    @property
+    def has_group(self) -> bool:
+        """Whether there are classes that calls may have in common."""
+        return bool(self._definition.value) and (self._definition.reusable or not self._definition.fresh)
+
+    def open(self, scope: Scope) -> Loaded:
+        """Return the function for one call, whose classes are put into `scope`; RemoteError says why it cannot be."""
+        loaded = self._open(scope)
+        if loaded.copy.scope:
+            scope.update(loaded.copy.scope)
+        return loaded
+
+    def _open(self, scope: Scope) -> Loaded:
         definition = self._definition
         if definition.module:
             if self._imported is None:
                 self._imported = Loaded(_imported(definition), _NO_GROUP)
             return self._imported if not definition.value else Loaded(self._imported.fn, self._copy())
-        if definition.reusable or not definition.fresh:
+        if self.has_group:
             copy = self._copy()
             return Loaded(copy.functions[max(0, definition.member - 1)], copy)
-        scope: Scope = {}
-        return Loaded(self._loaded(lambda: loads(definition.value, scope)), Copy(scope))
+        return Loaded(self._loaded(lambda: loads(definition.value, scope)), _NO_GROUP)
 
     def close(self, copy: Copy) -> None:
         """Hear that a call has ended, and does not use its copy any more."""

@@ -10,7 +10,7 @@ from headgate.context.travel import Exchange
 from headgate.workers.model import Task
 from headgate.workers.protocol.messages import Begun
 from headgate.workers.serialization.dynamic_classes import Scope
-from headgate.workers.serialization.groups import Copy
+from headgate.workers.serialization.functions import Loaded
 from headgate.workers.serialization.pickling import NOTHING_GIVEN, Given
 from headgate.workers.server.generators import Orders
 
@@ -48,8 +48,8 @@ class RunningCall:
     """Number of calls that it made and waits for."""
     orders: Orders | None = None
     """Of a generator: the steps that its consumer asked for."""
-    copy: Copy | None = None
-    """The copy of its function's group that it uses."""
+    loaded: Loaded | None = None
+    """Its function, once that is loaded, with the copy of its group that the call uses."""
     given: Given = NOTHING_GIVEN
     """The classes that its caller has."""
     exchange: Exchange | None = None
@@ -65,13 +65,11 @@ class RunningCall:
 
     def load(self) -> Callable[..., Any]:
         """Return the function that it runs."""
-        fn, copy = self.begun.function.open()
-        if copy.scope:
-            self.scope.update(copy.scope)
-        if copy.names:
-            self.given = Given(copy.names)
-        self.copy = copy
-        return fn
+        if self.loaded is None:
+            self.loaded = self.begun.function.open(self.scope)
+            if self.loaded.copy.names:
+                self.given = Given(self.loaded.copy.names)
+        return self.loaded.fn
 
     @property
     def id(self) -> str:
