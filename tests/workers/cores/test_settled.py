@@ -556,7 +556,7 @@ def test_w93_a_class_that_is_unknown_is_an_error() -> None:
     kind = program("class C: pass")["C"]
     data = dumps(kind(), Given({id(kind): "an id that nobody has"}))
     for scope in (None, {}):
-        with pytest.raises(RemoteError, match="an id that nobody has.* is not known here"):
+        with pytest.raises(RemoteError, match=r"an id that nobody has.* is not known here"):
             loads(data, scope)
 
 
