@@ -41,6 +41,7 @@ CASES = (
 SCRIPT = Bar(0.7)
 FILES = Bar(1.1, at_most=True)
 CALLERS = 100
+KINDS = ("async def", "def")  # on the loop of a worker, and in its threads
 FILE_COUNT, ROW_COUNT = 500, 1_500
 FULL, QUICK = Turns(7, 0.5), Turns(3, 0.2)
 
@@ -93,15 +94,25 @@ async def measure_files(rounds: int, script: Lane) -> list[dict[str, Any]]:
     table.say(f"{FILE_COUNT} files ...")
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder))
-        spent: dict[str, list[float]] = {"ours": [], "executor": []}
+        spent: dict[str, list[float]] = {**{kind: [] for kind in KINDS}, "executor": []}
         for turn in range(rounds + 1):
             for who, figures in spent.items():
                 done = await script.ask(who, folder=folder)
                 assert done["rows"] == FILE_COUNT * ROW_COUNT, "every file was read"
                 if turn:  # in the first, workers import pandas
                     figures.append(done["seconds"])
-    ratio = median([ours / peer for ours, peer in zip(spent["ours"], spent["executor"], strict=True)])
-    return [{"rounds": spent, "ratio": ratio, "must": FILES.must, "verdict": FILES.verdict(ratio)}]
+    return [_file_row(kind, spent[kind], spent["executor"]) for kind in KINDS]
+
+
+def _file_row(kind: str, ours: list[float], executor: list[float]) -> dict[str, Any]:
+    ratio = median([one / beside for one, beside in zip(ours, executor, strict=True)])
+    return {
+        "kind": kind,
+        "rounds": {"ours": ours, "executor": executor},
+        "ratio": ratio,
+        "must": FILES.must,
+        "verdict": FILES.verdict(ratio),
+    }
 
 
 def write_files(folder: Path) -> None:
@@ -136,9 +147,10 @@ def show(results: dict[str, Any]) -> None:
         return
     table.print_table(
         f"{FILE_COUNT} CSV files with pandas, by functions of __main__ on two workers",
-        ("headgate", "ProcessPoolExecutor", "ratio", "must at most", "verdict"),
+        ("routine", "headgate", "ProcessPoolExecutor", "ratio", "must at most", "verdict"),
         [
             (
+                row["kind"],
                 f"{median(row['rounds']['ours']):.2f} s",
                 f"{median(row['rounds']['executor']):.2f} s",
                 times(row["ratio"]),
@@ -158,7 +170,7 @@ def missed(results: dict[str, Any]) -> list[str]:
         if row["verdict"] == MISSED
     ]
     return words + [
-        f"files take {times(row['ratio'])} of ProcessPoolExecutor's time, must {row['must']}x"
+        f"files by {row['kind']} take {times(row['ratio'])} of ProcessPoolExecutor's time, must {row['must']}x"
         for row in results["files"]
         if row["verdict"] == MISSED
     ]
