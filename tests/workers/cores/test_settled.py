@@ -261,6 +261,15 @@ EXCLUSIVE = {
             c.n += 1
             return C.n
         """,
+    "self, of a method that is a function too": """
+        def more(self):
+            self.n += 1
+            return C.n
+        class C:
+            n = 0
+            put = more
+        def f(): return C and more(C)
+        """,
     "setattr": """
         class C: n = 0
         def f():

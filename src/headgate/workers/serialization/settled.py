@@ -212,6 +212,7 @@ class _Search:
         self.found = Surroundings()
         self._todo: list[tuple[FunctionType, type | None] | type] = []
         self._known: set[int] = set()
+        self._methods: set[int] = set()  # functions that were only seen as methods
         self._annotations: list[Any] = []
         self._writes = False  # does code set attributes of what may be no instance?
         self._carries = False  # are there functions or classes besides the first?
@@ -256,9 +257,14 @@ class _Search:
         """Look at a function. `owner`: it is a method of this class, whose first parameter is an instance."""
         if not isinstance(function, FunctionType) or not _HARMLESS.issuperset(function.__dict__):
             raise Unsettled
-        if id(function) not in self._known:
-            self._known.add(id(function))
-            self._todo.append((function, owner))
+        if id(function) in self._known and (owner is not None or id(function) not in self._methods):
+            return
+        self._known.add(id(function))
+        if owner is None:
+            self._methods.discard(id(function))  # whatever it is of a class, it can also be called with anything
+        else:
+            self._methods.add(id(function))
+        self._todo.append((function, owner))
 
     def _function(self, function: FunctionType, owner: type | None) -> None:
         reading = read(function.__code__)
