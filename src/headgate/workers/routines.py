@@ -66,8 +66,7 @@ class Routine:
 
     def names(self) -> Mapping[int, str]:
         """Return the classes that arguments may name (see `pickling.Naming`)."""
-        self.portable.form(self.decorated)
-        return self.portable.names
+        return self.portable.names(self.decorated)
 
     def adopt(self, classes: Collection[type]) -> bool:
         """Make arguments able to name these classes (see `pickling.Naming`)."""

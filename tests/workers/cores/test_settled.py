@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from headgate.errors import RemoteError
@@ -505,8 +506,7 @@ class Names:
         self.portable, self._fn = PortableFunction(fn, False), fn
 
     def names(self) -> Any:
-        self.portable.form(self._fn)
-        return self.portable.names
+        return self.portable.names(self._fn)
 
     def adopt(self, classes: Any) -> bool:
         return self.portable.adopt(self._fn, classes)
@@ -539,7 +539,23 @@ def test_w93_a_class_that_cannot_be_settled_travels_with_its_objects() -> None:
         (value,), _ = load_arguments(data, scope)
         assert type(value).seen == []
         assert type(value) in scope.values()
-    assert naming.portable.names == {}
+    assert naming.names() == {}
+
+
+def test_w93_a_fresh_function_is_pickled_once_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = program("class C: pass\nseen = []\ndef f(c): return seen, c")
+    naming = Names(names["f"])
+    naming.portable.form(names["f"])
+    pickled: list[object] = []
+    dumped = cloudpickle.dumps
+    monkeypatch.setattr(cloudpickle, "dumps", lambda value, *rest: (pickled.append(value), dumped(value, *rest))[1])
+    dump_arguments("f", (names["C"](),), {}, names["f"], naming)
+    assert naming.portable.form(names["f"]).fresh
+    assert pickled == [names["f"]]
+    names["seen"] = ()
+    assert not naming.portable.form(names["f"]).fresh, "what settles is noticed"
+    dump_arguments("f", (names["C"](),), {}, names["f"], naming)
+    assert len(naming.names()) == 1
 
 
 def test_w93_a_function_by_reference_takes_classes_of_its_arguments_along() -> None:
