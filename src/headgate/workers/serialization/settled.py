@@ -17,7 +17,6 @@ a copy. If that is not sure, each running call has a copy of its own (`Surroundi
 from __future__ import annotations
 
 import abc
-import copyreg
 import dis
 import enum
 import functools
@@ -119,9 +118,11 @@ class Surroundings:
         for attributes in self._attributes:
             if attributes and not _HARMLESS.issuperset(attributes):
                 return False
-        for now, names, values in self._members:
-            if not (len(now) == len(names) and all(map(is_, now.values(), values))) and not _same(now, names, values):
-                return False
+        for place, (now, names, values) in enumerate(self._members):
+            if not (len(now) == len(names) and all(map(is_, now.values(), values))):
+                if not _same(now, names, values):
+                    return False
+                self._members[place] = now, tuple(now), tuple(now.values())
         for holder, name, value in self._values:  # most are globals
             if (dict.get(holder, name, _ABSENT) if isinstance(holder, dict) else _content(holder)) is not value:
                 return False
@@ -362,7 +363,6 @@ class _Search:
 
     def _class(self, kind: type) -> None:
         _annotations_of(kind)  # Python may make an empty dictionary when it is first asked
-        copyreg._slotnames(kind)  # type: ignore[attr-defined] # and so does pickle with this, of each class
         self.found.classes.append(kind)
         self.found.note_members(vars(kind))
         for base in kind.__bases__:
