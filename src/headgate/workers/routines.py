@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -63,14 +63,6 @@ class Routine:
 
     def __setstate__(self, decorated: Callable[..., Any]) -> None:
         self.decorated = decorated
-
-    def names(self) -> Mapping[int, str]:
-        """Return the classes that arguments may name (see `pickling.Naming`)."""
-        return self.portable.names(self.decorated)
-
-    def adopt(self, classes: Collection[type]) -> bool:
-        """Make arguments able to name these classes (see `pickling.Naming`)."""
-        return self.portable.adopt(self.decorated, classes)
 
 
 def _rebuilt(fn: Callable[..., Any], options: RoutineOptions) -> Routine:

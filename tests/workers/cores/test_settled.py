@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
 
 from headgate.errors import RemoteError
+from headgate.workers.client.routine_call import ArgumentNames
 from headgate.workers.protocol.wire.wire_pb2 import Definition
 from headgate.workers.serialization.dynamic_classes import loads
 from headgate.workers.serialization.functions import PortableFunction, ReceivedFunction
@@ -499,17 +501,12 @@ def test_w93_w03_a_function_sees_its_classes_as_they_are_at_each_call(name: str)
 # -- classes of arguments and results ---------------------------------------------------------------------------------
 
 
-class Names:
-    """What a routine does for its arguments."""
+class Names(ArgumentNames):
+    """What a call does for its arguments; this one is of a function that nobody has decorated."""
 
-    def __init__(self, fn: Any) -> None:
-        self.portable, self._fn = PortableFunction(fn, False), fn
-
-    def names(self) -> Any:
-        return self.portable.names(self._fn)
-
-    def adopt(self, classes: Any) -> bool:
-        return self.portable.adopt(self._fn, classes)
+    def __init__(self, fn: Any, portable: PortableFunction | None = None) -> None:
+        self.portable = portable or PortableFunction(fn, False)
+        super().__init__(SimpleNamespace(portable=self.portable, decorated=fn))  # type: ignore[arg-type]
 
 
 def test_w93_an_argument_names_its_class_and_so_does_the_result() -> None:
@@ -534,6 +531,7 @@ def test_w93_a_class_that_cannot_be_settled_travels_with_its_objects() -> None:
     names = program("class C:\n    seen = []\ndef f(c): return c")
     naming = Names(names["f"])
     for _ in range(2):
+        naming = Names(names["f"], naming.portable)
         data = dump_arguments("f", (names["C"](),), {}, names["f"], naming)
         scope: dict[str, type] = {}
         (value,), _ = load_arguments(data, scope)
@@ -545,16 +543,16 @@ def test_w93_a_class_that_cannot_be_settled_travels_with_its_objects() -> None:
 def test_w93_a_fresh_function_is_pickled_once_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     names = program("class C: pass\nseen = []\ndef f(c): return seen, c")
     naming = Names(names["f"])
-    naming.portable.form(names["f"])
     pickled: list[object] = []
     dumped = cloudpickle.dumps
     monkeypatch.setattr(cloudpickle, "dumps", lambda value, *rest: (pickled.append(value), dumped(value, *rest))[1])
     dump_arguments("f", (names["C"](),), {}, names["f"], naming)
-    assert naming.portable.form(names["f"]).fresh
+    assert naming.form().fresh
     assert pickled == [names["f"]]
     names["seen"] = ()
-    assert not naming.portable.form(names["f"]).fresh, "what settles is noticed"
+    naming = Names(names["f"], naming.portable)
     dump_arguments("f", (names["C"](),), {}, names["f"], naming)
+    assert not naming.form().fresh, "what settles is noticed"
     assert len(naming.names()) == 1
 
 
@@ -573,8 +571,9 @@ def test_w93_a_function_by_reference_takes_classes_of_its_arguments_along() -> N
     (value,), _ = load_arguments(data, dict(copy.scope))
     assert value.n == 1
     names["C"].seen = []
+    naming = Names(textwrap.dedent, naming.portable)
     dump_arguments("f", (names["C"](),), {}, textwrap.dedent, naming)
-    assert naming.portable.form(textwrap.dedent) == before, "it cannot be named any more"
+    assert naming.form() == before, "it cannot be named any more"
 
 
 def test_w93_a_class_that_is_unknown_is_an_error() -> None:

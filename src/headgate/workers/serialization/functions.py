@@ -60,8 +60,8 @@ class PortableFunction:
     """A function that is sent to workers, and the form in which it was sent last."""
 
     __slots__ = (
-        *("_company", "_form", "_fresh", "_names", "_refused", "_slow", "_warned"),
-        *("fn", "generator", "seen", "tag", "thread"),
+        *("_company", "_form", "_refused", "_slow", "_warned"),
+        *("fn", "generator", "names", "seen", "tag", "thread"),
     )
 
     def __init__(self, fn: Callable[..., Any], thread: bool) -> None:
@@ -71,9 +71,9 @@ class PortableFunction:
         self.generator: bool = inspect.isasyncgenfunction(fn)
         self.seen: Surroundings | None = None
         """What the group of the last form was made of; None: it has no group."""
+        self.names: Mapping[int, str] = _NO_NAMES
+        """The ids of the classes in that group, by the identity of the class."""
         self._form: FunctionForm | None = None
-        self._fresh = False  # was the last form pickled for one call?
-        self._names = _NO_NAMES  # ids of the classes in the group, by the identity of the class
         self._company: list[type] = []  # classes of arguments
         self._refused: WeakSet[type] = WeakSet()
         self._warned = False
@@ -86,30 +86,23 @@ class PortableFunction:
             return form
         return self._make(decorated)
 
-    def names(self, decorated: Callable[..., Any]) -> Mapping[int, str]:
-        """Return the ids of the classes that arguments may name now, by the identity of the class."""
-        if not self._fresh:  # else it would be pickled for this, and again for the call
-            self.form(decorated)
-        return self._names
-
     def receive(self, form: FunctionForm, copy: Copy) -> None:
         """Send the function on as it was received, as long as nothing in its group changes."""
-        self._form, self.seen, self._names = form, copy.seen, copy.names
+        self._form, self.seen, self.names = form, copy.seen, copy.names
         self._company = list(copy.scope.values())
 
-    def adopt(self, decorated: Callable[..., Any], classes: Collection[type]) -> bool:
-        """Add classes of arguments to the group, so that arguments can name them. False: none of them can be."""
+    def adopt(self, decorated: Callable[..., Any], classes: Collection[type]) -> FunctionForm | None:
+        """Add classes of arguments to the group, so that arguments can name them; returns the form that the function
+        has then. None: none of them can be named."""
         if self._form is None:
-            return False  # it is not settled itself
-        added = [kind for kind in classes if id(kind) not in self._names and self._takes(kind)]
+            return None  # it is not settled itself
+        added = [kind for kind in classes if id(kind) not in self.names and self._takes(kind)]
         if not added:
-            return False
+            return None
         ids = {id_of(kind) for kind in added}  # on a worker there may be several copies of one class
         kept = [kind for kind in self._company if id_of(kind) not in ids]
         self._company = [*kept, *added] if len(kept) + len(added) <= _COMPANY else added
-        self._form = None
-        self.form(decorated)
-        return bool(self._names)
+        return self._make(decorated)
 
     def _takes(self, kind: type) -> bool:
         if kind in self._refused:
@@ -120,7 +113,7 @@ class PortableFunction:
         return False
 
     def _make(self, decorated: Callable[..., Any]) -> FunctionForm:
-        self._form, self.seen, self._names, self._fresh = None, None, _NO_NAMES, False
+        self._form, self.seen, self.names = None, None, _NO_NAMES
         is_importable = importable(decorated)
         if is_importable and not self._company:
             self._form = self._by_reference()
@@ -133,7 +126,6 @@ class PortableFunction:
             self._company = []
             return self._make(decorated)
         if seen is None:
-            self._fresh = True
             return FunctionForm(
                 tag=self.tag, value=self._dumped(self.fn), fresh=True, thread=self.thread, generator=self.generator
             )
@@ -146,7 +138,7 @@ class PortableFunction:
             self._form = self.member(value, 0 if alone else 1, seen.exclusive)
         self.seen = seen
         if seen.names_classes:
-            self._names = {id(kind): id_of(kind) for kind in seen.classes}
+            self.names = {id(kind): id_of(kind) for kind in seen.classes}
         return self._form
 
     def member(self, value: bytes, number: int, reusable: bool) -> FunctionForm:

@@ -38,7 +38,7 @@ class Copy:
 
     def is_unchanged(self) -> bool:
         """Tell whether later calls may use it."""
-        return self.seen is not None and self.seen.is_unchanged()
+        return self.seen is not None and self.seen.has_its_attributes()
 
     def routines_of(self, fn: Callable[..., Any]) -> Iterator[Routine]:
         """Yield the routines of the group that run this function."""

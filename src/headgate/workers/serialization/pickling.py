@@ -102,13 +102,38 @@ def _dumped_apart(value: object, naming: Naming) -> bytes | BulkPayload:
         if data and b"_main__" not in data:
             return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
         buffers.clear()
+    names = naming.names()
+    if names:
+        try:
+            data = lifted.pickled(_Named, value, keep, names)
+        except Exception:
+            data = b""  # there is more to it
+        if data and b"_main__" not in data:
+            return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+        buffers.clear()
     take_mains_by_value()
     unnamed: list[type] = []
-    data = lifted.pickled(_by_value(), value, keep, naming.names(), unnamed)
+    data = lifted.pickled(_by_value(), value, keep, names, unnamed)
     if unnamed and naming.adopt(unnamed):
         buffers.clear()
         data = lifted.pickled(_by_value(), value, keep, naming.names())
     return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+
+
+class _Named(pickle.Pickler):
+    """Plain pickle that names classes which the receiver has. It fails where something has to be sent by value."""
+
+    names: Mapping[int, str] = {}
+    unnamed: list[type] | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)):
+            name = self.names.get(id(obj))
+            if name is not None:
+                return known_class, (name,)
+            if not is_by_name(obj):
+                raise pickle.PicklingError
+        return NotImplemented
 
 
 def as_payload(data: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> bytes | BulkPayload:

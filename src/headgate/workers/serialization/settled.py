@@ -80,9 +80,6 @@ _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _MADE_BY_PYTHON = 1 << 9  # of classes: Py_TPFLAGS_HEAPTYPE. Others are as they are, whatever they are called
 _ABSENT = object()
 
-Holder = dict[str, Any] | CellType
-"""What holds a value that a function sees: globals or defaults, or a cell of its closure."""
-
 
 class Unsettled(Exception):
     """Something was found that a call could change unnoticed."""
@@ -101,49 +98,63 @@ class Surroundings:
     """Could a call set an attribute of one of them? Then no two calls may use one copy at the same time."""
     names_classes: bool = True
     """May arguments and results name the classes? Not if one that is seen only by an annotation is unsettled."""
-    _code: list[tuple[FunctionType, CodeType, Any, Any]] = field(default_factory=list)
-    _attributes: list[Mapping[str, Any]] = field(default_factory=list)
+    _parts: list[tuple[FunctionType, CodeType, Any, Any]] = field(default_factory=list)
+    _attributes: list[tuple[dict[str, Any], int]] = field(default_factory=list)
     _members: list[tuple[Mapping[str, Any], tuple[str, ...], tuple[Any, ...]]] = field(default_factory=list)
-    _values: list[tuple[Holder, str, Any]] = field(default_factory=list)
+    _names: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    _cells: list[tuple[CellType, Any]] = field(default_factory=list)
 
     def is_unchanged(self) -> bool:
-        """Tell whether every name still means the same object."""
-        for function, code, defaults, kwdefaults in self._code:
+        """Tell whether every name still means the same object. (Two for each call: benchmarks/scripts.py.)"""
+        for function, code, defaults, kwdefaults in self._parts:
             if (
                 function.__code__ is not code
                 or function.__defaults__ is not defaults
                 or function.__kwdefaults__ is not kwdefaults
             ):
                 return False
-        for attributes in self._attributes:
-            if attributes and not _HARMLESS.issuperset(attributes):
+        get, absent = dict.get, _ABSENT
+        for space, name, value in self._names:
+            if get(space, name, absent) is not value:
+                return False
+        for cell, value in self._cells:
+            if _content(cell) is not value:
+                return False
+        return self.has_its_attributes()
+
+    def has_its_attributes(self) -> bool:
+        """Tell whether the classes and functions have the attributes that they had. Calls cannot change more."""
+        for attributes, length in self._attributes:
+            if len(attributes) != length:
                 return False
         for place, (now, names, values) in enumerate(self._members):
             if not (len(now) == len(names) and all(map(is_, now.values(), values))):
                 if not _same(now, names, values):
                     return False
                 self._members[place] = now, tuple(now), tuple(now.values())
-        for holder, name, value in self._values:  # most are globals
-            if (dict.get(holder, name, _ABSENT) if isinstance(holder, dict) else _content(holder)) is not value:
-                return False
         return True
 
     def note_function(self, function: FunctionType) -> None:
-        """Remember the parts of a function that can be replaced."""
-        self._code.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
-        self._attributes.append(function.__dict__)
+        """Remember a function, and the parts of it that can be replaced."""
+        self.functions.append(function)
+        self._parts.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
+        self.note_attributes(function)
 
-    def note_routine(self, decorated: FunctionType) -> None:
-        """Remember that nobody has set attributes of a routine."""
-        self._attributes.append(decorated.__dict__)
+    def note_attributes(self, function: FunctionType) -> None:
+        """Remember how many attributes a function, or the wrapper of a routine, has."""
+        self._attributes.append((function.__dict__, len(function.__dict__)))
 
     def note_members(self, now: Mapping[str, Any]) -> None:
         """Remember all attributes of a class, or of a member of an Enum."""
         self._members.append((now, tuple(now), tuple(now.values())))
 
-    def note(self, holder: Holder, name: str, value: Any) -> None:
-        """Remember what a name means."""
-        self._values.append((holder, name, value))
+    def note_name(self, space: dict[str, Any], name: str, value: Any) -> None:
+        """Remember what a name means: a global, or a parameter with a default."""
+        self._names.append((space, name, value))
+
+    def note_cell(self, cell: CellType, value: Any) -> None:
+        """Remember what a variable of a closure is."""
+        self._cells.append((cell, value))
 
 
 def _same(now: Mapping[str, Any], names: tuple[str, ...], values: tuple[Any, ...]) -> bool:
@@ -272,7 +283,6 @@ class _Search:
         if reading.hides or any(owner is None or not reading.is_first(target) for target in reading.inner):
             raise Unsettled
         self._registers = self._registers or reading.registers
-        self.found.functions.append(function)
         self.found.note_function(function)
         wrapped = function.__dict__.get("__wrapped__")
         if _guards_against_recursion(function):
@@ -289,20 +299,20 @@ class _Search:
         for cell in function.__closure__ or ():
             content = _content(cell)
             self.value(content)
-            self.found.note(cell, "", content)
+            self.found.note_cell(cell, content)
         for value in function.__defaults__ or ():
             self.value(value)
         defaults = function.__kwdefaults__ or {}
         for name, value in defaults.items():
             self.value(value)
-            self.found.note(defaults, name, value)
+            self.found.note_name(defaults, name, value)
         for name in reading.globals:
             value = dict.get(space, name, _ABSENT)
             if value is _ABSENT and name in _HIDDEN:
                 raise Unsettled
             self._writes = self._writes or (value is _ABSENT and name in _SETTERS)
             self.value(value)
-            self.found.note(space, name, value)
+            self.found.note_name(space, name, value)
 
     def value(self, value: Any) -> None:
         """Look at something that a function or a class refers to."""
@@ -349,7 +359,7 @@ class _Search:
                 raise Unsettled
             self._known.add(id(value))
             self.found.routines.append(routine)
-            self.found.note_routine(value)
+            self.found.note_attributes(value)
             self.function(routine.fn)
 
     def _seen_class(self, kind: type) -> None:
