@@ -124,14 +124,13 @@ class _Named(pickle.Pickler):
     """Plain pickle that names classes which the receiver has. It fails where something has to be sent by value."""
 
     names: Mapping[int, str] = {}
-    unnamed: list[type] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)):
             name = self.names.get(id(obj))
             if name is not None:
                 return known_class, (name,)
-            if not is_by_name(obj):
+            if obj is not known_class and not is_by_name(obj):
                 raise pickle.PicklingError
         return NotImplemented
 
@@ -186,7 +185,9 @@ class _Lifted:
         file = io.BytesIO()
         made: Any = pickler(file, 5, buffer_callback=keep)
         if names is not None:
-            made.names, made.unnamed = names, unnamed
+            made.names = names
+        if unnamed is not None:
+            made.unnamed = unnamed
         with bare:
             made.dump(value)
         return file.getvalue()
