@@ -53,6 +53,7 @@ bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/resources.py
 	$(py) benchmarks/tasks.py
 	$(py) benchmarks/dispatch.py
+	$(py) benchmarks/scripts.py
 	$(py) benchmarks/streams.py
 	$(py) benchmarks/context.py
 	$(py) benchmarks/combined.py
@@ -64,6 +65,7 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/resources.py --quick
 	$(py) benchmarks/tasks.py --quick
 	$(py) benchmarks/dispatch.py --quick
+	$(py) benchmarks/scripts.py --quick
 	$(py) benchmarks/streams.py --quick
 	$(py) benchmarks/context.py --quick
 	$(py) benchmarks/combined.py --quick

@@ -14,6 +14,7 @@ OTHER_LIBRARIES = {
     "_DYNAMIC_CLASS_TRACKER_BY_CLASS": "cloudpickle: classes by value must land on the class that is there",
     "_DYNAMIC_CLASS_TRACKER_BY_ID": "cloudpickle: the same",
     "_DYNAMIC_CLASS_TRACKER_LOCK": "cloudpickle: the same",
+    "_get_or_create_tracker_id": "cloudpickle: the id by which it knows a class by value",
     "_args_from_interpreter_flags": "subprocess: the flags of this interpreter, for another one that is to be like it",
     "_actions": "argparse: the arguments of a parser, which nothing else tells",
     "_asdict": "NamedTuple's, public in spite of its name",

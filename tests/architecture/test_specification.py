@@ -19,8 +19,6 @@ ID = re.compile(r"(?<![a-z0-9])([a-z]\d\d[a-z]?)(?![a-z0-9])")
 NOT_BUILT_YET = {
     # Quotas.
     *["H10", "H11", "H12"],
-    # Batches: options for each item, many submits at once, results of more types, life of workers.
-    "W93",
     # HTTP clients and quotas.
     "R80",
     # Everyday tools: clients of HTTP and of providers, web frameworks.

@@ -381,6 +381,8 @@ def _routines_loaded(data: bytes) -> Any:
 
 def _called(name: str, data: bytes) -> Any:
     function = loads(data)
+    if isinstance(function, tuple):  # a group: it comes with the routines that it calls
+        (function, *_), _ = function
     if name == "calls":
         called, counts, value = asyncio.run(function(5))
         return [_here(called, value), _here(counts, value)]

@@ -1,14 +1,16 @@
-"""How an exception is pickled and rebuilt, whatever its constructor takes.
+"""How an exception is pickled and rebuilt, whatever its constructor takes, and how a class is named by its id.
 
-The names `_State`, `_made`, `_by_itself` and `_restore` stand inside pickles that clients and workers of different
-releases exchange. So they, and this module, never move: `tests/frozen` asks.
+The names `_State`, `_made`, `_by_itself`, `_restore` and `known_class` stand inside pickles that clients and workers of
+different releases exchange. So they, and this module, never move: `tests/frozen` asks.
 """
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
+
+from headgate.errors import RemoteError
 
 
 def reduced(error: BaseException) -> Any:
@@ -96,3 +98,8 @@ def _restore(error: BaseException, state: tuple[Any, tuple[Any, Any, bool]]) -> 
 
 
 restore = _restore
+
+
+def known_class(tracker: str) -> NoReturn:
+    """Stand in a pickle for a class that its receiver has. `dynamic_classes` finds it; this says that there is none."""
+    raise RemoteError(f"a class that is sent by value is named ({tracker}), and is not known here")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from headgate.core.feeding import Bell, Feeder, check_items
 from headgate.errors import InvalidType
 from headgate.workers.routines import Routine
-from headgate.workers.serialization.functions import routine_of
+from headgate.workers.serialization.settled import routine_of
 
 T = TypeVar("T")
 R = TypeVar("R")

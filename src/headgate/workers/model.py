@@ -151,6 +151,11 @@ class FunctionForm(NamedTuple):
     thread: bool = False
     file: str = ""
     generator: bool = False
+    member: int = 0
+    """The value is a group of several: which of its functions this one is, counted from 1. 0: the value is the function
+    alone; of a function by reference it has only classes, which arguments name."""
+    reusable: bool = False
+    """A call could set attributes of what is in the group: the worker uses one copy for one call at a time."""
 
 
 class Limits(NamedTuple):

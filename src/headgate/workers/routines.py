@@ -21,7 +21,8 @@ from headgate.core.fences import FENCED
 from headgate.core.threads import call_in_thread, outlast_cancellation
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.workers.model import RoutineOptions, Task
-from headgate.workers.serialization.functions import ROUTINE, PortableFunction, routine_of
+from headgate.workers.serialization.functions import PortableFunction
+from headgate.workers.serialization.settled import ROUTINE, routine_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,11 +59,15 @@ class Routine:
         """What users hold: the wrapper that dispatches."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.fn, self.options)
+        return _rebuilt, (self.fn, self.options), self.decorated
+
+    def __setstate__(self, decorated: Callable[..., Any]) -> None:
+        self.decorated = decorated
 
 
 def _rebuilt(fn: Callable[..., Any], options: RoutineOptions) -> Routine:
-    made: Routine = getattr(_decorate(fn, options), ROUTINE)
+    """Make a routine of a pickle. Its wrapper, which holds it, is in the pickle too: see `__setstate__`."""
+    made: Routine = getattr(_decorate(fn, options), ROUTINE)  # pickles of older releases have no wrapper
     return made
 
 

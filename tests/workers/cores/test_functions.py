@@ -49,9 +49,19 @@ def form_of(fn: Any, thread: bool = False) -> FunctionForm:
     return PortableFunction(fn, thread).form(fn)
 
 
-def arrived(form: FunctionForm) -> ReceivedFunction:
-    """The worker's side of it."""
-    return ReceivedFunction(Definition(**form._asdict()))
+class Arrived:
+    """The worker's side of it: each load is for another call, and none has ended."""
+
+    def __init__(self, form: FunctionForm) -> None:
+        self.received = ReceivedFunction(Definition(**form._asdict()))
+        self.tag, self.thread = self.received.tag, self.received.thread
+
+    def load(self) -> Callable[..., Any]:
+        return self.received.open({}).fn
+
+
+def arrived(form: FunctionForm) -> Arrived:
+    return Arrived(form)
 
 
 class Outer:
@@ -309,7 +319,7 @@ class Text(str):
 def test_w03_a_change_that_a_call_makes_is_seen_by_no_later_call(name: str) -> None:
     form = form_of(program(FRESH[name])["f"])
     worker = arrived(form)
-    first, second, third = worker.load({})(), worker.load({})(), worker.load({})()
+    first, second, third = worker.load()(), worker.load()(), worker.load()()
     assert first == second == third
 
 

@@ -29,7 +29,8 @@ from headgate.workers.routines import (
     do_dispatch,
     generator_over,
 )
-from headgate.workers.serialization.functions import inside, routine_of
+from headgate.workers.serialization.functions import inside
+from headgate.workers.serialization.settled import routine_of
 
 if TYPE_CHECKING:
     from headgate.workers.client.dispatcher import Dispatcher

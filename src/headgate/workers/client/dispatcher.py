@@ -41,7 +41,7 @@ from headgate.workers.client.failures import (
 )
 from headgate.workers.client.peers import Introductions
 from headgate.workers.client.remote_stream import Stream
-from headgate.workers.client.routine_call import GONE, Attempts, RoutineCall
+from headgate.workers.client.routine_call import GONE, ArgumentNames, Attempts, RoutineCall
 from headgate.workers.events import TASKS
 from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata
 from headgate.workers.protocol.bulk import BulkPayload
@@ -159,10 +159,11 @@ class Dispatcher:
         """Make a call with its arguments and the Context pickled, to be given to a worker. InvalidArgument: they are
         too long. `exchange`: of a generator."""
         most = self.max_payload
-        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn)
+        naming = ArgumentNames(routine)
+        arguments = dump_arguments(routine.tag, args, kwargs, routine.fn, naming)
         if 0 < most < len(arguments):
             refuse_long(routine, arguments, most)
-        form = routine.portable.form(routine.decorated)
+        form = naming.form()
         context = b""  # after all else is pickled: see `context_frames.sent`
         if exchange is not None or not context_frames.nothing():
             context = context_frames.sent(routine.tag, most, exchange)
@@ -184,6 +185,7 @@ class Dispatcher:
             request,
         )
         call.routine, call.limit, call.exchange = routine, limit or 0.0, exchange
+        call.seen = routine.portable.seen
         return call
 
     def assign(self, call: RoutineCall, use: Use, waiter: Waiter) -> None:

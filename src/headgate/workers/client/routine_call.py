@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
@@ -13,18 +13,49 @@ from headgate.workers.protocol.messages import Answer, Outgoing
 if TYPE_CHECKING:
     from headgate.resources.members import Use
     from headgate.workers.client.connection import Connection
+    from headgate.workers.model import FunctionForm
     from headgate.workers.routines import Routine
+    from headgate.workers.serialization.settled import Surroundings
 
 GONE = frozenset({"lost", "stopped"})
 """Kinds of answers that say that the worker of a call is gone."""
 
 
+class ArgumentNames:
+    """Which classes the arguments of one call may name, and the form of its function, which must have them."""
+
+    __slots__ = ("_form", "_routine")
+
+    def __init__(self, routine: Routine) -> None:
+        self._routine = routine
+        self._form: FunctionForm | None = None
+
+    def form(self) -> FunctionForm:
+        """Return the form in which the function has to be sent with these arguments."""
+        if self._form is None:
+            self._form = self._routine.portable.form(self._routine.decorated)
+        return self._form
+
+    def names(self) -> Mapping[int, str]:
+        """Return the ids of the classes, by the identity of the class."""
+        self.form()
+        return self._routine.portable.names
+
+    def adopt(self, classes: Collection[type]) -> bool:
+        """Have the function take these classes along. False: none of them can be named."""
+        adopted = self._routine.portable.adopt(self._routine.decorated, classes)
+        self._form = adopted or self._form
+        return adopted is not None
+
+
 class RoutineCall(Outgoing):
     """A call of a routine. `Dispatcher.prepare` makes it, and `Dispatcher.assign` gives it to a worker."""
 
-    __slots__ = ("connection", "routine", "use")
+    __slots__ = ("connection", "routine", "seen", "use")
 
     routine: Routine
+    seen: Surroundings | None
+    """What was sent with the routine: the result may name classes of it, which must not be gone by then."""
     use: Use
     """The hold on its worker, by which the roster counts it."""
     connection: Connection
@@ -51,6 +82,7 @@ class RoutineCall(Outgoing):
             self.request,
         )
         call.routine, call.limit, call.exchange, call.backlog = self.routine, self.limit, self.exchange, self.backlog
+        call.seen = self.seen
         return call
 
 

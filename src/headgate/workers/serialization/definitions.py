@@ -41,6 +41,8 @@ class Definitions:
             thread=form.thread,
             file=form.file,
             generator=form.generator,
+            member=form.member,
+            reusable=form.reusable,
         )
         return self._last, len(form.value)
 

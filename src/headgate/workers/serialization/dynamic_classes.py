@@ -10,30 +10,47 @@ has a class of that id, cloudpickle overwrites that class with what was sent. Th
 
 So data that holds such a class is loaded here. With a `Scope`, the classes of one call are used. Without one, the
 classes of the process are used, and those that this process defined itself are not changed.
+
+Data may also *name* a class that the receiver has, by its id (`codec.known_class`).
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headgate.workers.codec import known_class
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Payload, Unreadable
 
 _SIGN = b"_make_skeleton"
+_NAMED = known_class.__name__.encode()
 _received: weakref.WeakSet[type] = weakref.WeakSet()
 
 Scope = dict[str, type]
 """The classes of one call, by cloudpickle's id."""
 
 
+def id_of(kind: type) -> str:
+    """Return the id by which processes know a class that is sent by value."""
+    from cloudpickle import cloudpickle
+
+    made: str = cloudpickle._get_or_create_tracker_id(kind)
+    return made
+
+
 def loads(data: Payload, scope: Scope | None = None) -> Any:
     """Unpickle a payload; classes that were sent by value are loaded into `scope`, or into the process."""
     if isinstance(data, bytes) and _SIGN not in data:
-        return pickle.loads(data)
+        if _NAMED not in data:
+            return pickle.loads(data)
+        finder = _Finder(io.BytesIO(data))
+        finder.scope = scope
+        return finder.load()
     buffers: Sequence[Any] = ()
     lifted = 0
     assert not isinstance(data, Borrowed), "it was read"
@@ -41,16 +58,48 @@ def loads(data: Payload, scope: Scope | None = None) -> Any:
         raise OSError(data.reason)
     if isinstance(data, BulkPayload):
         buffers, lifted, data = data.buffers, data.lifted, data.pickle
-    if _SIGN not in data and not lifted:
+    if _SIGN not in data and _NAMED not in data and not lifted:
         return pickle.loads(data, buffers=buffers)
     return _Unpickler(data, buffers, lifted, scope).load()
 
 
-class _Unpickler(pickle.Unpickler):
+@functools.cache
+def _known_here() -> Mapping[str, type]:
+    """Return the classes that this process has defined itself, by id."""
+    from cloudpickle import cloudpickle
+
+    known: Mapping[str, type] = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+    return known
+
+
+class _Finder(pickle.Unpickler):
+    """Unpickles what names classes."""
+
+    scope: Scope | None = None
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == known_class.__name__ and module == known_class.__module__:
+            return self._find
+        return super().find_class(module, name)
+
+    def _find(self, tracker: str) -> type:
+        """Return the class of this id that the receiver has: the one of the call, or one that it has defined itself."""
+        found = None if self.scope is None else self.scope.get(tracker)
+        if found is None:
+            found = _known_here().get(tracker)
+        if not isinstance(found, type):
+            known_class(tracker)
+        return found
+
+
+class _Unpickler(_Finder):
+    """Unpickles what contains classes."""
+
     def __init__(self, data: bytes, buffers: Sequence[Any], lifted: int, scope: Scope | None) -> None:
         super().__init__(io.BytesIO(data), buffers=buffers[lifted:])
         self._lifted = buffers[:lifted]
-        self._scope = scope
+        self.scope = scope
+        self._made: set[int] = set()  # classes that this data defines
 
     def persistent_load(self, number: int) -> Any:
         """Return bytes that were sent beside the pickle."""
@@ -77,11 +126,11 @@ class _Unpickler(pickle.Unpickler):
     ) -> type:
         from cloudpickle import cloudpickle
 
-        if self._scope is None or tracker is None:
+        if self.scope is None or tracker is None:
             return self._known(
                 tracker, lambda: cloudpickle._make_skeleton_class(kind, name, bases, namespace, tracker, extra)
             )
-        made = self._scope.get(tracker)
+        made = self.scope.get(tracker)
         if made is None:
             made = types.new_class(name, bases, {"metaclass": kind}, lambda space: space.update(namespace))
             self._enter(made, tracker)
@@ -99,12 +148,12 @@ class _Unpickler(pickle.Unpickler):
     ) -> type:
         from cloudpickle import cloudpickle
 
-        if self._scope is None or tracker is None:
+        if self.scope is None or tracker is None:
             return self._known(
                 tracker,
                 lambda: cloudpickle._make_skeleton_enum(bases, name, qualname, members, module, tracker, extra),
             )
-        made = self._scope.get(tracker)
+        made = self.scope.get(tracker)
         if made is None:
             made = cloudpickle._make_skeleton_enum(bases, name, qualname, members, module, None, extra)
             self._enter(made, tracker)
@@ -124,8 +173,9 @@ class _Unpickler(pickle.Unpickler):
         """Put a class into the scope, and remember its id for when it is sent back."""
         from cloudpickle import cloudpickle
 
-        assert self._scope is not None, "asked for"
-        self._scope[tracker] = made
+        assert self.scope is not None, "asked for"
+        self.scope[tracker] = made
+        self._made.add(id(made))
         _received.add(made)
         with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
             cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = tracker
@@ -133,6 +183,6 @@ class _Unpickler(pickle.Unpickler):
     def _set_state(self, made: type, state: object) -> type:
         from cloudpickle import cloudpickle
 
-        if made in _received:
+        if id(made) in self._made or (self.scope is None and made in _received):
             cloudpickle._class_setstate(made, state)
         return made

@@ -5,56 +5,45 @@ worker whose file differs can say so.
 
 **By value** otherwise (``__main__``, notebooks, closures, lambdas). A function sees the globals of its module, its
 defaults and its closure, and the caller expects their values at the time of the call. So it is pickled for each call,
-unless everything it can see is *settled*: atoms, modules, objects that are imported by name, and functions that see
-nothing else. Settled objects are remembered and compared by identity. As long as they are the same, the pickle is
-reused, and the worker may keep the function that it has loaded. A function that is not settled is loaded again for each
-call, because a call may change what it sees, and no later call may see that change.
+unless everything it can see is settled (see `settled`). Then the functions, routines and classes that see each other
+are pickled together, as a *group*, once for as long as they are the same, and the worker may keep what it has loaded.
+A function that is not settled is loaded again for each call, because a call may change what it sees, and no later call
+may see that change.
+
+**Classes of arguments** join the group of the function that is called, if they are settled. From then on arguments and
+results name them by id, and their pickles do not contain them. So the group of a function that is sent by reference may
+consist of classes alone.
 """
 
 from __future__ import annotations
 
-import dis
 import hashlib
 import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator
-from types import CellType, CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
-from headgate.context.variables import ContextVar, bare
+from headgate.context.variables import bare
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, RemoteError
 from headgate.workers.model import FunctionForm
-from headgate.workers.serialization.dynamic_classes import Scope, loads
+from headgate.workers.serialization.dynamic_classes import Scope, id_of, loads
+from headgate.workers.serialization.groups import Copy, Group, group_of
+from headgate.workers.serialization.settled import MAINS, Surroundings, is_registered, routine_of, surroundings_of
 
 if TYPE_CHECKING:
     from headgate.workers.protocol.wire.wire_pb2 import Definition
-    from headgate.workers.routines import Routine
-
-ROUTINE = "__headgate_routine__"
-"""The attribute by which a decorated function is known."""
 
 PYTHON = f"{sys.implementation.cache_tag}"
 HEAVY_BYTES, HEAVY_SECONDS = 1024 * 1024, 0.005
 
-_ATOMS = frozenset({int, float, complex, str, bytes, bool, type(None), type(Ellipsis)})
-_UNSETTLING = frozenset({"globals", "exec", "eval", "vars", "setattr", "delattr", "__import__", "locals"})
-_INNER = frozenset({"__dict__", "__globals__", "__closure__", "cell_contents", "__kwdefaults__"})
-_MAINS = ("__main__", "__mp_main__")
+_COMPANY = 64  # classes of arguments that a function takes along at most
+_NO_NAMES: Mapping[int, str] = {}
 _log = logging.getLogger("headgate.workers")
-
-Holder = dict[str, Any] | CellType | FunctionType
-"""What holds a value that a function sees: globals or defaults, a cell of its closure, or the function itself."""
-Seen = tuple[Holder, str, Any]
-"""A value that a function sees: what holds it, under which name, and the value."""
-
-
-def routine_of(fn: object) -> Routine | None:
-    """Return the routine of a decorated function; None: it is none, or only wraps one (`functools.wraps`)."""
-    routine = getattr(fn, ROUTINE, None) if isinstance(fn, FunctionType) else None
-    return routine if routine is not None and routine.decorated is fn else None
 
 
 def tag_of(fn: object) -> str:
@@ -70,54 +59,120 @@ def tag_of(fn: object) -> str:
 class PortableFunction:
     """A function that is sent to workers, and the form in which it was sent last."""
 
-    __slots__ = ("_form", "_seen", "_slow", "_warned", "fn", "generator", "tag", "thread")
+    __slots__ = (
+        *("_company", "_form", "_refused", "_slow", "_warned"),
+        *("fn", "generator", "names", "seen", "tag", "thread"),
+    )
 
     def __init__(self, fn: Callable[..., Any], thread: bool) -> None:
         self.fn: Callable[..., Any] = fn
         self.tag: str = _plain(tag_of(fn))
         self.thread: bool = thread
         self.generator: bool = inspect.isasyncgenfunction(fn)
+        self.seen: Surroundings | None = None
+        """What the group of the last form was made of; None: it has no group."""
+        self.names: Mapping[int, str] = _NO_NAMES
+        """The ids of the classes in that group, by the identity of the class."""
         self._form: FunctionForm | None = None
-        self._seen: list[Seen] | None = None  # what a form by value was made of; None: by reference
+        self._company: list[type] = []  # classes of arguments
+        self._refused: WeakSet[type] = WeakSet()
         self._warned = False
         self._slow = 0  # dumps that took long: some do because the machine is busy
 
     def form(self, decorated: Callable[..., Any]) -> FunctionForm:
         """Return the form in which the function has to be sent now."""
         form = self._form
-        if form is not None:
-            seen = self._seen
-            if seen is None:
-                return form
-            for holder, name, value in seen:
-                if _look(holder, name) is not value:
-                    break
-            else:
-                return form
+        if form is not None and (self.seen is None or self.seen.is_unchanged()):
+            return form
         return self._make(decorated)
 
+    def receive(self, form: FunctionForm, copy: Copy) -> None:
+        """Send the function on as it was received, as long as nothing in its group changes."""
+        self._form, self.seen, self.names = form, copy.seen, copy.names
+        self._company = list(copy.scope.values())
+
+    def adopt(self, decorated: Callable[..., Any], classes: Collection[type]) -> FunctionForm | None:
+        """Add classes of arguments to the group, so that arguments can name them; returns the form that the function
+        has then. None: none of them can be named."""
+        if self._form is None:
+            return None  # it is not settled itself
+        added = [kind for kind in classes if id(kind) not in self.names and self._takes(kind)]
+        if not added:
+            return None
+        ids = {id_of(kind) for kind in added}  # on a worker there may be several copies of one class
+        kept = [kind for kind in self._company if id_of(kind) not in ids]
+        self._company = [*kept, *added] if len(kept) + len(added) <= _COMPANY else added
+        return self._make(decorated)
+
+    def _takes(self, kind: type) -> bool:
+        if kind in self._refused:
+            return False
+        if surroundings_of((), (kind,)) is not None:
+            return True
+        self._refused.add(kind)
+        return False
+
     def _make(self, decorated: Callable[..., Any]) -> FunctionForm:
-        fn = self.fn
-        if importable(decorated):
-            self._form = FunctionForm(
-                tag=self.tag,
-                module=fn.__module__,
-                qualname=fn.__qualname__,
-                digest=code_digest(fn.__code__) if hasattr(fn, "__code__") else b"",
-                python=PYTHON,
-                thread=self.thread,
-                generator=self.generator,
-                file=_plain(getattr(getattr(fn, "__code__", None), "co_filename", "")),
-            )
+        self._form, self.seen, self.names = None, None, _NO_NAMES
+        is_importable = importable(decorated)
+        if is_importable and not self._company:
+            self._form = self._by_reference()
             return self._form
+        take_mains_by_value()
+        functions = () if is_importable else (self.fn,)
+        seen = surroundings_of(functions, self._company)
+        if seen is None and self._company:
+            self._refused.update(self._company)
+            self._company = []
+            return self._make(decorated)
+        if seen is None:
+            return FunctionForm(
+                tag=self.tag, value=self._dumped(self.fn), fresh=True, thread=self.thread, generator=self.generator
+            )
+        members = (*functions, *(routine.fn for routine in seen.routines if routine.fn is not self.fn))
+        alone = len(members) == 1 and not self._company
+        value = self._dumped(self.fn if alone else (members, tuple(self._company)))
+        if is_importable:
+            self._form = self._by_reference()._replace(value=value, reusable=seen.exclusive)
+        else:
+            self._form = self.member(value, 0 if alone else 1, seen.exclusive)
+        self.seen = seen
+        if seen.names_classes:
+            self.names = {id(kind): id_of(kind) for kind in seen.classes}
+        return self._form
+
+    def member(self, value: bytes, number: int, reusable: bool) -> FunctionForm:
+        """Return the form of the function as a member of a group."""
+        return FunctionForm(
+            tag=self.tag,
+            value=value,
+            fresh=reusable,
+            thread=self.thread,
+            generator=self.generator,
+            member=number,
+            reusable=reusable,
+        )
+
+    def _by_reference(self) -> FunctionForm:
+        fn = self.fn
+        return FunctionForm(
+            tag=self.tag,
+            module=fn.__module__,
+            qualname=fn.__qualname__,
+            digest=code_digest(fn.__code__) if hasattr(fn, "__code__") else b"",
+            python=PYTHON,
+            thread=self.thread,
+            generator=self.generator,
+            file=_plain(getattr(getattr(fn, "__code__", None), "co_filename", "")),
+        )
+
+    def _dumped(self, value: object) -> bytes:
         import cloudpickle  # not at the top: decorating a function is to be quick
 
-        take_mains_by_value()
-        seen = _settled(fn)
         began = clock.now()
         try:
             with bare:
-                value = bytes(cloudpickle.dumps(fn, 5))
+                data = bytes(cloudpickle.dumps(value, 5))
         except Exception as error:
             remedy = "Move it to a module that workers can import, or pass what it needs as arguments."
             if "_contextvars.ContextVar" in str(error):
@@ -126,10 +181,8 @@ class PortableFunction:
                 f"{self.tag} cannot be pickled with what it refers to: {type(error).__name__}: {error}", remedy=remedy
             ) from error
         if not self._warned:
-            self._warn(len(value), clock.now() - began)
-        form = FunctionForm(tag=self.tag, value=value, fresh=seen is None, thread=self.thread, generator=self.generator)
-        self._form, self._seen = (form, seen) if seen is not None else (None, None)
-        return form
+            self._warn(len(data), clock.now() - began)
+        return data
 
     def _warn(self, size: int, seconds: float) -> None:
         self._slow += seconds > HEAVY_SECONDS
@@ -152,7 +205,7 @@ def _plain(text: str) -> str:
 def importable(decorated: Callable[..., Any]) -> bool:
     """Tell whether a worker that imports the module finds this function under its name."""
     module = getattr(decorated, "__module__", None)
-    if module is None or module in _MAINS or _registered(module):
+    if module is None or module in MAINS or is_registered(module):
         return False
     found = sys.modules.get(module)
     if found is None or getattr(found, "__spec__", None) is None:  # made by hand: no file to import it from
@@ -195,150 +248,6 @@ def take_mains_by_value() -> None:
         cloudpickle.register_pickle_by_value(main)
 
 
-def modules_by_value() -> Collection[str]:
-    """Return the names of the modules that cloudpickle was told to send by value."""
-    cloudpickle = sys.modules.get("cloudpickle")
-    return cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
-
-
-def _registered(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in modules_by_value())
-
-
-def _look(holder: Holder, name: str) -> Any:
-    """Return the current value of a name: of a global, a cell, or an attribute of a function."""
-    if isinstance(holder, FunctionType):  # most are
-        return getattr(holder, name) if name != "attributes" else None if _attributes(holder) else ()
-    if isinstance(holder, dict):
-        return dict.get(holder, name, _ABSENT)
-    try:
-        return holder.cell_contents
-    except ValueError:
-        return _ABSENT
-
-
-_ABSENT = object()
-_UNSETTLED = [None]  # something a call could change
-
-
-def _attributes(function: FunctionType) -> set[str]:
-    """Return the names of attributes that somebody has set on a function."""
-    return {name for name in function.__dict__ if name not in (ROUTINE, "__wrapped__")}
-
-
-def _settled(fn: Callable[..., Any]) -> list[Seen] | None:
-    """Return all that a function can see, as (holder, name, value); None when a call could change some of it."""
-    seen: list[Seen] = []
-    todo: list[Any] = [fn]
-    done, writes, carries = set[int](), False, False
-    while todo:
-        function = todo.pop()
-        if not isinstance(function, FunctionType) or _attributes(function):
-            return None
-        if id(function) in done:
-            continue
-        done.add(id(function))
-        code = _Reading(function.__code__)
-        if code.unsettles:
-            return None
-        writes = writes or code.writes_attributes
-        seen += [(function, name, getattr(function, name)) for name in ("__code__", "__defaults__", "__kwdefaults__")]
-        seen.append((function, "attributes", ()))
-        values = list(_seen_by(function, code))
-        for _, _, value in values:
-            further = _further(value)
-            if further is None:
-                return None
-            todo += further
-            carries = carries or bool(further)
-            if routine_of(value) is not None:
-                seen.append((value, "attributes", ()))
-        seen += values
-    return None if writes and carries else seen  # it may hang something on a function that travels with it
-
-
-def _seen_by(function: FunctionType, code: _Reading) -> Iterator[Seen]:
-    for cell in function.__closure__ or ():
-        yield cell, "cell", _look(cell, "cell")
-    for value in function.__defaults__ or ():
-        yield {"": value}, "", value
-    defaults = function.__kwdefaults__ or {}
-    for name, value in defaults.items():
-        yield defaults, name, value
-    for name in code.globals:
-        value = dict.get(function.__globals__, name, _ABSENT)
-        if value is _ABSENT and name in _UNSETTLING:
-            value = _UNSETTLED
-        yield function.__globals__, name, value
-
-
-def _further(value: Any) -> list[Any] | None:
-    """Return the functions inside a value, which have to be looked at too; None: a call could change the value."""
-    kind = type(value)
-    if value is _ABSENT or kind in _ATOMS:
-        return []
-    if isinstance(value, ModuleType):
-        found = sys.modules.get(value.__name__) is value and getattr(value, "__spec__", None) is not None
-        return [] if found and not _registered(value.__name__) else None
-    if kind in (tuple, frozenset):
-        further = [_further(item) for item in value]
-        return None if None in further else [function for functions in further for function in functions or ()]
-    if isinstance(value, (FunctionType, type)) and _by_name(value):
-        return []
-    if kind.__name__ == "builtin_function_or_method" and isinstance(getattr(value, "__self__", None), ModuleType):
-        return []
-    if isinstance(value, ContextVar):  # one for each key in a process: its default is part of it, its values are not
-        return [] if value.is_plain else None
-    if not isinstance(value, FunctionType):
-        return None
-    routine = routine_of(value)
-    if routine is not None:
-        return None if _attributes(value) else [routine.fn]
-    return [value]
-
-
-class _Reading:
-    """The names that the code of a function uses, with the code nested in it."""
-
-    __slots__ = ("_free", "globals", "unsettles", "writes_attributes")
-
-    def __init__(self, code: CodeType) -> None:
-        self.globals: set[str] = set()
-        self.unsettles: bool = False
-        """Does the code write to globals, or to a closure that outlives the call?"""
-        self.writes_attributes: bool = False
-        self._free = frozenset(code.co_freevars)
-        self._read(code)
-
-    def _read(self, code: CodeType) -> None:
-        for instruction in dis.get_instructions(code):
-            name = instruction.opname
-            if name in ("LOAD_GLOBAL", "LOAD_NAME"):
-                self.globals.add(instruction.argval)
-            elif name in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_STAR"):
-                self.unsettles = True
-            elif name in ("STORE_DEREF", "DELETE_DEREF"):
-                self.unsettles = self.unsettles or instruction.argval in self._free
-            elif name in ("STORE_ATTR", "DELETE_ATTR"):
-                self.writes_attributes = True
-            elif name in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _INNER:
-                self.unsettles = True
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                self._read(constant)
-
-
-def _by_name(value: FunctionType | type) -> bool:
-    found: object = sys.modules.get(value.__module__ or "")
-    if found is None or value.__module__ in _MAINS or getattr(found, "__spec__", None) is None:
-        return found is not None and value.__module__ == "builtins"
-    if _registered(value.__module__):
-        return False
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
-
-
 def code_digest(code: CodeType) -> bytes:
     """Return a digest of compiled code that does not depend on the name of its file."""
     digest = hashlib.blake2b(digest_size=16)
@@ -362,28 +271,75 @@ def _feed(digest: hashlib.blake2b, code: CodeType) -> None:
 # -- at the worker ----------------------------------------------------------------------------------------------------
 
 
+class Loaded(NamedTuple):
+    """A function on the worker, ready to be called, and the copy of its group that it belongs to."""
+
+    fn: Callable[..., Any]
+    copy: Copy
+
+
+_NO_GROUP = Copy({})
+
+
 class ReceivedFunction:
     """A function that a client defined, on the worker. Loaded at its first call: importing a module runs user code."""
 
-    __slots__ = ("_definition", "_loaded", "generator", "tag", "thread")
+    __slots__ = ("_definition", "_group", "_imported", "generator", "tag", "thread")
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self._loaded: Callable[..., Any] | None = None
+        self._group: Group | None = None
+        self._imported: Loaded | None = None
         self.tag: str = definition.tag
         self.thread: bool = definition.thread
         self.generator: bool = definition.generator
 
-    def load(self, scope: Scope | None = None) -> Callable[..., Any]:
-        """Return the function itself, with the classes of this scope; RemoteError says why it cannot be loaded."""
-        if self._loaded is not None:
-            return self._loaded
+    @property
+    def has_group(self) -> bool:
+        """Whether there are classes that calls may have in common."""
+        return bool(self._definition.value) and (self._definition.reusable or not self._definition.fresh)
+
+    def open(self, scope: Scope) -> Loaded:
+        """Return the function for one call, whose classes are put into `scope`; RemoteError says why it cannot be."""
+        loaded = self._open(scope)
+        if loaded.copy.scope:
+            scope.update(loaded.copy.scope)
+        return loaded
+
+    def _open(self, scope: Scope) -> Loaded:
         definition = self._definition
-        if not definition.value:
-            self._loaded = _imported(definition)
-            return self._loaded
+        if definition.module:
+            if self._imported is None:
+                self._imported = Loaded(_imported(definition), _NO_GROUP)
+            return self._imported if not definition.value else Loaded(self._imported.fn, self._copy())
+        if self.has_group:
+            copy = self._copy()
+            return Loaded(copy.functions[max(0, definition.member - 1)], copy)
+        return Loaded(self._loaded(lambda: loads(definition.value, scope)), _NO_GROUP)
+
+    def close(self, copy: Copy) -> None:
+        """Hear that a call has ended, and does not use its copy any more."""
+        if self._group is not None:
+            self._group.close(copy)
+
+    def _copy(self) -> Copy:
+        definition = self._definition
+        group = self._group
+        if group is None:
+            group = self._group = group_of(definition.value, definition.reusable)
+        copy = group.idle()
+        if copy is None:
+            copy = self._loaded(group.load)
+            first = 1 if definition.member or definition.module else 0
+            for member, fn in enumerate(copy.functions, first):
+                for routine in copy.routines_of(fn):
+                    form = routine.portable.member(definition.value, member, definition.reusable)
+                    routine.portable.receive(form, copy)
+        return copy
+
+    def _loaded(self, load: Callable[[], Any]) -> Any:
         try:
-            fn: Callable[..., Any] = loads(definition.value, scope)
+            return load()
         except ModuleNotFoundError as error:
             raise missing_module(self.tag, error) from error
         except Exception as error:
@@ -391,9 +347,6 @@ class ReceivedFunction:
                 f"{self.tag} could not be loaded on the worker: {type(error).__name__}: {error}",
                 remedy="Move it to a module that workers can import, and pass what it needs as arguments.",
             ) from error
-        if not definition.fresh:
-            self._loaded = fn
-        return fn
 
 
 def missing_module(tag: str, error: ModuleNotFoundError) -> RemoteError:

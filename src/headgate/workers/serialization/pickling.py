@@ -17,20 +17,21 @@ import inspect
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, count
-from types import TracebackType
-from typing import Any
+from types import FunctionType, TracebackType
+from typing import Any, Protocol
 
 from headgate.context.variables import bare
 from headgate.core.redaction import redact
-from headgate.errors import InvalidType, RemoteError
+from headgate.errors import HeadgateError, InvalidType, RemoteError
 from headgate.resources.model import Resource
 from headgate.resources.signals import SIGNALS, CooldownResource
-from headgate.workers.codec import reduced, restore
+from headgate.workers.codec import known_class, reduced, restore
 from headgate.workers.protocol.bulk import INLINE, BulkPayload, Payload
 from headgate.workers.serialization.dynamic_classes import Scope, loads
-from headgate.workers.serialization.functions import modules_by_value, take_mains_by_value
+from headgate.workers.serialization.functions import take_mains_by_value
+from headgate.workers.serialization.settled import MAINS, is_by_name, modules_by_value
 
 _ATOMS = frozenset({int, str, bytes, float, bool, type(None)})
 _HERE = __file__.rsplit("serialization", 1)[0]
@@ -38,15 +39,47 @@ _NOTE = "Remote traceback ("
 _FEW = 64  # long bytes are looked for in containers of so many members
 
 
-def dumps(value: object) -> bytes | BulkPayload:
+class Naming(Protocol):
+    """Which classes the receiver of a pickle has, so that the pickle may name them."""
+
+    def names(self) -> Mapping[int, str]:
+        """Return their ids, by the identity of the class."""
+        ...
+
+    def adopt(self, classes: Collection[type]) -> bool:
+        """Let the receiver have these as well. False: it will not have any of them."""
+        ...
+
+
+class Given:
+    """The classes that the sender of a call has: the result may name them."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+
+    def names(self) -> Mapping[int, str]:
+        """Return their ids, by the identity of the class."""
+        return self._names
+
+    def adopt(self, classes: Collection[type]) -> bool:
+        """Return False: what else a result contains is sent with it."""
+        return False
+
+
+NOTHING_GIVEN = Given({})
+
+
+def dumps(value: object, naming: Naming = NOTHING_GIVEN) -> bytes | BulkPayload:
     """Pickle any object that cloudpickle can pickle: as bytes or, if it is long, as a bulk payload."""
     if type(value) not in _ATOMS or (isinstance(value, bytes) and len(value) >= INLINE):
-        return _dumped_apart(value)
+        return _dumped_apart(value, naming)
     data = pickle.dumps(value, 5)
     return data if len(data) <= INLINE else BulkPayload(data)
 
 
-def _dumped_apart(value: object) -> bytes | BulkPayload:
+def _dumped_apart(value: object, naming: Naming) -> bytes | BulkPayload:
     lifted = _Lifted(value)
     buffers: list[Any] = []
 
@@ -61,7 +94,7 @@ def _dumped_apart(value: object) -> bytes | BulkPayload:
         buffers.append(bytes(raw) if raw.readonly else bytearray(raw))
         return False
 
-    if not modules_by_value():
+    if not lifted.of_main and not modules_by_value():
         try:
             data = lifted.pickled(pickle.Pickler, value, keep)
         except Exception:
@@ -69,9 +102,37 @@ def _dumped_apart(value: object) -> bytes | BulkPayload:
         if data and b"_main__" not in data:
             return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
         buffers.clear()
+    names = naming.names()
+    if names:
+        try:
+            data = lifted.pickled(_Named, value, keep, names)
+        except Exception:
+            data = b""  # there is more to it
+        if data and b"_main__" not in data:
+            return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+        buffers.clear()
     take_mains_by_value()
-    data = lifted.pickled(_cloudpickle().Pickler, value, keep)
+    unnamed: list[type] = []
+    data = lifted.pickled(_by_value(), value, keep, names, unnamed)
+    if unnamed and naming.adopt(unnamed):
+        buffers.clear()
+        data = lifted.pickled(_by_value(), value, keep, naming.names())
     return as_payload(data, [*lifted.buffers, *buffers], len(lifted.buffers))
+
+
+class _Named(pickle.Pickler):
+    """Plain pickle that names classes which the receiver has. It fails where something has to be sent by value."""
+
+    names: Mapping[int, str] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)):
+            name = self.names.get(id(obj))
+            if name is not None:
+                return known_class, (name,)
+            if obj is not known_class and not is_by_name(obj):
+                raise pickle.PicklingError
+        return NotImplemented
 
 
 def as_payload(data: bytes, buffers: Sequence[Any] = (), lifted: int = 0) -> bytes | BulkPayload:
@@ -87,6 +148,8 @@ class _Lifted:
 
     def __init__(self, value: object) -> None:
         self.buffers: list[bytes | bytearray] = []
+        self.of_main: bool = False
+        """Is there an object of a class of ``__main__`` near the top? Then plain pickle need not be tried."""
         self._numbers: dict[int, int] = {}
         self._look(value, 2)
 
@@ -99,9 +162,16 @@ class _Lifted:
         elif depth >= 0 and kind in (tuple, list, dict) and len(value) <= _FEW:
             for member in value.values() if kind is dict else value:
                 self._look(member, depth - 1)
+        elif kind.__module__ in MAINS or (kind is list and value and value[0].__class__.__module__ in MAINS):
+            self.of_main = True
 
     def pickled(
-        self, pickler: type[pickle.Pickler], value: object, keep: Callable[[pickle.PickleBuffer], bool]
+        self,
+        pickler: type[pickle.Pickler],
+        value: object,
+        keep: Callable[[pickle.PickleBuffer], bool],
+        names: Mapping[int, str] | None = None,
+        unnamed: list[type] | None = None,
     ) -> bytes:
         """Pickle the object, with a number in the place of each of these bytes."""
         if self._numbers:
@@ -113,8 +183,13 @@ class _Lifted:
 
             pickler = Naming
         file = io.BytesIO()
+        made: Any = pickler(file, 5, buffer_callback=keep)
+        if names is not None:
+            made.names = names
+        if unnamed is not None:
+            made.unnamed = unnamed
         with bare:
-            pickler(file, 5, buffer_callback=keep).dump(value)
+            made.dump(value)
         return file.getvalue()
 
 
@@ -123,6 +198,28 @@ def _cloudpickle() -> Any:
     import cloudpickle
 
     return cloudpickle
+
+
+@functools.cache
+def _by_value() -> Any:
+    """Return the class of a cloudpickle Pickler that names classes which the receiver has."""
+
+    class Pickler(_cloudpickle().Pickler):  # type: ignore[misc] # it has no types
+        names: Mapping[int, str] = {}
+        unnamed: list[type] | None = None  # collects the classes that the receiver has not
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type):
+                name = self.names.get(id(obj))
+                if name is not None:
+                    return known_class, (name,)
+                if self.unnamed is not None and not is_by_name(obj):
+                    self.unnamed.append(obj)
+            elif not isinstance(obj, FunctionType):
+                return NotImplemented
+            return super().reducer_override(obj)
+
+    return Pickler
 
 
 def dump_whole(value: object) -> bytes:
@@ -141,7 +238,11 @@ def dump_whole(value: object) -> bytes:
 
 
 def dump_arguments(
-    tag: str, args: tuple[Any, ...], kwargs: dict[str, Any], fn: Callable[..., Any] | None = None
+    tag: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fn: Callable[..., Any] | None = None,
+    naming: Naming = NOTHING_GIVEN,
 ) -> bytes | BulkPayload:
     """Pickle the arguments of a call; InvalidType names the one that cannot be pickled."""
     if not kwargs:
@@ -156,7 +257,7 @@ def dump_arguments(
             if len(data) <= INLINE:
                 return data
     try:
-        return dumps((args, kwargs))
+        return _dumped_apart((args, kwargs), naming)
     except Exception as error:
         named = [(f"argument {name}", value) for name, value in zip(_names(fn), args, strict=False)]
         named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
@@ -168,6 +269,8 @@ def dump_arguments(
                     f"{name} of {tag}, a {type(value).__qualname__}, cannot be pickled: {_said(cause)}",
                     remedy="Pass something that can be copied to another process, or make it in the routine.",
                 ) from cause
+        if isinstance(error, HeadgateError):
+            raise  # it is about the function, whose classes the arguments were to name
         raise InvalidType(f"the arguments of {tag} cannot be pickled: {_said(error)}") from error
 
 
@@ -202,7 +305,7 @@ def _said(error: BaseException) -> str:
 def _pickler() -> Any:
     """Return the class of a cloudpickle Pickler that writes exceptions as `codec` says."""
 
-    class Pickler(_cloudpickle().Pickler):  # type: ignore[misc] # it has no types
+    class Pickler(_by_value()):  # type: ignore[misc] # it has no types
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, BaseException):
                 return reduced(obj)
@@ -211,10 +314,15 @@ def _pickler() -> Any:
     return Pickler
 
 
-def dump_exception(error: BaseException, where: str) -> bytes | BulkPayload:
-    """Pickle an exception with its chain; the remote traceback is its last note. Never fails."""
+def dump_exception(
+    error: BaseException, where: str, naming: Naming = NOTHING_GIVEN, scope: Scope | None = None
+) -> bytes | BulkPayload:
+    """Pickle an exception with its chain; the remote traceback is its last note. Never fails.
+
+    `scope`: the classes of the call, among them those that may be named.
+    """
     note = f"{_NOTE}{where}):\n{describe(error)}"
-    return as_payload(pickle.dumps((_dumped(error), note, _qualname(type(error)), _said(error)), 5))
+    return as_payload(pickle.dumps((_dumped(error, naming, scope), note, _qualname(type(error)), _said(error)), 5))
 
 
 def load_exception(data: Payload, scope: Scope | None = None) -> BaseException:
@@ -265,15 +373,15 @@ def dump_thrown(error: BaseException) -> bytes | BulkPayload:
     return as_payload(data)
 
 
-def _dumped(error: BaseException) -> bytes:
+def _dumped(error: BaseException, naming: Naming = NOTHING_GIVEN, scope: Scope | None = None) -> bytes:
     """Pickle an exception with its chain; empty if it cannot be pickled at all.
 
     If the chain cannot be pickled, its members are replaced; of a signal, at least its verdict on the resource is kept.
     """
     for form in (lambda error: error, _stripped, _bare_signal):
         try:
-            data = _pickled(form(error))
-            loads(data, {})  # one that goes in and does not come out must not cost the caller the news
+            data = _pickled(form(error), naming)
+            loads(data, dict(scope or {}))  # one that goes in and does not come out must not cost the caller the news
             return data
         except BaseException:
             continue
@@ -292,10 +400,12 @@ def _bare_signal(error: BaseException) -> BaseException:
     return made
 
 
-def _pickled(value: object) -> bytes:
+def _pickled(value: object, naming: Naming = NOTHING_GIVEN) -> bytes:
     buffer = io.BytesIO()
+    pickler = _pickler()(buffer, 5)
+    pickler.names = naming.names()
     with bare:
-        _pickler()(buffer, 5).dump(value)
+        pickler.dump(value)
     return buffer.getvalue()
 
 

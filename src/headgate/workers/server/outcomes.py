@@ -75,7 +75,7 @@ class Outcomes:
 def dump_result(running: RunningCall, result: object) -> bytes | BulkPayload:
     """Pickle what a routine returned or yielded; RemoteError says why it cannot be sent."""
     try:
-        payload = dumps(result)
+        payload = dumps(result, running.given)
     except BaseException as error:
         remedy = "Return something that can be copied to another process."
         if inspect.iscoroutine(result):
@@ -100,7 +100,7 @@ def _what(running: RunningCall) -> str:
 
 def dump_raised(running: RunningCall, error: BaseException, where: str) -> bytes | BulkPayload:
     """Pickle what a routine raised; if it is too long, an error that says so."""
-    payload = dump_exception(error, where)
+    payload = dump_exception(error, where, running.given, running.scope)
     limit = running.stream.max_payload
     if limit and len(payload) > limit:
         what = f"the routine raised {type(error).__qualname__}, which takes {len(payload):,} bytes"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from headgate.context.travel import Exchange
 from headgate.workers.model import Task
 from headgate.workers.protocol.messages import Begun
 from headgate.workers.serialization.dynamic_classes import Scope
+from headgate.workers.serialization.functions import Loaded
+from headgate.workers.serialization.pickling import NOTHING_GIVEN, Given
 from headgate.workers.server.generators import Orders
 
 if TYPE_CHECKING:
@@ -45,6 +48,10 @@ class RunningCall:
     """Number of calls that it made and waits for."""
     orders: Orders | None = None
     """Of a generator: the steps that its consumer asked for."""
+    loaded: Loaded | None = None
+    """Its function, once that is loaded, with the copy of its group that the call uses."""
+    given: Given = NOTHING_GIVEN
+    """The classes that its caller has."""
     exchange: Exchange | None = None
     """Which values of its Context its caller knows; None: none were exchanged."""
 
@@ -55,6 +62,14 @@ class RunningCall:
         self.begun: Begun = begun
         self.scope: Scope = {}
         """Its own copies of the classes that were sent by value."""
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function that it runs."""
+        if self.loaded is None:
+            self.loaded = self.begun.function.open(self.scope)
+            if self.loaded.copy.names:
+                self.given = Given(self.loaded.copy.names)
+        return self.loaded.fn
 
     @property
     def id(self) -> str:

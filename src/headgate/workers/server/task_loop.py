@@ -376,6 +376,8 @@ class TaskLoop:
             if begun.timeout:
                 running.due = clock.now() + begun.timeout
             if begun.context:
+                if begun.function.has_group:
+                    running.load()  # values of the Context are of the same classes as the function knows
                 context_frames.receive(running, begun.context)
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)
@@ -390,7 +392,7 @@ class TaskLoop:
                 running.due = clock.now() + begun.timeout
             if begun.tell_start:  # not with others: it may hold the loop from its first line on
                 self._outcomes.give_back([(running.stream, begun.number, None, b"", False, 0, b"")])
-            fn = begun.function.load(running.scope)
+            fn = running.load()
             assert isinstance(begun.arguments, (bytes, BulkPayload)), "they were read"
             try:
                 args, kwargs = load_arguments(begun.arguments, running.scope)
@@ -605,6 +607,8 @@ class TaskLoop:
             self._turns.count(running)
         if running.has_thread_place:
             self.free_thread_place(running)
+        if running.loaded is not None:
+            running.begun.function.close(running.loaded.copy)
         swallowed = running.cancels > 0 and kind != "cancelled"
         steps = running.orders.steps if running.orders is not None else 0
         outcome = running.stream, running.begun.number, kind, payload, swallowed, steps, context

@@ -86,7 +86,7 @@ class Probe(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Definition(_message.Message):
-    __slots__ = ("function", "tag", "module", "qualname", "digest", "python", "value", "fresh", "thread", "file", "generator")
+    __slots__ = ("function", "tag", "module", "qualname", "digest", "python", "value", "fresh", "thread", "file", "generator", "member", "reusable")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,8 @@ class Definition(_message.Message):
     THREAD_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    REUSABLE_FIELD_NUMBER: _ClassVar[int]
     function: int
     tag: str
     module: str
@@ -109,7 +111,9 @@ class Definition(_message.Message):
     thread: bool
     file: str
     generator: bool
-    def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ...) -> None: ...
+    member: int
+    reusable: bool
+    def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ..., member: _Optional[int] = ..., reusable: bool = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant", "dispatch_timeout", "reservation")
