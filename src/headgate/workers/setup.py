@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from headgate.context.variables import bare
 from headgate.errors import InvalidType, NoActivePool
-from headgate.workers.serialization.functions import routine_of
+from headgate.workers.serialization.settled import routine_of
 
 TEARDOWN_SECONDS = 10.0
 """Seconds that the teardown of a worker may take before it is cancelled."""

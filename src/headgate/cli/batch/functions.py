@@ -17,7 +17,7 @@ from typing import Any
 from headgate.cli.output import WrongCall
 from headgate.errors import InvalidType
 from headgate.tasks.runtime.functions import check_function, is_async
-from headgate.workers.serialization.functions import routine_of
+from headgate.workers.serialization.settled import routine_of
 
 
 @dataclass(frozen=True, slots=True)
