@@ -5,9 +5,9 @@
 
 All three have the same upstream (contestants/upstream.py, a process of its own, made anew for each turn) and the same
 number of calls at a time. They take turns in one process. Counted by the upstream: refused requests, prompts that were
-answered twice, and so paid twice, prompts that were never answered. The ratios are against the better of the two others
-in the same round. The program prints MISSED for a figure that does not reach its minimum ("must"), and exits with 0 all
-the same.
+answered twice, and so paid twice, prompts that were never answered. The ratios are against the quicker of the two
+others in the same round. The program prints MISSED for a figure that does not reach its minimum ("must"), and exits
+with 0 all the same.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def payload(prompt: str) -> dict[str, Any]:
 
 async def ours(url: str, prompts: Sequence[str]) -> list[Any]:
     """A TaskPool with resources: a key that is limited rests for all tasks, a prompt waits for another key."""
-    keys = headgate.ResourcePool(KEYS, cancel_siblings=False)
+    keys = headgate.ResourcePool(KEYS, max_in_flight=4, cancel_siblings=False)
     async with httpx.AsyncClient(timeout=30) as client:
 
         async def ask(key: headgate.Resource, prompt: str) -> str:
@@ -186,12 +186,10 @@ async def run(batch: Batch) -> dict[str, list[dict[str, float]]]:
 
 
 def ratios(seen: dict[str, list[dict[str, float]]], field: str) -> list[float]:
-    """Ours against the better of the others, round by round."""
+    """Ours against the quicker of the others, round by round."""
     others = [rounds for name, rounds in seen.items() if name != "headgate"]
-    return [
-        own[field] / max(1e-9, min(other[field] for other in beside))
-        for own, *beside in zip(seen["headgate"], *others, strict=True)
-    ]
+    quicker = [min(beside, key=lambda turn: turn["seconds"]) for beside in zip(*others, strict=True)]
+    return [own[field] / max(1e-9, other[field]) for own, other in zip(seen["headgate"], quicker, strict=True)]
 
 
 def report(batch: Batch, seen: dict[str, list[dict[str, float]]]) -> None:
@@ -210,7 +208,7 @@ def report(batch: Batch, seen: dict[str, list[dict[str, float]]]) -> None:
     for what in ("paid_twice", "lost"):
         most = max(turn[what] for turn in seen["headgate"])
         judged.append([what, f"{most:g}", "0", NONE.verdict(most)])
-    table.print_table("headgate against the better of the others", ["", "ratio", "must (at most)", ""], judged)
+    table.print_table("headgate against the quicker of the others", ["", "ratio", "must (at most)", ""], judged)
 
 
 def main() -> None:

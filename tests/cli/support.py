@@ -37,6 +37,11 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in left_out} | dict(given or {})
 
 
+def importable(folder: Path) -> str:
+    """A PYTHONPATH by which a program finds the modules of a folder. Not all of `sys.path`: tests add to that."""
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
 def run(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Any:
     """Run a command to its end."""
     return subprocess.run(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.support import HERE, Ended, run, run_here
+from tests.cli.support import HERE, Ended, importable, run, run_here
 
 pytestmark = pytest.mark.integration
 
@@ -88,7 +88,7 @@ def test_c10_stdin_and_stdout(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=environment({"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}),
+        env=environment({"PYTHONPATH": importable(HERE)}),
         timeout=PATIENCE,
         check=False,
     )
@@ -185,7 +185,7 @@ def test_c10_functions_and_routines_run_on_workers(tmp_path: Path) -> None:
     numbered(tmp_path / "in.jsonl", 20)
     for function in ("pid", "on_a_worker"):
         arguments = ["map", f"map_jobs:{function}", "in.jsonl", "-o", f"{function}.jsonl", "--workers", "1"]
-        ended = run(*arguments, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])})
+        ended = run(*arguments, cwd=tmp_path, env={"PYTHONPATH": importable(HERE)})
         assert ended.returncode == 0, ended.stderr
         found = lines(tmp_path / f"{function}.jsonl")
         assert [number for number, _ in found] == list(range(20))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.support import HERE, PATIENCE, command, environment, until
+from tests.cli.support import HERE, PATIENCE, command, environment, importable, until
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +29,7 @@ def numbered(path: Path, count: int) -> None:
 @contextmanager
 def running(folder: Path, function: str, *options: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     """A run in a process of its own."""
-    path = os.pathsep.join([str(HERE), *sys.path])
+    path = importable(HERE)
     with subprocess.Popen(
         command("map", f"map_jobs:{function}", "in.jsonl", "-o", "out.jsonl", *options),
         stdout=subprocess.PIPE,
@@ -156,7 +155,7 @@ def test_c11_a_full_disk_stops_the_run_and_the_rest_is_done_later(tmp_path: Path
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000)); "
     limited += "from headgate.cli.main import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["map", "map_jobs:big", "in.jsonl", "-o", "out.jsonl"]
-    env = environment({"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])})
+    env = environment({"PYTHONPATH": importable(HERE)})
     ran: Any = subprocess.run(
         [sys.executable, "-c", limited, *arguments],
         capture_output=True, text=True, cwd=tmp_path, env=env, timeout=PATIENCE, check=False,
@@ -172,7 +171,7 @@ def test_c11_a_full_disk_stops_the_run_and_the_rest_is_done_later(tmp_path: Path
 
 
 def test_c11_a_slow_stdin_is_not_waited_for_after_a_signal(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(HERE), *sys.path])
+    path = importable(HERE)
     with subprocess.Popen(
         command("map", "map_jobs:same", "-", "-o", "out.jsonl"),
         stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment({"PYTHONPATH": path}),

@@ -273,6 +273,26 @@ def test_w40b_a_missing_module_is_named_with_the_remedy(shared: Shared, monkeypa
             assert "headgate_only_here" in str(error)  # noqa: PT017 - either way is fine
         assert states(shared.pool) == before
         assert await jobs.add(1, 2) == 3
+        assert await jobs.echo(1) == 1, "other calls of the function do not need that module"
+
+    shared(main)
+
+
+def test_w40b_w93_a_class_that_workers_cannot_load_is_in_the_way_of_no_later_call(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("headgate_base_only_here")
+    exec("class Base:\n    pass\n", module.__dict__)
+    monkeypatch.setitem(sys.modules, "headgate_base_only_here", module)
+
+    class Local(module.__dict__["Base"]):  # type: ignore[misc] # it is sent by value, and its base by name
+        pass
+
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(HeadgateError, match="headgate_base_only_here"):
+                await jobs.echo(Local())
+            assert await jobs.echo(1) == 1
 
     shared(main)
 

@@ -178,6 +178,8 @@ def raise_answer(
 ) -> NoReturn:
     """Raise here what the routine raised there. `thrown`: what its consumer raised in a generator at this step."""
     error = _raised(call, answer, scope, thrown)
+    if isinstance(error, RemoteError):
+        call.routine.portable.disown()
     if TASKS.listeners:
         notes = getattr(error, "__notes__", None)
         text = str(notes[-1]) if isinstance(notes, list) and notes else ""

@@ -104,6 +104,13 @@ class PortableFunction:
         self._company = [*kept, *added] if len(kept) + len(added) <= _COMPANY else added
         return self._make(decorated)
 
+    def disown(self) -> None:
+        """Take no classes of arguments along any more that were: perhaps a worker cannot load one of them, and with it
+        the function, also for calls that do not need that class."""
+        if self._company:
+            self._refused.update(self._company)
+            self._company, self._form = [], None
+
     def _takes(self, kind: type) -> bool:
         if kind in self._refused:
             return False

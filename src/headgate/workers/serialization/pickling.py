@@ -213,9 +213,11 @@ def _by_value() -> Any:
                 name = self.names.get(id(obj))
                 if name is not None:
                     return known_class, (name,)
-                if self.unnamed is not None and not is_by_name(obj):
-                    self.unnamed.append(obj)
-            elif not isinstance(obj, FunctionType):
+                how = super().reducer_override(obj)
+                if self.unnamed is not None and how is not NotImplemented and not is_by_name(obj):
+                    self.unnamed.append(obj)  # it is sent by value
+                return how
+            if not isinstance(obj, FunctionType):
                 return NotImplemented
             return super().reducer_override(obj)
 
