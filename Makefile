@@ -59,6 +59,7 @@ bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/combined.py
 	$(py) benchmarks/shared.py
 	$(py) benchmarks/map.py
+	$(py) benchmarks/batch.py
 	$(py) benchmarks/summary.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
@@ -71,6 +72,7 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/combined.py --quick
 	$(py) benchmarks/shared.py --quick
 	$(py) benchmarks/map.py --quick
+	$(py) benchmarks/batch.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

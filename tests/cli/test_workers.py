@@ -463,9 +463,13 @@ def test_c01_w62_workers_of_the_network_are_found_and_leave_it(place: Place, net
             [found] = listed
             assert (found["uid"], found["admitted"], found["load"]) == (ready["uid"], True, 0)
             assert found["tags"] == ["gpu"]
-            code, checks = ask("doctor")
-            assert code == 0, checks
-            assert {"announcing", f"worker {ready['uid']}"} <= {one["name"] for one in checks}
+
+            def is_found() -> bool:
+                code, checks = ask("doctor")
+                assert code == 0, checks
+                return {"announcing", f"worker {ready['uid']}"} <= {one["name"] for one in checks}
+
+            until(is_found)
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
         finally:

@@ -25,10 +25,11 @@ def test_it_is_short_and_shows_code_early() -> None:
 EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_the_combined_pool_and_each_pool_alone_are_shown_with_their_output() -> None:
-    pools = ("ResourcePool", "TaskPool", "WorkerPool")
-    assert [all(pool in code for pool in pools) for code, _ in EXAMPLES] == [True, True]
-    assert "resources=keys, workers=workers" in EXAMPLES[0][0]
+def test_a_batch_and_the_three_pools_are_shown_with_their_output() -> None:
+    batch, pools = (code for code, _ in EXAMPLES)
+    assert "pool.map(ask, prompts" in batch
+    assert all(pool in pools for pool in ("ResourcePool", "TaskPool", "WorkerPool"))
+    assert "resources=keys, workers=workers" in pools
 
 
 CHANGING = {
@@ -47,7 +48,7 @@ def lasting(output: str) -> str:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["combined", "each alone"])
+@pytest.mark.parametrize(("code", "output"), EXAMPLES, ids=["batch", "three pools"])
 def test_an_example_prints_what_is_shown(code: str, output: str, tmp_path: Path) -> None:
     program = tmp_path / "example.py"
     program.write_text(code, "utf-8")

@@ -542,7 +542,7 @@ async def test_h03_tasks_of_task_pools_keep_the_limit_and_hold_no_slot_while_the
 
     async with contextlib.AsyncExitStack() as pools:
         tasks = [
-            await pools.enter_async_context(headgate.TaskPool(f"tasks-{nth}", max_concurrent=5, resources=one))
+            await pools.enter_async_context(headgate.TaskPool(f"permits-{nth}", max_concurrent=5, resources=one))
             for nth, one in enumerate(keys)
         ]
         handles = [await pool.submit(work) for pool in tasks for _ in range(4)]
