@@ -185,8 +185,8 @@ class JsonSource:
     def __init__(self, lines: Lines, place: Place) -> None:
         self._lines = lines
         self.is_slow: bool = lines.is_slow
-        self.share = lines.share
-        self.close = lines.close
+        self.share: Callable[[Place], float | None] = lines.share
+        self.close: Callable[[], None] = lines.close
         if place != START:
             lines.go_to(place)
 
@@ -236,8 +236,8 @@ class CsvSource:
     def __init__(self, lines: Lines, place: Place) -> None:
         self._lines = lines
         self.is_slow: bool = lines.is_slow
-        self.share = lines.share
-        self.close = lines.close
+        self.share: Callable[[Place], float | None] = lines.share
+        self.close: Callable[[], None] = lines.close
         self._taken: list[bytes] = []
         self._rows = self._reader()
         self._columns: list[str] | None = None
@@ -358,8 +358,8 @@ class FailedSource:
 
     def __init__(self, path: str, place: Place) -> None:
         self._source = JsonSource(Lines(path), place)
-        self.share = self._source.share
-        self.close = self._source.close
+        self.share: Callable[[Place], float | None] = self._source.share
+        self.close: Callable[[], None] = self._source.close
 
     def batch(self) -> list[Item]:
         """Return the next records, each with the line that it has in the input."""

@@ -54,7 +54,8 @@ class Executor:
         keep: int = 0,
         records: Records | None = None,
     ) -> None:
-        self.name, self.id = name, pool_id
+        self.name: str = name
+        self.id: str = pool_id
         self.scheduler: Scheduler = scheduler
         self.states: TaskStates = TaskStates(keep, self.revive)
         self.reporter: Reporter = reporter
@@ -73,8 +74,7 @@ class Executor:
         """Failures that nobody has seen yet, by the numbers of their tasks."""
         self.state: Literal["open", "closing", "closed"] = "open"
         self.ending: Ending = Ending(name, scheduler, ports.launcher)
-        self.on_bind: Callable[[], None] | None = None
-        """Called when the pool has its event loop."""
+        self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
         self.on_start: Callable[[TaskRecord], None] | None = None  # called before each attempt
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why

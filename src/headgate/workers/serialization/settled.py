@@ -26,7 +26,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import is_
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -559,7 +559,7 @@ class Reading:
                 self.inner.append(_target(code, place - 1) if value == "__dict__" else None)
 
 
-read = functools.lru_cache(4096)(Reading)
+read: Callable[[CodeType], Reading] = functools.lru_cache(4096)(Reading)
 """The `Reading` of code, made once."""
 
 _Instruction = tuple[str, Any, int]
