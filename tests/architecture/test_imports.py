@@ -80,6 +80,7 @@ PURE = (
     "resources/effects.py",
     "resources/exchange.py",
     "resources/health.py",
+    "resources/http_status.py",
     "resources/http_times.py",
     "resources/permits.py",
     "resources/replica.py",

@@ -19,8 +19,6 @@ ID = re.compile(r"(?<![a-z0-9])([a-z]\d\d[a-z]?)(?![a-z0-9])")
 NOT_BUILT_YET = {
     # Quotas.
     *["H10", "H12"],
-    # HTTP clients and quotas.
-    "R80",
     # Everyday tools: clients of HTTP and of providers, web frameworks.
     *["C20", "C21", "C22", "C24", "C23", "C31"],
 }

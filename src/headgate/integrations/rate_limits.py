@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from headgate.resources.http_times import YEAR, duration_of, moment_of, number_of, seconds_of, seconds_until
 
@@ -236,8 +237,8 @@ def _texts_of(headers: object) -> dict[str, str]:
     known: dict[str, str] = {}
     try:
         items = getattr(headers, "items", None)
-        pairs = items() if callable(items) else headers
-        for key, value in pairs:  # type: ignore[attr-defined]  # whatever it is: see below
+        pairs: Any = items() if callable(items) else headers
+        for key, value in pairs:
             name = _text(key).lower()
             if "ratelimit" in name or name in ("date", "retry-after", "retry-after-ms"):
                 texts = [_text(one) for one in value] if isinstance(value, (list, tuple)) else [_text(value)]
