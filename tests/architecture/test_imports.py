@@ -73,6 +73,7 @@ PURE = (
     "discovery/lan_records.py",
     "discovery/news.py",
     "discovery/records.py",
+    "integrations/key_rules.py",
     "integrations/rate_limits.py",
     "resources/affinity.py",
     "resources/attempts.py",

@@ -29,51 +29,51 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 # -- clients: each makes one request and raises the error of its library ---------------------------------------------
 
 
-async def by_httpx(url: str) -> None:
-    async with httpx.AsyncClient(timeout=0.3, trust_env=False) as client:
+async def by_httpx(url: str, timeout: float = 10) -> None:
+    async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
         (await client.get(url)).raise_for_status()
 
 
-async def by_httpx2(url: str) -> None:
-    async with httpx2.AsyncClient(timeout=0.3, trust_env=False) as client:
+async def by_httpx2(url: str, timeout: float = 10) -> None:
+    async with httpx2.AsyncClient(timeout=timeout, trust_env=False) as client:
         (await client.get(url)).raise_for_status()
 
 
-async def by_aiohttp(url: str) -> None:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.3)) as session:
+async def by_aiohttp(url: str, timeout: float = 10) -> None:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
         async with session.get(url) as response:
             response.raise_for_status()
             await response.read()
 
 
-async def by_requests(url: str) -> None:
+async def by_requests(url: str, timeout: float = 10) -> None:
     def get() -> None:
         with requests.Session() as session:
             session.trust_env = False
-            session.get(url, timeout=0.3).raise_for_status()
+            session.get(url, timeout=timeout).raise_for_status()
 
     await asyncio.to_thread(get)
 
 
-async def by_openai(url: str) -> None:
-    async with openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1", max_retries=0, timeout=0.3) as client:
+async def by_openai(url: str, timeout: float = 10) -> None:
+    async with openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1", max_retries=0, timeout=timeout) as client:
         await client.chat.completions.create(model="m", messages=MESSAGES)
 
 
-async def by_anthropic(url: str) -> None:
-    async with anthropic.AsyncAnthropic(api_key="k", base_url=url, max_retries=0, timeout=0.3) as client:
+async def by_anthropic(url: str, timeout: float = 10) -> None:
+    async with anthropic.AsyncAnthropic(api_key="k", base_url=url, max_retries=0, timeout=timeout) as client:
         await client.messages.create(model="m", max_tokens=5, messages=MESSAGES)
 
 
 CLIENTS = [by_httpx, by_httpx2, by_aiohttp, by_requests, by_openai, by_anthropic]
-Client = Callable[[str], Awaitable[None]]
+Client = Callable[..., Awaitable[None]]
 every_client = pytest.mark.parametrize("client", CLIENTS)
 
 
-def error_of(client: Client, url: str) -> Exception:
+def error_of(client: Client, url: str, **options: float) -> Exception:
     async def main() -> Exception:
         try:
-            await client(url)
+            await client(url, **options)
         except Exception as error:
             return error
         raise AssertionError("it succeeded")
@@ -118,7 +118,7 @@ def test_r80_timeouts_and_connection_errors_retry_elsewhere(client: Client, upst
     assert isinstance(http_errors(refused), RetryOperation)
     for answer in (Answer(stall_at=-1), Answer(cut_at=-1)):
         all_answer(upstream, answer)
-        assert isinstance(http_errors(error_of(client, upstream.url)), RetryOperation), answer
+        assert isinstance(http_errors(error_of(client, upstream.url, timeout=0.2)), RetryOperation), answer
 
 
 @pytest.mark.parametrize("client", [by_openai, by_anthropic])

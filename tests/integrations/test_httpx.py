@@ -122,7 +122,7 @@ def test_c20_before_the_first_byte_every_failure_is_tried_elsewhere(
 ) -> None:
     pool = pool_of("bad", "good")
     upstream.answers = {"bad": [refused], "good": [FINE]}
-    assert send(upstream, pool, timeout=0.3).content == b"fine"
+    assert send(upstream, pool, timeout=0.5).content == b"fine"
     assert (upstream.keys, statuses(pool)["bad"]) == (["bad", "good"], status)
 
 
@@ -237,7 +237,7 @@ def test_c20_after_the_first_byte_nothing_is_tried_again(library: Any, how: Any,
 
     async def main() -> None:
         transport = RotatingTransport(pool)
-        async with library.AsyncClient(transport=transport, timeout=0.3) as client:
+        async with library.AsyncClient(transport=transport, timeout=0.5) as client:
             async with client.stream("POST", upstream.url) as response:
                 async for chunk in response.aiter_raw():
                     got.append(chunk)

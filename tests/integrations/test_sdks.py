@@ -112,13 +112,13 @@ def test_c21_an_unchanged_client_rotates(sdk: Sdk, kind: str, upstream: Upstream
 
 
 @every_sdk
-@pytest.mark.parametrize("how", [{"cut_at": 0}, {"stall_at": 0}, {"cut_at": -1}, {"stall_at": -1}])
+@pytest.mark.parametrize("how", [{"cut_at": 0}, {"stall_at": 0}, {"cut_at": -1}])
 def test_c21_a_stream_that_breaks_before_its_first_byte_is_tried_elsewhere(
     sdk: Sdk, how: Any, upstream: Upstream
 ) -> None:
     pool = pool_of("bad", "good")
     upstream.answers = {"bad": [streamed(sdk.events, **how)]}
-    assert with_unchanged_client(sdk, upstream, pool, sdk.stream, timeout=0.3) == "hello"
+    assert with_unchanged_client(sdk, upstream, pool, sdk.stream, timeout=0.5) == "hello"
     assert upstream.keys == ["bad", "good"]
 
 
@@ -128,7 +128,7 @@ def test_c21_a_stream_that_breaks_after_its_first_byte_fails(sdk: Sdk, how: Any,
     pool = pool_of("bad", "good")
     upstream.answers = {"bad": [streamed(sdk.events, **how)]}
     with pytest.raises((httpx2.HTTPError, sdk.module.APIError)):
-        with_unchanged_client(sdk, upstream, pool, sdk.stream, timeout=0.3)
+        with_unchanged_client(sdk, upstream, pool, sdk.stream, timeout=0.5)
     assert upstream.keys == ["bad"]
     assert all(one["in_flight"] == 0 for one in pool.snapshot().values())
 

@@ -77,6 +77,7 @@ class _Rotating:
         self._proxies = proxies
         self._given = transport
         self._made: dict[Any, Any] = {}
+        self._tls: Any = None
         self._strangers: set[str] = set()
 
     def keep_to(self, url: Any) -> None:
@@ -112,8 +113,10 @@ class _Rotating:
         proxy = resource.value if self._proxies and resource is not None else None
         found = self._made.get((library, proxy))
         if found is None:
+            if self._tls is None:
+                self._tls = library.create_ssl_context()  # takes 0.1 s, so not for each of many proxies
             options = {} if proxy is None else {"proxy": proxy}
-            found = self._made[library, proxy] = getattr(library, kind)(**options)
+            found = self._made[library, proxy] = getattr(library, kind)(verify=self._tls, **options)
         return found
 
     def _transports(self) -> list[Any]:
