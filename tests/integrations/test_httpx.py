@@ -422,3 +422,60 @@ def test_r80_signals_of_a_classifier_may_be_classes(upstream: Upstream) -> None:
     pool = pool_of("a", "b", classify=lambda outcome: RetryOperation if upstream.keys == ["a"] else None)
     send(upstream, pool)
     assert upstream.keys == ["a", "b"]
+
+
+@pytest.mark.parametrize("broken", ["reading", "closing"])
+def test_c20_a_transport_that_fails_in_any_way_leaves_no_key_in_use(broken: str) -> None:
+    class Broken(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            if broken == "reading":
+                raise ZeroDivisionError
+            yield b"refused"
+
+        async def aclose(self) -> None:
+            if broken == "closing":
+                raise ZeroDivisionError
+
+    class Inner(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(429, stream=Broken())
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=RotatingTransport(pool, transport=Inner())) as client:
+            await client.post("https://api.example.com")
+
+    pool = pool_of("a", "b")
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(main())
+    assert in_flight(pool) == 0
+
+
+def test_c20_compressed_and_broken_refusals_are_judged_by_what_can_be_read() -> None:
+    import gzip
+
+    bodies = {
+        "packed": gzip.compress(b'{"error": {"code": "insufficient_quota"}}'),
+        "broken": b"not gzip at all",
+        "long": gzip.compress(b"x")[:5] + b"\0" * 200_000,
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        key = request.headers["authorization"].removeprefix("Bearer ")
+        if key not in bodies:
+            return httpx.Response(200, content=b"fine")
+        stream = httpx.ByteStream(bodies[key])
+        return httpx.Response(429, headers={"content-encoding": "gzip"}, stream=stream)
+
+    async def main() -> bytes:
+        transport = RotatingTransport(pool, transport=httpx.MockTransport(answer), retry_delay=0)
+        async with httpx.AsyncClient(transport=transport) as client:
+            return (await client.post("https://api.example.com")).content
+
+    pool = pool_of("packed", "broken", "long", "good", max_attempts=4)
+    assert asyncio.run(main()) == b"fine"
+    assert statuses(pool) == {
+        "packed": "disabled",
+        "broken": "cooling_down",
+        "long": "cooling_down",
+        "good": "healthy",
+    }

@@ -125,7 +125,7 @@ class _Rotating:
 
 
 _OPTIONS = (
-    *("deadline", "within", "wait_for_cooldown", "wait_for_capacity", "tags", "exclude", "affinity", "request_id"),
+    *("deadline", "within", "wait_for_cooldown", "wait_for_capacity", "tags", "exclude", "affinity"),
     *("max_attempts", "retry_delay"),
 )
 
@@ -153,19 +153,20 @@ class RotatingTransport(_Rotating):
                 inner = self._inner(library, resource, "AsyncHTTPTransport")
                 opened = _Opened(await inner.handle_async_request(self._keyed(library, request, resource)))
                 await opened.read_async()
+                signal = call.refused(opened.judged(library))
+                if signal is None:
+                    return opened.answer(library, _async_stream(library)(opened, call))
+                last = opened.refusal(library)
             except BaseException as error:
+                pause = call.raised(error)  # first, because closing may fail too
                 if opened is not None:
                     await opened.aclose()
-                pause = call.raised(error)
                 if pause is None:
                     raise
                 last = error
             else:
-                signal = call.refused(opened.judged(library))
-                if signal is None:
-                    return opened.answer(library, _async_stream(library)(opened, call))
+                pause = call.failed(signal)
                 await opened.aclose()
-                pause, last = call.failed(signal), opened.refusal(library)
                 if pause is None:
                     return last
             if pause:
@@ -206,19 +207,20 @@ class RotatingSyncTransport(_Rotating):
                 inner = self._inner(library, resource, "HTTPTransport")
                 opened = _Opened(inner.handle_request(self._keyed(library, request, resource)))
                 opened.read()
+                signal = call.refused(opened.judged(library))
+                if signal is None:
+                    return opened.answer(library, _sync_stream(library)(opened, call))
+                last = opened.refusal(library)
             except BaseException as error:
+                pause = call.raised(error)  # first, because closing may fail too
                 if opened is not None:
                     opened.close()
-                pause = call.raised(error)
                 if pause is None:
                     raise
                 last = error
             else:
-                signal = call.refused(opened.judged(library))
-                if signal is None:
-                    return opened.answer(library, _sync_stream(library)(opened, call))
+                pause = call.failed(signal)
                 opened.close()
-                pause, last = call.failed(signal), opened.refusal(library)
                 if pause is None:
                     return last
             if pause:
