@@ -17,7 +17,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import cache
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
@@ -28,6 +28,11 @@ from headgate.resources.engine import engine_of
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import SyncOptions, plan_of
+
+if TYPE_CHECKING:
+    from typing import Any as _Transport  # a transport of httpx, and of httpx2: type checkers accept it as either
+else:
+    _Transport = object
 
 __all__ = ["RotatingSyncTransport", "RotatingTransport"]
 
@@ -130,7 +135,7 @@ _OPTIONS = (
 )
 
 
-class RotatingTransport(_Rotating):
+class RotatingTransport(_Rotating, _Transport):  # type: ignore[misc]  # Any, on purpose
     """A transport for `AsyncClient` of httpx and httpx2 that gives each request a key of a ResourcePool."""
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -184,7 +189,7 @@ class RotatingTransport(_Rotating):
         await self.aclose()
 
 
-class RotatingSyncTransport(_Rotating):
+class RotatingSyncTransport(_Rotating, _Transport):  # type: ignore[misc]  # Any, on purpose
     """A transport for `Client` of httpx and httpx2 that gives each request a key of a ResourcePool."""
 
     def handle_request(self, request: Any) -> Any:
