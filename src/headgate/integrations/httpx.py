@@ -29,10 +29,14 @@ from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import SyncOptions, plan_of
 
-if TYPE_CHECKING:
-    from typing import Any as _Transport  # a transport of httpx, and of httpx2: type checkers accept it as either
+if TYPE_CHECKING:  # checkers know our transports as transports of both libraries, and programs import neither
+    from httpx import AsyncBaseTransport as _Async
+    from httpx import BaseTransport as _Sync
+    from httpx2 import AsyncBaseTransport as _Async2
+    from httpx2 import BaseTransport as _Sync2
 else:
-    _Transport = object
+    _Async = _Sync = type("_OfHttpx", (), {})
+    _Async2 = _Sync2 = type("_OfHttpx2", (), {})
 
 __all__ = ["RotatingSyncTransport", "RotatingTransport"]
 
@@ -135,7 +139,7 @@ _OPTIONS = (
 )
 
 
-class RotatingTransport(_Rotating, _Transport):  # type: ignore[misc]  # Any, on purpose
+class RotatingTransport(_Rotating, _Async, _Async2):
     """A transport for `AsyncClient` of httpx and httpx2 that gives each request a key of a ResourcePool."""
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -189,7 +193,7 @@ class RotatingTransport(_Rotating, _Transport):  # type: ignore[misc]  # Any, on
         await self.aclose()
 
 
-class RotatingSyncTransport(_Rotating, _Transport):  # type: ignore[misc]  # Any, on purpose
+class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
     """A transport for `Client` of httpx and httpx2 that gives each request a key of a ResourcePool."""
 
     def handle_request(self, request: Any) -> Any:

@@ -44,13 +44,13 @@ class RequestCall:
         self._verdict = verdict
         self._may_repeat = may_repeat
         self._is_retry = is_retry
-        self.call = engine.enter(plan)
+        self._call = engine.enter(plan)
         self._use: Use | None = None
 
     async def take(self) -> Any:
         """Take a resource for the next attempt. Raises PoolExhausted."""
         try:
-            self._use = await self._engine.take(self.call)
+            self._use = await self._engine.take(self._call)
         except BaseException as error:
             self._ended(error)
             raise
@@ -59,7 +59,7 @@ class RequestCall:
     def take_sync(self) -> Any:
         """`take` for a thread without a loop."""
         try:
-            self._use = self._engine.take_sync(self.call)
+            self._use = self._engine.take_sync(self._call)
         except BaseException as error:
             self._ended(error)
             raise
@@ -86,7 +86,7 @@ class RequestCall:
         # The place to rest the resource when the headers say that nothing remains (H10, R81).
         use, self._use = self._use, None
         if use is not None:
-            self._engine.done(self.call, use)
+            self._engine.done(self._call, use)
 
     def broke(self, error: Exception) -> None:
         """End a call whose answer broke off after the client was given a part of it."""
@@ -106,14 +106,14 @@ class RequestCall:
             self._engine.end(use, signal)
         elif isinstance(error, Exception):
             self._engine.succeed(use, "error")
-        self._engine.failed(self.call, error, use)
+        self._engine.failed(self._call, error, use)
 
     def _failed(self, signal: Signal, error: BaseException, *, final: bool) -> float | None:
         use, self._use = self._use, None
         assert use is not None
         self._engine.end(use, signal)
         try:
-            pause = self._engine.note_failure(self.call, use, signal)
+            pause = self._engine.note_failure(self._call, use, signal)
         except PoolExhausted as exhausted:
             self._ended(exhausted)
             return None
@@ -123,7 +123,7 @@ class RequestCall:
         return pause
 
     def _ended(self, error: BaseException) -> None:
-        self._engine.failed(self.call, error, None)
+        self._engine.failed(self._call, error, None)
 
     def _signal(self, outcome: object) -> Signal | None:
         """The pool's own classifier goes first; what it has no opinion on is judged as HTTP."""
