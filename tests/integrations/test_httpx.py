@@ -143,6 +143,23 @@ def test_c20_every_family_of_headers_is_honoured(headers: dict[str, str], second
     assert seconds - 5 < pool.snapshot()["limited"]["cooldown_seconds_remaining"] <= seconds
 
 
+def test_c20_a_good_answer_that_says_that_nothing_remains_lets_its_key_rest(upstream: Upstream) -> None:
+    pool = pool_of("spent", "good")
+    headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "40s"}
+    upstream.answers = {"spent": [Answer(200, headers, b"fine")]}
+    assert [answer.status_code for answer in send_many(upstream, pool, 3)] == [200] * 3
+    assert upstream.keys == ["spent", "good", "good"], "no request was refused"
+    assert 30 < pool.snapshot()["spent"]["cooldown_seconds_remaining"] <= 40
+
+
+def test_c20_a_good_answer_with_something_left_does_not(upstream: Upstream) -> None:
+    pool = pool_of("a")
+    headers = {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "40s"}
+    upstream.answers = {"a": [Answer(200, headers, b"fine")]}
+    send_many(upstream, pool, 2)
+    assert upstream.keys == ["a", "a"]
+
+
 def test_c20_other_errors_are_the_callers(upstream: Upstream) -> None:
     pool = pool_of("a", "b")
     upstream.answers = {"a": [refusal(404, "not_found_error")]}

@@ -53,11 +53,14 @@ class RateLimits:
     limits: tuple[Limit, ...] = ()
 
     @property
+    def spent_for(self) -> float | None:
+        """Seconds until the last of the spent limits is reset; None if none is spent."""
+        return max((one.reset_after for one in self.limits if one.is_spent and one.reset_after), default=None)
+
+    @property
     def wait(self) -> float | None:
         """Seconds to wait: what the server asks for, or else until the last of the spent limits is reset."""
-        if self.retry_after is not None:
-            return self.retry_after
-        return max((one.reset_after for one in self.limits if one.is_spent and one.reset_after), default=None)
+        return self.spent_for if self.retry_after is None else self.retry_after
 
 
 def read_rate_limits(headers: object, now: float) -> RateLimits | None:

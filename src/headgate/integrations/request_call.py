@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.integrations.http_errors import http_errors, is_connection_error
+from headgate.integrations.rate_limits import read_rate_limits
 from headgate.resources.engine import Engine
-from headgate.resources.http_status import status_of
+from headgate.resources.http_status import headers_of, status_of
 from headgate.resources.members import Use
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import CooldownResource, DisableResource, Signal
@@ -46,6 +48,7 @@ class RequestCall:
         self._is_retry = is_retry
         self._call = engine.enter(plan)
         self._use: Use | None = None
+        self._spent_until: float | None = None
 
     async def take(self) -> Any:
         """Take a resource for the next attempt. Raises PoolExhausted."""
@@ -75,17 +78,25 @@ class RequestCall:
 
     def refused(self, response: object) -> Signal | None:
         """What an answer says against its resource; None if nothing."""
-        return self._signal(response)
+        signal = self._signal(response)
+        limits = read_rate_limits(headers_of(response), clock.wall()) if signal is None else None
+        if limits is not None and limits.spent_for is not None:
+            self._spent_until = clock.now() + limits.spent_for
+        return signal
 
     def failed(self, signal: Signal) -> float | None:
         """End an attempt that was refused. Returns the seconds until the next one; None: there is none."""
         return self._failed(signal, signal, final=False)
 
     def done(self) -> None:
-        """End a call whose answer was given to the client, wholly or as far as the client wanted it."""
-        # The place to rest the resource when the headers say that nothing remains (H10, R81).
+        """End a call whose answer was given to the client, wholly or as far as the client wanted it.
+
+        If its headers said that nothing remains, the resource rests until there is something again.
+        """
         use, self._use = self._use, None
         if use is not None:
+            if self._spent_until is not None and (seconds := self._spent_until - clock.now()) > 0:
+                use.member.resource.rest(seconds, "its answer said that nothing remains")
             self._engine.done(self._call, use)
 
     def broke(self, error: Exception) -> None:
