@@ -89,7 +89,15 @@ TASKS = {
     "wait_agent",
 }
 STORES = {"PostgresStore", "SqliteStore"}
-RESOURCES = {"ResourcePool", "Resource", "CooldownResource", "DisableResource", "RetryOperation", "PoolExhausted"}
+RESOURCES = {
+    "CooldownResource",
+    "DisableResource",
+    "PoolExhausted",
+    "Resource",
+    "ResourcePool",
+    "RetryOperation",
+    "http_errors",
+}
 
 
 WORKERS = {

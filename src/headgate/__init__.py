@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         current_context,
         install_task_factory,
     )
+    from headgate.integrations.http_errors import http_errors
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
     from headgate.stores.shared.postgres import PostgresStore
     from headgate.stores.shared.sqlite import SqliteStore
@@ -203,6 +204,7 @@ __all__ = [
     "fair_round_robin",
     "fair_share",
     "fifo",
+    "http_errors",
     "install_task_factory",
     "lifo",
     "pending",
@@ -232,6 +234,7 @@ _PACKAGES = {
         "install_task_factory",
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
+    "headgate.integrations.http_errors": ("http_errors",),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
     "headgate.stores.shared.postgres": ("PostgresStore",),
     "headgate.stores.shared.sqlite": ("SqliteStore",),
@@ -283,7 +286,7 @@ _PACKAGES = {
         "setup_result",
     ),
 }
-_SUBMODULES = ("certs", "discovery", "combined", "resources", "stores", "tasks", "testing", "workers")
+_SUBMODULES = ("certs", "discovery", "combined", "integrations", "resources", "stores", "tasks", "testing", "workers")
 _named = lazy(globals(), _PACKAGES)
 
 _logging.install()

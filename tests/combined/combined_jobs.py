@@ -501,3 +501,17 @@ async def rests_and_streams(resource: Resource[str], seconds: float) -> AsyncGen
     resource.rest(seconds)
     yield 1
     yield 2
+
+
+async def asks_an_sdk(key: Resource[str]) -> str:
+    """Raises errors of the OpenAI SDK for some keys, as its clients do."""
+    import httpx2
+    import openai
+
+    if key.resource_id not in ("revoked", "limited"):
+        return "fine"
+    request = httpx2.Request("POST", "https://api.example")
+    if key.resource_id == "revoked":
+        raise openai.AuthenticationError("no", response=httpx2.Response(401, request=request), body=None)
+    response = httpx2.Response(429, headers={"retry-after": "60"}, request=request)
+    raise openai.RateLimitError("no", response=response, body=None)

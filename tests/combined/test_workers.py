@@ -1076,3 +1076,18 @@ def test_t81_many_tasks_with_trouble_and_none_is_lost(shared: Apart) -> None:
         assert chosen.stats().cooldowns > 0
 
     shared(main)
+
+
+def test_r80_errors_of_an_sdk_on_a_worker_reach_the_classifier(shared: Apart) -> None:
+    async def main() -> None:
+        pool = keys("revoked", "limited", "good", strategy="primary_backup", classify=headgate.http_errors)
+        async with TaskPool("asking", resources=pool, workers=shared.pool) as tasks:
+            assert await (await tasks.submit(combined_jobs.asks_an_sdk)) == "fine"
+        assert [status(pool, name) for name in ("revoked", "limited", "good")] == [
+            "disabled",
+            "cooling_down",
+            "healthy",
+        ]
+        assert 50 < pool.snapshot()["limited"]["cooldown_seconds_remaining"] <= 60
+
+    shared(main)

@@ -23,8 +23,7 @@ def named_in(page: str) -> set[str]:
 def test_every_path_that_a_page_names_exists(page: str) -> None:
     named = named_in((ROOT / "docs" / page).read_text("utf-8"))
     assert len(named) > 20
-    later = {"integrations/"}  # whose features come later
-    missing = [path for path in named - later if not any((folder / path).exists() for folder in FOLDERS)]
+    missing = [path for path in named if not any((folder / path).exists() for folder in FOLDERS)]
     assert not missing, missing
 
 

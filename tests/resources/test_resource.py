@@ -166,5 +166,27 @@ def test_r15_retry_after_is_seconds_or_a_date_or_nothing(text: str | None, secon
         assert parse_retry_after(text) == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("400ms", 0.4),
+        ("6m0s", 360.0),
+        ("1h30m", 5400.0),
+        ("1.5s", 1.5),
+        ("1970-01-01T00:01:40Z", 100.0),
+        ("6m 0s", None),
+        ("6x", None),
+        ("-5s", None),
+        ("1_000", None),
+        ("1700000000", None),  # a timestamp, taken as seconds, would retire the resource for 54 years
+    ],
+)
+def test_r15_retry_after_may_be_a_duration(text: str, seconds: float | None) -> None:
+    from headgate.core.clock import clock
+
+    with clock.replaced(wall=lambda: 0.0):
+        assert parse_retry_after(text) == seconds
+
+
 def test_r15_what_is_not_text_gives_none() -> None:
     assert parse_retry_after(5) is None  # type: ignore[arg-type]

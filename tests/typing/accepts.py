@@ -8,8 +8,16 @@ from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from typing import Any, assert_type
 
+import anthropic
+import httpx
+import httpx2
+import openai
+
 import headgate
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskHandle, TaskPool
+from headgate.integrations.anthropic import client as anthropic_client
+from headgate.integrations.httpx import RotatingSyncTransport, RotatingTransport
+from headgate.integrations.openai import client as openai_client
 from headgate.resources import (
     Affinity,
     GuidedPicker,
@@ -40,6 +48,12 @@ strategies: list[Strategy] = [weighted(), primary_backup(), least_latency(decay=
 picker: Picker = round_robin().picker()
 guided: GuidedPicker = sticky().picker()
 chosen = ResourcePool([Resource("a", 1)], strategy=weighted(), on_state_change=print, name="keys")
+classified = ResourcePool({"a": "sk-aaa"}, classify=headgate.http_errors)
+httpx.AsyncClient(transport=RotatingTransport(classified, hosts=["api.example"], wait_for_cooldown=True))
+httpx2.AsyncClient(transport=RotatingTransport(classified, header="x-api-key"))
+httpx2.Client(transport=RotatingSyncTransport(classified, header=lambda resource: {"key": resource.value}))
+assert_type(openai_client(classified), openai.AsyncOpenAI)
+assert_type(anthropic_client(classified, timeout=5), anthropic.AsyncAnthropic)
 
 
 class Roulette:

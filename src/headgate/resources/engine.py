@@ -37,6 +37,7 @@ from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve, Tell
+from headgate.resources.http_status import status_of
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.reporting import Reporter
@@ -92,6 +93,7 @@ class Engine(Generic[T]):
         self.followers: WeakList[Follower] = WeakList()
         self.shared: SharedHealth | None = None
         """Shares health with other processes, if the pool has a store."""
+        self._hinted = False
         self._alarm: tuple[object, float] | None = None  # the waiter that watches the next cooldown, and its end
         rotation.owner = self
 
@@ -358,11 +360,26 @@ class Engine(Generic[T]):
             self.end(use, signal)
             return signal if alone else None
         if isinstance(error, Exception):
+            if self.classify is None and not self._hinted:
+                self._hint(error)
             self.succeed(use, "error")
         else:
             self.let_go(use)
             self.reporter.released(use, "no_verdict")
         return None
+
+    def _hint(self, error: Exception) -> None:
+        """Tell once that an answer said something about its resource, and that nobody understood it."""
+        status = status_of(error)
+        if status in (401, 403, 429):
+            self._hinted = True
+            _log.warning(
+                "%s: an operation raised %s with HTTP status %d, which says something about its resource; "
+                "pass classify=headgate.http_errors to the pool to have such resources cooled or disabled",
+                self.reporter.name,
+                type(error).__name__,
+                status,
+            )
 
     def _interrupted(self, use: Use, steered: Steered[Any], plan: Plan) -> Signal:
         if steered.asked is _TIMEOUT:

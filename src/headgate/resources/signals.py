@@ -12,12 +12,12 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument, travel
+from headgate.resources.http_times import seconds_of
 
 
 class CooldownResource(Exception):
@@ -88,26 +88,8 @@ def signal_in(error: BaseException) -> tuple[Signal | None, bool]:
 
 
 def parse_retry_after(text: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or an HTTP date); None for anything unreadable."""
-    if not isinstance(text, str):
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        return _seconds_until(text)
-    return seconds if _is_duration(seconds) else None
-
-
-def _seconds_until(http_date: str) -> float | None:
-    from email.utils import parsedate_to_datetime  # slow to import, and few servers send dates
-
-    try:
-        moment = parsedate_to_datetime(http_date)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return max(0.0, (moment - datetime.fromtimestamp(clock.wall(), UTC)).total_seconds())
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
+    """Seconds that a Retry-After header asks for (a number, "400ms", "6m0s" or a date); None if it is unreadable."""
+    return seconds_of(text, clock.wall()) if isinstance(text, str) else None
 
 
 def _is_duration(seconds: object) -> bool:

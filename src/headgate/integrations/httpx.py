@@ -1,0 +1,426 @@
+"""Transports that rotate keys, for every client that stands on httpx or httpx2.
+
+    client = httpx.AsyncClient(transport=RotatingTransport(pool))
+
+Each request is given a key of the pool. A refusal (429, 401, 402, 403, 529) cools or disables the key, and the request
+is sent again with another one, as it is after a server's error or a broken connection. When every attempt was refused,
+the client gets the last refusal. The client never sees a key: the key is written into a copy of its request.
+
+Nothing here imports httpx: the classes are those of the library that the request is of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from headgate.core.clock import clock
+from headgate.errors import InvalidType, PoolExhausted
+from headgate.integrations.http_errors import http_errors
+from headgate.integrations.key_rules import Header, KeyRules
+from headgate.integrations.request_call import RequestCall, proxy_errors
+from headgate.resources.engine import engine_of
+from headgate.resources.model import Resource
+from headgate.resources.pool import ResourcePool
+from headgate.resources.run_options import SyncOptions, plan_of
+
+if TYPE_CHECKING:  # checkers know our transports as transports of both libraries, and programs import neither
+    from httpx import AsyncBaseTransport as _Async
+    from httpx import BaseTransport as _Sync
+    from httpx2 import AsyncBaseTransport as _Async2
+    from httpx2 import BaseTransport as _Sync2
+else:
+    _Async = _Sync = type("_OfHttpx", (), {})
+    _Async2 = _Sync2 = type("_OfHttpx2", (), {})
+
+__all__ = ["RotatingSyncTransport", "RotatingTransport"]
+
+_log = logging.getLogger("headgate.integrations")
+
+_LONGEST_REFUSAL = 1 << 16  # bytes of a refusal that are kept; the rest of a longer one is dropped
+_LONGEST_REPLAY = 4 << 20  # bytes of a body in parts (a form with files) that are read to be able to send them again
+
+
+class _Rotating:
+    """What the transports have in common: everything but sending and receiving."""
+
+    def __init__(
+        self,
+        pool: ResourcePool[Any],
+        *,
+        header: Header = None,
+        hosts: Iterable[str] | None = None,
+        insecure: bool = False,
+        proxies: bool = False,
+        transport: Any = None,
+        **options: Unpack[SyncOptions],
+    ) -> None:
+        """`header`: where the key goes, a name or a function from the resource to headers.
+
+        By default that is the header that the client has already filled (`x-api-key` and the like), or else
+        `Authorization: Bearer`. `hosts` names where keys may go; by default where the first request goes. Requests to
+        other places are sent without a key. `insecure=True` lets keys go over plain HTTP. With `proxies=True` the
+        values of the resources are URLs of proxies, and no header is written. `transport` is what sends; by default
+        the usual transport of the library. The other options are those of `ResourcePool.run_sync`.
+        """
+        if not isinstance(pool, ResourcePool):
+            raise InvalidType(
+                f"{type(self).__name__} takes a ResourcePool, got {type(pool).__name__}",
+                remedy="Make one from your keys: ResourcePool([...]).",
+            )
+        if proxies and (header is not None or transport is not None or hosts is not None):
+            raise InvalidType(
+                "with proxies=True there is no header=, hosts= or transport=: no key is sent, each proxy has its own",
+                remedy="Leave them out.",
+            )
+        self._engine = engine_of(pool)
+        attempts = self._engine.plan.max_attempts
+        allowed = frozenset(_OPTIONS)
+        self._plan = plan_of(options, method=type(self).__name__, allowed=allowed, max_attempts=attempts)
+        self._rules = KeyRules(header, hosts, insecure)
+        self._proxies = proxies
+        self._given = transport
+        self._made: dict[Any, Any] = {}
+        self._tls: Any = None
+        self._strangers: set[str] = set()
+
+    def keep_to(self, url: Any) -> None:
+        """Let keys go only to the scheme, host and port of this URL, unless `hosts` was given."""
+        self._rules.keep_to(url)
+
+    def _uses_pool(self, url: Any) -> bool:
+        if self._proxies or self._rules.may_carry(url):
+            return True
+        if url.host not in self._strangers and len(self._strangers) < 100:
+            self._strangers.add(url.host)
+            _log.warning(
+                "a request to %s carries no key: keys go elsewhere; name it in hosts= if they should", url.host
+            )
+        return False
+
+    def _call(self, request: Any, may_repeat: bool) -> RequestCall:
+        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        verdict = proxy_errors if self._proxies else http_errors
+        return RequestCall(self._engine, self._plan, verdict, may_repeat=may_repeat, is_retry=is_retry)
+
+    def _keyed(self, library: Any, request: Any, resource: Resource[Any]) -> Any:
+        """A copy of the request that carries the key. The client keeps its own, for redirects and errors."""
+        headers = request.headers.copy()
+        if not self._proxies:
+            headers.update(self._rules.headers(resource, request.headers))
+        kept = {"headers": headers, "stream": request.stream, "extensions": request.extensions}
+        return library.Request(request.method, request.url, **kept)
+
+    def _inner(self, library: Any, resource: Resource[Any] | None, kind: str) -> Any:
+        if self._given is not None:
+            return self._given
+        proxy = resource.value if self._proxies and resource is not None else None
+        found = self._made.get((library, proxy))
+        if found is None:
+            if self._tls is None:
+                self._tls = library.create_ssl_context()  # takes 0.1 s, so not for each of many proxies
+            options = {} if proxy is None else {"proxy": proxy}
+            found = self._made[library, proxy] = getattr(library, kind)(verify=self._tls, **options)
+        return found
+
+    def _transports(self) -> list[Any]:
+        given = [] if self._given is None else [self._given]
+        return [*given, *self._made.values()]
+
+
+_OPTIONS = (
+    *("deadline", "within", "wait_for_cooldown", "wait_for_capacity", "tags", "exclude", "affinity"),
+    *("max_attempts", "retry_delay"),
+)
+
+
+class RotatingTransport(_Rotating, _Async, _Async2):
+    """A transport for `AsyncClient` of httpx and httpx2 that gives each request a key of a ResourcePool."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request with a key, again with another one if it is refused, and return the answer."""
+        library = _library_of(request)
+        if not self._uses_pool(request.url):
+            return await self._inner(library, None, "AsyncHTTPTransport").handle_async_request(request)
+        if not (loaded := _is_loaded(request)) and _is_short(request):
+            await request.aread()
+            loaded = True
+        call = self._call(request, loaded)
+        last: Any = None
+        while True:
+            try:
+                resource = await call.take()
+            except PoolExhausted as exhausted:
+                return _without_key(library, request, last, exhausted)
+            opened = None
+            try:
+                inner = self._inner(library, resource, "AsyncHTTPTransport")
+                opened = _Opened(await inner.handle_async_request(self._keyed(library, request, resource)))
+                await opened.read_async()
+                signal = call.refused(opened.judged(library))
+                if signal is None:
+                    return opened.answer(library, _async_stream(library)(opened, call))
+                last = opened.refusal(library)
+            except BaseException as error:
+                pause = call.raised(error)  # first, because closing may fail too
+                if opened is not None:
+                    await opened.aclose()
+                if pause is None:
+                    raise
+                last = error
+            else:
+                pause = call.failed(signal)
+                await opened.aclose()
+                if pause is None:
+                    return last
+            if pause:
+                await asyncio.sleep(pause)
+
+    async def aclose(self) -> None:
+        """Close the transports that send."""
+        for transport in self._transports():
+            await transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
+    """A transport for `Client` of httpx and httpx2 that gives each request a key of a ResourcePool."""
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request with a key, again with another one if it is refused, and return the answer."""
+        library = _library_of(request)
+        if not self._uses_pool(request.url):
+            return self._inner(library, None, "HTTPTransport").handle_request(request)
+        if not (loaded := _is_loaded(request)) and _is_short(request):
+            request.read()
+            loaded = True
+        call = self._call(request, loaded)
+        last: Any = None
+        while True:
+            try:
+                resource = call.take_sync()
+            except PoolExhausted as exhausted:
+                return _without_key(library, request, last, exhausted)
+            opened = None
+            try:
+                inner = self._inner(library, resource, "HTTPTransport")
+                opened = _Opened(inner.handle_request(self._keyed(library, request, resource)))
+                opened.read()
+                signal = call.refused(opened.judged(library))
+                if signal is None:
+                    return opened.answer(library, _sync_stream(library)(opened, call))
+                last = opened.refusal(library)
+            except BaseException as error:
+                pause = call.raised(error)  # first, because closing may fail too
+                if opened is not None:
+                    opened.close()
+                if pause is None:
+                    raise
+                last = error
+            else:
+                pause = call.failed(signal)
+                opened.close()
+                if pause is None:
+                    return last
+            if pause:
+                clock.sleep(pause)
+
+    def close(self) -> None:
+        """Close the transports that send."""
+        for transport in self._transports():
+            transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _library_of(request: Any) -> Any:
+    """The module, httpx or httpx2, whose class a request is of."""
+    for kind in type(request).__mro__:
+        module = sys.modules.get(kind.__module__.partition(".")[0])
+        if hasattr(module, "AsyncByteStream"):
+            return module
+    raise InvalidType(
+        f"a rotating transport sends requests of httpx or httpx2, got {type(request).__name__}",
+        remedy="Pass it as transport= to a client of one of these.",
+    )
+
+
+def _is_loaded(request: Any) -> bool:
+    """Whether the body is in memory, so that it can be sent again."""
+    try:
+        return request.content is not None
+    except Exception:  # httpx: RequestNotRead
+        return False
+
+
+def _is_short(request: Any) -> bool:
+    length = request.headers.get("content-length", "")
+    return length.isdecimal() and len(length) < 9 and int(length) <= _LONGEST_REPLAY
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+class _Opened:
+    """An answer of which the beginning has been read: of an error its text, of anything else the first bytes."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self._is_error = response.status_code >= 400
+        self._items: Any = None
+        self.begun: list[bytes] = []
+
+    async def read_async(self) -> None:
+        self._items = aiter(self._response.stream)
+        async for chunk in self._items:
+            self.begun.append(chunk)
+            if self._has_enough():
+                break
+
+    def read(self) -> None:
+        self._items = iter(self._response.stream)
+        for chunk in self._items:
+            self.begun.append(chunk)
+            if self._has_enough():
+                break
+
+    def _has_enough(self) -> bool:
+        length = sum(map(len, self.begun))
+        return length >= _LONGEST_REFUSAL if self._is_error else length > 0
+
+    async def rest_async(self) -> AsyncIterator[bytes]:
+        async for chunk in self._items:
+            yield chunk
+
+    def rest(self) -> Iterator[bytes]:
+        yield from self._items
+
+    async def aclose(self) -> None:
+        if hasattr(self._items, "aclose"):
+            await self._items.aclose()
+        await self._response.aclose()
+
+    def close(self) -> None:
+        if hasattr(self._items, "close"):
+            self._items.close()
+        self._response.close()
+
+    def judged(self, library: Any) -> Any:
+        """The answer as a classifier should see it: an error with its text."""
+        status, headers = self._response.status_code, self._response.headers
+        try:
+            return library.Response(status, headers=headers, content=b"".join(self.begun) if self._is_error else b"")
+        except Exception:  # the text is not encoded as the headers say
+            return library.Response(status, headers=[(k, v) for k, v in headers.items() if k != "content-encoding"])
+
+    def answer(self, library: Any, stream: Any) -> Any:
+        """The answer for the client."""
+        response = self._response
+        kept = {"headers": response.headers, "stream": stream, "extensions": response.extensions}
+        return library.Response(response.status_code, **kept)
+
+    def refusal(self, library: Any) -> Any:
+        """The refusal for the client, from memory. An SDK is told not to try again: that has been done."""
+        headers = self._response.headers.copy()
+        headers["x-should-retry"] = "false"
+        headers.pop("transfer-encoding", None)
+        body = b"".join(self.begun)
+        headers["content-length"] = str(len(body))
+        return library.Response(self._response.status_code, headers=headers, stream=library.ByteStream(body))
+
+
+def _without_key(library: Any, request: Any, last: Any, exhausted: PoolExhausted) -> Any:
+    """What a client gets when no key is left: the last refusal or error, or else why there was none."""
+    if isinstance(last, BaseException):
+        raise last
+    if last is not None:
+        return last
+    if "x-stainless-lang" not in request.headers:
+        raise exhausted
+    # An SDK would take an exception for a broken connection and try again. This becomes its RateLimitError.
+    seconds = exhausted.retry_after
+    headers = {"x-should-retry": "false", "content-type": "application/json"}
+    if seconds is not None:
+        headers["retry-after"] = str(max(1, round(seconds)))
+    error = {"type": "rate_limit_error", "code": "pool_exhausted", "message": f"headgate: {exhausted}"}
+    body = json.dumps({"type": "error", "error": error}).encode()
+    return library.Response(429, headers=headers, content=body)
+
+
+@cache
+def _async_stream(library: Any) -> Any:
+    """A class of streams that end their use of a key, derived from the library's own as its clients ask for."""
+
+    class HeldStream(library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, opened: _Opened, call: RequestCall) -> None:
+            self._opened = opened
+            self._call = call
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                begun, self._opened.begun = self._opened.begun, []
+                for chunk in begun:
+                    yield chunk
+                async for chunk in self._opened.rest_async():
+                    yield chunk
+            except Exception as error:
+                self._call.broke(error)
+                raise
+            self._call.done()
+
+        async def aclose(self) -> None:
+            try:
+                await self._opened.aclose()
+            finally:
+                self._call.done()
+
+        def __del__(self) -> None:
+            self._call.abandon()
+
+    return HeldStream
+
+
+@cache
+def _sync_stream(library: Any) -> Any:
+    class HeldStream(library.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, opened: _Opened, call: RequestCall) -> None:
+            self._opened = opened
+            self._call = call
+
+        def __iter__(self) -> Iterator[bytes]:
+            try:
+                begun, self._opened.begun = self._opened.begun, []
+                yield from begun
+                yield from self._opened.rest()
+            except Exception as error:
+                self._call.broke(error)
+                raise
+            self._call.done()
+
+        def close(self) -> None:
+            try:
+                self._opened.close()
+            finally:
+                self._call.done()
+
+        def __del__(self) -> None:
+            self._call.abandon()
+
+    return HeldStream

@@ -1,0 +1,142 @@
+"""One request of an HTTP client as a call of a ResourcePool: its attempts, their verdicts, and how it ends.
+
+The transports of `integrations.httpx` send and receive; this decides, and tells the pool. A request is given to the
+client as soon as it has an answer that is not a refusal, and from its first byte on nothing is tried again. Its use of
+the resource ends with the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headgate.core.clock import clock
+from headgate.errors import PoolExhausted
+from headgate.integrations.http_errors import http_errors, is_connection_error
+from headgate.integrations.rate_limits import read_rate_limits
+from headgate.resources.engine import Engine
+from headgate.resources.http_status import headers_of, status_of
+from headgate.resources.members import Use
+from headgate.resources.run_options import Plan
+from headgate.resources.signals import CooldownResource, DisableResource, Signal
+
+Verdict = Callable[[object], Signal | None]
+
+
+def proxy_errors(outcome: object) -> Signal | None:
+    """What an exception or a response says about the proxy it came through."""
+    status = status_of(outcome)
+    if status == 407:
+        return DisableResource("HTTP 407: the proxy refuses us")
+    if status in (403, 429, 529):
+        signal = http_errors(outcome)
+        seconds = signal.cooldown_seconds if isinstance(signal, CooldownResource) else None
+        return CooldownResource(seconds, f"HTTP {status} through this proxy")
+    if status is None and is_connection_error(outcome):
+        return CooldownResource(reason=type(outcome).__name__)
+    return http_errors(outcome) if status is not None and status >= 500 else None
+
+
+class RequestCall:
+    """The attempts of one request."""
+
+    def __init__(self, engine: Engine[Any], plan: Plan, verdict: Verdict, *, may_repeat: bool, is_retry: bool) -> None:
+        """`may_repeat`: the body can be sent again. `is_retry`: an SDK sends this again, after an exception of ours."""
+        self._engine = engine
+        self._verdict = verdict
+        self._may_repeat = may_repeat
+        self._is_retry = is_retry
+        self._call = engine.enter(plan)
+        self._use: Use | None = None
+        self._spent_until: float | None = None
+
+    async def take(self) -> Any:
+        """Take a resource for the next attempt. Raises PoolExhausted."""
+        try:
+            self._use = await self._engine.take(self._call)
+        except BaseException as error:
+            self._ended(error)
+            raise
+        return self._use.member.resource
+
+    def take_sync(self) -> Any:
+        """`take` for a thread without a loop."""
+        try:
+            self._use = self._engine.take_sync(self._call)
+        except BaseException as error:
+            self._ended(error)
+            raise
+        return self._use.member.resource
+
+    def raised(self, error: BaseException) -> float | None:
+        """End an attempt that raised this. Returns the seconds until the next one; None: there is none."""
+        signal = self._signal(error) if isinstance(error, Exception) else None
+        if signal is None:
+            self._broke(error, None)
+            return None
+        return self._failed(signal, error, final=self._is_retry)
+
+    def refused(self, response: object) -> Signal | None:
+        """What an answer says against its resource; None if nothing."""
+        signal = self._signal(response)
+        limits = read_rate_limits(headers_of(response), clock.wall()) if signal is None else None
+        if limits is not None and limits.spent_for is not None:
+            self._spent_until = clock.now() + limits.spent_for
+        return signal
+
+    def failed(self, signal: Signal) -> float | None:
+        """End an attempt that was refused. Returns the seconds until the next one; None: there is none."""
+        return self._failed(signal, signal, final=False)
+
+    def done(self) -> None:
+        """End a call whose answer was given to the client, wholly or as far as the client wanted it.
+
+        If its headers said that nothing remains, the resource rests until there is something again.
+        """
+        use, self._use = self._use, None
+        if use is not None:
+            if self._spent_until is not None and (seconds := self._spent_until - clock.now()) > 0:
+                use.member.resource.rest(seconds, "its answer said that nothing remains")
+            self._engine.done(self._call, use)
+
+    def broke(self, error: Exception) -> None:
+        """End a call whose answer broke off after the client was given a part of it."""
+        self._broke(error, self._signal(error))
+
+    def abandon(self) -> None:
+        """End a call that nobody closed. Safe in a finaliser."""
+        use, self._use = self._use, None
+        if use is not None:
+            self._engine.let_go(use)
+
+    def _broke(self, error: BaseException, signal: Signal | None) -> None:
+        use, self._use = self._use, None
+        if use is None:
+            return
+        if signal is not None:
+            self._engine.end(use, signal)
+        elif isinstance(error, Exception):
+            self._engine.succeed(use, "error")
+        self._engine.failed(self._call, error, use)
+
+    def _failed(self, signal: Signal, error: BaseException, *, final: bool) -> float | None:
+        use, self._use = self._use, None
+        assert use is not None
+        self._engine.end(use, signal)
+        try:
+            pause = self._engine.note_failure(self._call, use, signal)
+        except PoolExhausted as exhausted:
+            self._ended(exhausted)
+            return None
+        if final or not self._may_repeat:
+            self._ended(error)
+            return None
+        return pause
+
+    def _ended(self, error: BaseException) -> None:
+        self._engine.failed(self._call, error, None)
+
+    def _signal(self, outcome: object) -> Signal | None:
+        """The pool's own classifier goes first; what it has no opinion on is judged as HTTP."""
+        signal = self._engine.classified(outcome) if self._engine.classify is not None else None
+        return self._verdict(outcome) if signal is None else signal

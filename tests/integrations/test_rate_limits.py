@@ -1,0 +1,295 @@
+"""Rate limits in headers: every family, garbage of every kind, answers out of order."""
+
+from __future__ import annotations
+
+import math
+import os
+from email.utils import formatdate
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.integrations.rate_limits import Limit, LowestRemaining, RateLimits, read_rate_limits
+from headgate.resources.http_times import YEAR
+
+NOW = 1_800_000_000.0
+"""2027-01-15T08:00:00Z"""
+EXAMPLES = settings(max_examples=max(50, int(500 * float(os.environ.get("HEADGATE_SCALE", "0.1")))), deadline=None)
+
+
+def limits_of(headers: object) -> dict[str, Limit]:
+    read = read_rate_limits(headers, NOW)
+    return {} if read is None else {limit.name: limit for limit in read.limits}
+
+
+# -- families ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"retry-after": "0.25"}, 0.25),
+        ({"Retry-After": "6m0s"}, 360.0),
+        ({"Retry-After": formatdate(NOW + 90, usegmt=True)}, 90.0),
+        ({"Retry-After": formatdate(NOW - 90, usegmt=True)}, 0.0),
+        ({"retry-after-ms": "1500"}, 1.5),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5),
+        ({"retry-after-ms": "soon", "retry-after": "2"}, 2.0),
+        ([(b"Retry-After", b"7")], 7.0),
+        ({"Retry-After": ["7", "8"]}, 7.0),
+        ({"Retry-After": 7}, 7.0),
+        (httpx.Headers({"Retry-After": "7"}), 7.0),
+    ],
+)
+def test_h11_retry_after(headers: object, seconds: float) -> None:
+    assert read_rate_limits(headers, NOW) == RateLimits(retry_after=seconds)
+
+
+def test_h11_openais_family_has_durations_of_go() -> None:
+    headers = {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "150000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "6m0s",
+    }
+    assert limits_of(headers) == {
+        "requests": Limit("requests", 60, 59, 1.0),
+        "tokens": Limit("tokens", 150_000, 0, 360.0),
+    }
+    read = read_rate_limits(headers, NOW)
+    assert read is not None
+    assert read.wait == 360.0, "the limit that is spent decides"
+
+
+def test_h11_anthropics_family_has_dates() -> None:
+    headers = {
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": "0",
+        "anthropic-ratelimit-requests-reset": "2027-01-15T08:00:30Z",
+        "anthropic-ratelimit-input-tokens-limit": "40000",
+        "anthropic-ratelimit-input-tokens-remaining": "39000",
+        "anthropic-ratelimit-input-tokens-reset": "2027-01-15T08:00:01+00:00",
+        "anthropic-ratelimit-output-tokens-reset": "2027-01-15T07:59:59Z",
+    }
+    assert limits_of(headers) == {
+        "requests": Limit("requests", 50, 0, 30.0),
+        "input-tokens": Limit("input-tokens", 40_000, 39_000, 1.0),
+        "output-tokens": Limit("output-tokens", None, None, 0.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("headers", "limit"),
+    [
+        (
+            {"RateLimit": '"default";r=0;t=30', "RateLimit-Policy": '"default";q=100;w=60'},
+            Limit("default", 100, 0, 30.0, 60.0),
+        ),
+        ({"RateLimit": "default;r=5;t=30"}, Limit("default", None, 5, 30.0)),
+        ({"RateLimit": "limit=100, remaining=50, reset=30"}, Limit("requests", 100, 50, 30.0)),
+        ({"RateLimit-Policy": '"burst";q=10;w=1;pk=:dHJpYWw:'}, Limit("burst", 10, None, None, 1.0)),
+    ],
+)
+def test_h11_ietfs_headers(headers: object, limit: Limit) -> None:
+    assert limits_of(headers) == {limit.name: limit}
+
+
+def test_h11_several_policies_in_one_header_or_in_several() -> None:
+    one = {"RateLimit": '"burst";r=1;t=1, "daily";r=900;t=3600'}
+    several = [("RateLimit", '"burst";r=1;t=1'), ("ratelimit", '"daily";r=900;t=3600')]
+    assert limits_of(one) == limits_of(several)
+    assert limits_of(one).keys() == {"burst", "daily"}
+
+
+def test_h11_what_the_server_asks_for_goes_before_resets() -> None:
+    headers = {"retry-after": "2", "x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "60s"}
+    read = read_rate_limits(headers, NOW)
+    assert read is not None
+    assert read.wait == 2.0
+
+
+def test_h11_a_limit_with_something_left_asks_for_no_wait() -> None:
+    headers = {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "60s"}
+    read = read_rate_limits(headers, NOW)
+    assert read is not None
+    assert read.wait is None
+
+
+@pytest.mark.parametrize("wrong_by", [-7 * 86400, 0, 7 * 86400])
+def test_h11_a_wrong_clock_does_no_harm_when_the_server_tells_its_time(wrong_by: float) -> None:
+    headers = {
+        "Date": formatdate(NOW, usegmt=True),
+        "Retry-After": formatdate(NOW + 20, usegmt=True),
+        "anthropic-ratelimit-tokens-remaining": "0",
+        "anthropic-ratelimit-tokens-reset": "2027-01-15T08:00:30Z",
+    }
+    read = read_rate_limits(headers, NOW + wrong_by)
+    assert read == RateLimits(20.0, (Limit("tokens", None, 0, 30.0),))
+
+
+# -- garbage ----------------------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    def items(self) -> Any:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        5,
+        "retry-after: 5",
+        b"",
+        [],
+        {},
+        Hostile(),
+        object(),
+        [1, 2],
+        [("retry-after",)],
+        {"retry-after": None},
+        {"retry-after": object()},
+        {"retry-after": "-1"},
+        {"retry-after": "nan"},
+        {"retry-after": "1e999"},
+        {"retry-after": 10**4000},
+        {"retry-after": True},
+        {"retry-after": "\u0661\u0662"},
+        {"retry-after": "9" * 100_000},
+        {"retry-after-ms": "-5"},
+        {"x-ratelimit-reset-requests": "six minutes"},
+        {"x-ratelimit-remaining-requests": ""},
+        {"x-ratelimit-limit-bananas": "5"},
+        {"anthropic-ratelimit-requests-reset": "2027-13-45T99:00:00Z"},
+        {"RateLimit": ",,,;;;==="},
+        {"RateLimit": '"unclosed;r=5'},
+        {"RateLimit": "limit=x, remaining=y"},
+        {None: "5", 7: "8"},
+    ],
+)
+def test_h11_garbage_gives_none(headers: object) -> None:
+    assert read_rate_limits(headers, NOW) is None
+
+
+def test_h11_garbage_beside_good_headers_spoils_nothing() -> None:
+    headers = {"x-ratelimit-remaining-requests": "??", "x-ratelimit-limit-requests": "60", "retry-after": "later"}
+    assert read_rate_limits(headers, NOW) == RateLimits(None, (Limit("requests", 60),))
+
+
+def test_h11_less_than_nothing_left_is_nothing_left() -> None:
+    assert limits_of({"x-ratelimit-remaining-tokens": "-1234"})["tokens"].is_spent
+
+
+NAMES = st.sampled_from(
+    [
+        "retry-after",
+        "Retry-After-Ms",
+        "Date",
+        "RateLimit",
+        "ratelimit-policy",
+        *(f"x-ratelimit-{a}-{b}" for a in ("limit", "remaining", "reset") for b in ("requests", "tokens")),
+        *(
+            f"anthropic-ratelimit-{b}-{a}"
+            for a in ("limit", "remaining", "reset")
+            for b in ("requests", "input-tokens")
+        ),
+    ]
+)
+NUMBERS = st.one_of(st.integers(), st.integers(-(10**40), 10**40), st.floats(), st.booleans())
+UNITS = st.sampled_from(["h", "m", "s", "ms", "us", "fortnights", ""])
+TEXTS = st.one_of(
+    st.text(max_size=80),
+    NUMBERS.map(str),
+    st.datetimes().map(lambda moment: moment.isoformat() + "Z"),
+    st.floats(-1e10, 1e10).map(lambda moment: formatdate(moment, usegmt=True)),
+    st.builds("{}{}{}{}".format, NUMBERS, UNITS, NUMBERS, UNITS),
+    st.builds('"{}";r={};t={}, {};q={}'.format, st.text(max_size=5), NUMBERS, NUMBERS, UNITS, NUMBERS),
+    st.builds("limit={}, remaining={},reset={}".format, NUMBERS, NUMBERS, NUMBERS),
+)
+VALUES = st.one_of(TEXTS, TEXTS.map(lambda text: text.encode("utf-8", "replace")), NUMBERS, st.none(), st.lists(TEXTS))
+KEYS = st.one_of(NAMES, NAMES.map(str.encode), st.text(max_size=10), st.none(), st.integers())
+HEADERS = st.one_of(
+    st.dictionaries(KEYS, VALUES), st.lists(st.tuples(KEYS, VALUES)), st.lists(st.one_of(VALUES, KEYS)), VALUES
+)
+
+
+@given(HEADERS, st.floats(-1e12, 1e12))
+@EXAMPLES
+def test_h11_whatever_the_headers_are_nothing_raises_and_all_numbers_are_usable(headers: object, now: float) -> None:
+    read = read_rate_limits(headers, now)
+    if read is None:
+        return
+    assert read.limits or read.retry_after is not None
+    durations = [read.retry_after, read.wait]
+    for limit in read.limits:
+        durations += [limit.reset_after, limit.window]
+        for amount in (limit.limit, limit.remaining):
+            assert amount is None or (math.isfinite(amount) and amount >= 0)
+    for seconds in durations:
+        assert seconds is None or 0 <= seconds <= YEAR
+
+
+# -- answers out of order ---------------------------------------------------------------------------------------------
+
+
+def left(remaining: float, reset_after: float | None) -> Limit:
+    return Limit("requests", 60, remaining, reset_after)
+
+
+def test_h11_the_lowest_remaining_of_a_window_counts() -> None:
+    lowest = LowestRemaining()
+    lowest.note(left(7, 30.0), now=0.0)
+    lowest.note(left(9, 29.9), now=0.1)  # was sent before, arrives after
+    assert lowest.remaining(0.2) == 7
+    lowest.note(left(3, 28.5), now=1.0)
+    assert lowest.remaining(1.0) == 3
+    assert lowest.reset_after(1.0) == 29.0
+
+
+def test_h11_a_new_window_begins_when_the_old_one_ends() -> None:
+    lowest = LowestRemaining()
+    lowest.note(left(0, 30.0), now=0.0)
+    assert lowest.remaining(29.9) == 0
+    assert lowest.remaining(30.0) is None
+    lowest.note(left(59, 60.0), now=31.0)
+    assert lowest.remaining(31.0) == 59
+
+
+def test_h11_an_answer_of_the_last_window_says_nothing_about_this_one() -> None:
+    lowest = LowestRemaining()
+    lowest.note(left(59, 60.0), now=31.0)
+    lowest.note(left(0, 0.0), now=31.1)
+    lowest.note(left(0, 0.4), now=31.2)
+    assert lowest.remaining(31.3) == 59
+
+
+def test_h11_without_windows_the_last_answer_counts() -> None:
+    lowest = LowestRemaining()
+    for remaining in (5, 3, 4):
+        lowest.note(left(remaining, None), now=1.0)
+    lowest.note(Limit("requests", 60), now=1.0)
+    assert (lowest.remaining(2.0), lowest.reset_after(2.0)) == (4, None)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.floats(0, 9)), min_size=1, max_size=30),
+    st.randoms(use_true_random=False),
+)
+@EXAMPLES
+def test_h11_any_order_of_arrival_ends_the_same(answers: list[tuple[int, int, float]], chance: Any) -> None:
+    """Four windows of 100 s; each answer of a window tells what was left. All arrive within 9 s of the last window."""
+    now = 310.0
+    expected_window = max(window for window, _, _ in answers)
+    expected = min(remaining for window, remaining, _ in answers if window == expected_window)
+    chance.shuffle(answers)
+    lowest = LowestRemaining()
+    for window, remaining, _ in answers:
+        lowest.note(left(remaining, max(0.0, (window + 1) * 100.0 - now)), now)
+    assert lowest.remaining(now) == (expected if expected_window == 3 else None)
