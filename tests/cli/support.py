@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -67,7 +68,7 @@ class Ended(NamedTuple):
 
 def run_here(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ended:
     """Run a command in this process: where only what it says is asked, an interpreter would be a waste."""
-    before = signal.getsignal(signal.SIGTERM)
+    before, level = signal.getsignal(signal.SIGTERM), logging.getLogger("headgate").level
     with (
         mock.patch.dict(os.environ, environment(env), clear=True),
         redirect_stdout(io.StringIO()) as out,
@@ -80,6 +81,7 @@ def run_here(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | 
             code = int(end.code or 0)
         finally:
             signal.signal(signal.SIGTERM, before)
+            logging.getLogger("headgate").setLevel(level)  # some commands show what is logged in another way
     return Ended(code, out.getvalue(), err.getvalue())
 
 

@@ -144,7 +144,8 @@ def test_w90_what_runs_on_a_worker_that_is_replaced_is_finished_there(tmp_path: 
             with capture_events("workers") as events:
                 assert await jobs.pid() == old
                 await until(lambda: replaced(events))
-                assert await jobs.pid() != old
+                while await jobs.pid() == old:  # the event comes a moment before calls go elsewhere
+                    pass
                 assert await long == old
                 assert alive(old), "somebody may still advance the generator"
                 assert [item async for item in stream] == [(1, old), (2, old)]
