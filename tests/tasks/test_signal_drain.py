@@ -211,6 +211,16 @@ async def in_unordered():
             done += 1
             print("done", done, flush=True)
 
+async def in_map_with_more_to_do():
+    try:
+        async with headgate.TaskPool("batch", max_concurrent=10, on_signal="drain") as pool:
+            asyncio.get_running_loop().create_task(when_full(pool))
+            async for _ in pool.map(slow, range(100), window=100):
+                pass
+    finally:
+        await asyncio.sleep(0.01)
+        print("cleaned up", flush=True)
+
 async def without_a_block():
     pool = headgate.TaskPool("batch", max_concurrent=10)
     pool.drain_on_signals()
@@ -277,6 +287,10 @@ def test_t18_a_signal_finishes_what_runs_and_ends_the_program_in_one_line(tmp_pa
     assert code == 143
     assert [line for line in log if not line.startswith("idle was")] == [DRAINS]
     assert out == ([f"done {n}" for n in range(1, 11)] if way == "in_unordered" else [])
+
+
+def test_t18_what_stands_around_the_pool_cleans_up_before_the_program_ends(tmp_path: Path) -> None:
+    assert interrupted(tmp_path, "in_map_with_more_to_do", signal.SIGTERM) == (143, ["cleaned up"], [DRAINS])
 
 
 @pytest.mark.parametrize("way", ["endless", "threads"])

@@ -70,6 +70,7 @@ class SignalDrain:
         """Wait until what runs has finished, and end the program."""
         assert self._closing is not None, "there was a signal"
         await asyncio.shield(self._closing)
+        self._pools.is_ending = True
         raise SystemExit(self.exit_code)
 
     def reader_left(self) -> None:
@@ -91,6 +92,8 @@ class _Pools:
         self._drains: list[SignalDrain] = []
         self._handlers: SignalHandlers | None = None
         self._count = 0
+        self.is_ending: bool = False
+        """Is somebody ending the program already? Then a cancellation would hit what runs in its ``finally`` blocks."""
 
     def join(self, drain: SignalDrain) -> None:
         if self._handlers is None:
@@ -117,11 +120,12 @@ class _Pools:
         """End the program, if nothing runs in any pool, and no `map` has results to hand out."""
         if not all(drain.is_done for drain in self._drains) or any(drain.readers for drain in self._drains):
             return
-        if any(drain.leaves_block for drain in self._drains):
+        if self.is_ending or any(drain.leaves_block for drain in self._drains):
             return
         block = next(
             (drain.block for drain in self._drains if drain.block is not None and not drain.block.done()), None
         )
+        self.is_ending = True
         if block is not None:
             block.cancel("headgate: the program was told to end")
         else:
