@@ -269,6 +269,22 @@ def test_c10_a_module_that_cannot_be_imported_is_shown(tmp_path: Path) -> None:
 # -- C11: going on ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [("out.jsonl", ()), ("out.jsonl", ("--restart",)), ("out.jsonl.failed.jsonl", ()), ("link.jsonl", ("--restart",))],
+)
+def test_c11_the_input_is_never_overwritten(tmp_path: Path, source: str, more: tuple[str, ...]) -> None:
+    if source == "link.jsonl":
+        numbered(tmp_path / "out.jsonl", 2)
+        (tmp_path / "link.jsonl").symlink_to("out.jsonl")
+    else:
+        numbered(tmp_path / source, 2)
+    ended = mapped(tmp_path, "same", *more, source=source)
+    assert ended.returncode == 2
+    assert f"{source} is the input, and the run would overwrite it" in ended.stderr
+    assert len(lines(tmp_path / source)) == 2
+
+
 def test_c11_what_others_left_is_not_overwritten(tmp_path: Path) -> None:
     numbered(tmp_path / "in.jsonl", 2)
     (tmp_path / "out.jsonl").write_text("precious\n", "utf-8")

@@ -96,6 +96,10 @@ def test_c14_what_a_command_prints_is_a_key(tmp_path: Path) -> None:
         (f'[keys]\na = "{SECRET}\n', 0o600, "keys.toml is not TOML: there is a fault at line 2"),
         ('a = "b"', 0o600, "has no table [keys]"),
         (f'[keys]\na = {{ value = "{SECRET}", max_inflight = 3 }}', 0o600, "Did you mean max_in_flight?"),
+        (f'[keys]\na = {{ valeu = "{SECRET}" }}', 0o600, "Did you mean value?"),
+        ("[keys]\na = { max_in_flight = 3 }", 0o600, "the key a in keys.toml has no value"),
+        ('[keys]\na = ""', 0o600, "the key a in keys.toml has no value"),
+        ("[keys]\na = 5", 0o600, "the key a in keys.toml has no value"),
         (f'stratgy = "x"\n[keys]\na = "{SECRET}"', 0o600, "Did you mean strategy?"),
         (f'strategy = "x"\n[keys]\na = "{SECRET}"', 0o600, "strategy"),
         (f'[keys]\na = {{ value = "{SECRET}", max_in_flight = 0 }}', 0o600, "max_in_flight"),
@@ -172,3 +176,10 @@ def test_c14_a_failure_that_shows_a_key_shows_its_name_instead(tmp_path: Path) -
         assert SECRET not in path.read_text("utf-8"), path
     first = json.loads((tmp_path / "out.jsonl.failed.jsonl").read_text("utf-8").splitlines()[0])
     assert "KEY_OF_A_TEST" in first["message"]
+
+
+def test_c14_a_call_that_may_be_paid_for_is_not_interrupted_unless_the_file_says_so(tmp_path: Path) -> None:
+    path = keys_file(tmp_path, f'[keys]\na = "{SECRET}"', 0o600)
+    assert read_keys([str(path)], {}, no_command).options["cancel_siblings"] is False
+    path = keys_file(tmp_path, f'cancel_siblings = true\n[keys]\na = "{SECRET}"', 0o600)
+    assert read_keys([str(path)], {}, no_command).options["cancel_siblings"] is True

@@ -263,3 +263,8 @@ def blocking_teardown() -> None:
 
 def calling(fn: Callable[[BaseException], NoReturn], error: BaseException) -> Callable[[], NoReturn]:
     return functools.partial(fn, error)
+
+
+def forgotten() -> Iterator[int]:
+    """What its author forgot to decorate."""
+    yield 1

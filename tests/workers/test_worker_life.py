@@ -321,6 +321,7 @@ def test_w90_a_pool_is_left_while_workers_are_replaced(flag: Callable[[str], Non
         ({"setup": life_jobs.manager()}, "setup=function, not setup=function()"),
         ({"setup": life_jobs.plain_manager()}, "setup=function, not setup=function()"),
         ({"setup": jobs.add}, "setup is a routine"),
+        ({"setup": life_jobs.forgotten}, "setup is a generator function"),
         ({"teardown": "close"}, "teardown must be a function without parameters, got str"),
         ({"teardown": life_jobs.Opened()}, "teardown must be a function without parameters, got Opened"),
         ({"teardown": jobs.add}, "teardown is a routine"),

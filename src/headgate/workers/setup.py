@@ -67,6 +67,11 @@ def _check(name: str, given: object, wanted: str) -> None:
         )
     if not callable(given) and not (name == "setup" and is_context_manager(given)):
         raise InvalidType(f"{name} must be {wanted}, got {type(given).__name__}")
+    if inspect.isgeneratorfunction(given) or inspect.isasyncgenfunction(given):
+        raise InvalidType(
+            f"{name} is a generator function, and nobody would advance it",
+            remedy="Decorate it with @contextlib.asynccontextmanager or @contextlib.contextmanager.",
+        )
     if routine_of(given) is not None:
         raise InvalidType(
             f"{name} is a routine, and a call of it would be sent to a worker",

@@ -145,6 +145,8 @@ class Job:
             if wishes.out == "-":
                 await self._open_pools(stack)
                 return await self._phase(Stdout(_take_stdout(stack), 2), Journal(self._about))
+            if wishes.input != "-":
+                self._paths.refuse_input(wishes.input)
             files = stack.enter_context(closing(Files(self._paths, with_ids=wishes.id is not None)))
             begun = self._begin(files)
             await self._open_pools(stack)

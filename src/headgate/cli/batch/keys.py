@@ -49,8 +49,13 @@ class Keys:
         from headgate.resources.pool import ResourcePool
 
         resources = [Resource(name, **fields) for name, fields in self.fields.items()]
-        settings: dict[str, Any] = {"max_attempts": ATTEMPTS, **self.settings}
-        return ResourcePool(resources, name="keys", **settings)
+        return ResourcePool(resources, name="keys", **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the pool. A call that was accepted is paid for, so others that find its key limited do not
+        interrupt it."""
+        return {"max_attempts": ATTEMPTS, "cancel_siblings": False, **self.settings}
 
 
 def read_keys(given: Sequence[str], environment: Environment, command: Command | None = None) -> Keys:
@@ -139,9 +144,11 @@ def _read_file(keys: Keys, path: Path, resolve: Resolver) -> None:
         _known(name, _SETTINGS, f"option in {path}")
     keys.settings |= content
     for name, value in table.items():
-        fields = dict(value) if isinstance(value, dict) and "value" in value else {"value": value}
+        fields = dict(value) if isinstance(value, dict) else {"value": value}
         for known in fields:
             _known(known, _FIELDS, f"field of the key {name} in {path}")
+        if not isinstance(fields.get("value"), (str, dict, list)) or not fields["value"]:
+            raise WrongCall(f'the key {name} in {path} has no value: write {name} = "env:NAME" or {{ value = ... }}')
         _add(keys, name, {**fields, "value": resolve.everywhere(fields["value"])})
 
 

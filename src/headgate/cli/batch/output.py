@@ -72,6 +72,14 @@ class Paths:
         self.journal: Path = Path(f"{out}.headgate")
         self.ids: Path = Path(f"{out}.headgate.ids")
 
+    def refuse_input(self, given: str) -> None:
+        """WrongCall: the input is a file that the run writes."""
+        for path in (self.final, self.out, self.failed, self.retrying, self.journal, self.ids):
+            if path.exists() and os.path.exists(given) and os.path.samefile(path, given):
+                raise WrongCall(
+                    f"{given} is the input, and the run would overwrite it: it writes {path}. Name another -o"
+                )
+
 
 class Stdout:
     """Results on stdout, failures on stderr. Nothing is remembered."""
