@@ -278,7 +278,7 @@ def interrupted(folder: Path, way: str, *signals: signal.Signals) -> tuple[int, 
     return process.returncode, out.splitlines(), log + errors.splitlines()
 
 
-DRAINS = "batch was interrupted: SIGTERM, 10 running tasks are finished, 90 queued are dropped; again to cancel"
+DRAINS = "batch was interrupted: SIGTERM, waits for 10 running tasks, starts no more (90 queued); again to cancel"
 
 
 @pytest.mark.parametrize("way", ["in_tasks", "in_group", "in_the_exit", "in_unordered", "without_a_block", "two_pools"])

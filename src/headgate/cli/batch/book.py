@@ -265,8 +265,17 @@ class Book:
 
     @property
     def done(self) -> tuple[int, int]:
-        """How many results and failures there are, with those of earlier runs."""
-        return self._results, self._failures
+        """How many results and failures there are, with those of earlier runs, and those that wait for their turn."""
+        waiting = [failed for _, line, failed, _ in self._waiting.values() if line is not None]
+        failures = sum(waiting)
+        return self._results + len(waiting) - failures, self._failures + failures
+
+    @property
+    def finished_share(self) -> float:
+        """Which share of the records that were handed out has been finished."""
+        handed_out = self._seen[0]
+        running = self.open_count - len(self._waiting)
+        return (handed_out - running) / handed_out if handed_out else 1.0
 
     @property
     def open_count(self) -> int:

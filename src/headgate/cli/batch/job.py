@@ -287,7 +287,7 @@ class Job:
         share = self._source.share(book.place)
         if limit is not None:
             share = max(share or 0.0, min(1.0, book.place[0] / limit))
-        return *book.done, share
+        return *book.done, None if share is None else share * book.finished_share
 
     def _states(self) -> dict[str, ResourceSnapshot]:
         return {} if self._resources is None else self._resources.snapshot()

@@ -94,7 +94,7 @@ class Ending:
             in_threads = self._launcher.in_threads(self._scheduler.unfinished())
             log_interrupted(self._name, f"{name} again, {running} running tasks are cancelled", in_threads)
         else:
-            what = f"{name}, {running} running tasks are finished, {queued} queued are dropped; again to cancel"
+            what = f"{name}, waits for {running} running tasks, starts no more ({queued} queued); again to cancel"
             log_interrupted(self._name, what, 0)
 
 
