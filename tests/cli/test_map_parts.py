@@ -139,6 +139,20 @@ def test_c12_a_window_bounds_what_is_begun_behind_a_slow_record() -> None:
         assert book.take() is not None
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_c13_what_was_read_is_not_done_before_it_is_finished(ordered: bool) -> None:
+    book = Book(State(), encoder_of("jsonl"), ordered=ordered)
+    book.add(items(0, 10))
+    taken = list(iter(book.take, None))
+    assert (book.done, book.finished_share) == ((0, 0), 0.0)
+    book.succeeded(taken[3], 3, 0.1)
+    book.failed(taken[4], ValueError("no"), 0.1)
+    assert (book.done, book.finished_share) == ((1, 1), 0.2)
+    for item in (*taken[:3], *taken[5:]):
+        book.succeeded(item, 0, 0.1)
+    assert (book.done, book.finished_share) == ((9, 1), 1.0)
+
+
 def test_c12_the_state_is_small_behind_a_record_that_never_ends() -> None:
     book = Book(State(), encoder_of("jsonl"), ordered=False)
     book.add(items(0, 5000))
