@@ -178,6 +178,18 @@ def test_c20_when_every_key_is_refused_the_client_gets_the_last_refusal(upstream
     assert pool.stats().runs_exhausted == 1
 
 
+def test_c20_a_key_that_was_disabled_last_does_not_hide_what_the_others_were_refused_for(upstream: Upstream) -> None:
+    pool = pool_of("a", "b", "c")
+    upstream.answers = {"a": [refusal(429, "first", retry_after="60")], "b": [refusal(401, "second")]}
+    answer = send(upstream, pool, max_attempts=2)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (429, "first")
+
+
+def test_c20_if_only_a_disabled_key_was_tried_the_client_gets_that_refusal(upstream: Upstream) -> None:
+    upstream.answers = {"a": [refusal(401, "only")]}
+    assert send(upstream, pool_of("a", "b"), max_attempts=1).status_code == 401
+
+
 def test_c20_when_no_key_is_left_at_the_start_the_error_is_the_pools(upstream: Upstream) -> None:
     pool = pool_of("a")
     upstream.answers = {"a": [refusal(429, retry_after="60")]}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -17,11 +20,13 @@ from headgate.integrations import openai as our_openai
 from headgate.integrations.httpx import RotatingSyncTransport, RotatingTransport
 from tests.integrations.upstream import (
     Answer,
+    Seen,
     Upstream,
     anthropic_events,
     openai_events,
     refusal,
     streamed,
+    usual,
 )
 
 pytestmark = pytest.mark.integration
@@ -167,6 +172,42 @@ def test_c21_when_all_keys_rest_the_sdk_raises_its_own_rate_limit_error(sdk: Sdk
 
 
 @every_sdk
+def test_c21_a_revoked_key_is_not_the_clients_error_while_others_are_left(sdk: Sdk, upstream: Upstream) -> None:
+    pool = pool_of("limited", "revoked")
+    upstream.answers = {
+        "limited": [refusal(429, "rate_limit_error", retry_after="60")],
+        "revoked": [refusal(401, "authentication_error")],
+    }
+    with pytest.raises(sdk.module.RateLimitError) as caught:
+        with_unchanged_client(sdk, upstream, pool, sdk.ask)
+    assert upstream.keys == ["limited", "revoked"]
+    assert caught.value.response.headers["retry-after"] == "60", "the answer to the other key"
+
+
+@every_sdk
+def test_c21_nor_is_it_while_all_others_rest(sdk: Sdk, upstream: Upstream) -> None:
+    pool = pool_of("revoked", "resting")
+    upstream.answers = {"revoked": [refusal(401, "authentication_error")]}
+
+    async def ask(client: Any) -> str:
+        await pool.cool("resting", 60)
+        return await sdk.ask(client)
+
+    with pytest.raises(sdk.module.RateLimitError, match="no eligible resource") as caught:
+        with_unchanged_client(sdk, upstream, pool, ask)
+    assert upstream.keys == ["revoked"]
+    assert 50 <= int(caught.value.response.headers["retry-after"]) <= 60
+
+
+@every_sdk
+def test_c21_when_every_key_is_revoked_the_client_is_told_so(sdk: Sdk, upstream: Upstream) -> None:
+    upstream.answers = {key: [refusal(401, "authentication_error")] for key in "ab"}
+    with pytest.raises(sdk.module.AuthenticationError):
+        with_unchanged_client(sdk, upstream, pool_of("a", "b"), sdk.ask)
+    assert upstream.keys == ["a", "b"]
+
+
+@every_sdk
 def test_c22_one_line_to_a_client_that_rotates(sdk: Sdk, upstream: Upstream) -> None:
     pool = pool_of("revoked", "good")
     upstream.answers = {"revoked": [refusal(401)]}
@@ -188,6 +229,119 @@ def test_c22_clients_for_code_without_a_loop(upstream: Upstream) -> None:
     with our_anthropic.sync_client(pool_of("k"), base_url=upstream.url) as other:
         assert other.messages.create(model="m", max_tokens=5, messages=MESSAGES).content
     assert upstream.keys == ["k", "k"]
+
+
+class Windows:
+    """Answers as a provider that allows each key a few requests, refuses the next, and then for some seconds all."""
+
+    def __init__(self, allowed: int, seconds: float) -> None:
+        self._allowed = allowed
+        self._seconds = seconds
+        self._lock = threading.Lock()  # the server answers in threads
+        self._answered: Counter[str | None] = Counter()
+        self._rests_until: dict[str | None, float] = {}
+        self.refused = 0
+
+    def __call__(self, seen: Seen) -> Answer:
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._rests_until.get(seen.key, now):
+                self._answered[seen.key] += 1
+                if self._answered[seen.key] <= self._allowed:
+                    return usual(seen)
+                self._answered[seen.key] = 0
+                self._rests_until[seen.key] = now + self._seconds
+            self.refused += 1
+            left = self._rests_until[seen.key] - now
+            return refusal(429, "rate_limit_error", retry_after_ms=str(round(left * 1000) + 1))
+
+
+KEYS = tuple("abcde")
+
+
+@every_sdk
+def test_c22_a_batch_over_limited_keys_goes_through(sdk: Sdk, upstream: Upstream) -> None:
+    limits = Windows(allowed=2, seconds=1.5)  # longer than the pauses between attempts, which must not be what helps
+    upstream.answers = {**dict.fromkeys(KEYS, limits), "revoked": [refusal(401)]}
+
+    async def main() -> list[str]:
+        async with sdk.ours.client(pool_of(*KEYS, "revoked"), base_url=sdk.base_url(upstream)) as client:
+            return await asyncio.gather(*(sdk.ask(client) for _ in range(20)))
+
+    assert asyncio.run(main()) == ["hello"] * 20, "twice what the keys allow at once"
+    assert limits.refused
+
+
+@every_sdk
+def test_c22_a_client_without_a_loop_waits_too(sdk: Sdk, upstream: Upstream) -> None:
+    upstream.answers = dict.fromkeys(KEYS, Windows(allowed=1, seconds=1.0))
+    with sdk.ours.sync_client(pool_of("a", "b"), base_url=sdk.base_url(upstream)) as client:
+        for _ in range(3):
+            if sdk is OPENAI:
+                client.chat.completions.create(model="m", messages=MESSAGES)
+            else:
+                client.messages.create(model="m", max_tokens=5, messages=MESSAGES)
+
+
+@every_sdk
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wait_for_capacity": False},
+        {"wait_for_cooldown": False},
+        {"wait_for_cooldown": True, "within": 5},
+        {"within": 0.01},
+        {"max_attempts": 1},
+    ],
+    ids=str,
+)
+def test_c22_the_caller_says_how_long_a_request_waits(sdk: Sdk, options: Any, upstream: Upstream) -> None:
+    upstream.answers = {"a": [refusal(429, "rate_limit_error", retry_after="30")]}
+
+    async def main() -> None:
+        async with sdk.ours.client(pool_of("a"), base_url=sdk.base_url(upstream), **options) as client:
+            with pytest.raises(sdk.module.RateLimitError):
+                await sdk.ask(client)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert upstream.keys == ["a"]
+
+
+@every_sdk
+@pytest.mark.parametrize(("options", "sent"), [({}, 3), ({"max_attempts": 5}, 5)])
+def test_c22_errors_of_the_server_are_tried_no_oftener_than_the_pool_says(
+    sdk: Sdk, options: Any, sent: int, upstream: Upstream
+) -> None:
+    upstream.answers = {"a": [refusal(500)]}
+
+    async def main() -> None:
+        base_url = sdk.base_url(upstream)
+        async with sdk.ours.client(pool_of("a"), base_url=base_url, retry_delay=0, **options) as client:
+            with pytest.raises(sdk.module.InternalServerError):
+                await sdk.ask(client)
+
+    asyncio.run(main())
+    assert len(upstream.keys) == sent
+
+
+@every_sdk
+@pytest.mark.parametrize(
+    ("name", "near"), [("wait_for_capacty", "wait_for_capacity"), ("base_ul", "base_url"), ("tag", "tags")]
+)
+def test_c22_a_misspelt_option_is_refused(sdk: Sdk, name: str, near: str) -> None:
+    for make in (sdk.ours.client, sdk.ours.sync_client):
+        with pytest.raises(InvalidType, match=rf"takes no option '{name}'.*Did you mean {near}\?"):
+            make(pool_of("k"), **{name: True})
+    with pytest.raises(InvalidType, match=r"Options are affinity, .*, and those of Async"):
+        sdk.ours.client(pool_of("k"), zzz=1)
+    with pytest.raises(InvalidArgument, match="max_attempts must be >= 1"):
+        sdk.ours.client(pool_of("k"), max_attempts=0)
+
+
+@every_sdk
+def test_c22_options_of_calls_do_not_go_with_a_transport(sdk: Sdk) -> None:
+    with pytest.raises(InvalidType, match=r"'within' with a transport.*Pass it to RotatingTransport"):
+        sdk.ours.client(RotatingTransport(pool_of("k")), within=5)
 
 
 @every_sdk

@@ -4,7 +4,8 @@
 
 Each request is given a key of the pool. A refusal (429, 401, 402, 403, 529) cools or disables the key, and the request
 is sent again with another one, as it is after a server's error or a broken connection. When every attempt was refused,
-the client gets the last refusal. The client never sees a key: the key is written into a copy of its request.
+the client gets the last refusal; one that disabled its key only if no other key is left, or nothing else was answered.
+The client never sees a key: the key is written into a copy of its request.
 
 Nothing here imports httpx: the classes are those of the library that the request is of.
 """
@@ -28,6 +29,7 @@ from headgate.resources.engine import engine_of
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import SyncOptions, plan_of
+from headgate.resources.signals import DisableResource, Signal
 
 if TYPE_CHECKING:  # checkers know our transports as transports of both libraries, and programs import neither
     from httpx import AsyncBaseTransport as _Async
@@ -80,18 +82,22 @@ class _Rotating:
             )
         self._engine = engine_of(pool)
         attempts = self._engine.plan.max_attempts
-        allowed = frozenset(_OPTIONS)
-        self._plan = plan_of(options, method=type(self).__name__, allowed=allowed, max_attempts=attempts)
+        self._plan = plan_of(options, method=type(self).__name__, allowed=CALL_OPTIONS, max_attempts=attempts)
         self._rules = KeyRules(header, hosts, insecure)
         self._proxies = proxies
         self._given = transport
         self._made: dict[Any, Any] = {}
         self._tls: Any = None
         self._strangers: set[str] = set()
+        self._most_errors: int | None = None
 
     def keep_to(self, url: Any) -> None:
         """Let keys go only to the scheme, host and port of this URL, unless `hosts` was given."""
         self._rules.keep_to(url)
+
+    def bound_errors(self) -> None:
+        """Let `max_attempts` count refusals of keys, and the pool's own number the errors that are of no key."""
+        self._most_errors = self._engine.plan.max_attempts
 
     def _uses_pool(self, url: Any) -> bool:
         if self._proxies or self._rules.may_carry(url):
@@ -106,7 +112,8 @@ class _Rotating:
     def _call(self, request: Any, may_repeat: bool) -> RequestCall:
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         verdict = proxy_errors if self._proxies else http_errors
-        return RequestCall(self._engine, self._plan, verdict, may_repeat=may_repeat, is_retry=is_retry)
+        kept = {"may_repeat": may_repeat, "is_retry": is_retry}
+        return RequestCall(self._engine, self._plan, verdict, **kept, most_errors=self._most_errors)
 
     def _keyed(self, library: Any, request: Any, resource: Resource[Any]) -> Any:
         """A copy of the request that carries the key. The client keeps its own, for redirects and errors."""
@@ -133,10 +140,13 @@ class _Rotating:
         return [*given, *self._made.values()]
 
 
-_OPTIONS = (
-    *("deadline", "within", "wait_for_cooldown", "wait_for_capacity", "tags", "exclude", "affinity"),
-    *("max_attempts", "retry_delay"),
+CALL_OPTIONS = frozenset(
+    (
+        *("deadline", "within", "wait_for_cooldown", "wait_for_capacity", "tags", "exclude", "affinity"),
+        *("max_attempts", "retry_delay"),
+    )
 )
+"""Those of the options of `ResourcePool.run_sync` that a transport takes."""
 
 
 class RotatingTransport(_Rotating, _Async, _Async2):
@@ -151,12 +161,12 @@ class RotatingTransport(_Rotating, _Async, _Async2):
             await request.aread()
             loaded = True
         call = self._call(request, loaded)
-        last: Any = None
+        failures = _Failures(library, request, call)
         while True:
             try:
                 resource = await call.take()
-            except PoolExhausted as exhausted:
-                return _without_key(library, request, last, exhausted)
+            except PoolExhausted:
+                return failures.outcome()
             opened = None
             try:
                 inner = self._inner(library, resource, "AsyncHTTPTransport")
@@ -165,19 +175,19 @@ class RotatingTransport(_Rotating, _Async, _Async2):
                 signal = call.refused(opened.judged(library))
                 if signal is None:
                     return opened.answer(library, _async_stream(library)(opened, call))
-                last = opened.refusal(library)
+                failures.note(opened.refusal(library), signal)
             except BaseException as error:
                 pause = call.raised(error)  # first, because closing may fail too
                 if opened is not None:
                     await opened.aclose()
                 if pause is None:
                     raise
-                last = error
+                failures.note(error)
             else:
                 pause = call.failed(signal)
                 await opened.aclose()
                 if pause is None:
-                    return last
+                    return failures.outcome()
             if pause:
                 await asyncio.sleep(pause)
 
@@ -205,12 +215,12 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
             request.read()
             loaded = True
         call = self._call(request, loaded)
-        last: Any = None
+        failures = _Failures(library, request, call)
         while True:
             try:
                 resource = call.take_sync()
-            except PoolExhausted as exhausted:
-                return _without_key(library, request, last, exhausted)
+            except PoolExhausted:
+                return failures.outcome()
             opened = None
             try:
                 inner = self._inner(library, resource, "HTTPTransport")
@@ -219,19 +229,19 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
                 signal = call.refused(opened.judged(library))
                 if signal is None:
                     return opened.answer(library, _sync_stream(library)(opened, call))
-                last = opened.refusal(library)
+                failures.note(opened.refusal(library), signal)
             except BaseException as error:
                 pause = call.raised(error)  # first, because closing may fail too
                 if opened is not None:
                     opened.close()
                 if pause is None:
                     raise
-                last = error
+                failures.note(error)
             else:
                 pause = call.failed(signal)
                 opened.close()
                 if pause is None:
-                    return last
+                    return failures.outcome()
             if pause:
                 clock.sleep(pause)
 
@@ -346,22 +356,54 @@ class _Opened:
         return library.Response(self._response.status_code, headers=headers, stream=library.ByteStream(body))
 
 
-def _without_key(library: Any, request: Any, last: Any, exhausted: PoolExhausted) -> Any:
-    """What a client gets when no key is left: the last refusal or error, or else why there was none."""
-    if isinstance(last, BaseException):
-        raise last
-    if last is not None:
-        return last
-    if "x-stainless-lang" not in request.headers:
-        raise exhausted
-    # An SDK would take an exception for a broken connection and try again. This becomes its RateLimitError.
-    seconds = exhausted.retry_after
-    headers = {"x-should-retry": "false", "content-type": "application/json"}
-    if seconds is not None:
-        headers["retry-after"] = str(max(1, round(seconds)))
-    error = {"type": "rate_limit_error", "code": "pool_exhausted", "message": f"headgate: {exhausted}"}
-    body = json.dumps({"type": "error", "error": error}).encode()
-    return library.Response(429, headers=headers, content=body)
+class _Failures:
+    """What the client gets when no attempt succeeded: the last refusal or error, or else why there was none.
+
+    A refusal that disabled its key (401) says nothing about the others. While there are others, the client gets the
+    last failure of another kind: told that its key is invalid, it would give up, and told to wait, it may succeed.
+    """
+
+    def __init__(self, library: Any, request: Any, call: RequestCall) -> None:
+        self._library = library
+        self._request = request
+        self._call = call
+        self._last: Any = None
+        self._last_of_others: Any = None  # the last that did not disable its key
+        self._disabled = False
+
+    def note(self, failure: Any, signal: Signal | None = None) -> None:
+        """Note the refusal, or the exception, of an attempt."""
+        self._last, self._disabled = failure, isinstance(signal, DisableResource)
+        if not self._disabled:
+            self._last_of_others = failure
+
+    def outcome(self) -> Any:
+        """The response for the client; raises if it is an exception."""
+        given, exhausted = self._last, self._call.exhausted
+        if self._disabled and exhausted is not None and self._call.has_other_keys():
+            given = self._last_of_others
+            if given is None and not self._is_of_sdk():
+                given = self._last
+        if given is None and exhausted is not None:
+            return self._exhausted(exhausted)
+        if isinstance(given, BaseException):
+            raise given
+        return given
+
+    def _is_of_sdk(self) -> bool:
+        return "x-stainless-lang" in self._request.headers
+
+    def _exhausted(self, exhausted: PoolExhausted) -> Any:
+        if not self._is_of_sdk():
+            raise exhausted
+        # An SDK would take an exception for a broken connection and try again. This becomes its RateLimitError.
+        seconds = exhausted.retry_after
+        headers = {"x-should-retry": "false", "content-type": "application/json"}
+        if seconds is not None:
+            headers["retry-after"] = str(max(1, round(seconds)))
+        error = {"type": "rate_limit_error", "code": "pool_exhausted", "message": f"headgate: {exhausted}"}
+        body = json.dumps({"type": "error", "error": error}).encode()
+        return self._library.Response(429, headers=headers, content=body)
 
 
 @cache

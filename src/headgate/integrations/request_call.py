@@ -14,11 +14,11 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.integrations.http_errors import http_errors, is_connection_error
 from headgate.integrations.rate_limits import read_rate_limits
-from headgate.resources.engine import Engine
+from headgate.resources.engine import Engine, lock
 from headgate.resources.http_status import headers_of, status_of
 from headgate.resources.members import Use
 from headgate.resources.run_options import Plan
-from headgate.resources.signals import CooldownResource, DisableResource, Signal
+from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
 
 Verdict = Callable[[object], Signal | None]
 
@@ -40,15 +40,31 @@ def proxy_errors(outcome: object) -> Signal | None:
 class RequestCall:
     """The attempts of one request."""
 
-    def __init__(self, engine: Engine[Any], plan: Plan, verdict: Verdict, *, may_repeat: bool, is_retry: bool) -> None:
-        """`may_repeat`: the body can be sent again. `is_retry`: an SDK sends this again, after an exception of ours."""
+    def __init__(
+        self,
+        engine: Engine[Any],
+        plan: Plan,
+        verdict: Verdict,
+        *,
+        may_repeat: bool,
+        is_retry: bool,
+        most_errors: int | None = None,
+    ) -> None:
+        """`may_repeat`: the body can be sent again. `is_retry`: an SDK sends this again, after an exception of ours.
+
+        `most_errors`: end after so many attempts that say nothing against their key (5xx, broken connections).
+        """
         self._engine = engine
+        self._plan = plan
+        self._errors_left = most_errors
         self._verdict = verdict
         self._may_repeat = may_repeat
         self._is_retry = is_retry
         self._call = engine.enter(plan)
         self._use: Use | None = None
         self._spent_until: float | None = None
+        self.exhausted: PoolExhausted | None = None
+        """Why there is no further attempt; None: there may be one, or the body cannot be sent again."""
 
     async def take(self) -> Any:
         """Take a resource for the next attempt. Raises PoolExhausted."""
@@ -87,6 +103,11 @@ class RequestCall:
     def failed(self, signal: Signal) -> float | None:
         """End an attempt that was refused. Returns the seconds until the next one; None: there is none."""
         return self._failed(signal, signal, final=False)
+
+    def has_other_keys(self) -> bool:
+        """Whether a key is left for this request that is not disabled, though it may be resting."""
+        with lock:
+            return self._engine.rotation.can_become_free(self._plan.requirement)
 
     def done(self) -> None:
         """End a call whose answer was given to the client, wholly or as far as the client wanted it.
@@ -128,12 +149,16 @@ class RequestCall:
         except PoolExhausted as exhausted:
             self._ended(exhausted)
             return None
+        if self._errors_left is not None and isinstance(signal, RetryOperation):
+            self._errors_left -= 1
+            final = final or self._errors_left <= 0
         if final or not self._may_repeat:
             self._ended(error)
             return None
         return pause
 
     def _ended(self, error: BaseException) -> None:
+        self.exhausted = error if isinstance(error, PoolExhausted) else None
         self._engine.failed(self._call, error, None)
 
     def _signal(self, outcome: object) -> Signal | None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from importlib import import_module
 from typing import Any
 
 from headgate.errors import InvalidType
-from headgate.integrations.httpx import RotatingTransport
+from headgate.integrations.httpx import CALL_OPTIONS, RotatingTransport
 from headgate.resources.pool import ResourcePool
+
+WAITS_FOR = 60.0
+"""Seconds after which a request of such a client makes no further attempt and waits no longer."""
+MOST_REFUSALS = 50
+"""Attempts of one request: many, because in a batch over limited keys most attempts may be refused."""
 
 
 def make_client(sdk: str, name: str, header: str, kind: type[Any], pool: Any, options: dict[str, Any]) -> Any:
-    """Make the client `name` of an SDK, with a transport of this kind that writes keys into `header`."""
+    """Make the client `name` of an SDK, with a transport of this kind that writes keys into `header`.
+
+    `options` are those of calls (None: as usual) and those of the SDK.
+    """
     for taken in ("api_key", "http_client"):
         if taken in options:
             raise InvalidType(
@@ -22,15 +32,59 @@ def make_client(sdk: str, name: str, header: str, kind: type[Any], pool: Any, op
         module = import_module(sdk)
     except ImportError as error:
         raise InvalidType(f"{sdk} is not installed", remedy=f"pip install {sdk}") from error
-    transport = kind(pool, header=header) if isinstance(pool, ResourcePool) else pool
-    if not isinstance(transport, kind):
+    made_by = getattr(module, name)
+    for_calls = {key: value for key, value in options.items() if key in CALL_OPTIONS and value is not None}
+    for_sdk = {key: value for key, value in options.items() if key not in CALL_OPTIONS}
+    _check_names(for_sdk, made_by)
+    transport = _transport_of(pool, kind, header, for_calls)
+    # The SDK would try again what the pool has tried with every key.
+    chosen = {"max_retries": 0, **for_sdk}
+    their_httpx = module.DefaultAsyncHttpxClient if kind is RotatingTransport else module.DefaultHttpxClient
+    made = made_by(api_key="headgate", http_client=their_httpx(transport=transport), **chosen)
+    transport.keep_to(made.base_url)
+    return made
+
+
+def _check_names(for_sdk: dict[str, Any], made_by: Any) -> None:
+    known = inspect.signature(made_by).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        return  # it decides itself
+    public = [one for one in known if one not in ("api_key", "http_client") and not one.startswith("_")]
+    for name in for_sdk:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*public, *CALL_OPTIONS], 1)
+            options = f"Options are {', '.join(sorted(CALL_OPTIONS))}, and those of {made_by.__name__}."
+            raise InvalidType(
+                f"client() takes no option {name!r}", remedy=f"Did you mean {near[0]}?" if near else options
+            )
+
+
+def _transport_of(pool: Any, kind: type[Any], header: str, for_calls: dict[str, Any]) -> Any:
+    if isinstance(pool, ResourcePool):
+        transport = kind(pool, header=header, **_waiting(for_calls))
+        if "max_attempts" not in for_calls:
+            transport.bound_errors()
+        return transport
+    if not isinstance(pool, kind):
         raise InvalidType(
             f"client() takes a ResourcePool or a {kind.__name__}, got {type(pool).__name__}",
             remedy="Make a pool from your keys: ResourcePool([...]).",
         )
-    # The SDK would try again what the pool has tried with every key.
-    chosen = {"max_retries": 0, **options}
-    their_httpx = module.DefaultAsyncHttpxClient if kind is RotatingTransport else module.DefaultHttpxClient
-    made = getattr(module, name)(api_key="headgate", http_client=their_httpx(transport=transport), **chosen)
-    transport.keep_to(made.base_url)
-    return made
+    if for_calls:
+        raise InvalidType(
+            f"client() takes no option {next(iter(for_calls))!r} with a transport, which has its own",
+            remedy=f"Pass it to {kind.__name__}(...).",
+        )
+    return pool
+
+
+def _waiting(for_calls: dict[str, Any]) -> dict[str, Any]:
+    """Options of calls that wait for a key, where the caller did not say otherwise."""
+    chosen = dict(for_calls)
+    if "wait_for_capacity" not in chosen and "wait_for_cooldown" not in chosen:
+        chosen["wait_for_capacity"] = True
+    if chosen.get("wait_for_capacity") or chosen.get("wait_for_cooldown"):
+        chosen.setdefault("max_attempts", MOST_REFUSALS)
+        if "deadline" not in chosen:
+            chosen.setdefault("within", WAITS_FOR)
+    return chosen
