@@ -68,7 +68,7 @@ class Ended(NamedTuple):
 
 def run_here(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Ended:
     """Run a command in this process: where only what it says is asked, an interpreter would be a waste."""
-    before, level = signal.getsignal(signal.SIGTERM), logging.getLogger("headgate").level
+    before, level, path = signal.getsignal(signal.SIGTERM), logging.getLogger("headgate").level, list(sys.path)
     with (
         mock.patch.dict(os.environ, environment(env), clear=True),
         redirect_stdout(io.StringIO()) as out,
@@ -81,6 +81,7 @@ def run_here(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | 
             code = int(end.code or 0)
         finally:
             signal.signal(signal.SIGTERM, before)
+            sys.path[:] = path  # else workers of other tests would have the folders of this one
             logging.getLogger("headgate").setLevel(level)  # some commands show what is logged in another way
     return Ended(code, out.getvalue(), err.getvalue())
 
