@@ -80,7 +80,7 @@ class World:
     def drain(self, *, heartbeat: bool) -> None:
         """End everything; without `heartbeat` only those speak who were woken or have something to say."""
         for _ in range(100_000):
-            busy = [pool for pool in self.pools if pool.woken or pool.changed or pool.resend]
+            busy = [pool for pool in self.pools if pool.woken or pool.changed or pool.resend or pool.keeps]
             if busy:
                 busy[0].speak()
                 continue

@@ -167,9 +167,10 @@ class SharedBudget:
             loop.call_soon(self._send)
 
     def _on_kept(self) -> None:
-        """Give kept slots back when none was kept or used for a while."""
-        loop = None if self._executor is None else self._executor.loop
-        if loop is None or loop.is_closed() or self._left:
+        """Give kept slots back when none was kept or used for a while; at once if a lender waits for one."""
+        executor = self._executor
+        loop = None if executor is None else executor.loop
+        if executor is None or loop is None or loop.is_closed() or self._left or executor.scheduler.slots.returning:
             self._changed()
         else:
             self._kept_at = loop.time()
