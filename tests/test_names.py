@@ -93,6 +93,7 @@ RESOURCES = {
     "CooldownResource",
     "DisableResource",
     "PoolExhausted",
+    "Quota",
     "Resource",
     "ResourcePool",
     "RetryOperation",

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         install_task_factory,
     )
     from headgate.integrations.http_errors import http_errors
-    from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
+    from headgate.resources import CooldownResource, DisableResource, Quota, Resource, ResourcePool, RetryOperation
     from headgate.stores.shared.postgres import PostgresStore
     from headgate.stores.shared.sqlite import SqliteStore
     from headgate.tasks import (
@@ -156,6 +156,7 @@ __all__ = [
     "PostgresStore",
     "QueueFull",
     "QueueStrategy",
+    "Quota",
     "RemoteError",
     "Resource",
     "ResourcePool",
@@ -235,7 +236,14 @@ _PACKAGES = {
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
     "headgate.integrations.http_errors": ("http_errors",),
-    "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
+    "headgate.resources": (
+        "CooldownResource",
+        "DisableResource",
+        "Quota",
+        "Resource",
+        "ResourcePool",
+        "RetryOperation",
+    ),
     "headgate.stores.shared.postgres": ("PostgresStore",),
     "headgate.stores.shared.sqlite": ("SqliteStore",),
     "headgate.tasks": (

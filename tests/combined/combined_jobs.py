@@ -515,3 +515,23 @@ async def asks_an_sdk(key: Resource[str]) -> str:
         raise openai.AuthenticationError("no", response=httpx2.Response(401, request=request), body=None)
     response = httpx2.Response(429, headers={"retry-after": "60"}, request=request)
     raise openai.RateLimitError("no", response=response, body=None)
+
+
+async def spends(key: Resource[str], tokens: float) -> str:
+    """Tell twice how many tokens it has used."""
+    key.spent(tokens / 2)
+    await asyncio.sleep(0)
+    key.spent(tokens / 2)
+    return key.resource_id
+
+
+def spends_in_a_thread(key: Resource[str], tokens: float) -> str:
+    """The same, as a plain function."""
+    key.spent(tokens)
+    return key.resource_id
+
+
+async def spends_and_fails(key: Resource[str], tokens: float) -> None:
+    """Tell how many tokens it has used, and fail."""
+    key.spent(tokens)
+    raise LookupError("nothing there")

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.integrations.rate_limits import Limit, LowestRemaining, RateLimits, read_rate_limits
+from headgate.integrations.rate_limits import Limit, RateLimits, read_rate_limits
 from headgate.resources.http_times import YEAR
+from headgate.resources.windows import LearnedWindow
 
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""
@@ -244,38 +245,40 @@ def left(remaining: float, reset_after: float | None) -> Limit:
 
 
 def test_h11_the_lowest_remaining_of_a_window_counts() -> None:
-    lowest = LowestRemaining()
-    lowest.note(left(7, 30.0), now=0.0)
-    lowest.note(left(9, 29.9), now=0.1)  # was sent before, arrives after
-    assert lowest.remaining(0.2) == 7
-    lowest.note(left(3, 28.5), now=1.0)
-    assert lowest.remaining(1.0) == 3
-    assert lowest.reset_after(1.0) == 29.0
+    window = LearnedWindow()
+    window.observe(left(7, 30.0), now=0.0)
+    window.observe(left(9, 29.9), now=0.1)  # was sent before, arrives after
+    assert window.room(0.0, 0.2) == 7
+    window.observe(left(3, 28.5), now=1.0)
+    assert window.room(0.0, 1.0) == 3
+    assert window.room_at(4.0, 0.0, 1.0) == 30.0
 
 
 def test_h11_a_new_window_begins_when_the_old_one_ends() -> None:
-    lowest = LowestRemaining()
-    lowest.note(left(0, 30.0), now=0.0)
-    assert lowest.remaining(29.9) == 0
-    assert lowest.remaining(30.0) is None
-    lowest.note(left(59, 60.0), now=31.0)
-    assert lowest.remaining(31.0) == 59
+    window = LearnedWindow()
+    window.observe(left(0, 30.0), now=0.0)
+    window.lack(1.0)
+    assert window.room(0.0, 29.9) == 0
+    assert not window.is_over(29.9)
+    assert window.is_over(30.0)
+    window.observe(left(59, 60.0), now=31.0)
+    assert (window.room(0.0, 31.0), window.is_over(31.0)) == (59, False)
 
 
 def test_h11_an_answer_of_the_last_window_says_nothing_about_this_one() -> None:
-    lowest = LowestRemaining()
-    lowest.note(left(59, 60.0), now=31.0)
-    lowest.note(left(0, 0.0), now=31.1)
-    lowest.note(left(0, 0.4), now=31.2)
-    assert lowest.remaining(31.3) == 59
+    window = LearnedWindow()
+    window.observe(left(59, 60.0), now=31.0)
+    window.observe(left(0, 0.0), now=31.1)
+    window.observe(left(0, 0.4), now=31.2)
+    assert window.room(0.0, 31.3) == 59
 
 
 def test_h11_without_windows_the_last_answer_counts() -> None:
-    lowest = LowestRemaining()
+    window = LearnedWindow()
     for remaining in (5, 3, 4):
-        lowest.note(left(remaining, None), now=1.0)
-    lowest.note(Limit("requests", 60), now=1.0)
-    assert (lowest.remaining(2.0), lowest.reset_after(2.0)) == (4, None)
+        window.observe(left(remaining, None), now=1.0)
+    window.observe(Limit("requests", 60), now=1.0)
+    assert (window.room(0.0, 2.0), window.resets_at) == (4, None)
 
 
 @given(
@@ -286,10 +289,9 @@ def test_h11_without_windows_the_last_answer_counts() -> None:
 def test_h11_any_order_of_arrival_ends_the_same(answers: list[tuple[int, int, float]], chance: Any) -> None:
     """Four windows of 100 s; each answer of a window tells what was left. All arrive within 9 s of the last window."""
     now = 310.0
-    expected_window = max(window for window, _, _ in answers)
-    expected = min(remaining for window, remaining, _ in answers if window == expected_window)
+    expected = [remaining for window, remaining, _ in answers if window == 3]
     chance.shuffle(answers)
-    lowest = LowestRemaining()
+    learned = LearnedWindow()
     for window, remaining, _ in answers:
-        lowest.note(left(remaining, max(0.0, (window + 1) * 100.0 - now)), now)
-    assert lowest.remaining(now) == (expected if expected_window == 3 else None)
+        learned.observe(left(remaining, max(0.0, (window + 1) * 100.0 - now)), now)
+    assert learned.room(0.0, now) == (min(expected) if expected else math.inf)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import InvalidArgument, Resource, UnknownResource
-from headgate.resources import pickers
-from headgate.resources import rotation as rotation_module
+from headgate.resources import openings, pickers
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.pickers import MAX_CLASSES
@@ -1114,7 +1113,7 @@ class CountingHeap(SimpleNamespace):
 def heap(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
     counting = CountingHeap()
     monkeypatch.setattr(pickers, "heapq", counting)
-    monkeypatch.setattr(rotation_module, "heapq", counting)
+    monkeypatch.setattr(openings, "heapq", counting)
     return counting
 
 

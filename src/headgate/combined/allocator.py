@@ -60,7 +60,8 @@ class TaskAllocator:
         resources = self.resources
         if resources is None:
             return None
-        return resources.hopeless(requirement_of(task), self.calls.get(task) if self.calls else None)
+        call = self.calls.get(task) if self.calls else None
+        return resources.hopeless(requirement_of(task), call, task.terms.cost or 0.0)
 
     def reserve(self, task: TaskRecord, *, wait: bool) -> Permit | None:
         """A permit with a resource that is free now: the one that the task has, if it is still in order."""
@@ -74,10 +75,11 @@ class TaskAllocator:
         resources = self.resources
         if resources is None:
             return Permit(task, None, None)
-        terms, requirement, affinity = task.terms, ANY, None
+        terms, requirement, affinity, cost = task.terms, ANY, None, 0.0
         if terms is not PLAIN:
             requirement, affinity = requirement_of(task), None if terms.wish is None else terms.wish[0]
-        use = resources.take(requirement, self.calls.get(task) if self.calls else None, affinity, wait=wait)
+            cost = terms.cost or 0.0
+        use = resources.take(requirement, self.calls.get(task) if self.calls else None, affinity, cost, wait=wait)
         if use is None:
             return None
         permit = Permit(task, use, use.member.resource)

@@ -22,18 +22,19 @@ class TaskExplainer:
         if self._resources is None:
             return ""
         requirement = requirement_of(task)
-        seconds = self._resources.back_in(requirement)
-        soon = "" if seconds is None else f", the first for {seconds:.1f} s more"
+        opens = self._resources.back_in(requirement)
+        soon = "" if opens is None else f", the first for {opens[0]:.1f} s more"
         return f"no resource of {self._resources.pool.name} is free: {self._resources.describe(requirement)}{soon}"
 
     def waiting_for(self, requirements: Collection[Hashable]) -> dict[str, Any]:
-        """What tasks of these requirements wait for: workers, any resource, or the first cooldown to end."""
+        """What tasks of these requirements wait for: workers, any resource, or the end of a cooldown or a quota."""
         if self._resources is None:
             return {"cause": "workers", "seconds": None}
         times = [self._resources.back_in(as_requirement(need)) for need in requirements]
         if not times or None in times:
             return {"cause": "resources", "seconds": None}
-        return {"cause": "cooldown", "seconds": min(time for time in times if time is not None)}
+        seconds, cause = min(time for time in times if time is not None)
+        return {"cause": cause, "seconds": seconds}
 
     def describe(self, ran_with: Permit | RanWith) -> str:
         """With which resource and on which worker an attempt ran, for its story."""

@@ -12,6 +12,7 @@ from headgate.combined.remote_call import RemoteCall
 from headgate.combined.verdicts import Interrupted, Verdicts
 from headgate.context.rests import noted
 from headgate.core.cancellation import Steered, primed
+from headgate.resources.current_use import begin_use
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import CURRENT
@@ -71,6 +72,8 @@ class TaskLauncher:
         try:
             await primed()
             CURRENT.set(task)
+            if use is not None and use.reservation is not None:
+                begin_use(use)
             if permit.interrupted:
                 raise Interrupted
             fn = task.fn

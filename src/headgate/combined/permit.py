@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headgate.context.rests import Noted
+from headgate.context.rests import Noted, spent_of
 from headgate.core.cancellation import Steered
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
@@ -70,9 +70,15 @@ class Permit:
         return self.use is not None
 
     def rest(self, before: Noted, after: Noted) -> None:
-        """Let the resource rest after the attempt, if its function asked for that on a worker meanwhile."""
-        if after is not None and after != before and self.resource is not None and after[0] == self.resource_id:
+        """Let the resource rest after the attempt, and count the tokens, as its function told on a worker."""
+        if after is None or after == before or self.resource is None or after[0] != self.resource_id:
+            return
+        if before is None or after[:4] != before[:4]:
             self.resource.rest(after[1], after[2])
+        known = 0.0 if before is None or before[0] != after[0] else spent_of(before) or 0.0
+        tokens = (spent_of(after) or 0.0) - known
+        if tokens > 0 and self.use is not None and self.use.reservation is not None:
+            self.use.reservation.spend(tokens)
 
     def placed(self, uid: str) -> None:
         """Note which worker was given the call."""

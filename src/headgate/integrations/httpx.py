@@ -16,19 +16,23 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
+from headgate.core.checks import Affinity, checked_seconds, is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.integrations.http_errors import http_errors
 from headgate.integrations.key_rules import Header, KeyRules
 from headgate.integrations.request_call import RequestCall, proxy_errors
+from headgate.integrations.token_usage import estimated_tokens
 from headgate.resources.engine import engine_of
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
-from headgate.resources.run_options import SyncOptions, plan_of
+from headgate.resources.run_options import plan_of
 from headgate.resources.signals import DisableResource, Signal
 
 if TYPE_CHECKING:  # checkers know our transports as transports of both libraries, and programs import neither
@@ -48,6 +52,23 @@ _LONGEST_REFUSAL = 1 << 16  # bytes of a refusal that are kept; the rest of a lo
 _LONGEST_REPLAY = 4 << 20  # bytes of a body in parts (a form with files) that are read to be able to send them again
 
 
+class TransportOptions(TypedDict, total=False):
+    """Those of the options of `ResourcePool.run_sync` that a transport takes. They mean the same."""
+
+    deadline: float | None
+    within: float | None
+    wait_for_cooldown: bool
+    wait_for_capacity: bool
+    tags: Iterable[str]
+    exclude: Iterable[str]
+    affinity: Affinity | None
+    max_attempts: int | None
+    retry_delay: float
+
+
+CALL_OPTIONS = frozenset(TransportOptions.__annotations__)
+
+
 class _Rotating:
     """What the transports have in common: everything but sending and receiving."""
 
@@ -60,7 +81,8 @@ class _Rotating:
         insecure: bool = False,
         proxies: bool = False,
         transport: Any = None,
-        **options: Unpack[SyncOptions],
+        cost: float | Callable[[Any], float] | None = None,
+        **options: Unpack[TransportOptions],
     ) -> None:
         """`header`: where the key goes, a name or a function from the resource to headers.
 
@@ -68,7 +90,9 @@ class _Rotating:
         `Authorization: Bearer`. `hosts` names where keys may go; by default where the first request goes. Requests to
         other places are sent without a key. `insecure=True` lets keys go over plain HTTP. With `proxies=True` the
         values of the resources are URLs of proxies, and no header is written. `transport` is what sends; by default
-        the usual transport of the library. The other options are those of `ResourcePool.run_sync`.
+        the usual transport of the library. `cost` is how many tokens a request takes of the quota of its key, a number
+        or a function of the request; by default that is estimated from its body if keys have a quota. When the answer
+        tells how many it was, that number counts. The other options are those of `ResourcePool.run_sync`.
         """
         if not isinstance(pool, ResourcePool):
             raise InvalidType(
@@ -84,6 +108,14 @@ class _Rotating:
         attempts = self._engine.plan.max_attempts
         self._plan = plan_of(options, method=type(self).__name__, allowed=CALL_OPTIONS, max_attempts=attempts)
         self._rules = KeyRules(header, hosts, insecure)
+        if not (cost is None or callable(cost) or (is_finite(cost) and cost >= 0)):
+            raise InvalidType(
+                f"cost must be a number of tokens or a function of the request, got {cost!r}",
+                remedy="Leave it out: then it is estimated.",
+            )
+        has_quotas = any(one.sharing.account is not None for one in list(self._engine.rotation.members.values()))
+        self._cost: float | Callable[[Any], float] = _estimated_cost if cost is None else cost
+        self._has_costs = has_quotas or cost is not None
         self._proxies = proxies
         self._given = transport
         self._made: dict[Any, Any] = {}
@@ -113,7 +145,14 @@ class _Rotating:
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         verdict = proxy_errors if self._proxies else http_errors
         kept = {"may_repeat": may_repeat, "is_retry": is_retry}
-        return RequestCall(self._engine, self._plan, verdict, **kept, most_errors=self._most_errors)
+        plan = replace(self._plan, cost=self._cost_of(request, may_repeat)) if self._has_costs else self._plan
+        return RequestCall(self._engine, plan, verdict, **kept, most_errors=self._most_errors)
+
+    def _cost_of(self, request: Any, loaded: bool) -> float:
+        if self._cost is _estimated_cost and not loaded:
+            return 0.0
+        cost = self._cost(request) if callable(self._cost) else self._cost
+        return checked_seconds("cost of a request must be a finite number of tokens >= 0", cost)
 
     def _keyed(self, library: Any, request: Any, resource: Resource[Any]) -> Any:
         """A copy of the request that carries the key. The client keeps its own, for redirects and errors."""
@@ -138,15 +177,6 @@ class _Rotating:
     def _transports(self) -> list[Any]:
         given = [] if self._given is None else [self._given]
         return [*given, *self._made.values()]
-
-
-CALL_OPTIONS = frozenset(
-    (
-        *("deadline", "within", "wait_for_cooldown", "wait_for_capacity", "tags", "exclude", "affinity"),
-        *("max_attempts", "retry_delay"),
-    )
-)
-"""Those of the options of `ResourcePool.run_sync` that a transport takes."""
 
 
 class RotatingTransport(_Rotating, _Async, _Async2):
@@ -270,6 +300,10 @@ def _library_of(request: Any) -> Any:
         f"a rotating transport sends requests of httpx or httpx2, got {type(request).__name__}",
         remedy="Pass it as transport= to a client of one of these.",
     )
+
+
+def _estimated_cost(request: Any) -> float:
+    return estimated_tokens(request.content)
 
 
 def _is_loaded(request: Any) -> bool:
@@ -419,8 +453,10 @@ def _async_stream(library: Any) -> Any:
             try:
                 begun, self._opened.begun = self._opened.begun, []
                 for chunk in begun:
+                    self._call.saw(chunk)
                     yield chunk
                 async for chunk in self._opened.rest_async():
+                    self._call.saw(chunk)
                     yield chunk
             except Exception as error:
                 self._call.broke(error)
@@ -449,8 +485,9 @@ def _sync_stream(library: Any) -> Any:
         def __iter__(self) -> Iterator[bytes]:
             try:
                 begun, self._opened.begun = self._opened.begun, []
-                yield from begun
-                yield from self._opened.rest()
+                for chunk in chain(begun, self._opened.rest()):
+                    self._call.saw(chunk)
+                    yield chunk
             except Exception as error:
                 self._call.broke(error)
                 raise

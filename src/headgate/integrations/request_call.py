@@ -13,10 +13,12 @@ from typing import Any
 from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.integrations.http_errors import http_errors, is_connection_error
-from headgate.integrations.rate_limits import read_rate_limits
+from headgate.integrations.token_usage import UsageReader
 from headgate.resources.engine import Engine, lock
 from headgate.resources.http_status import headers_of, status_of
 from headgate.resources.members import Use
+from headgate.resources.quota import LEARN
+from headgate.resources.rate_limits import read_rate_limits
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
 
@@ -63,6 +65,7 @@ class RequestCall:
         self._call = engine.enter(plan)
         self._use: Use | None = None
         self._spent_until: float | None = None
+        self._usage: UsageReader | None = None
         self.exhausted: PoolExhausted | None = None
         """Why there is no further attempt; None: there may be one, or the body cannot be sent again."""
 
@@ -86,6 +89,8 @@ class RequestCall:
 
     def raised(self, error: BaseException) -> float | None:
         """End an attempt that raised this. Returns the seconds until the next one; None: there is none."""
+        if self._use is not None and self._use.reservation is not None:
+            self._use.reservation.has_failed = True
         signal = self._signal(error) if isinstance(error, Exception) else None
         if signal is None:
             self._broke(error, None)
@@ -94,11 +99,21 @@ class RequestCall:
 
     def refused(self, response: object) -> Signal | None:
         """What an answer says against its resource; None if nothing."""
-        signal = self._signal(response)
-        limits = read_rate_limits(headers_of(response), clock.wall()) if signal is None else None
-        if limits is not None and limits.spent_for is not None:
+        signal, reservation = self._signal(response), None if self._use is None else self._use.reservation
+        learns = reservation is not None and reservation.account.quota == LEARN
+        limits = read_rate_limits(headers_of(response), clock.wall()) if signal is None or learns else None
+        if reservation is not None:
+            if learns:
+                self._engine.told(reservation.account, self._use, limits)
+            self._usage = UsageReader()
+        elif limits is not None and limits.spent_for is not None:
             self._spent_until = clock.now() + limits.spent_for
         return signal
+
+    def saw(self, chunk: bytes) -> None:
+        """Look at a part of the answer that is given to the client: it may tell how many tokens it used."""
+        if self._usage is not None:
+            self._usage.feed(chunk)
 
     def failed(self, signal: Signal) -> float | None:
         """End an attempt that was refused. Returns the seconds until the next one; None: there is none."""
@@ -112,10 +127,14 @@ class RequestCall:
     def done(self) -> None:
         """End a call whose answer was given to the client, wholly or as far as the client wanted it.
 
-        If its headers said that nothing remains, the resource rests until there is something again.
+        If its headers said that nothing remains, the resource rests until there is something again. With a quota that
+        is counted instead, and the tokens that the answer tells of.
         """
         use, self._use = self._use, None
         if use is not None:
+            tokens = None if self._usage is None else self._usage.tokens()
+            if tokens is not None and use.reservation is not None:
+                use.reservation.spent = tokens
             if self._spent_until is not None and (seconds := self._spent_until - clock.now()) > 0:
                 use.member.resource.rest(seconds, "its answer said that nothing remains")
             self._engine.done(self._call, use)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from headgate.resources.pickers import GuidedPicker, Learner, Occasion, Picker
     from headgate.resources.pool import Pool, ResourcePool
+    from headgate.resources.quota import Quota
     from headgate.resources.run_options import LeaseOptions, RunOptions, StreamOptions, SyncOptions, UseOptions
     from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, parse_retry_after
     from headgate.resources.strategies import Strategy, least_latency, primary_backup, round_robin, sticky, weighted
@@ -59,6 +60,7 @@ __all__ = [
     "Pool",
     "PoolExhausted",
     "PoolStats",
+    "Quota",
     "Resource",
     "ResourceAcquired",
     "ResourceAdded",
@@ -121,6 +123,7 @@ _MODULES = {
         "Usage",
     ),
     "headgate.resources.run_options": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
+    "headgate.resources.quota": ("Quota",),
     "headgate.resources.pool": ("Pool", "ResourcePool"),
     "headgate.resources.members": ("Member", "Seat"),
     "headgate.resources.signals": (

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVarTuple
+from typing import Any, Literal, TypeVarTuple
 
 from headgate.core.checks import Affinity
 from headgate.core.clock import clock
@@ -23,8 +23,10 @@ from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call, Cooldowns
 from headgate.resources.engine import Engine, end_abandoned, engine_of, lock
+from headgate.resources.holding import reprice, unspent
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.model import Resource
+from headgate.resources.openings import opens_at
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import Signal
@@ -56,7 +58,8 @@ class Allocator:
         self._less = less
         self.full: Callable[[], bool] = full
         self._loop_of_pool = loop
-        self._hopeful: set[Requirement] = set()  # can be served some day: found so, and no resource has gone since
+        # What can be served some day: found so, and no resource has gone since.
+        self._hopeful: set[tuple[Requirement, float]] = set()
         self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
         self._granted: Use | None = None  # for the first task that can use it
@@ -64,14 +67,16 @@ class Allocator:
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
-    def take(self, requirement: Requirement, call: Call | None, affinity: Affinity | None, *, wait: bool) -> Use | None:
+    def take(
+        self, requirement: Requirement, call: Call | None, affinity: Affinity | None, cost: float = 0.0, *, wait: bool
+    ) -> Use | None:
         """Begin a use of a resource that fits `requirement`; None if none is free.
 
         With `wait`, `ready` is then called on the loop of the pool when one comes free. `call` knows what was tried
-        before. Raises PoolExhausted when none can ever come.
+        before. `cost` is what the task takes of a quota. Raises PoolExhausted when none can ever come.
         """
         granted = self._granted
-        if granted is not None and requirement.fits(granted.member.resource):
+        if granted is not None and requirement.fits(granted.member.resource) and self._reprice(granted, cost):
             self._granted = None
             return granted
         engine, rotation = self.engine, self.engine.rotation
@@ -80,7 +85,7 @@ class Allocator:
                 lock.acquire()
                 now = clock.now()
                 if not rotation.cooling or not rotation.due(now):
-                    use = rotation.acquire(now, requirement)
+                    use = rotation.acquire(now, requirement, (), None, cost)
                     if use is not None:
                         return use
             finally:
@@ -94,13 +99,13 @@ class Allocator:
                 effects = rotation.advance(now)
             use = None
             for avoid in call.choices() if call is not None else _NOBODY:
-                use = use or rotation.acquire(now, requirement, avoid, affinity)
+                use = use or rotation.acquire(now, requirement, avoid, affinity, cost)
             if use is None and wait and loop is not None and requirement not in self._places:
-                if rotation.can_become_free(requirement):
-                    place = self._places[requirement] = _Place(self, requirement, loop)
-                    rotation.wait_queue.join(place.ticket)
+                if rotation.can_become_free(requirement, cost):
+                    place = self._places[requirement] = _Place(self, requirement, cost, loop)
+                    rotation.join(place.ticket, now)
                 else:
-                    error = self._hopeless(requirement, now, call)
+                    error = self._hopeless(requirement, now, call, cost)
         if effects and loop is not None:  # soon: listeners may call the pool, which is deciding right now
             loop.call_soon(engine.carry_out, effects)
         if place is not None:
@@ -108,6 +113,12 @@ class Allocator:
         if error is not None:
             raise error
         return use
+
+    def _reprice(self, use: Use, cost: float) -> bool:
+        if use.reservation is None:
+            return True
+        with lock:
+            return reprice(use, cost, clock.now())
 
     def leave(self, requirement: Requirement) -> None:
         """Give up the place of this requirement in the wait queue."""
@@ -144,7 +155,7 @@ class Allocator:
         finally:
             unused, self._granted = self._granted, None
             if unused is not None:
-                self.engine.let_go(unused)
+                self.returned(unused)
 
     def changed(self) -> None:
         """Note that a resource was removed or disabled. From any thread."""
@@ -179,6 +190,10 @@ class Allocator:
         if effects is not None or events.USAGE.listeners or events.RUN.listeners:
             engine.finish_plain(use, attempts, effects)
 
+    def answered(self, use: Use, result: object) -> None:
+        """Learn what the result of a task says about the quota of its resource."""
+        self.engine.hear(use, result)
+
     def failed(self, use: Use, error: BaseException) -> Signal | None:
         """End a use whose function raised `error`. Returns the signal to try again on, or None if there is none."""
         return self.engine.fail(use, error, None, self._plan)
@@ -205,6 +220,9 @@ class Allocator:
 
     def returned(self, use: Use) -> None:
         """Take back a use that was never begun."""
+        if use.reservation is not None:
+            with lock:
+                unspent(use, clock.now())
         self.engine.let_go(use)
 
     def finished(self, request_id: str, error: BaseException | None, attempts: int) -> None:
@@ -227,20 +245,26 @@ class Allocator:
                 if member.resource.status != "disabled"
             ]
 
-    def hopeless(self, requirement: Requirement, call: Call | None = None) -> PoolExhausted | None:
-        """The error that says why nothing can ever serve this requirement; None if something can."""
-        if requirement in self._hopeful:
+    def hopeless(self, requirement: Requirement, call: Call | None = None, cost: float = 0.0) -> PoolExhausted | None:
+        """The error that says why nothing can ever serve a task of this requirement and cost; None if something can."""
+        if (requirement, cost) in self._hopeful:
             return None
         with lock:
-            if not self.engine.rotation.can_become_free(requirement):
-                return self._hopeless(requirement, clock.now(), call)
+            if not self.engine.rotation.can_become_free(requirement, cost):
+                return self._hopeless(requirement, clock.now(), call, cost)
             if len(self._hopeful) >= _MOST_HOPEFUL:
                 self._hopeful.clear()
-            self._hopeful.add(requirement)
+            self._hopeful.add((requirement, cost))
             return None
 
-    def _hopeless(self, requirement: Requirement, now: float, call: Call | None = None) -> PoolExhausted:
+    def _hopeless(
+        self, requirement: Requirement, now: float, call: Call | None = None, cost: float = 0.0
+    ) -> PoolExhausted:
         rotation = self.engine.rotation
+        if cost and rotation.can_become_free(requirement):
+            why = f"the quota of none of them allows a task with cost={cost:g}"
+            remedy = "Make the task smaller, or give the resources a larger Quota(tokens=...)."
+            return (call or Call(self._plan, 0, now)).out_of_resources(why, "no_eligible", None, remedy)
         if not rotation.matching(requirement):
             remedy = "Check tags= and exclude= against the resources of the pool, or add() one."
         else:
@@ -255,15 +279,18 @@ class Allocator:
         with lock:
             return describe(self.engine.rotation, requirement, clock.now())
 
-    def back_in(self, requirement: Requirement) -> float | None:
-        """Seconds until the first resource that fits ends its cooldown; None if some are not in cooldown."""
+    def back_in(self, requirement: Requirement) -> tuple[float, Literal["cooldown", "quota"]] | None:
+        """Seconds until the first resource that fits opens, and what ends then; None if some are not closed."""
         with lock:
             now, rotation = clock.now(), self.engine.rotation
             members = rotation.matching_members(requirement)
-            matching = [member.resource for member in members if member.resource.status != "disabled"]
-            if not matching or any(r.status != "cooling_down" for r in matching):
+            matching = [member for member in members if member.resource.status != "disabled"]
+            times = [(opens_at(member, 0.0, now), member.resource.status) for member in matching]
+            closed = [(time, status) for time, status in times if time is not None]
+            if not closed or len(closed) < len(times):
                 return None
-            return max(0.0, min(r.cooldown_until for r in matching) - now)
+            first, status = min(closed)
+            return max(0.0, first - now), "cooldown" if status == "cooling_down" else "quota"
 
     def call(self, requirement: Requirement, max_attempts: int | None) -> Call:
         """Make the `Call` that counts the attempts of one task."""
@@ -289,8 +316,10 @@ _NOBODY: tuple[frozenset[str], ...] = (frozenset(),)
 class _Place:
     """A place in the wait queue for all tasks with the same requirement; a `Waiter` on the loop of their pool."""
 
-    def __init__(self, allocator: Allocator, requirement: Requirement, loop: asyncio.AbstractEventLoop) -> None:
-        self.ticket = WaitTicket(requirement, allocator.engine.rotation, self)
+    def __init__(
+        self, allocator: Allocator, requirement: Requirement, cost: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.ticket = WaitTicket(requirement, allocator.engine.rotation, self, cost=cost)
         self._allocator = allocator
         self._loop = loop
         self._alarm: asyncio.TimerHandle | None = None

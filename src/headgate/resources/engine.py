@@ -22,7 +22,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import copy_context
 from functools import partial
 from types import CoroutineType
@@ -35,11 +35,15 @@ from headgate.core.redaction import log_exception, redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.resources import events
+from headgate.resources.accounts import Account
 from headgate.resources.attempts import AttemptTimeout, Call
+from headgate.resources.current_use import attributed, use_of
 from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve, Tell
-from headgate.resources.http_status import status_of
+from headgate.resources.http_status import headers_of, status_of
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
+from headgate.resources.quota import LEARN
+from headgate.resources.rate_limits import RateLimits, read_rate_limits
 from headgate.resources.reporting import Reporter
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import Plan
@@ -127,7 +131,10 @@ class Engine(Generic[T]):
                 try:
                     context = copy_context() if plan.isolate else None
                     resource = use.member.resource
-                    made = operation(resource) if context is None else context.run(operation, resource)
+                    if use.reservation is not None:
+                        made: Any = attributed(operation, use, lambda made: _coroutine_of(made)[0])
+                    else:
+                        made = operation(resource) if context is None else context.run(operation, resource)
                     coroutine, cancellable = (made, True) if type(made) is CoroutineType else _coroutine_of(made)
                     try:
                         first = coroutine.send(None) if context is None else context.run(coroutine.send, None)
@@ -145,6 +152,8 @@ class Engine(Generic[T]):
                             require_operation(operation)
                         raise
                 else:
+                    if use.reservation is not None:
+                        self.hear(use, result)
                     signal = None if self.classify is None else self.classified(result)
                     if signal is None:
                         try:
@@ -246,6 +255,7 @@ class Engine(Generic[T]):
         """Begin a use, or else join the wait queue: one step, so that no release falls between."""
         end_abandoned()
         rotation, requirement, affinity = self.rotation, call.plan.requirement, call.plan.affinity
+        cost = call.plan.cost
         taken: Use | WaitTicket | PoolExhausted | None = None
         with lock:
             now = clock.now()
@@ -253,13 +263,13 @@ class Engine(Generic[T]):
                 raise call.out_of_time(self.retry_after(call, now))
             effects = rotation.advance(now) if rotation.due(now) else None
             for avoid in call.choices():
-                taken = taken or rotation.acquire(now, requirement, avoid, affinity)
+                taken = taken or rotation.acquire(now, requirement, avoid, affinity, cost)
             if taken is None:
                 taken = self._why_not(call, now)
             if taken is None:
                 limit = call.deadline if call.plan.waits == "for cooldown" else None
-                taken = WaitTicket(requirement, rotation, waiter, limit, affinity)
-                rotation.wait_queue.join(taken)
+                taken = WaitTicket(requirement, rotation, waiter, limit, affinity, cost)
+                rotation.join(taken, now)
         self.carry_out(effects)
         if isinstance(taken, PoolExhausted):
             raise taken
@@ -314,7 +324,7 @@ class Engine(Generic[T]):
     def _why_not(self, call: Call, now: float) -> PoolExhausted | None:
         """Why `call` cannot be served now; None when it is worth waiting."""
         rotation, plan = self.rotation, call.plan
-        hope = rotation.can_become_free(plan.requirement)
+        hope = rotation.can_become_free(plan.requirement, plan.cost)
         if plan.waits == "for capacity" and hope:
             return None
         after = self.retry_after(call, now)
@@ -328,6 +338,9 @@ class Engine(Generic[T]):
         remedy = None
         if not rotation.matching(plan.requirement):
             remedy = "Check tags= and exclude= against the resources of the pool."
+        elif not hope and rotation.can_become_free(plan.requirement):
+            why = f"the quota of none of them allows a call with cost={plan.cost:g}"
+            remedy = "Make the call smaller, or give the resources a larger Quota(tokens=...)."
         elif not hope:
             remedy = "All of them are disabled: enable() one, or add() another."
         elif plan.waits == "for cooldown":
@@ -335,9 +348,9 @@ class Engine(Generic[T]):
         return call.out_of_resources(why, "no_eligible", after, remedy)
 
     def retry_after(self, call: Call, now: float) -> float | None:
-        """Seconds until the first cooldown ends of a resource that fits the call; None: none is cooling."""
+        """Seconds until the first resource opens that fits the call: a cooldown ends, or a quota; None: none does."""
         with lock:
-            expiry = self.rotation.next_expiry(call.plan.requirement)
+            expiry = self.rotation.next_expiry(call.plan.requirement, call.plan.cost, now)
         return None if expiry is None else max(0.0, expiry - now)
 
     def let_go(self, thing: Use | WaitTicket) -> None:
@@ -351,6 +364,9 @@ class Engine(Generic[T]):
         """End a use by what `error` says. Returns the signal to try again on, or None: `error` is the caller's."""
         if isinstance(error, asyncio.CancelledError) and steered is not None and steered.is_ours(error):
             return self._interrupted(use, steered, plan)
+        if use.reservation is not None:
+            use.reservation.has_failed = True
+            self.hear(use, error)
         signal, alone = signal_in(error)
         if signal is None and isinstance(error, Exception) and self.classify is not None:
             signal, alone = self.classified(error), True
@@ -418,6 +434,46 @@ class Engine(Generic[T]):
             effects = self.rotation.ok(use, clock.now())
         self.carry_out(effects)
         self.reporter.released(use, outcome)
+
+    # -- quotas -------------------------------------------------------------------------------------------------------
+
+    def hear(self, use: Use, answer: object) -> None:
+        """Learn what the answer to a use says about its quota: a response, an error, or headers."""
+        self._hear(use.member.resource, use, answer)
+
+    def heard(self, resource: Resource[Any], answer: object) -> None:
+        """Learn what an answer says about the quota of a resource, told by an operation."""
+        self._hear(resource, use_of(resource), answer)
+
+    def spent(self, resource: Resource[Any], tokens: float) -> None:
+        """Count tokens that an operation has used."""
+        account, use = resource.sharing.account, use_of(resource)
+        if use is not None and use.reservation is not None:
+            use.reservation.spend(tokens)
+        elif account is not None:
+            with lock:
+                now = clock.now()
+                account.spend(tokens, now)
+                effects = self.rotation.quota_changed(account, now)
+            self.carry_out(effects)
+
+    def _hear(self, resource: Resource[Any], use: Use | None, answer: object) -> None:
+        account = resource.sharing.account
+        if account is None or account.quota != LEARN:
+            return
+        headers = headers_of(answer)
+        headers = answer if headers is None else headers
+        told = read_rate_limits(headers, clock.wall())
+        if told is not None or status_of(answer) is not None or isinstance(answer, Mapping):
+            self.told(account, use, told)
+
+    def told(self, account: Account, use: Use | None, limits: RateLimits | None) -> None:
+        """Learn what the headers of an answer said about a quota, which may be nothing."""
+        with lock:
+            now = clock.now()
+            account.hear(None if use is None else use.reservation, () if limits is None else limits.limits, now)
+            effects = self.rotation.quota_changed(account, now)
+        self.carry_out(effects)
 
     def ask_rest(self, resource: Resource[Any], seconds: float, reason: str | None) -> None:
         """Let a resource rest when a use of it ends; now if it is not in use."""

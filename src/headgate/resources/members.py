@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
@@ -10,6 +9,7 @@ from headgate.core.wait_queue import Ticket
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
 
 if TYPE_CHECKING:
+    from headgate.resources.accounts import Account, Reservation
     from headgate.resources.permits import Lease
     from headgate.resources.pickers import Picker
     from headgate.resources.rotation import Rotation
@@ -111,7 +111,7 @@ class Member:
         """Uses of the resource that have not ended, in whichever pool, oldest first."""
         self.notes: Any = None
         self.pickers: tuple[Picker, ...] = ()
-        self.unavailable: bool = False  # cooling, disabled, or on trial with as many uses as that allows
+        self.unavailable: bool = False  # cooling, disabled, on trial with as many uses as that allows, or without quota
         self.gone: bool = False  # removed from the rotation
         self.trial: Trial | None = None  # recovered from a cooldown, and not yet allowed its full limit
         self.plain: bool = True  # the end of a use takes the short path: see `Rotation.is_plain`
@@ -134,9 +134,20 @@ class Member:
         """How many uses of its resource have not ended, in whichever pool."""
         return len(self.uses)
 
+    def can_ever_serve(self, cost: float) -> bool:
+        """Whether a call that costs so much can be served some day without anybody's help."""
+        account = self.sharing.account
+        affordable = account is None or not cost or account.budget.can_ever_allow(cost)
+        return affordable and self.resource.status != "disabled"
+
     def update_availability(self) -> None:
-        """Set `unavailable` from the resource's status and the trial."""
-        self.unavailable = self.resource.status != "healthy" or (self.trial is not None and self.trial.is_full)
+        """Set `unavailable` from the resource's status, the trial and the quota."""
+        account = self.sharing.account
+        self.unavailable = (
+            self.resource.status != "healthy"
+            or (self.trial is not None and self.trial.is_full)
+            or (account is not None and account.is_closed)
+        )
 
     def stats(self, status: ResourceStatus, left: float) -> ResourceStats:
         """Gauges and counters of this member, with `status` and the seconds `left` of a cooldown as they are now."""
@@ -179,7 +190,7 @@ Seat = Member
 class Use:
     """One call's hold on a resource. The engine keeps its handle and its request id here."""
 
-    __slots__ = ("acquired_at", "handle", "member", "order", "request_id", "status", "ticket")
+    __slots__ = ("acquired_at", "handle", "member", "order", "request_id", "reservation", "status", "ticket")
 
     def __init__(self, order: int, member: Member, acquired_at: float) -> None:
         self.order: int = order
@@ -189,6 +200,7 @@ class Use:
         self.handle: Interruptible | None = None  # None: it cannot be interrupted, or must not be
         self.request_id: str | None = None  # None: not needed so far
         self.ticket: WaitTicket | None = None  # granted to a waiter that has not begun to use it
+        self.reservation: Reservation | None = None  # what it takes of a quota
 
     @property
     def is_running(self) -> bool:
@@ -208,7 +220,7 @@ class Use:
 class WaitTicket(Ticket[Requirement, Use]):
     """A waiter's place in the wait queue of one rotation."""
 
-    __slots__ = ("affinity", "deadline", "rotation", "waiter")
+    __slots__ = ("affinity", "cost", "deadline", "held", "rotation", "waiter")
 
     def __init__(
         self,
@@ -217,6 +229,7 @@ class WaitTicket(Ticket[Requirement, Use]):
         waiter: Waiter | None = None,
         deadline: float | None = None,
         affinity: Affinity | None = None,
+        cost: float = 0.0,
     ) -> None:
         super().__init__(requirement)
         self.rotation: Rotation = rotation
@@ -226,6 +239,10 @@ class WaitTicket(Ticket[Requirement, Use]):
         """Set for a call that waits for a cooldown only: it gives up as soon as none can end before this."""
         self.affinity: Affinity | None = affinity
         """A preference among what comes free, not part of the requirement: nobody waits longer for a favourite."""
+        self.cost: float = cost
+        """Tokens that its call takes of a quota."""
+        self.held: Account | None = None
+        """The account that serves it next, because it waits for more than there was."""
 
     def passes(self) -> bool:
         """Whether its waiter could not use any resource now."""
@@ -251,18 +268,37 @@ class Totals:
             setattr(member, name, 0)
 
 
-def hopeless(tickets: Iterable[WaitTicket], outlook: Callable[[Requirement], tuple[bool, float]]) -> list[WaitTicket]:
-    """Return the tickets that nothing can come for, or not before their deadline. `outlook` tells whether anything can
-    come for a requirement, and not before when."""
-    hope: dict[Requirement, tuple[bool, float]] = {}
+def hopeless(rotation: Rotation) -> list[WaitTicket]:
+    """Return the tickets of waiters that nothing can come for, or not before their deadline."""
+    hope: dict[tuple[Requirement, float], tuple[bool, float]] = {}
     found = []
-    for ticket in tickets:
-        if ticket.requirement not in hope:
-            hope[ticket.requirement] = outlook(ticket.requirement)
-        can_come, earliest = hope[ticket.requirement]
+    for ticket in rotation.wait_queue:
+        asked = ticket.requirement, ticket.cost
+        if asked not in hope:
+            hope[asked] = _outlook(rotation, *asked)
+        can_come, earliest = hope[asked]
         if not can_come or (ticket.deadline is not None and earliest >= ticket.deadline):
             found.append(ticket)
     return found
+
+
+def _outlook(rotation: Rotation, requirement: Requirement, cost: float) -> tuple[bool, float]:
+    """Whether anything can come for a waiter, and not before when. (In use counts as any moment: 0.)"""
+    resources = [member.resource for member in rotation.matching_members(requirement) if member.can_ever_serve(cost)]
+    times = [one.cooldown_until if one.status == "cooling_down" else 0.0 for one in resources]
+    return bool(resources), min(times, default=0.0)
+
+
+def advance_trials(resource: Resource[Any], prover: Member | None) -> None:
+    """Let members on trial have more uses at a time, after a success: all that had one, and the prover's own."""
+    top = RAMP_TOP if resource.max_in_flight is None else resource.max_in_flight
+    for member in resource.sharing.members:
+        trial = member.trial
+        if trial is not None and (trial.limit <= 1 or member is prover):
+            if trial.succeeded(top):
+                member.trial = None
+            member.update_availability()
+    refresh(resource)
 
 
 def holders(resource: Resource[Any]) -> list[Rotation]:

@@ -12,6 +12,7 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
+    NotRequired,
     SupportsIndex,
     TypedDict,
     TypeVar,
@@ -28,12 +29,15 @@ from headgate.core.checks import (
     named_options,
 )
 from headgate.core.redaction import learn, meet, redact
-from headgate.core.rests import rest_elsewhere
+from headgate.core.rests import rest_elsewhere, spent_elsewhere
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.resources.accounts import Account, account_of
+from headgate.resources.quota import QuotaSetting, checked_group, checked_quota
 from headgate.resources.signals import Signal
 
 if TYPE_CHECKING:
+    from headgate.resources.engine import Engine
     from headgate.resources.members import Member, Use
 
 T = TypeVar("T")
@@ -47,7 +51,18 @@ RESOURCE_STATUSES: Final[tuple[ResourceStatus, ...]] = get_args(ResourceStatus)
 class Sharing:
     """What all pools that hold one resource keep about it together; only pools use it, with their lock held."""
 
-    __slots__ = ("enables", "members", "outage", "outage_at", "proofs", "proved_at", "rest", "uses")
+    __slots__ = (
+        "__weakref__",
+        "account",
+        "enables",
+        "members",
+        "outage",
+        "outage_at",
+        "proofs",
+        "proved_at",
+        "rest",
+        "uses",
+    )
 
     def __init__(self) -> None:
         self.uses: dict[int, Use] = {}
@@ -64,6 +79,8 @@ class Sharing:
         """How often it was enabled by hand."""
         self.rest: tuple[float, str | None] | None = None
         """Seconds and reason of the rest that begins when a use ends, if an operation asked for one."""
+        self.account: Account | None = None
+        """What may still be used of its quota; None: it has no quota."""
         self.members: WeakList[Member] = WeakList()
         """Its memberships of pools; a pool that is dropped takes its own along."""
 
@@ -112,7 +129,13 @@ class Resource(Generic[T]):
         *,
         tags: Iterable[str] = (),
         weight: float = 1.0,
+        quota: QuotaSetting | None = None,
+        quota_group: str | None = None,
     ) -> None:
+        """`quota` limits how often it is used: a `Quota`, or "learn" to go by what the headers of answers say.
+
+        Resources with the same `quota_group` share one quota, in all pools of this process.
+        """
         self.resource_id: str = checked_id(resource_id)
         self._value = value
         self.limit: int | None
@@ -135,6 +158,7 @@ class Resource(Generic[T]):
             raise InvalidArgument(f"weight must be > 0, got {weight!r}")
         self.sharing: Sharing = Sharing()
         """Internal: what the pools that hold this resource keep about it together."""
+        set_account(self, account_of(checked_quota(quota), checked_group(quota_group)))
 
     @property
     def value(self) -> T:
@@ -158,6 +182,18 @@ class Resource(Generic[T]):
         self._max_in_flight: int | None = number
         update_limit(self)
 
+    @property
+    def quota(self) -> QuotaSetting | None:
+        """How often it may be used: a `Quota`, "learn", or None."""
+        account = self.sharing.account
+        return None if account is None else account.quota
+
+    @property
+    def quota_group(self) -> str | None:
+        """The name that resources have in common which share one quota."""
+        account = self.sharing.account
+        return None if account is None else account.group
+
     def __repr__(self) -> str:
         limit = "" if self.max_in_flight is None else f", max_in_flight={self.max_in_flight}"
         tags = f", tags={sorted(self.tags)}" if self.tags else ""
@@ -171,11 +207,38 @@ class Resource(Generic[T]):
         the answer.
         """
         seconds = checked_seconds("seconds of rest() must be finite and >= 0", seconds)
-        for member in self.sharing.members:
-            if member.rotation.owner is not None:
-                member.rotation.owner.ask_rest(self, seconds, reason)
-                return
-        rest_elsewhere(self.resource_id, seconds, reason)
+        owner = self._owner()
+        if owner is not None:
+            owner.ask_rest(self, seconds, reason)
+        else:
+            rest_elsewhere(self.resource_id, seconds, reason)
+
+    def spent(self, tokens: float) -> None:
+        """Tell how many tokens this call has really used, in place of the `cost` that was reserved for it.
+
+        For operations. Called several times, the numbers add up. Without a quota it does nothing. On a worker the
+        number goes back with the answer.
+        """
+        tokens = checked_seconds("tokens of spent() must be a finite number >= 0", tokens)
+        owner = self._owner()
+        if owner is not None:
+            owner.spent(self, tokens)
+        else:
+            spent_elsewhere(self.resource_id, tokens)
+
+    def learn(self, answer: object) -> None:
+        """Read the rate-limit headers of an answer: a response of any HTTP library, an error, or the headers.
+
+        For operations on a resource with ``quota="learn"`` that return something else than the response. What cannot
+        be read is passed over.
+        """
+        owner = self._owner()
+        if owner is not None:
+            owner.heard(self, answer)
+
+    def _owner(self) -> Engine[Any] | None:
+        """The engine of a pool that has this resource; None for a copy, as a worker has it."""
+        return next((one.rotation.owner for one in self.sharing.members if one.rotation.owner is not None), None)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # One goes along with every task that runs on a worker: a few values in a row, not a mapping with their names.
@@ -229,6 +292,21 @@ def update_limit(resource: Resource[Any]) -> None:
     resource.limit = limit
 
 
+def fields_of(resource: Resource[Any]) -> tuple[object, ...]:
+    """Return the fields that `reconcile` may change of a resource that stays."""
+    return resource.max_in_flight, resource.tags, resource.weight, resource.quota, resource.quota_group
+
+
+def set_account(resource: Resource[Any], account: Account | None) -> None:
+    """Let a resource have this account, and no other."""
+    sharing = resource.sharing
+    if sharing.account is not None:
+        sharing.account.sharings.remove(sharing)
+    sharing.account = account
+    if account is not None:
+        account.sharings.append(sharing)
+
+
 _NO_TAGS: frozenset[str] = frozenset()
 
 
@@ -274,6 +352,15 @@ class Usage:
         return asdict(self)
 
 
+class QuotaSnapshot(TypedDict):
+    """What is left of the quota of a resource."""
+
+    left: dict[str, float | None]
+    """How many requests and tokens may be used now, by name; None: not known, or not limited."""
+    seconds_until_open: float
+    """Seconds until there is enough for another call; 0.0 if there is enough, or that is not known."""
+
+
 class ResourceSnapshot(TypedDict):
     """The state of one resource in `ResourcePool.snapshot`."""
 
@@ -284,6 +371,8 @@ class ResourceSnapshot(TypedDict):
     cooldown_seconds_remaining: float
     last_acquired_at: float
     """When the last use began, as a reading of the monotonic clock; 0.0 before the first."""
+    quota: NotRequired[QuotaSnapshot]
+    """What is left of its quota. Only for resources that have one."""
 
 
 class Attempt(NamedTuple):
@@ -369,11 +458,26 @@ class PoolStats:
         )
 
 
-def resources_of(resources: object, max_in_flight: int | None = None) -> list[Resource[Any]]:
-    """The resources given in any of the accepted forms. No message shows a value: it may be a secret.
+class Defaults(NamedTuple):
+    """What a pool gives to resources that have none of their own."""
 
-    Those without a limit of their own get this `max_in_flight`.
-    """
+    max_in_flight: int | None = None
+    quota: QuotaSetting | None = None
+
+    def give(self, resources: Iterable[Resource[Any]]) -> None:
+        """Give these resources what they lack."""
+        for resource in resources:
+            if self.max_in_flight is not None and resource.max_in_flight is None:
+                resource.max_in_flight = self.max_in_flight
+            if self.quota is not None and resource.sharing.account is None:
+                set_account(resource, account_of(self.quota, None))
+
+
+_NO_DEFAULTS = Defaults()
+
+
+def resources_of(resources: object, defaults: Defaults = _NO_DEFAULTS) -> list[Resource[Any]]:
+    """The resources given in any of the accepted forms. No message shows a value: it may be a secret."""
     if isinstance(resources, Mapping):
         members = [_keyed(key, item) for key, item in resources.items()]
     elif isinstance(resources, Iterable) and not isinstance(resources, (str, bytes, set, frozenset)):
@@ -396,15 +500,8 @@ def resources_of(resources: object, max_in_flight: int | None = None) -> list[Re
                 remedy="Give each resource an id of its own.",
             )
         seen.add(member.resource_id)
-    limit_others(members, max_in_flight)
+    defaults.give(members)
     return members
-
-
-def limit_others(resources: Iterable[Resource[Any]], max_in_flight: int | None) -> None:
-    """Give this limit to the resources that have none of their own."""
-    for resource in resources:
-        if max_in_flight is not None and resource.max_in_flight is None:
-            resource.max_in_flight = max_in_flight
 
 
 def _keyed(key: object, item: object) -> Resource[Any]:

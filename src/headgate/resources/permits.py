@@ -15,7 +15,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from headgate.resources.effects import Effects, Tell
+from headgate.resources.model import update_limit
+
+if TYPE_CHECKING:
+    from headgate.resources.members import Member
 
 
 class Claim(NamedTuple):
@@ -187,3 +193,17 @@ class Lease:
         self.granted = self.permits = self.share = self.wanted = 0
         self.told = None
         self.suspended = False
+
+
+def return_permits(member: Member) -> Effects:
+    """Give back the permit of a use that ended, if other processes want it and this one has more than its share."""
+    told: Effects = []
+    for one in member.sharing.members:
+        if one.lease is not None and one.lease.wanted:
+            if one.lease.permits > max(one.lease.share, len(one.uses)):
+                one.lease.release_one()
+                update_limit(one.resource)
+            told.append(Tell(one))
+        elif one.probe is not None and one.probe.wanted:
+            told.append(Tell(one))
+    return told

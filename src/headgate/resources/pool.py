@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from contextvars import copy_context
+from contextvars import Token, copy_context
 from enum import Enum
 from importlib.resources import files
 from types import EllipsisType, TracebackType
@@ -47,9 +47,11 @@ from headgate.core.shared_state import SharedState
 from headgate.errors import InvalidType
 from headgate.resources import events
 from headgate.resources.cooldowns import DEFAULT_COOLDOWN_TABLE
+from headgate.resources.current_use import begin_use, end_use
 from headgate.resources.engine import Classifier, Engine, bounded, end_abandoned, lock, set_handle
 from headgate.resources.members import Member, Use
-from headgate.resources.model import PoolStats, Resource, ResourceSnapshot, hide_value, limit_others, resources_of
+from headgate.resources.model import Defaults, PoolStats, Resource, ResourceSnapshot, hide_value, resources_of
+from headgate.resources.quota import QuotaSetting, checked_quota
 from headgate.resources.reporting import Reporter, StateChange
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import (
@@ -85,6 +87,7 @@ class PoolSettings(TypedDict, total=False):
     name: str | None
     store: SharedState | str | bool | None
     max_in_flight: int | None
+    quota: QuotaSetting | None
 
 
 class ResourceFields(TypedDict, total=False):
@@ -93,6 +96,8 @@ class ResourceFields(TypedDict, total=False):
     max_in_flight: int | None
     tags: Iterable[str]
     weight: float
+    quota: QuotaSetting | None
+    quota_group: str | None
 
 
 class _End(Enum):
@@ -155,6 +160,7 @@ class ResourcePool(Generic[T]):
         name: str | None = None,
         store: SharedState | str | bool | None = None,
         max_in_flight: int | None = None,
+        quota: QuotaSetting | None = None,
     ) -> None:
         """`resources`: Resource objects or plain values, in a sequence or by id; order is kept.
 
@@ -162,16 +168,16 @@ class ResourcePool(Generic[T]):
         cooldown in a row. `on_state_change(id, old, new, seq)` is told of each change. `cancel_siblings=False` lets
         younger uses of a failing resource run on: for operations that must not run twice. `probe_on_recovery=True`
         lets one use at a time try a rested resource until one succeeds, then 2, 4, 8 and so on. `classify(exception or
-        result)` may turn either into a signal. `name` is how events and logs call the pool. `max_in_flight` is the
-        limit of all resources that have none of their own.
+        result)` may turn either into a signal. `name` is how events and logs call the pool. `max_in_flight` and
+        `quota` are those of all resources that have none of their own; each has its own count.
 
         `store` shares cooldowns, disables, `max_in_flight` and probes with all pools of the same `name` on the same
         store, in any number of processes: a store, or its address such as "sqlite:///health.db", or True for the
         address in the environment variable HEADGATE_STORE. The constructor waits up to 10 s for the store.
         """
         shared_name = None if store is None or store is False else checked_shared_name(name)
-        self._max_in_flight = checked_max_in_flight(max_in_flight)
-        members = resources_of(resources, self._max_in_flight)
+        self._defaults = Defaults(checked_max_in_flight(max_in_flight), checked_quota(quota))
+        members = resources_of(resources, self._defaults)
         plan = Plan(checked_attempts(max_attempts))
         reporter = Reporter(name or f"resources-{next(_names)}", checked_hook(on_state_change))
         classifier = checked_classifier(classify)
@@ -270,7 +276,7 @@ class ResourcePool(Generic[T]):
                         item = await opening.first_item(operation)
                         while item is not _End.END:
                             yield item
-                            item = await _next(opening.items)
+                            item = await opening.next_item()
                     finally:
                         await opening.close()  # the resource is in use until its clean-up is over
                 except BaseException as error:
@@ -299,13 +305,20 @@ class ResourcePool(Generic[T]):
                 use = engine.take_sync(call)
                 try:
                     resource = use.member.resource
-                    result = copy_context().run(function, resource) if plan.isolate else function(resource)
+                    belonging = None if use.reservation is None else begin_use(use)
+                    try:
+                        result = copy_context().run(function, resource) if plan.isolate else function(resource)
+                    finally:
+                        if belonging is not None:
+                            end_use(belonging)
                     refuse_awaitable(result)
                 except BaseException as error:
                     signal = engine.fail(use, error, None, plan)
                     if signal is None:
                         raise
                 else:
+                    if use.reservation is not None:
+                        engine.hear(use, result)
                     signal = None if engine.classify is None else engine.classified(result)
                     if signal is None:
                         break
@@ -386,8 +399,8 @@ class ResourcePool(Generic[T]):
             raise InvalidType("add() takes a Resource, or an id and a value", remedy='Write add("key-4", "sk-ddd").')
         else:
             resource = Resource(resource_id, value, **fields)
-        if "max_in_flight" not in fields:
-            limit_others([resource], self._max_in_flight)
+        given = {name: None for name in self._defaults._fields if name in fields}
+        self._defaults._replace(**given).give([resource])
         with lock:
             effects = self._engine.rotation.add(resource, clock.now())
         hide_value(resource)
@@ -433,7 +446,7 @@ class ResourcePool(Generic[T]):
         given, and stay as they are where only a value is given. The same id with another value is another resource.
         """
         described = dict(resources) if isinstance(resources, Mapping) else list(resources)
-        wanted = resources_of(described, self._max_in_flight)
+        wanted = resources_of(described, self._defaults)
         plain = {id(item) for item in wanted} - {id(item) for item in _items(described)}
         engine, rotation = self._engine, self._engine.rotation
         fresh: list[Resource[T]] = []
@@ -484,17 +497,22 @@ class _Lease(AbstractAsyncContextManager[Resource[T]]):
         self._engine = engine
         self._plan = plan
         self._use: Use | None = None
+        self._belonging: Token[tuple[Use, ...]] | None = None
 
     async def __aenter__(self) -> Resource[T]:
         if self._use is not None:
             raise InvalidType("a lease is entered once", remedy="Call pool.lease() for each block.")
         self._use = await self._engine.take(self._engine.enter(self._plan))
+        if self._use.reservation is not None:
+            self._belonging = begin_use(self._use)
         return self._use.member.resource
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._use is not None
+        if self._belonging is not None:
+            end_use(self._belonging)
         if error is None:
             self._engine.succeed(self._use)
         else:
@@ -515,7 +533,7 @@ class _Opening(Generic[R]):
     async def first_item(self, operation: Callable[[Resource[Any]], AsyncIterator[R]]) -> R | _End:
         """Await the first item; `_End.END` if there is none."""
         items = self.items = checked_stream(operation(self._use.member.resource))
-        step = _next(items)
+        step = _next(items) if self._use.reservation is None else _next_of(self._use, items)
         try:
             suspended_on = step.send(None)
         except StopIteration as done:
@@ -527,6 +545,10 @@ class _Opening(Generic[R]):
         self._use.handle = self.steered = None
         self.is_open = True
         return item
+
+    async def next_item(self) -> R | _End:
+        """Await another item; `_End.END` if there is none."""
+        return await (_next(self.items) if self._use.reservation is None else _next_of(self._use, self.items))
 
     async def close(self) -> None:
         """Let the generator run its ``finally`` blocks."""
@@ -541,6 +563,15 @@ async def _next(items: AsyncIterator[R]) -> R | _End:
         return await items.__anext__()
     except StopAsyncIteration:
         return _End.END
+
+
+async def _next_of(use: Use, items: AsyncIterator[R]) -> R | _End:
+    """`_next`, and let what the generator does until then belong to a use."""
+    belonging = begin_use(use)
+    try:
+        return await _next(items)
+    finally:
+        end_use(belonging)
 
 
 async def _nothing() -> AsyncGenerator[Any, None]:

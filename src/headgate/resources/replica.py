@@ -16,7 +16,7 @@ from headgate.core.checks import Affinity
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import Message, Reply
 from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, is_same, join, learned, local_of, mark_of
-from headgate.resources.members import ANY, Adopted, Member, Requirement, Use
+from headgate.resources.members import ANY, Adopted, Member, Requirement, Use, WaitTicket
 from headgate.resources.model import update_limit
 from headgate.resources.permits import Lease, Share, Wish
 from headgate.resources.rotation import Rotation
@@ -310,11 +310,16 @@ class Replica:
         acquire = self._rotation.acquire
 
         def guarded(
-            now: float, requirement: Requirement = ANY, avoid: Collection[str] = (), affinity: Affinity | None = None
+            now: float,
+            requirement: Requirement = ANY,
+            avoid: Collection[str] = (),
+            affinity: Affinity | None = None,
+            cost: float = 0.0,
+            ticket: WaitTicket | None = None,
         ) -> Use | None:
             if now >= lease_ends():
                 self._suspend()
-            return acquire(now, requirement, avoid, affinity)
+            return acquire(now, requirement, avoid, affinity, cost, ticket)
 
         self._rotation.acquire = guarded  # type: ignore[method-assign]
 

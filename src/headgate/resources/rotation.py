@@ -20,7 +20,6 @@ as another, and a late success clears nothing. Order is by acquisition number, n
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -29,12 +28,12 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
+from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
-from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
+from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
+from headgate.resources.holding import hold, let_go, unspent
 from headgate.resources.members import (
     ANY,
-    CANCEL_REQUESTED,
-    RAMP_TOP,
     Adopted,
     Member,
     Requirement,
@@ -42,12 +41,16 @@ from headgate.resources.members import (
     Trial,
     Use,
     WaitTicket,
+    advance_trials,
     holders,
     hopeless,
     refresh,
 )
-from headgate.resources.model import Resource, update_limit
+from headgate.resources.model import Resource, fields_of, set_account, update_limit
+from headgate.resources.openings import Openings, opens_at
+from headgate.resources.permits import return_permits
 from headgate.resources.pickers import GuidedPicker, Occasion, Picker, PickersByTags
+from headgate.resources.siblings import younger_siblings
 from headgate.resources.strategies import Strategy
 
 if TYPE_CHECKING:
@@ -81,8 +84,9 @@ class Rotation:
         self.members: dict[str, Member] = {}
         """By resource id, in pool order."""
         self.wait_queue: WaitQueue[WaitTicket] = WaitQueue()
-        self.cooling: list[tuple[float, int, Member]] = []
-        """A heap of cooldowns by their end; entries may be outdated."""
+        self.openings: Openings = Openings(self.members)
+        self.cooling: list[tuple[float, int, Member]] = self.openings.heap
+        """The heap of the openings: if it is empty, no member cools down and no quota is spent."""
         self.cancel_siblings: bool = cancel_siblings
         self.probe_on_recovery: bool = probe_on_recovery
         self.is_shared: bool = False
@@ -115,21 +119,33 @@ class Rotation:
     # -- a use begins -------------------------------------------------------------------------------------------------
 
     def acquire(
-        self, now: float, requirement: Requirement = ANY, avoid: Collection[str] = (), affinity: Affinity | None = None
+        self,
+        now: float,
+        requirement: Requirement = ANY,
+        avoid: Collection[str] = (),
+        affinity: Affinity | None = None,
+        cost: float = 0.0,
+        ticket: WaitTicket | None = None,
     ) -> Use | None:
         """Choose the best resource for `requirement`, not one of `avoid`, and take it; None when none is eligible.
 
-        `affinity` never decides whether there is one, only which; most strategies do not look at it.
+        `affinity` never decides whether there is one, only which; most strategies do not look at it. `cost` is what
+        the use takes of a quota, and `ticket` the place of a waiter.
         """
         picker = self._main if not requirement.tags else self._picker(requirement.tags)
-        skip = requirement.skip.union(avoid) if requirement.skip or avoid else ()
-        if self._guided:
-            member = cast(GuidedPicker, picker).pick_for(skip, Occasion(now, self._chance, affinity))
-        else:
-            member = picker.pick(skip)
-        return None if member is None else self.take(member, now)
+        skip: Collection[str] = requirement.skip.union(avoid) if requirement.skip or avoid else ()
+        while True:
+            if self._guided:
+                member = cast(GuidedPicker, picker).pick_for(skip, Occasion(now, self._chance, affinity))
+            else:
+                member = picker.pick(skip)
+            if member is None:
+                return None
+            if member.plain or (account := member.sharing.account) is None or account.admits(cost, now, ticket):
+                return self.take(member, now, cost)
+            skip = {*skip, member.resource.resource_id}
 
-    def take(self, member: Member, now: float) -> Use:
+    def take(self, member: Member, now: float, cost: float = 0.0) -> Use:
         """Begin a use of this member, whoever chose it."""
         resource = member.resource
         resource.last_acquired_at = now
@@ -140,6 +156,9 @@ class Rotation:
         if trial is not None:
             trial.running.add(order)
             member.unavailable = member.unavailable or trial.is_full
+        if not member.plain and (account := member.sharing.account) is not None:
+            use.reservation = account.reserve(cost, now)
+            account.refresh(now)
         return use
 
     def matching(self, requirement: Requirement) -> int:
@@ -180,7 +199,7 @@ class Rotation:
         if resource.status != "disabled":
             member.cooldowns += 1
             effects += self._cool(use, seconds, now)
-            effects += self._younger(use)
+            effects += younger_siblings(use)
         effects += self._after_use(use, now) or ()
         effects += self._tell_hopeless(holders(resource))
         return effects
@@ -189,8 +208,8 @@ class Rotation:
         """End a use that found its resource unusable."""
         resource = use.member.resource
         del use.member.uses[use.order]
-        effects: Effects = self._disable(use.member, use)
-        effects += self._younger(use)
+        effects: Effects = self._disable(use.member, use, now)
+        effects += younger_siblings(use)
         effects += self._after_use(use, now) or ()
         effects += self._tell_hopeless(holders(resource))
         return effects
@@ -198,41 +217,61 @@ class Rotation:
     # -- time passes --------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> bool:
-        """Whether a cooldown has ended that `advance` has not seen."""
+        """Whether a member opens that `advance` has not seen."""
         return bool(self.cooling) and self.cooling[0][0] <= now
 
     def advance(self, now: float) -> Effects:
-        """End the cooldowns that are over, and serve those who waited for them."""
+        """End the cooldowns that are over, open what has some of its quota again, and serve those who waited."""
         effects: Effects = []
-        recovered: list[Resource[Any]] = []
-        while self.cooling and self.cooling[0][0] <= now:
-            until, _, member = heapq.heappop(self.cooling)
-            if self._is_cooling(member, until):
-                recovered.append(member.resource)
-                effects += self._reopen(member.resource, on_trial=True)
-        effects += self._serve(recovered, now) or ()
+        opened: list[Resource[Any]] = []
+        while (member := self.openings.pop(now)) is not None:
+            resource, account = member.resource, member.sharing.account
+            if resource.status == "cooling_down" and resource.cooldown_until <= now:
+                opened.append(resource)
+                effects += self._reopen(resource, on_trial=True)
+            if account is not None and account.refresh(now):
+                opened += account.resources
+        effects += self._serve(opened, now) or ()
         return effects
 
-    def next_expiry(self, requirement: Requirement = ANY) -> float | None:
-        """The time at which the first cooldown ends of a resource that fits `requirement`."""
-        while self.cooling and not self._is_cooling(self.cooling[0][2], self.cooling[0][0]):
-            heapq.heappop(self.cooling)
-        if requirement is ANY:
-            return self.cooling[0][0] if self.cooling else None
-        fitting = (member.resource for member in self.matching_members(requirement))
-        return min((one.cooldown_until for one in fitting if one.status == "cooling_down"), default=None)
+    def next_expiry(self, requirement: Requirement = ANY, cost: float = 0.0, now: float = 0.0) -> float | None:
+        """The time at which the first resource opens that fits `requirement`: its cooldown ends, or it has quota."""
+        if requirement is ANY and not cost:
+            return self.openings.first()
+        times = (opens_at(member, cost, now) for member in self.matching_members(requirement))
+        return min((time for time in times if time is not None), default=None)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def join(self, ticket: WaitTicket, now: float) -> None:
+        """Add a waiter to the queue, for whom nothing was found."""
+        self.wait_queue.join(ticket)
+        if ticket.cost:
+            self._hold(ticket, now)
 
     def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
         """Remove a waiter from the queue; what it was granted meanwhile goes to the next."""
         self.wait_queue.leave(ticket)
         grant, ticket.grant = ticket.grant, None
-        return None if grant is None else self.ended(grant, now)
+        if grant is not None:
+            unspent(grant, now)
+            return self.ended(grant, now)
+        return self._serve(let_go(ticket, now), now) if ticket.held is not None else None
 
-    def can_become_free(self, requirement: Requirement) -> bool:
+    def can_become_free(self, requirement: Requirement, cost: float = 0.0) -> bool:
         """Whether a resource that fits `requirement` can come free without anybody's help."""
-        return any(member.resource.status != "disabled" for member in self.matching_members(requirement))
+        return any(member.can_ever_serve(cost) for member in self.matching_members(requirement))
+
+    # -- quotas -------------------------------------------------------------------------------------------------------
+
+    def quota_changed(self, account: Account, now: float) -> Effects | None:
+        """Note that there is more or less of a quota than before."""
+        return self._serve(account.resources, now) if account.refresh(now) else None
+
+    def _hold(self, ticket: WaitTicket, now: float) -> None:
+        """Let the first of its kind be served next by the account that can do so soonest."""
+        if ticket.held is None and self.wait_queue.head(ticket.requirement) is ticket:
+            hold(ticket, self.matching_members(ticket.requirement), now)
 
     # -- steering -----------------------------------------------------------------------------------------------------
 
@@ -258,13 +297,16 @@ class Rotation:
         member = self.members[resource_id] = Member(resource, self, next(self._indexes))
         member.unavailable = resource.status != "healthy"
         if resource.status == "cooling_down":
-            self.note_cooldown(member)
+            self.openings.note(member, resource.cooldown_until)
         inherited = self._draining.get(resource_id)
         if inherited:
             uses = sorted({**inherited, **member.uses}.items())
             member.uses.clear()
             member.uses.update(uses)
         member.sharing.members.append(member)
+        if (account := member.sharing.account) is not None and account.is_closed:
+            member.unavailable = True
+            self.openings.note(member, account.opens_at)
         self.pickers.enter(member)
         refresh(resource)
 
@@ -285,7 +327,7 @@ class Rotation:
         member.gone, member.plain = True, False
         update_limit(resource)
         if resource.status == "cooling_down":
-            self._tidy_cooling()  # lest its value stays in memory until then
+            self.openings.tidy()  # lest its value stays in memory until then
         self.totals.absorb(member)
         refresh(resource)
         self._offer(resource)
@@ -333,7 +375,7 @@ class Rotation:
     def disable(self, resource_id: str, now: float = 0.0) -> Effects:
         """Take a resource out of use. Cancels nothing: this is policy, not evidence."""
         member = self._find(resource_id)
-        effects = self._disable(member, None)
+        effects = self._disable(member, None, now)
         effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
         return effects + self._tell_hopeless(holders(member.resource))
 
@@ -350,7 +392,7 @@ class Rotation:
         effects = self.enable(resource_id, now) if health.enabled else []
         if resource.status != "disabled":
             if health.disabled:
-                effects += self._disable(member, None)
+                effects += self._disable(member, None, now)
                 member.disables -= 1  # counted where it was found
             elif health.consecutive:
                 effects += self._adopt_cooldown(resource, health, now)
@@ -371,7 +413,7 @@ class Rotation:
     def _adopt_success(self, resource: Resource[Any]) -> Effects:
         effects = self._reopen(resource, on_trial=True) if resource.status == "cooling_down" else []
         resource.consecutive_cooldown, resource.cooldown_until = 0, 0.0
-        self._advance_trials(resource, None)
+        advance_trials(resource, None)
         self._offer(resource)
         return effects
 
@@ -396,7 +438,9 @@ class Rotation:
         """Put the members into this order of resource ids."""
         if list(resource_ids) == list(self.members):
             return
-        self.members = {resource_id: self.members[resource_id] for resource_id in resource_ids}
+        ordered = {resource_id: self.members[resource_id] for resource_id in resource_ids}
+        self.members.clear()
+        self.members.update(ordered)
         for member in self.members.values():
             for picker in member.pickers:
                 picker.withdraw(member)
@@ -407,12 +451,15 @@ class Rotation:
 
     def retag(self, resource: Resource[Any], like: Resource[Any]) -> None:
         """Give a resource the limit, tags and weight of another; its health stays."""
-        if (resource.max_in_flight, resource.tags, resource.weight) == (like.max_in_flight, like.tags, like.weight):
+        if fields_of(resource) == fields_of(like):
             return
         for member in resource.sharing.members:
             member.rotation.pickers.withdraw(member)
         resource.max_in_flight, resource.tags, resource.weight = like.max_in_flight, like.tags, like.weight
+        if (resource.quota, resource.quota_group) != (like.quota, like.quota_group):
+            set_account(resource, like.sharing.account)
         for member in resource.sharing.members:
+            member.update_availability()
             member.rotation.pickers.enter(member)
         refresh(resource)
 
@@ -434,13 +481,8 @@ class Rotation:
             and len(member.sharing.members) == 1
             and member.resource.resource_id not in self._draining
             and member.sharing.rest is None
+            and member.sharing.account is None
         )
-
-    def note_cooldown(self, member: Member) -> None:
-        """Remember when the cooldown of this member ends."""
-        heapq.heappush(self.cooling, (member.resource.cooldown_until, member.index, member))
-        if len(self.cooling) > 4 * len(self.members) + 64:
-            self._tidy_cooling()
 
     def in_flight(self, resource_id: str) -> list[Use]:
         """Uses of a resource that have not ended, oldest first."""
@@ -465,15 +507,6 @@ class Rotation:
                 refresh(member.resource)
         return picker
 
-    def _tidy_cooling(self) -> None:
-        """Remove outdated entries from `cooling`."""
-        valid = {entry[2]: entry for entry in self.cooling if self._is_cooling(entry[2], entry[0])}
-        self.cooling[:] = sorted(valid.values(), key=lambda entry: entry[:2])
-
-    def _is_cooling(self, member: Member, until: float) -> bool:
-        resource = member.resource
-        return not member.gone and resource.status == "cooling_down" and resource.cooldown_until == until
-
     def _proved(self, use: Use, now: float) -> Effects | None:
         """End a use that succeeded after trouble."""
         effects = self._prove(use)
@@ -489,18 +522,8 @@ class Rotation:
         resource.cooldown_until = 0.0
         resource.sharing.proofs += 1
         resource.sharing.proved_at = use.acquired_at
-        self._advance_trials(resource, use.member)
+        advance_trials(resource, use.member)
         return [Tell(member) for member in resource.sharing.members if member.rotation.is_shared]
-
-    def _advance_trials(self, resource: Resource[Any], prover: Member | None) -> None:
-        top = RAMP_TOP if resource.max_in_flight is None else resource.max_in_flight
-        for member in resource.sharing.members:
-            trial = member.trial
-            if trial is not None and (trial.limit <= 1 or member is prover):
-                if trial.succeeded(top):
-                    member.trial = None
-                member.update_availability()
-        refresh(resource)
 
     def _cool(self, use: Use, seconds: float | None, now: float) -> Effects:
         resource = use.member.resource
@@ -520,9 +543,9 @@ class Rotation:
         for member in members:
             member.unavailable, member.trial = True, None
             if is_longer:
-                member.rotation.note_cooldown(member)
+                member.rotation.openings.note(member, cooldown.until)
         refresh(resource)
-        self._revoke(resource)
+        self._revoke(resource, now)
         return [
             Cool(
                 resource.resource_id,
@@ -537,13 +560,13 @@ class Rotation:
             for member in members
         ]
 
-    def _disable(self, member: Member, use: Use | None) -> Effects:
+    def _disable(self, member: Member, use: Use | None, now: float) -> Effects:
         resource = member.resource
         old = resource.status
         if old == "disabled":
             return []
         resource.status = "disabled"
-        self._revoke(resource)
+        self._revoke(resource, now)
         member.disables += 1
         for other in resource.sharing.members:
             other.unavailable, other.trial = True, None
@@ -561,29 +584,6 @@ class Rotation:
         refresh(resource)
         return [Recover(resource.resource_id, member) for member in resource.sharing.members]
 
-    def _younger(self, use: Use) -> Effects:
-        """Uses acquired after this one. The older may already have had their effect upstream and are left alone."""
-        effects: Effects = []
-        if not self.cancel_siblings:
-            return effects
-        resource = use.member.resource
-        for other in reversed(use.member.uses.values()):
-            if other.order < use.order:
-                break
-            member = other.member
-            inherited = member.resource is not resource  # a use of its predecessor, which only counts against the limit
-            if inherited or other.status != "in_flight" or not member.rotation.cancel_siblings:
-                continue
-            if other.handle is None or other.handle is CANCEL_REQUESTED:
-                other.handle = CANCEL_REQUESTED  # in its first step, on another thread: `set_handle` tells it
-                continue
-            other.status = "cancelled"
-            member.sibling_cancels += 1
-            if member.gone:
-                member.rotation.totals.absorb(member)
-            effects.append(Cancel(other))
-        return effects
-
     def _after_use(self, use: Use, now: float, *, well: bool = False) -> Effects | None:
         """Tell the trial, the strategy and the pickers that a use has ended, and serve waiters."""
         member = use.member
@@ -598,29 +598,21 @@ class Rotation:
             refresh(member.resource)  # another pool that held it was dropped
         rested = [] if member.sharing.rest is None else self._begin_rest(member, use, now)
         offered = [member.resource]
+        reservation, use.reservation = use.reservation, None
+        if reservation is not None:
+            reservation.account.settle(reservation, now, answered=well)
+            if reservation.account.refresh(now):
+                offered = reservation.account.resources
         successor = self.members.get(member.resource.resource_id) if member.gone else None
         if successor is not None:
             offered.append(successor.resource)
-        told = self._return_permits(member)
+        told = return_permits(member)
         for resource in offered:
             self._offer(resource)
         served = self._serve(offered, now) or None
         if rested:
             rested += self._tell_hopeless(holders(member.resource))
         return [*rested, *told, *(served or ())] if told or rested else served
-
-    def _return_permits(self, member: Member) -> Effects:
-        """Give back the permit of a use that ended, if other processes want it and this one has more than its share."""
-        told: Effects = []
-        for one in member.sharing.members:
-            if one.lease is not None and one.lease.wanted:
-                if one.lease.permits > max(one.lease.share, len(one.uses)):
-                    one.lease.release_one()
-                    update_limit(one.resource)
-                told.append(Tell(one))
-            elif one.probe is not None and one.probe.wanted:
-                told.append(Tell(one))
-        return told
 
     def _offer(self, resource: Resource[Any]) -> None:
         """Tell the pickers of every rotation that holds this resource that it may have moved forward."""
@@ -651,24 +643,32 @@ class Rotation:
             return None
         freed = [] if self._requeued else resources  # nothing else is new to those who wait
         served = serve([(one.wait_queue, partial(one.grant, now, freed)) for one in waiting])
+        reopened: list[Resource[Any]] = []
         for ticket in served:
             if ticket.grant is not None:
                 ticket.grant.ticket = ticket
-        return [Serve(ticket) for ticket in served]
+            if ticket.held is not None:
+                reopened += let_go(ticket, now)
+        effects: Effects = [Serve(ticket) for ticket in served]
+        return [*effects, *(self._serve(reopened, now) or ())] if reopened else effects
 
     def grant(self, now: float, freed: list[Resource[Any]], ticket: WaitTicket) -> Use | None:
         """Take a resource for a waiter; None when none of those `freed` fits, or none is eligible."""
         requirement = ticket.requirement
         if freed and requirement is not ANY and not any(map(requirement.fits, freed)):
             return None
-        return self.acquire(now, requirement, (), ticket.affinity)
+        use = self.acquire(now, requirement, (), ticket.affinity, ticket.cost, ticket)
+        if use is None and ticket.cost:
+            self._hold(ticket, now)
+        return use
 
-    def _revoke(self, resource: Resource[Any]) -> None:
+    def _revoke(self, resource: Resource[Any], now: float) -> None:
         """Take back what waiters were granted and have not begun to use; they get their old places in the queue."""
         for use in list(reversed(resource.sharing.uses.values())):
             ticket = use.ticket
             if ticket is not None and use.member.resource is resource:
                 use.ticket = None
+                unspent(use, now)
                 use.member.acquires -= 1
                 del resource.sharing.uses[use.order]
                 if use.member.gone:
@@ -683,15 +683,7 @@ class Rotation:
         self._requeued = []
         for rotation in looked_at:
             if rotation.wait_queue:
-                for ticket in hopeless(rotation.wait_queue, rotation.outlook):
+                for ticket in hopeless(rotation):
                     rotation.wait_queue.leave(ticket)
                     effects.append(Starve(ticket))
         return effects
-
-    def outlook(self, requirement: Requirement) -> tuple[bool, float]:
-        """Whether anything can come for `requirement`, and not before when. (In use counts as any moment: 0.)"""
-        matching = [
-            member.resource for member in self.matching_members(requirement) if member.resource.status != "disabled"
-        ]
-        times = [r.cooldown_until if r.status == "cooling_down" else 0.0 for r in matching]
-        return bool(matching), min(times, default=0.0)

@@ -45,6 +45,8 @@ class LeaseOptions(TypedDict, total=False):
     """Calls with the same one are given the same resource where possible, if the strategy is `sticky`."""
     request_id: str | None
     """Attached to every event of the call; made when first needed."""
+    cost: float
+    """Tokens that each attempt takes of the quota of its resource, until `resource.spent` tells how many it was."""
 
 
 class SyncOptions(LeaseOptions, total=False):
@@ -83,6 +85,7 @@ class UseOptions(TypedDict, total=False):
     exclude: Iterable[str]
     affinity: Affinity | None
     isolate: bool
+    cost: float
 
 
 class RunOptions(SyncOptions, total=False):
@@ -109,6 +112,7 @@ class Plan:
     requirement: Requirement = ANY
     affinity: Affinity | None = None
     isolate: bool = False
+    cost: float = 0.0
 
     def deadline_at(self, now: float) -> float | None:
         """The deadline of a call that starts now."""
@@ -150,6 +154,7 @@ def plan_of(options: Mapping[str, Any], *, method: str, allowed: frozenset[str],
         requirement=Requirement(tags, exclude) if tags or exclude else ANY,
         affinity=checked_affinity(given("affinity")),
         isolate=checked_flag("isolate", given("isolate", False)),
+        cost=checked_seconds("cost must be a finite number of tokens >= 0", given("cost", 0.0)),
     )
 
 

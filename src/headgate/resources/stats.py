@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headgate.resources.members import Member, Requirement
-from headgate.resources.model import RESOURCE_STATUSES, PoolStats, ResourceSnapshot, ResourceStats, ResourceStatus
+from headgate.resources.members import Member, Requirement, WaitTicket
+from headgate.resources.model import (
+    RESOURCE_STATUSES,
+    PoolStats,
+    QuotaSnapshot,
+    ResourceSnapshot,
+    ResourceStats,
+    ResourceStatus,
+)
 
 if TYPE_CHECKING:
     from headgate.resources.rotation import Rotation
@@ -32,7 +40,31 @@ def describe(rotation: Rotation, requirement: Requirement, now: float) -> str:
         tags, skip = sorted(requirement.tags), sorted(requirement.skip)
         return f"none of its {len(rotation.members)} matches tags {tags} and exclude {skip}"
     cooling, disabled = seen.count("cooling_down"), seen.count("disabled")
-    return f"{cooling} cooling down, {disabled} disabled, {len(seen) - cooling - disabled} in full use"
+    spent = sum(
+        status == "healthy" and has_spent_quota(member) and requirement.fits(member.resource)
+        for member, status, _ in statuses(rotation, now)
+    )
+    no_quota = f"{spent} with a spent quota, " if spent else ""
+    return (
+        f"{cooling} cooling down, {disabled} disabled, {no_quota}{len(seen) - cooling - disabled - spent} in full use"
+    )
+
+
+def has_spent_quota(member: Member) -> bool:
+    """Whether too little is left of its quota for another call."""
+    account = member.sharing.account
+    return account is not None and account.is_closed
+
+
+def _quota(member: Member, now: float) -> dict[str, QuotaSnapshot]:
+    """The part of a snapshot that only resources with a quota have."""
+    account = member.sharing.account
+    if account is None:
+        return {}
+    rooms = {name: account.budget.room(name, now) for name in account.budget.need(0.0)}
+    left = {name: None if math.isinf(room) else max(0.0, room) for name, room in rooms.items()}
+    waits = account.opens_at - now if account.is_closed and math.isfinite(account.opens_at) else 0.0
+    return {"quota": {"left": left, "seconds_until_open": max(0.0, waits)}}
 
 
 def pool_snapshot(rotation: Rotation, now: float) -> dict[str, ResourceSnapshot]:
@@ -45,6 +77,7 @@ def pool_snapshot(rotation: Rotation, now: float) -> dict[str, ResourceSnapshot]
             "consecutive_cooldown": member.resource.consecutive_cooldown,
             "cooldown_seconds_remaining": left,
             "last_acquired_at": member.resource.last_acquired_at,
+            **_quota(member, now),  # type: ignore[typeddict-item]
         }
         for member, status, left in statuses(rotation, now)
     }
@@ -59,7 +92,8 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
         one = member.stats(status, left)
         resources[one.resource_id] = one
         by_status[status] += 1
-        eligible += one.eligible and not (member.trial is not None and member.trial.is_full)
+        on_trial = member.trial is not None and member.trial.is_full
+        eligible += one.eligible and not on_trial and not has_spent_quota(member)
         saturated += one.saturated
     totals, all_of = rotation.totals, resources.values()
     return PoolStats(
@@ -85,7 +119,8 @@ def check(rotation: Rotation, now: float) -> None:
         assert resource.resource_id == resource_id
         assert member in resource.sharing.members
         assert uses is resource.sharing.uses
-        assert member.unavailable == (resource.status != "healthy" or (trial is not None and trial.is_full))
+        no_quota = has_spent_quota(member)
+        assert member.unavailable == (resource.status != "healthy" or (trial is not None and trial.is_full) or no_quota)
         if member.plain:
             assert len(resource.sharing.members) == len(member.pickers) == 1
             assert rotation.is_plain(member)
@@ -101,4 +136,10 @@ def check(rotation: Rotation, now: float) -> None:
     open_members = [member for member in rotation.members.values() if member.is_open]
     for ticket in rotation.wait_queue:
         assert ticket.grant is None
-        assert not any(ticket.requirement.fits(one.resource) for one in open_members if not rotation.due(now))
+        fitting = [one for one in open_members if ticket.requirement.fits(one.resource) and not rotation.due(now)]
+        assert not any(_affords(one, ticket, now) for one in fitting)
+
+
+def _affords(member: Member, ticket: WaitTicket, now: float) -> bool:
+    account = member.sharing.account
+    return account is None or account.admits(ticket.cost, now, ticket)

@@ -1,0 +1,67 @@
+"""How many tokens a request to a language model may use, and how many its answer says it used. Pure.
+
+Providers count a request before they run it: by its text, and by the length of answer that it allows. What was really
+used stands in the answer, at its end, and of Anthropic's streams at the beginning too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+_LONGEST_PARSED: Final = 1 << 20  # bytes of a request that are parsed; of a longer one only the length counts
+_CHARACTERS_PER_TOKEN: Final = 4
+_ANSWER_LENGTHS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_MOST: Final = 1e9
+
+_COUNT = re.compile(
+    rb'"(total_tokens|prompt_tokens|input_tokens|completion_tokens|output_tokens)"\s{0,8}:\s{0,8}(\d{1,9})(?!\d)'
+)
+
+
+def estimated_tokens(body: bytes) -> float:
+    """How many tokens a request with this body may use: its text, and the longest answer that it allows."""
+    tokens = len(body) / _CHARACTERS_PER_TOKEN
+    if body.lstrip()[:1] != b"{" or len(body) > _LONGEST_PARSED:
+        return tokens
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return tokens
+    answer = next((number for name in _ANSWER_LENGTHS if (number := _number(fields.get(name)))), 0.0)
+    return tokens + answer * max(1.0, _number(fields.get("n")))
+
+
+def used_tokens(text: bytes) -> float | None:
+    """How many tokens an answer says it used, of which this is the beginning and the end; None: it does not say."""
+    counts = {name: float(number) for name, number in _COUNT.findall(text)}  # the last of each counts
+    if b"total_tokens" in counts:
+        return counts[b"total_tokens"]
+    read = counts.get(b"input_tokens", counts.get(b"prompt_tokens"))
+    written = counts.get(b"output_tokens", counts.get(b"completion_tokens"))
+    return None if read is None and written is None else (read or 0.0) + (written or 0.0)
+
+
+class UsageReader:
+    """Keeps as much of an answer as is needed to find what it says it used."""
+
+    _PART: Final = 4096
+
+    def __init__(self) -> None:
+        self._first = b""
+        self._last = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Look at another part of the answer."""
+        if len(self._first) < self._PART:
+            self._first += chunk[: self._PART]
+        self._last = (self._last + chunk)[-self._PART :] if len(chunk) < self._PART else chunk[-self._PART :]
+
+    def tokens(self) -> float | None:
+        """How many tokens the answer says it used; None: it does not say, or what it says cannot be read."""
+        return used_tokens(self._first + b"\n" + self._last)
+
+
+def _number(value: object) -> float:
+    return min(float(value), _MOST) if type(value) in (int, float) and value > 0 else 0.0  # type: ignore[operator, arg-type]

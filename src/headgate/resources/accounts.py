@@ -1,0 +1,256 @@
+"""The account of a quota: what resources that share the quota may still use, and who waits for it. Pure.
+
+Each resource with a quota has an account; resources of one `quota_group` have one together, in whichever pool they are.
+An account whose quota is spent *closes* its resources: none of them is eligible until it opens again. So a spent quota
+is to the rotation as a cooldown is, and calls that need no quota pay nothing for any of this.
+
+Calls cost different amounts, so an account may be open and still have too little for a call. That call takes another
+resource, or waits. So that small calls cannot keep out a large one for ever, the first of the waiting calls *holds* the
+account that can serve it soonest: nobody else is served by that account until it was.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headgate.core.weakrefs import WeakList
+from headgate.errors import InvalidArgument
+from headgate.resources.ledger import REQUESTS, TOKENS, Ledger, Need
+from headgate.resources.quota import Quota, QuotaSetting
+from headgate.resources.rate_limits import Limit
+
+if TYPE_CHECKING:
+    from headgate.resources.members import Member, WaitTicket
+    from headgate.resources.model import Resource, Sharing
+
+
+class Budget(Protocol):
+    """What an account asks and tells: a `Ledger` of this process, or what this process leases of a shared one."""
+
+    def need(self, cost: float) -> dict[str, float]: ...
+    def can_ever_allow(self, cost: float) -> bool: ...
+    def allows(self, need: Need, now: float) -> bool: ...
+    def lack(self, need: Need, now: float) -> None: ...
+    def opens_at(self, need: Need, now: float) -> float: ...
+    def reserve(self, need: Need, now: float) -> bool: ...
+    def release(self, need: Need) -> None: ...
+    def count(self, name: str, amount: float, until: float) -> None: ...
+    def count_untold(self, used: Need) -> None: ...
+    def observe(self, limits: Iterable[Limit], now: float) -> None: ...
+    def probed(self, now: float, *, answered: bool, told: bool) -> None: ...
+    def room(self, name: str, now: float) -> float: ...
+
+
+class Reservation:
+    """What one use of a resource takes of a quota."""
+
+    __slots__ = ("account", "began", "cost", "has_failed", "is_probe", "is_told", "need", "spent")
+
+    def __init__(self, account: Account, need: dict[str, float], cost: float, began: float, is_probe: bool) -> None:
+        self.account: Account = account
+        self.need: dict[str, float] = need
+        self.cost: float = cost
+        self.began: float = began
+        self.spent: float | None = None
+        """The tokens that were really used, when the call has said so."""
+        self.is_probe: bool = is_probe
+        """Does the call have to find out what there is?"""
+        self.is_told: bool = False
+        """Has the answer to the call said what is left?"""
+        self.has_failed: bool = False
+        """Did the call raise something, so that it is not known whether the service has answered?"""
+
+    def spend(self, tokens: float) -> None:
+        """Add tokens to those that were really used."""
+        self.spent = tokens if self.spent is None else self.spent + tokens
+
+
+class Account:
+    """What is left of one quota in this process, for the resources that share it."""
+
+    def __init__(self, quota: QuotaSetting, group: str | None = None) -> None:
+        self.quota: QuotaSetting = quota
+        self.group: str | None = group
+        self.budget: Budget = Ledger(quota)
+        """Where amounts are taken from. Replaced when processes share the quota."""
+        self.sharings: WeakList[Sharing] = WeakList()
+        """Of the resources that share it."""
+        self.is_closed: bool = False
+        """Is too little left for whoever comes next?"""
+        self.opens_at: float = math.inf
+        """When it is worth looking again, while it is closed."""
+        self._running: dict[Reservation, None] = {}  # oldest first
+        self._holder: WaitTicket | None = None
+
+    @property
+    def members(self) -> Iterator[Member]:
+        """The memberships of its resources in pools."""
+        return (member for sharing in self.sharings for member in sharing.members)
+
+    @property
+    def resources(self) -> list[Resource[Any]]:
+        """The resources that share it, as far as a pool has them."""
+        return list({id(member.resource): member.resource for member in self.members}.values())
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+
+    def admits(self, cost: float, now: float, ticket: WaitTicket | None) -> bool:
+        """Whether a call may begin that costs so much. `ticket` is its place in the wait queue, if it has one."""
+        holder = self.holder()
+        return (holder is None or holder is ticket) and self.budget.allows(self.budget.need(cost), now)
+
+    def reserve(self, cost: float, now: float) -> Reservation:
+        """Take what a call needs that costs so many tokens."""
+        need = self.budget.need(cost)
+        is_probe = self.budget.reserve(need, now)
+        reservation = Reservation(self, need, cost, now, is_probe)
+        self._running[reservation] = None
+        return reservation
+
+    def would_open_at(self, cost: float, now: float) -> float:
+        """When a call that costs so much may begin, as far as can be told: soon, if others find out about it now."""
+        opens_at = min(self.budget.opens_at(self.budget.need(cost), now), self._next_arrived())
+        return now if math.isinf(opens_at) else opens_at
+
+    def cost_now(self) -> float:
+        """What the next call costs at least: it is that of the holder, if there is one."""
+        holder = self.holder()
+        return 0.0 if holder is None else holder.cost
+
+    # -- a use ends ---------------------------------------------------------------------------------------------------
+
+    def settle(self, reservation: Reservation, now: float, *, answered: bool) -> None:
+        """Count what a use has really taken. `answered`: it found its resource in order."""
+        if self._running.pop(reservation, self) is self:
+            return
+        self.budget.release(reservation.need)
+        tokens = reservation.cost if reservation.spent is None else reservation.spent
+        quota = self.quota
+        if isinstance(quota, Quota):
+            if REQUESTS in reservation.need:
+                arrived = min(now, reservation.began + quota.arrives_within)
+                self.budget.count(REQUESTS, 1.0, arrived + quota.per)
+            self.budget.count(TOKENS, tokens, now + quota.per)
+        elif not reservation.is_told:
+            used = {name: tokens if name.endswith(TOKENS) else 1.0 for name in reservation.need}
+            self.budget.count_untold(used)
+        if reservation.is_probe:
+            answered = answered and not reservation.has_failed
+            self.budget.probed(now, answered=answered, told=reservation.is_told)
+
+    def cancel(self, reservation: Reservation, now: float) -> None:
+        """Take back what a use did not take: it was never begun."""
+        if self._running.pop(reservation, self) is not self:
+            self.budget.release(reservation.need)
+            if reservation.is_probe:
+                self.budget.probed(now, answered=False, told=False)
+
+    def spend(self, tokens: float, now: float) -> None:
+        """Count tokens that belong to no use."""
+        if isinstance(self.quota, Quota):
+            self.budget.count(TOKENS, tokens, now + self.quota.per)
+
+    def hear(self, reservation: Reservation | None, limits: Iterable[Limit], now: float) -> None:
+        """Learn from an answer, which may have said nothing."""
+        limits = list(limits)
+        told = any(one.remaining is not None for one in limits)
+        if limits:
+            self.budget.observe(limits, now)
+        if reservation is None or reservation not in self._running:
+            return
+        reservation.is_told = reservation.is_told or told
+        if reservation.is_probe:
+            reservation.is_probe = False
+            self.budget.probed(now, answered=True, told=told)
+
+    # -- open and closed ----------------------------------------------------------------------------------------------
+
+    def refresh(self, now: float) -> bool:
+        """Close or open its resources, after anything has changed. True: they were closed and are open now."""
+        self._release_arrived(now)
+        need = self.budget.need(self.cost_now())
+        was_closed, self.is_closed = self.is_closed, not self.budget.allows(need, now)
+        if not was_closed and not self.is_closed:
+            return False
+        if self.is_closed:
+            self.budget.lack(need, now)
+            opens_at = min(self.budget.opens_at(need, now), self._next_arrived())
+            if was_closed and opens_at == self.opens_at:
+                return False
+            self.opens_at = opens_at
+        for member in self.members:
+            if self.is_closed != was_closed:
+                member.update_availability()
+            if not self.is_closed:
+                for picker in member.pickers:
+                    picker.offer(member)
+            elif self.opens_at < math.inf:
+                member.rotation.openings.note(member, self.opens_at)
+        return not self.is_closed
+
+    def _release_arrived(self, now: float) -> None:
+        """Give back the requests of calls that still run and have left the window: long streams, for example."""
+        quota = self.quota
+        if not isinstance(quota, Quota) or quota.requests is None:
+            return
+        for reservation in list(self._running):
+            if reservation.began + quota.arrives_within + quota.per > now:
+                break
+            amount = reservation.need.pop(REQUESTS, None)
+            if amount is not None:
+                self.budget.release({REQUESTS: amount})
+
+    def _next_arrived(self) -> float:
+        """When the first of the running calls leaves the window, if it still counts there."""
+        quota = self.quota
+        if isinstance(quota, Quota):
+            for reservation in self._running:
+                if REQUESTS in reservation.need:
+                    return reservation.began + quota.arrives_within + quota.per
+        return math.inf
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def holder(self) -> WaitTicket | None:
+        """The waiting call that is served next by this account, because it waits for more than there was."""
+        holder = self._holder
+        if holder is not None and holder not in holder.rotation.wait_queue:
+            self._holder = None
+        return self._holder
+
+    def hold(self, ticket: WaitTicket) -> None:
+        """Let this waiting call be served next."""
+        self._holder = ticket
+
+    def let_go(self, ticket: WaitTicket) -> None:
+        """Do not hold it for this call any more."""
+        if self._holder is ticket:
+            self._holder = None
+
+
+# -- the accounts of this process --------------------------------------------------------------------------------------
+
+_groups: weakref.WeakValueDictionary[str, Account] = weakref.WeakValueDictionary()
+
+
+def account_of(quota: QuotaSetting | None, group: str | None) -> Account | None:
+    """Return the account for a resource with this quota: that of its group, if it is of one."""
+    if group is None:
+        return None if quota is None else Account(quota)
+    known = _groups.get(group)
+    if known is None:
+        if quota is None:
+            raise InvalidArgument(
+                f"quota_group {group!r} has no quota yet",
+                remedy='Pass quota= too: Resource(..., quota=Quota(requests=60), quota_group="org").',
+            )
+        known = _groups[group] = Account(quota, group)
+    elif quota is not None and quota != known.quota:
+        raise InvalidArgument(
+            f"quota_group {group!r} has the quota {known.quota!r}, and cannot have {quota!r} too",
+            remedy="Give all resources of a group the same quota, or another group.",
+        )
+    return known

@@ -1,0 +1,49 @@
+"""Which use of a resource an operation runs in, so that `resource.spent` and `resource.learn` know whose they are.
+
+Only uses that take something of a quota are noted, and all others pay nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar, Token
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from headgate.resources.members import Use
+    from headgate.resources.model import Resource
+
+R = TypeVar("R")
+
+_USES: ContextVar[tuple[Use, ...]] = ContextVar("headgate_uses", default=())
+
+
+def begin_use(use: Use) -> Token[tuple[Use, ...]]:
+    """Note that what runs in this context from now on belongs to this use, until `end_use`."""
+    return _USES.set((*_USES.get(), use))
+
+
+def end_use(token: Token[tuple[Use, ...]]) -> None:
+    """Note that what runs in this context from now on does not belong to the use any more."""
+    try:
+        _USES.reset(token)
+    except ValueError:
+        pass  # it ends in another context than the one in which it began: that one has gone
+
+
+def use_of(resource: Resource[Any]) -> Use | None:
+    """The use of this resource in which the code runs that asks."""
+    return next((use for use in reversed(_USES.get()) if use.member.resource is resource and use.is_running), None)
+
+
+async def attributed(
+    operation: Callable[[Resource[Any]], Awaitable[R]], use: Use, coroutine_of: Callable[[object], Awaitable[R]]
+) -> R:
+    """Await an operation, and let all that it does belong to a use."""
+    token = begin_use(use)
+    try:
+        made = operation(use.member.resource)
+        return await (made if type(made) is CoroutineType else coroutine_of(made))
+    finally:
+        end_use(token)

@@ -1,0 +1,63 @@
+"""When members of a rotation open again: a cooldown ends, or there is some of a spent quota again. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sized
+
+from headgate.resources.members import Member
+
+
+class Openings:
+    """A heap of times. Entries may be outdated: they are dropped when their turn comes, or when they are too many."""
+
+    def __init__(self, members: Sized) -> None:
+        """`members` are those of the rotation: they only say how many entries are too many."""
+        self.heap: list[tuple[float, int, Member]] = []
+        """The same list as long as the rotation lives."""
+        self._members = members
+
+    def note(self, member: Member, at: float) -> None:
+        """Remember when a member opens."""
+        heapq.heappush(self.heap, (at, member.index, member))
+        if len(self.heap) > 4 * len(self._members) + 64:
+            self.tidy()
+
+    def pop(self, now: float) -> Member | None:
+        """Take out a member that opens by now; None if there is none."""
+        while self.heap and self.heap[0][0] <= now:
+            at, _, member = heapq.heappop(self.heap)
+            if _is_valid(member, at):
+                return member
+        return None
+
+    def first(self) -> float | None:
+        """The time at which the first member opens."""
+        while self.heap and not _is_valid(self.heap[0][2], self.heap[0][0]):
+            heapq.heappop(self.heap)
+        return self.heap[0][0] if self.heap else None
+
+    def tidy(self) -> None:
+        """Remove outdated entries."""
+        valid = {(entry[2], entry[0]): entry for entry in self.heap if _is_valid(entry[2], entry[0])}
+        self.heap[:] = sorted(valid.values(), key=lambda entry: entry[:2])
+
+
+def opens_at(member: Member, cost: float, now: float) -> float | None:
+    """When a call can use a member that costs so much; None: now, when others have ended, or never."""
+    resource, account = member.resource, member.sharing.account
+    if not member.can_ever_serve(cost):
+        return None
+    times = [resource.cooldown_until] if resource.status == "cooling_down" else []
+    if account is not None and (account.is_closed or not account.admits(cost, now, None)):
+        times.append(account.would_open_at(cost, now))
+    return max(times, default=None)
+
+
+def _is_valid(member: Member, at: float) -> bool:
+    if member.gone:
+        return False
+    resource, account = member.resource, member.sharing.account
+    if resource.status == "cooling_down" and resource.cooldown_until == at:
+        return True
+    return account is not None and account.is_closed and account.opens_at == at
