@@ -34,7 +34,7 @@ class Limits:
 
     def __init__(self, requests: int, per: float, family: str = "openai") -> None:
         self.requests, self.per, self.family = requests, per, family
-        self.refused = self.served = 0
+        self.refused = self.served = self.windows = 0
         self._lock = threading.Lock()
         self._began: dict[str | None, float] = {}
         self._used: dict[str | None, int] = {}
@@ -44,6 +44,7 @@ class Limits:
             now = time.monotonic()
             if now >= self._began.get(seen.key, -1e9) + self.per:
                 self._began[seen.key], self._used[seen.key] = now, 0
+                self.windows += 1
             reset = self._began[seen.key] + self.per - now
             if self._used[seen.key] >= self.requests:
                 self.refused += 1

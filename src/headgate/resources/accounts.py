@@ -25,18 +25,21 @@ from headgate.resources.rate_limits import Limit
 if TYPE_CHECKING:
     from headgate.resources.members import Member, WaitTicket
     from headgate.resources.model import Resource, Sharing
+    from headgate.resources.shared_quotas import SharedQuota
 
 
 class Budget(Protocol):
     """What an account asks and tells: a `Ledger` of this process, or what this process leases of a shared one."""
 
+    @property
+    def wants_exchange(self) -> bool: ...
     def need(self, cost: float) -> dict[str, float]: ...
     def can_ever_allow(self, cost: float) -> bool: ...
     def allows(self, need: Need, now: float) -> bool: ...
-    def lack(self, need: Need, now: float) -> None: ...
+    def lack(self, need: Need, now: float, *, waits: bool) -> None: ...
     def opens_at(self, need: Need, now: float) -> float: ...
     def reserve(self, need: Need, now: float) -> bool: ...
-    def release(self, need: Need) -> None: ...
+    def release(self, need: Need, *, used: bool = True) -> None: ...
     def count(self, name: str, amount: float, until: float) -> None: ...
     def count_untold(self, used: Need) -> None: ...
     def observe(self, limits: Iterable[Limit], now: float) -> None: ...
@@ -82,6 +85,8 @@ class Account:
         """Is too little left for whoever comes next?"""
         self.opens_at: float = math.inf
         """When it is worth looking again, while it is closed."""
+        self.shared: SharedQuota | None = None
+        """Shares it with other processes, if a pool of its resources has a store."""
         self._running: dict[Reservation, None] = {}  # oldest first
         self._holder: WaitTicket | None = None
 
@@ -144,7 +149,7 @@ class Account:
     def cancel(self, reservation: Reservation, now: float) -> None:
         """Take back what a use did not take: it was never begun."""
         if self._running.pop(reservation, self) is not self:
-            self.budget.release(reservation.need)
+            self.budget.release(reservation.need, used=False)
             if reservation.is_probe:
                 self.budget.probed(now, answered=False, told=False)
 
@@ -176,7 +181,7 @@ class Account:
         if not was_closed and not self.is_closed:
             return False
         if self.is_closed:
-            self.budget.lack(need, now)
+            self.budget.lack(need, now, waits=any(member.rotation.wait_queue for member in self.members))
             opens_at = min(self.budget.opens_at(need, now), self._next_arrived())
             if was_closed and opens_at == self.opens_at:
                 return False

@@ -474,6 +474,8 @@ class Engine(Generic[T]):
             account.hear(None if use is None else use.reservation, () if limits is None else limits.limits, now)
             effects = self.rotation.quota_changed(account, now)
         self.carry_out(effects)
+        if self.shared is not None and account.budget.wants_exchange:
+            self.shared.waiters_changed()
 
     def ask_rest(self, resource: Resource[Any], seconds: float, reason: str | None) -> None:
         """Let a resource rest when a use of it ends; now if it is not in use."""

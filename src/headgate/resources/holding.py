@@ -28,6 +28,14 @@ def hold(ticket: WaitTicket, members: Iterable[Member], now: float) -> None:
         best.refresh(now)
 
 
+def ask_others(members: Iterable[Member], now: float) -> None:
+    """Ask other processes for what a call waits for that has just joined the queue."""
+    for member in members:
+        account = member.sharing.account
+        if account is not None and account.is_closed:
+            account.refresh(now)
+
+
 def let_go(ticket: WaitTicket, now: float) -> list[Resource[Any]]:
     """Do not hold an account for this call any more. Returns the resources that are open again because of that."""
     account, ticket.held = ticket.held, None

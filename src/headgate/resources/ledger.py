@@ -33,6 +33,8 @@ class Ledger:
 
     def __init__(self, quota: QuotaSetting) -> None:
         self.quota: QuotaSetting = quota
+        self.wants_exchange: bool = False
+        """Nothing is ever to be sent: all of it is here."""
         self.fixed: dict[str, SlidingWindow] = {}
         self.learned: dict[str, LearnedWindow] = {}
         self.reserved: dict[str, float] = {}
@@ -80,8 +82,8 @@ class Ledger:
         window: SlidingWindow | LearnedWindow | None = self.fixed.get(name) or self.learned.get(name)
         return math.inf if window is None else window.room(self.reserved.get(name, 0.0), now)
 
-    def lack(self, need: Need, now: float) -> None:
-        """Note that somebody wanted so much and found too little."""
+    def lack(self, need: Need, now: float, *, waits: bool = True) -> None:
+        """Note that there is less than so much. Does a call wait for it?"""
         if self.needs_probe(now):
             return
         for name, window in self.learned.items():
@@ -106,8 +108,8 @@ class Ledger:
             self.reserved[name] = self.reserved.get(name, 0.0) + amount
         return is_probe
 
-    def release(self, need: Need) -> None:
-        """Take back what was handed out."""
+    def release(self, need: Need, *, used: bool = True) -> None:
+        """Take back what was handed out. What was used is counted apart."""
         for name, amount in need.items():
             self.reserved[name] = max(0.0, self.reserved.get(name, 0.0) - amount)
 

@@ -31,7 +31,7 @@ from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
-from headgate.resources.holding import hold, let_go, unspent
+from headgate.resources.holding import ask_others, hold, let_go, unspent
 from headgate.resources.members import (
     ANY,
     Adopted,
@@ -248,6 +248,8 @@ class Rotation:
         self.wait_queue.join(ticket)
         if ticket.cost:
             self._hold(ticket, now)
+        if self.is_shared:
+            ask_others(self.matching_members(ticket.requirement), now)
 
     def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
         """Remove a waiter from the queue; what it was granted meanwhile goes to the next."""
@@ -607,6 +609,8 @@ class Rotation:
         if successor is not None:
             offered.append(successor.resource)
         told = return_permits(member)
+        if reservation is not None and reservation.account.budget.wants_exchange:
+            told.append(Tell(member))
         for resource in offered:
             self._offer(resource)
         served = self._serve(offered, now) or None

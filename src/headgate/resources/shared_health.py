@@ -32,6 +32,7 @@ from headgate.resources.engine import Engine, begin, lock
 from headgate.resources.exchange import Message, Reply, exchange
 from headgate.resources.members import Member, Requirement
 from headgate.resources.replica import Replica
+from headgate.resources.shared_quotas import flush, quota_came, quota_came_sync, share_quotas
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class SharedHealth:
     def __init__(self, engine: Engine[Any], store: SharedState, name: str) -> None:
         self._engine = engine
         self._store = store
+        self._name = name
         self._key = f"resources/{name}"
         self._replica = Replica(engine.rotation, name, clock.token()[:12])
         self._busy = False  # a message is under way
@@ -94,6 +96,7 @@ class SharedHealth:
         if not first.wait(CONNECT):
             listener.stop()
             raise StoreUnreachable(f"the store did not answer within {CONNECT:g} s")
+        share_quotas(self._engine.rotation, self._store, self._name, CONNECT)
         _living.add(self)
 
     # -- what happens here --------------------------------------------------------------------------------------------
@@ -106,10 +109,12 @@ class SharedHealth:
                 self._replica.learn(member, now)
             self._replica.want_more(now)
         self._send()
+        flush()
 
     def waiters_changed(self) -> None:
-        """Ask for the permits that waiters need, or give back what nobody needs."""
+        """Ask for the permits and the quota that waiters need, or give back what nobody needs."""
         self._send()
+        flush()
 
     def members_changed(self) -> None:
         """Follow resources that were added, removed or changed."""
@@ -117,12 +122,13 @@ class SharedHealth:
             effects = self._replica.refresh(clock.now())
         self._engine.carry_out(effects, FROM_ANOTHER)
         self._send(looks=True)
+        share_quotas(self._engine.rotation, self._store, self._name, None)
 
     async def permit_came(self, call: Call) -> bool:
-        """Wait for a permit that a call without a wait mode lacks; False: none came within `PATIENCE`."""
+        """Wait for a permit or a quota that a call without a wait mode lacks; False: none came within `PATIENCE`."""
         asker = self._ask(call, waiter := LoopWaiter())
         if asker is None:
-            return False
+            return await quota_came(self._engine.rotation, call)
         try:
             self._send()
             await waiter.wait(asker.limit)
@@ -134,7 +140,7 @@ class SharedHealth:
         """`permit_came` for a thread without a loop."""
         asker = self._ask(call, waiter := ThreadWaiter())
         if asker is None:
-            return False
+            return quota_came_sync(self._engine.rotation, call)
         try:
             self._send()
             waiter.wait(asker.limit)
