@@ -45,4 +45,4 @@ def _note_spent(resource_id: str, tokens: float) -> None:
     before = _REST.get()
     if before is None or before[0] != resource_id:
         before = (resource_id, 0.0, None, 0.0)
-    _REST.set((*before[:4], (spent_of(before) or 0.0) + tokens))
+    _REST.set((before[0], before[1], before[2], before[3], (spent_of(before) or 0.0) + tokens))
