@@ -75,6 +75,7 @@ PURE = (
     "discovery/records.py",
     "integrations/key_rules.py",
     "integrations/rate_limits.py",
+    "integrations/token_usage.py",
     "resources/accounts.py",
     "resources/affinity.py",
     "resources/attempts.py",
