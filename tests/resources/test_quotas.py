@@ -504,3 +504,19 @@ def test_h10_a_quota_does_not_travel_with_a_copy() -> None:
 def test_h10_quota_is_a_name_of_headgate() -> None:
     assert headgate.Quota is Quota
     assert repr(Quota(requests=60)) == "Quota(requests=60, per=60.0, tokens=None, delay=None)"
+
+
+@virtual
+async def test_h10_what_a_call_gave_back_that_was_cancelled_serves_another_key_of_the_group() -> None:
+    """The first waiter is granted key b, and is cancelled before it runs. The second can use key a only."""
+    quota = Quota(requests=1, per=10.0)
+    pool = limited("a", "b", quota=quota, group="given back")
+    await took(pool)
+    first = asyncio.create_task(took(pool, exclude=["a"], wait_for_capacity=True))
+    await settle()
+    second = asyncio.create_task(took(pool, exclude=["b"], wait_for_capacity=True))
+    await settle()
+    asyncio.get_running_loop().call_at(clock.now() + 10.2, first.cancel)
+    await asyncio.wait([first, second])
+    assert second.result() == "a"
+    assert clock.now() <= 22

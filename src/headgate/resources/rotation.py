@@ -600,11 +600,13 @@ class Rotation:
             refresh(member.resource)  # another pool that held it was dropped
         rested = [] if member.sharing.rest is None else self._begin_rest(member, use, now)
         offered = [member.resource]
+        account = member.sharing.account
         reservation, use.reservation = use.reservation, None
         if reservation is not None:
-            reservation.account.settle(reservation, now, answered=well)
-            if reservation.account.refresh(now):
-                offered = reservation.account.resources
+            account = reservation.account
+            account.settle(reservation, now, answered=well)
+        if account is not None and (account.refresh(now) or (reservation is None and not account.is_closed)):
+            offered = account.resources
         successor = self.members.get(member.resource.resource_id) if member.gone else None
         if successor is not None:
             offered.append(successor.resource)
