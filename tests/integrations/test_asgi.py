@@ -572,7 +572,11 @@ async def test_c31_a_tenant_scope_holds_for_every_way_to_submit() -> None:
                     inner = await pool.submit(double, 1)
             free = await pool.submit(double, 1)
         assert [handle.snapshot().partition for handle in handles] == ["acme"] * 7
-        assert [other.snapshot().partition, inner.snapshot().partition, free.snapshot().partition] == ["other", "inner", None]
+        assert [other.snapshot().partition, inner.snapshot().partition, free.snapshot().partition] == [
+            "other",
+            "inner",
+            None,
+        ]
 
 
 def test_c31_a_tenant_scope_wants_a_name() -> None:
