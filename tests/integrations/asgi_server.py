@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,12 +12,7 @@ import httpx
 import uvicorn
 from uvicorn.main import STARTUP_FAILURE
 
-
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Poll for a condition."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
+from tests.tasks.support import until
 
 
 @asynccontextmanager

@@ -44,7 +44,8 @@ from headgate import (
 )
 from headgate.integrations import asgi
 from headgate.testing import virtual
-from tests.integrations.asgi_server import Raw, client_of, fails_to_start, until
+from tests.integrations.asgi_server import Raw, client_of, fails_to_start
+from tests.tasks.support import until
 
 pytestmark = pytest.mark.integration
 

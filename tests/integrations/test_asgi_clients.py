@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import BackgroundTasks, Body, FastAPI
+from fastapi import BackgroundTasks, FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -22,7 +22,8 @@ from starlette.routing import Route
 
 from headgate import TaskPool
 from headgate.integrations import asgi
-from tests.integrations.asgi_server import Hangup, Raw, client_of, serving, until
+from tests.integrations.asgi_server import Hangup, Raw, client_of, serving
+from tests.tasks.support import until
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +47,7 @@ def test_c31_a_client_that_goes_away_cancels_its_task(method: str) -> None:
             await pool.run(for_ever)
 
         @app.post("/")
-        async def post(asked: dict[str, Any] = Body()) -> None:
+        async def post(asked: dict[str, Any]) -> None:
             assert asked == {"a": 1}
             await pool.run(for_ever)
 
