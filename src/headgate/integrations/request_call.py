@@ -13,9 +13,9 @@ from typing import Any
 from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.integrations.http_errors import http_errors, is_connection_error
-from headgate.integrations.rate_limits import read_rate_limits
+from headgate.integrations.rate_limits import may_be_spent, read_rate_limits
 from headgate.resources.engine import Engine, lock
-from headgate.resources.http_status import headers_of, status_of
+from headgate.resources.http_status import status_of
 from headgate.resources.members import Use
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
@@ -47,10 +47,10 @@ class RequestCall:
         verdict: Verdict,
         *,
         may_repeat: bool,
-        is_retry: bool,
+        is_retry: Callable[[], bool],
         most_errors: int | None = None,
     ) -> None:
-        """`may_repeat`: the body can be sent again. `is_retry`: an SDK sends this again, after an exception of ours.
+        """`may_repeat`: the body can be sent again. `is_retry` says whether an SDK sends this again after an error.
 
         `most_errors`: end after so many attempts that say nothing against their key (5xx, broken connections).
         """
@@ -90,15 +90,22 @@ class RequestCall:
         if signal is None:
             self._broke(error, None)
             return None
-        return self._failed(signal, error, final=self._is_retry)
+        return self._failed(signal, error, final=self._is_retry())
 
-    def refused(self, response: object) -> Signal | None:
-        """What an answer says against its resource; None if nothing."""
-        signal = self._signal(response)
-        limits = read_rate_limits(headers_of(response), clock.wall()) if signal is None else None
+    def refused(self, status: int, headers: Any, response: Callable[[], object]) -> Signal | None:
+        """What an answer says against its resource; None if nothing.
+
+        `response` makes what classifiers are given. It is not made of a success, about which only a pool's own
+        classifier may have an opinion.
+        """
+        if status >= 400 or self._engine.classify is not None:
+            signal = self._signal(response())
+            if signal is not None:
+                return signal
+        limits = read_rate_limits(headers, clock.wall()) if may_be_spent(headers.raw) else None
         if limits is not None and limits.spent_for is not None:
             self._spent_until = clock.now() + limits.spent_for
-        return signal
+        return None
 
     def failed(self, signal: Signal) -> float | None:
         """End an attempt that was refused. Returns the seconds until the next one; None: there is none."""
