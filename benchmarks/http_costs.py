@@ -3,9 +3,9 @@
     make bench          about 20 seconds
     make bench-quick    about 3 seconds
 
-The same client sends the same requests with and without `RotatingTransport`, in turns, over a transport that answers from
-memory: nothing waits, so the difference of CPU time is what the transport costs. The program prints MISSED for a figure
-that does not reach its minimum ("must"), and exits with 0 all the same.
+The same client sends the same requests with and without `RotatingTransport`, in turns. Answers come from
+memory and nothing waits, so the difference of CPU time is what the transport costs. The program prints MISSED for a
+figure that does not reach its minimum ("must"), and exits with 0 all the same.
 """
 
 from __future__ import annotations
@@ -33,11 +33,19 @@ BODY = b'{"id": "1", "choices": [{"index": 0, "message": {"role": "assistant", "
 FEW = {"content-type": "application/json", "content-length": str(len(BODY))}
 MANY = {
     **FEW,
-    **{"date": "Tue, 17 Nov 2026 12:00:00 GMT", "server": "upstream", "connection": "keep-alive"},
-    **{"x-request-id": "req_1", "openai-version": "2020-10-01", "openai-processing-ms": "12", "vary": "Origin"},
-    **{"x-ratelimit-limit-requests": "10000", "x-ratelimit-limit-tokens": "2000000"},
-    **{"x-ratelimit-remaining-requests": "9999", "x-ratelimit-remaining-tokens": "1999980"},
-    **{"x-ratelimit-reset-requests": "6ms", "x-ratelimit-reset-tokens": "0s"},
+    "date": "Tue, 17 Nov 2026 12:00:00 GMT",
+    "server": "upstream",
+    "connection": "keep-alive",
+    "x-request-id": "req_1",
+    "openai-version": "2020-10-01",
+    "openai-processing-ms": "12",
+    "vary": "Origin",
+    "x-ratelimit-limit-requests": "10000",
+    "x-ratelimit-limit-tokens": "2000000",
+    "x-ratelimit-remaining-requests": "9999",
+    "x-ratelimit-remaining-tokens": "1999980",
+    "x-ratelimit-reset-requests": "6ms",
+    "x-ratelimit-reset-tokens": "0s",
 }
 
 

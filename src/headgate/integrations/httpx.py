@@ -314,6 +314,8 @@ def _is_short(request: Any) -> bool:
 class _Opened:
     """An answer of which the beginning has been read: of an error its text, of anything else the first bytes."""
 
+    __slots__ = ("_response", "_stream", "begun", "headers", "items", "status")
+
     def __init__(self, response: Any) -> None:
         self._response = response
         self._stream = response.stream

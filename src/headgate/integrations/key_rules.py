@@ -55,8 +55,13 @@ class KeyRules:
         """The headers that carry the key of a resource, in the place of those `present` that the client has filled."""
         if callable(self._header):
             return self._header(resource)
-        name = self._header or next((known for known in _KEY_HEADERS if known in present), "Authorization")
         key = _checked_key(resource)
+        name = self._header
+        if name is None:
+            for name in _KEY_HEADERS:
+                if name in present:
+                    return {name: key}
+            name = "Authorization"
         return {name: f"Bearer {key}" if name.lower() == "authorization" else key}
 
     def _require_tls(self, url: Any) -> None:
