@@ -111,6 +111,9 @@ def microseconds(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for part in ("rates", "calls"):
         for row in results["combined"][part]:
             yield f"{row['what']}, {row['who']}", f"{1e6 / row['rate']:.1f}"
+    for row in results["http"]["transport"]:
+        what = f"RotatingTransport, added to a request of httpx, answer with {row['what']}, at most {row['must']:.0f}"
+        yield what, f"{row['added']:.1f}"
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -147,7 +150,7 @@ def summary(results: dict[str, Any]) -> str:
 
 def write(results: Path = LATEST, target: Path = SUMMARY) -> None:
     found = json.loads(results.read_text("utf-8"))
-    if missing := {"resources", "tasks", "dispatch", "combined", "shared"} - found.keys():
+    if missing := {"resources", "tasks", "dispatch", "combined", "shared", "http"} - found.keys():
         raise SystemExit(f"{results.name} has no results of {', '.join(sorted(missing))}: run `make bench` first")
     target.write_text(summary(found), "utf-8")
     print(f"Summary in {target.parent.parent.name}/{target.parent.name}/{target.name}.")

@@ -13,7 +13,6 @@ import http.client
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from urllib.parse import urlsplit
 
 
@@ -23,6 +22,7 @@ class Request:
 
     target: str
     headers: Mapping[str, str]
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ async def serve(answer: Callable[[Request], Awaitable[Reply]]) -> AsyncIterator[
         visits.add(task)
         try:
             first, headers = await _head(reader)
-            reply = await answer(Request(first.split()[1], headers))
-            writer.write(_written(f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", reply))
+            text = (await reader.readexactly(int(headers.get("content-length", 0)))).decode()
+            reply = await answer(Request(first.split()[1], headers, text))
+            writer.write(_written(f"HTTP/1.1 {reply.status} {http.client.responses.get(reply.status, '')}", reply))
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client closed the connection, or `answer` wants it closed
@@ -73,7 +74,7 @@ async def get(url: str, headers: Mapping[str, str] | None = None, *, proxy: str 
     path = url if proxy else whole.path + (f"?{whole.query}" if whole.query else "")
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
-        asked = {"host": whole.netloc, "connection": "close", **(headers or {})}
+        asked = {"host": whole.netloc, **(headers or {})}
         writer.write(_written(f"GET {path or '/'} HTTP/1.1", Reply(0, "", asked)))
         try:
             first, back = await _head(reader)
@@ -106,5 +107,5 @@ async def _head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
 
 def _written(first: str, reply: Reply) -> bytes:
     body = reply.text.encode()
-    headers = {**reply.headers, "content-length": str(len(body))}
+    headers = {"connection": "close", **reply.headers, "content-length": str(len(body))}
     return "\r\n".join([first, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode() + body

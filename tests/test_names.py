@@ -72,6 +72,7 @@ TASKS = {
     "TaskHandle",
     "TaskPool",
     "backpressure_queue",
+    "current_tenant",
     "fail_fast",
     "fair_round_robin",
     "fair_share",
@@ -86,6 +87,7 @@ TASKS = {
     "priority",
     "ring_buffer",
     "spawn_to_pool",
+    "tenant_scope",
     "wait_agent",
 }
 STORES = {"PostgresStore", "SqliteStore"}

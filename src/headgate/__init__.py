@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         QueueStrategy,
         TaskHandle,
         backpressure_queue,
+        current_tenant,
         fail_fast,
         fair_round_robin,
         fair_share,
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
         priority,
         ring_buffer,
         spawn_to_pool,
+        tenant_scope,
         wait_agent,
     )
     from headgate.workers import (
@@ -200,6 +202,7 @@ __all__ = [
     "create_task",
     "current_context",
     "current_task",
+    "current_tenant",
     "do_dispatch",
     "fail_fast",
     "fair_round_robin",
@@ -220,6 +223,7 @@ __all__ = [
     "setup_result",
     "spawn_to_pool",
     "subscribe",
+    "tenant_scope",
     "wait_agent",
 ]
 
@@ -251,6 +255,7 @@ _PACKAGES = {
         "QueueStrategy",
         "TaskHandle",
         "backpressure_queue",
+        "current_tenant",
         "fail_fast",
         "fair_round_robin",
         "fair_share",
@@ -264,6 +269,7 @@ _PACKAGES = {
         "priority",
         "ring_buffer",
         "spawn_to_pool",
+        "tenant_scope",
         "wait_agent",
     ),
     "headgate.workers": (

@@ -290,6 +290,24 @@ free: 3 answers, now cooling_down
 old: 0 answers, now disabled
 paid: 27 answers, now healthy
 """,
+    "openai_batch": """\
+92 answers, the last one: Answer to Another one
+bolt did not wait for acme: True
+key-2: disabled
+refused by the provider, with: 401 429
+""",
+    "anthropic_stream": """\
+keys|slots|workers
+keys|slots|workers
+asked with key-1 key-2 key-3 key-2 key-3
+{'key-1': 'cooling_down', 'key-2': 'healthy', 'key-3': 'healthy'}
+""",
+    "fastapi_service": """\
+greedy: {200: ..., 503: ...}
+ann and bob: 6x7? 42. 6x7? 42.
+{'code': 'HEADGATE-TSK-002', 'detail': 'There is no capacity for this now. Try again in 1 s.'} Retry-After: 1
+without a tenant: 400
+""",
     "polite_scraping": """\
 answers: {200: 21, 404: 3}
 for one site at a time: at most 2

@@ -508,3 +508,24 @@ def test_c20_compressed_and_broken_refusals_are_judged_by_what_can_be_read() -> 
         "long": "cooling_down",
         "good": "healthy",
     }
+
+
+@LIBRARIES
+def test_c20_a_dropped_answer_gives_its_key_back_without_the_garbage_collector(
+    library: Any, upstream: Upstream
+) -> None:
+    pool = pool_of("good")
+    upstream.answers = {"good": [Answer(200, {}, CHUNKS)]}
+
+    async def main() -> None:
+        async with RotatingTransport(pool) as transport:
+            answer = await transport.handle_async_request(library.Request("POST", upstream.url, content=b"{}"))
+            assert in_flight(pool) == 1
+            gc.disable()
+            try:
+                del answer
+                assert in_flight(pool) == 0
+            finally:
+                gc.enable()
+
+    asyncio.run(main())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.integrations.rate_limits import Limit, RateLimits, read_rate_limits
+from headgate.integrations.rate_limits import Limit, RateLimits, may_be_spent, read_rate_limits
 from headgate.resources.http_times import YEAR
 from headgate.resources.windows import LearnedWindow
 
@@ -235,6 +235,36 @@ def test_h11_whatever_the_headers_are_nothing_raises_and_all_numbers_are_usable(
             assert amount is None or (math.isfinite(amount) and amount >= 0)
     for seconds in durations:
         assert seconds is None or 0 <= seconds <= YEAR
+
+
+RAW = st.lists(st.tuples(NAMES.map(str.encode), TEXTS.map(lambda text: text.encode("latin-1", "replace"))))
+
+
+@given(RAW, st.floats(0, 1e10))
+@EXAMPLES
+def test_h11_the_quick_look_misses_no_limit_that_is_spent(headers: list[tuple[bytes, bytes]], now: float) -> None:
+    read = read_rate_limits(headers, now)
+    if read is not None and read.spent_for is not None:
+        assert may_be_spent(headers)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "may_be"),
+    [
+        (b"X-RateLimit-Remaining-Requests", b"0", True),
+        (b"anthropic-ratelimit-tokens-remaining", b"0", True),
+        (b"x-ratelimit-remaining-tokens", b"-3", True),
+        (b"x-ratelimit-remaining-tokens", b" 7", True),  # a closer look will tell
+        (b"RateLimit", b'"default";r=0;t=30', True),
+        (b"x-ratelimit-remaining-tokens", b"90000", False),
+        (b"x-ratelimit-reset-tokens", b"0s", False),
+        (b"x-ratelimit-limit-tokens", b"0", False),
+        (b"ratelimit-policy", b'"default";q=0', False),
+        (b"date", b"0", False),
+    ],
+)
+def test_h11_the_quick_look(name: bytes, value: bytes, may_be: bool) -> None:
+    assert may_be_spent([(b"a", b"b"), (name, value), (b"c", b"d")]) is may_be
 
 
 # -- answers out of order ---------------------------------------------------------------------------------------------

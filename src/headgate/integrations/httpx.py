@@ -16,9 +16,9 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
@@ -142,11 +142,12 @@ class _Rotating:
         return False
 
     def _call(self, request: Any, may_repeat: bool) -> RequestCall:
-        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         verdict = proxy_errors if self._proxies else http_errors
-        kept = {"may_repeat": may_repeat, "is_retry": is_retry}
         plan = replace(self._plan, cost=self._cost_of(request, may_repeat)) if self._has_costs else self._plan
-        return RequestCall(self._engine, plan, verdict, **kept, most_errors=self._most_errors)
+        is_retry = partial(_is_retry, request)
+        return RequestCall(
+            self._engine, plan, verdict, may_repeat=may_repeat, is_retry=is_retry, most_errors=self._most_errors
+        )
 
     def _cost_of(self, request: Any, loaded: bool) -> float:
         if self._cost is _estimated_cost and not loaded:
@@ -158,9 +159,9 @@ class _Rotating:
         """A copy of the request that carries the key. The client keeps its own, for redirects and errors."""
         headers = request.headers.copy()
         if not self._proxies:
-            headers.update(self._rules.headers(resource, request.headers))
-        kept = {"headers": headers, "stream": request.stream, "extensions": request.extensions}
-        return library.Request(request.method, request.url, **kept)
+            for name, value in self._rules.headers(resource, headers).items():
+                headers[name] = value  # `update` takes five times as long
+        return _keyed_request(library)(request, headers)
 
     def _inner(self, library: Any, resource: Resource[Any] | None, kind: str) -> Any:
         if self._given is not None:
@@ -184,7 +185,7 @@ class RotatingTransport(_Rotating, _Async, _Async2):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request with a key, again with another one if it is refused, and return the answer."""
-        library = _library_of(request)
+        library = _library_of(request.__class__)
         if not self._uses_pool(request.url):
             return await self._inner(library, None, "AsyncHTTPTransport").handle_async_request(request)
         if not (loaded := _is_loaded(request)) and _is_short(request):
@@ -202,7 +203,7 @@ class RotatingTransport(_Rotating, _Async, _Async2):
                 inner = self._inner(library, resource, "AsyncHTTPTransport")
                 opened = _Opened(await inner.handle_async_request(self._keyed(library, request, resource)))
                 await opened.read_async()
-                signal = call.refused(opened.judged(library))
+                signal = call.refused(opened.status, opened.headers, partial(opened.judged, library))
                 if signal is None:
                     return opened.answer(library, _async_stream(library)(opened, call))
                 failures.note(opened.refusal(library), signal)
@@ -238,7 +239,7 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
 
     def handle_request(self, request: Any) -> Any:
         """Send a request with a key, again with another one if it is refused, and return the answer."""
-        library = _library_of(request)
+        library = _library_of(request.__class__)
         if not self._uses_pool(request.url):
             return self._inner(library, None, "HTTPTransport").handle_request(request)
         if not (loaded := _is_loaded(request)) and _is_short(request):
@@ -256,7 +257,7 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
                 inner = self._inner(library, resource, "HTTPTransport")
                 opened = _Opened(inner.handle_request(self._keyed(library, request, resource)))
                 opened.read()
-                signal = call.refused(opened.judged(library))
+                signal = call.refused(opened.status, opened.headers, partial(opened.judged, library))
                 if signal is None:
                     return opened.answer(library, _sync_stream(library)(opened, call))
                 failures.note(opened.refusal(library), signal)
@@ -290,16 +291,33 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _library_of(request: Any) -> Any:
-    """The module, httpx or httpx2, whose class a request is of."""
-    for kind in type(request).__mro__:
-        module = sys.modules.get(kind.__module__.partition(".")[0])
+@cache
+def _library_of(kind: type[Any]) -> Any:
+    """The module, httpx or httpx2, of which this is a class of requests."""
+    for base in kind.__mro__:
+        module = sys.modules.get(base.__module__.partition(".")[0])
         if hasattr(module, "AsyncByteStream"):
             return module
     raise InvalidType(
-        f"a rotating transport sends requests of httpx or httpx2, got {type(request).__name__}",
+        f"a rotating transport sends requests of httpx or httpx2, got {kind.__name__}",
         remedy="Pass it as transport= to a client of one of these.",
     )
+
+
+@cache
+def _keyed_request(library: Any) -> Any:
+    """A class of requests that are copies of others with other headers.
+
+    It leaves out what the constructor of the library checks and makes, which was done for the request that it copies:
+    that was a fifth of what a request cost here (benchmarks/http_costs.py).
+    """
+
+    class KeyedRequest(library.Request):  # type: ignore[misc]
+        def __init__(self, request: Any, headers: Any) -> None:
+            self.method, self.url, self.stream = request.method, request.url, request.stream
+            self.headers, self.extensions = headers, dict(request.extensions)
+
+    return KeyedRequest
 
 
 def _estimated_cost(request: Any) -> float:
@@ -314,6 +332,11 @@ def _is_loaded(request: Any) -> bool:
         return False
 
 
+def _is_retry(request: Any) -> bool:
+    """Whether an SDK sends this again, after an exception of ours."""
+    return request.headers.get("x-stainless-retry-count", "0") != "0"  # type: ignore[no-any-return]
+
+
 def _is_short(request: Any) -> bool:
     length = request.headers.get("content-length", "")
     return length.isdecimal() and len(length) < 9 and int(length) <= _LONGEST_REPLAY
@@ -325,69 +348,68 @@ def _is_short(request: Any) -> bool:
 class _Opened:
     """An answer of which the beginning has been read: of an error its text, of anything else the first bytes."""
 
+    __slots__ = ("_response", "_stream", "begun", "headers", "items", "status")
+
     def __init__(self, response: Any) -> None:
         self._response = response
-        self._is_error = response.status_code >= 400
-        self._items: Any = None
+        self._stream = response.stream
+        self.status: int = response.status_code
+        self.headers: Any = response.headers
+        self.items: Any = None
         self.begun: list[bytes] = []
 
     async def read_async(self) -> None:
-        self._items = aiter(self._response.stream)
-        async for chunk in self._items:
+        self.items = aiter(self._stream)
+        async for chunk in self.items:
             self.begun.append(chunk)
-            if self._has_enough():
+            if self._has_enough(chunk):
                 break
 
     def read(self) -> None:
-        self._items = iter(self._response.stream)
-        for chunk in self._items:
+        self.items = iter(self._stream)
+        for chunk in self.items:
             self.begun.append(chunk)
-            if self._has_enough():
+            if self._has_enough(chunk):
                 break
 
-    def _has_enough(self) -> bool:
-        length = sum(map(len, self.begun))
-        return length >= _LONGEST_REFUSAL if self._is_error else length > 0
-
-    async def rest_async(self) -> AsyncIterator[bytes]:
-        async for chunk in self._items:
-            yield chunk
-
-    def rest(self) -> Iterator[bytes]:
-        yield from self._items
+    def _has_enough(self, chunk: bytes) -> bool:
+        return bool(chunk) if self.status < 400 else sum(map(len, self.begun)) >= _LONGEST_REFUSAL
 
     async def aclose(self) -> None:
-        if hasattr(self._items, "aclose"):
-            await self._items.aclose()
-        await self._response.aclose()
+        if hasattr(self.items, "aclose"):
+            await self.items.aclose()
+        await self._stream.aclose()
 
     def close(self) -> None:
-        if hasattr(self._items, "close"):
-            self._items.close()
-        self._response.close()
+        if hasattr(self.items, "close"):
+            self.items.close()
+        self._stream.close()
 
     def judged(self, library: Any) -> Any:
         """The answer as a classifier should see it: an error with its text."""
-        status, headers = self._response.status_code, self._response.headers
+        status, headers = self.status, self.headers
         try:
-            return library.Response(status, headers=headers, content=b"".join(self.begun) if self._is_error else b"")
+            return library.Response(status, headers=headers, content=b"".join(self.begun) if status >= 400 else b"")
         except Exception:  # the text is not encoded as the headers say
             return library.Response(status, headers=[(k, v) for k, v in headers.items() if k != "content-encoding"])
 
     def answer(self, library: Any, stream: Any) -> Any:
-        """The answer for the client."""
-        response = self._response
-        kept = {"headers": response.headers, "stream": stream, "extensions": response.extensions}
-        return library.Response(response.status_code, **kept)
+        """The answer for the client: what the inner transport gave, with another stream, as clients do it too."""
+        response, self._response = self._response, None  # else they would hold each other
+        if response.is_stream_consumed:  # it was made from bytes, as in tests: its stream would never be read
+            kept = {"headers": self.headers, "stream": stream, "extensions": response.extensions}
+            return library.Response(self.status, **kept)
+        response.stream = stream
+        return response
 
     def refusal(self, library: Any) -> Any:
         """The refusal for the client, from memory. An SDK is told not to try again: that has been done."""
-        headers = self._response.headers.copy()
+        headers = self.headers.copy()
         headers["x-should-retry"] = "false"
         headers.pop("transfer-encoding", None)
         body = b"".join(self.begun)
         headers["content-length"] = str(len(body))
-        return library.Response(self._response.status_code, headers=headers, stream=library.ByteStream(body))
+        return library.Response(self.status, headers=headers, stream=library.ByteStream(body))
 
 
 class _Failures:
@@ -449,19 +471,24 @@ def _async_stream(library: Any) -> Any:
             self._opened = opened
             self._call = call
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
+        def __aiter__(self) -> Self:  # no generator: asyncio keeps a list of those, which costs more than the rest here
+            return self
+
+        async def __anext__(self) -> bytes:
+            if self._opened.begun:
+                chunk: bytes = self._opened.begun.pop(0)
+                self._call.saw(chunk)
+                return chunk
             try:
-                begun, self._opened.begun = self._opened.begun, []
-                for chunk in begun:
-                    self._call.saw(chunk)
-                    yield chunk
-                async for chunk in self._opened.rest_async():
-                    self._call.saw(chunk)
-                    yield chunk
+                chunk = await anext(self._opened.items)
+            except StopAsyncIteration:
+                self._call.done()
+                raise
             except Exception as error:
                 self._call.broke(error)
                 raise
-            self._call.done()
+            self._call.saw(chunk)
+            return chunk
 
         async def aclose(self) -> None:
             try:
@@ -485,7 +512,7 @@ def _sync_stream(library: Any) -> Any:
         def __iter__(self) -> Iterator[bytes]:
             try:
                 begun, self._opened.begun = self._opened.begun, []
-                for chunk in chain(begun, self._opened.rest()):
+                for chunk in chain(begun, self._opened.items):
                     self._call.saw(chunk)
                     yield chunk
             except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from headgate.errors import InvalidArgument, InvalidType
@@ -39,24 +39,29 @@ class KeyRules:
 
     def may_carry(self, url: Any) -> bool:
         """Whether a request to this URL may carry a key. Raises InvalidArgument if anybody on the way could read it."""
-        host = url.host.lower()
         if self._hosts is not None:
+            host = url.host.lower()
             allowed = host in self._hosts or f"{host}:{url.port or _PORTS.get(url.scheme)}" in self._hosts
         elif self._origin is None:
             self.keep_to(url)
             return True
         else:
-            allowed = (url.scheme, url.host, url.port) == self._origin
+            return (url.scheme, url.host, url.port) == self._origin  # which has TLS, or need not: see `keep_to`
         if allowed:
             self._require_tls(url)
         return allowed
 
-    def headers(self, resource: Resource[Any], present: Mapping[str, str]) -> Mapping[str, str]:
-        """The headers that carry the key of a resource, in the place of what the client has put there."""
+    def headers(self, resource: Resource[Any], present: Container[str]) -> Mapping[str, str]:
+        """The headers that carry the key of a resource, in the place of those `present` that the client has filled."""
         if callable(self._header):
             return self._header(resource)
-        name = self._header or next((known for known in _KEY_HEADERS if known in present), "Authorization")
         key = _checked_key(resource)
+        name = self._header
+        if name is None:
+            for name in _KEY_HEADERS:
+                if name in present:
+                    return {name: key}
+            name = "Authorization"
         return {name: f"Bearer {key}" if name.lower() == "authorization" else key}
 
     def _require_tls(self, url: Any) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from headgate.resources.rate_limits import Limit, RateLimits, read_rate_limits
+from headgate.resources.rate_limits import Limit, RateLimits, may_be_spent, read_rate_limits
 
-__all__ = ["Limit", "RateLimits", "read_rate_limits"]
+__all__ = ["Limit", "RateLimits", "may_be_spent", "read_rate_limits"]

@@ -14,11 +14,12 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.integrations.http_errors import http_errors, is_connection_error
 from headgate.integrations.token_usage import UsageReader
+from headgate.resources.accounts import Reservation
 from headgate.resources.engine import Engine, lock
-from headgate.resources.http_status import headers_of, status_of
+from headgate.resources.http_status import status_of
 from headgate.resources.members import Use
 from headgate.resources.quota import LEARN
-from headgate.resources.rate_limits import read_rate_limits
+from headgate.resources.rate_limits import may_be_spent, read_rate_limits
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
 
@@ -49,10 +50,10 @@ class RequestCall:
         verdict: Verdict,
         *,
         may_repeat: bool,
-        is_retry: bool,
+        is_retry: Callable[[], bool],
         most_errors: int | None = None,
     ) -> None:
-        """`may_repeat`: the body can be sent again. `is_retry`: an SDK sends this again, after an exception of ours.
+        """`may_repeat`: the body can be sent again. `is_retry` says whether an SDK sends this again after an error.
 
         `most_errors`: end after so many attempts that say nothing against their key (5xx, broken connections).
         """
@@ -95,20 +96,31 @@ class RequestCall:
         if signal is None:
             self._broke(error, None)
             return None
-        return self._failed(signal, error, final=self._is_retry)
+        return self._failed(signal, error, final=self._is_retry())
 
-    def refused(self, response: object) -> Signal | None:
-        """What an answer says against its resource; None if nothing."""
-        signal, reservation = self._signal(response), None if self._use is None else self._use.reservation
-        learns = reservation is not None and reservation.account.quota == LEARN
-        limits = read_rate_limits(headers_of(response), clock.wall()) if signal is None or learns else None
+    def refused(self, status: int, headers: Any, response: Callable[[], object]) -> Signal | None:
+        """What an answer says against its resource; None if nothing.
+
+        `response` makes what classifiers are given. It is not made of a success, about which only a pool's own
+        classifier may have an opinion.
+        """
+        reservation = None if self._use is None else self._use.reservation
         if reservation is not None:
-            if learns:
-                self._engine.told(reservation.account, self._use, limits)
-            self._usage = UsageReader()
-        elif limits is not None and limits.spent_for is not None:
+            self._learn(reservation, headers)
+        if status >= 400 or self._engine.classify is not None:
+            signal = self._signal(response())
+            if signal is not None:
+                return signal
+        limits = read_rate_limits(headers, clock.wall()) if reservation is None and may_be_spent(headers.raw) else None
+        if limits is not None and limits.spent_for is not None:
             self._spent_until = clock.now() + limits.spent_for
-        return signal
+        return None
+
+    def _learn(self, reservation: Reservation, headers: Any) -> None:
+        """Learn what the answer says about the quota, and look out for the tokens that it used."""
+        self._usage = UsageReader()
+        if reservation.account.quota == LEARN:
+            self._engine.told(reservation.account, self._use, read_rate_limits(headers, clock.wall()))
 
     def saw(self, chunk: bytes) -> None:
         """Look at a part of the answer that is given to the client: it may tell how many tokens it used."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from headgate.errors import InvalidType
-from headgate.integrations.httpx import CALL_OPTIONS, RotatingTransport
+from headgate.integrations.httpx import CALL_OPTIONS, RotatingSyncTransport, RotatingTransport
 from headgate.resources.pool import ResourcePool
 
 WAITS_FOR = 60.0
@@ -17,32 +17,72 @@ MOST_REFUSALS = 50
 """Attempts of one request: many, because in a batch over limited keys most attempts may be refused."""
 
 
-def make_client(sdk: str, name: str, header: str, kind: type[Any], pool: Any, options: dict[str, Any]) -> Any:
-    """Make the client `name` of an SDK, with a transport of this kind that writes keys into `header`.
+TransportT = TypeVar("TransportT", bound=RotatingTransport | RotatingSyncTransport)
+ClientT_co = TypeVar("ClientT_co", covariant=True)
 
-    `options` are those of calls (None: as usual) and those of the SDK.
-    """
-    for taken in ("api_key", "http_client"):
-        if taken in options:
-            raise InvalidType(
-                f"client() takes no option {taken!r}: keys come from the pool, by a transport of its own",
-                remedy="Pass a RotatingTransport instead of the pool to set it up yourself.",
-            )
-    try:
-        module = import_module(sdk)
-    except ImportError as error:
-        raise InvalidType(f"{sdk} is not installed", remedy=f"pip install {sdk}") from error
-    made_by = getattr(module, name)
-    for_calls = {key: value for key, value in options.items() if key in CALL_OPTIONS and value is not None}
-    for_sdk = {key: value for key, value in options.items() if key not in CALL_OPTIONS}
-    _check_names(for_sdk, made_by)
-    transport = _transport_of(pool, kind, header, for_calls)
-    # The SDK would try again what the pool has tried with every key.
-    chosen = {"max_retries": 0, **for_sdk}
-    their_httpx = module.DefaultAsyncHttpxClient if kind is RotatingTransport else module.DefaultHttpxClient
-    made = made_by(api_key="headgate", http_client=their_httpx(transport=transport), **chosen)
-    transport.keep_to(made.base_url)
-    return made
+
+class ClientMaker(Generic[TransportT, ClientT_co]):
+    """Makes clients of one class of an SDK, with transports that give requests keys of a pool. Is called."""
+
+    def __init__(self, sdk: str, name: str, transport: type[TransportT], *, header: str) -> None:
+        """`sdk` is the module whose class `name` is made; keys go into `header`."""
+        self._sdk = sdk
+        self._name = name
+        self._kind = transport
+        self._header = header
+
+    def __call__(
+        self,
+        pool: ResourcePool[str] | TransportT,
+        *,
+        wait_for_capacity: bool | None = None,
+        wait_for_cooldown: bool | None = None,
+        max_attempts: int | None = None,
+        within: float | None = None,
+        **options: Any,
+    ) -> ClientT_co:
+        """Make a client whose requests are given keys of the pool.
+
+        While all keys are limited or in use, a request waits for one, so that a batch goes through: as with
+        `wait_for_capacity=True, within=60` and up to 50 refusals of keys; errors of the server are tried again as often
+        as the pool's `max_attempts` says. These options, and the others of calls that `RotatingTransport` takes
+        (`deadline`, `retry_delay`, `tags`, `exclude`, `affinity`), mean the same as for `ResourcePool.run`. With
+        `wait_for_capacity=False` a request does not wait, and the SDK raises its RateLimitError.
+
+        All other options are those of the SDK's client, without api_key and http_client. `max_retries` is 0 if it is
+        not given: the pool tries again by itself. Keys go to the client's base_url and nowhere else.
+        """
+        waits = {"wait_for_capacity": wait_for_capacity, "wait_for_cooldown": wait_for_cooldown}
+        every = {**waits, "max_attempts": max_attempts, "within": within, **options}
+        return cast("ClientT_co", self._made(pool, every))
+
+    def __repr__(self) -> str:
+        return f"<maker of {self._sdk}.{self._name} clients: call it with a ResourcePool>"
+
+    def _made(self, pool: Any, options: dict[str, Any]) -> Any:
+        """Make the client. `options` are those of calls (None: as usual) and those of the SDK."""
+        for taken in ("api_key", "http_client"):
+            if taken in options:
+                raise InvalidType(
+                    f"client() takes no option {taken!r}: keys come from the pool, by a transport of its own",
+                    remedy="Pass a RotatingTransport instead of the pool to set it up yourself.",
+                )
+        try:
+            module = import_module(self._sdk)
+        except ImportError as error:
+            raise InvalidType(f"{self._sdk} is not installed", remedy=f"pip install {self._sdk}") from error
+        made_by = getattr(module, self._name)
+        for_calls = {key: value for key, value in options.items() if key in CALL_OPTIONS and value is not None}
+        for_sdk = {key: value for key, value in options.items() if key not in CALL_OPTIONS}
+        _check_names(for_sdk, made_by)
+        transport = _transport_of(pool, self._kind, self._header, for_calls)
+        # The SDK would try again what the pool has tried with every key.
+        chosen = {"max_retries": 0, **for_sdk}
+        is_async = self._kind is RotatingTransport
+        their_httpx = module.DefaultAsyncHttpxClient if is_async else module.DefaultHttpxClient
+        made = made_by(api_key="headgate", http_client=their_httpx(transport=transport), **chosen)
+        transport.keep_to(made.base_url)
+        return made
 
 
 def _check_names(for_sdk: dict[str, Any], made_by: Any) -> None:

@@ -75,6 +75,15 @@ def read_rate_limits(headers: object, now: float) -> RateLimits | None:
     return RateLimits(retry_after, limits) if limits or retry_after is not None else None
 
 
+def may_be_spent(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether headers may say that nothing remains of a limit. False is certain and quick; True wants a closer look."""
+    return _SPENT.search(b"\n".join([b":".join(pair) for pair in headers]).lower()) is not None
+
+
+# IETF's header, or one that says what remains and whose value does not begin with a digit from 1 to 9.
+_SPENT = re.compile(rb"ratelimit(?::|[^:\n]*remaining[^:\n]*:(?![1-9]))")
+
+
 # -- families of headers ----------------------------------------------------------------------------------------------
 
 _X_RATELIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")

@@ -35,6 +35,7 @@ from headgate.tasks.strategies import (
     lifo,
     priority,
 )
+from headgate.tasks.tenants import current_tenant, tenant_scope
 from headgate.tasks.triggers import SpawnToPool, spawn_to_pool
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "TaskSnapshot",
     "TaskStatus",
     "backpressure_queue",
+    "current_tenant",
     "fail_fast",
     "fair_round_robin",
     "fair_share",
@@ -77,5 +79,6 @@ __all__ = [
     "priority",
     "ring_buffer",
     "spawn_to_pool",
+    "tenant_scope",
     "wait_agent",
 ]

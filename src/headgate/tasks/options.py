@@ -29,8 +29,12 @@ def parse(
     now: float,
     allocator: Allocator | None = None,
     fn: Callable[..., Any] | None = None,
+    tenant: str | None = None,
 ) -> Asked:
-    """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be."""
+    """What these keywords ask for, at the time `now`; InvalidArgument names the first that cannot be.
+
+    `tenant` counts where they name none.
+    """
     fair = strategy.key
     own = allocator.options if allocator is not None else ()
     check_names(options, strategy, own=own, fn=fn)
@@ -40,6 +44,8 @@ def parse(
     labels = checked.get("labels") or {}
     partition = key if fair == KEY else _key(fair, options.get(fair, labels.get(fair)))
     partition = key if partition is None else partition
+    if partition is None and tenant is not None:
+        partition, key = tenant, tenant if fair == KEY else None
     strategy.check_partition(partition)
     terms = _terms(checked, now)
     if terms.cost is None and (cost := strategy.cost_of(args)) is not None and cost != 1.0:

@@ -30,7 +30,7 @@ from headgate.tasks.batches import OneCall
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
-from headgate.tasks.options import NOTHING, check_names, parse
+from headgate.tasks.options import NOTHING, Asked, check_names, parse
 from headgate.tasks.runtime.durable import Records, digest_of
 from headgate.tasks.runtime.executor import TICK, Executor
 from headgate.tasks.runtime.functions import check_function
@@ -46,6 +46,7 @@ from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
 from headgate.tasks.strategies import KEY, Strategy
+from headgate.tasks.tenants import TENANT
 
 
 class Claim(NamedTuple):
@@ -124,9 +125,11 @@ class Submitter:
         elif simple and (value := options.get("priority", "")).__class__ is int:
             priority = value
         elif options or not self._plain:
-            priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._allocator, fn)
+            priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
             if terms.need is not None:
                 self._scheduler.check_need(terms.need)
+        if partition is None and (tenant := TENANT.get()) is not None:  # what `parse` does, where it was not called
+            partition, key = tenant, tenant if self._fair == KEY else None
         if self._shared:
             token_of(partition)  # refuses one that other processes could not compare
         number = next(self._states.numbers)
@@ -151,6 +154,9 @@ class Submitter:
                 return task
         return self._place(task, wait)
 
+    def _parsed(self, options: dict[str, Any], args: tuple[Any, ...], now: float, fn: Callable[..., Any]) -> Asked:
+        return parse(options, args, self._strategy, now, self._allocator, fn, TENANT.get())
+
     def make(self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> TaskHandle[Any]:
         """Make a task that is neither queued nor known yet. Refuses what `enter` refuses."""
         executor = self._executor
@@ -160,7 +166,7 @@ class Submitter:
         moment, parent = executor.moment(), enclosing()
         if executor.state != "open":
             self.refuse(parent)
-        priority, key, partition, terms = parse(options, args, self._strategy, moment.now, self._allocator, fn)
+        priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
         if terms.need is not None:
             self._scheduler.check_need(terms.need)
         if self._shared:
