@@ -107,7 +107,7 @@ def test_h10_a_transport_keeps_a_quota_that_it_was_given(library: Any, upstream:
         return usual(seen)
 
     upstream.answers = {"a": count}
-    pool = ResourcePool({"a": "a"}, quota=Quota(requests=5, per=0.8))
+    pool = ResourcePool({"a": "a"}, quota=Quota(requests=5, per=0.8, delay=30.0))
 
     async def main() -> None:
         transport = RotatingTransport(pool, wait_for_capacity=True)
