@@ -272,8 +272,7 @@ class TaskPool:
     async def run(self, fn: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc] # it takes all
         """Submit, and return the result of the task.
 
-        If the caller is cancelled or times out, the task is cancelled, unless somebody else awaits it: another caller
-        with the same idempotency key.
+        If the caller is cancelled or times out, the task is cancelled, unless another one awaits it, by the same key.
         """
         handle = await self.submit(fn, *args, **options)
         try:
