@@ -12,6 +12,7 @@ import pytest
 from headgate import CooldownResource, DisableResource, InvalidArgument, PoolExhausted, Resource, ResourcePool
 from headgate.errors import UnknownResource
 from headgate.resources import events
+from headgate.stores import SqliteStore
 from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import capture_events, run, settle, virtual
 
@@ -254,6 +255,28 @@ async def test_r81_other_processes_learn_of_it() -> None:
     await one.cool("b", 12.0)
     await settle()
     assert {name: round(seconds, 1) for name, seconds in cooling(two).items()} == {"a": 30.0, "b": 12.0}
+
+
+@pytest.mark.integration
+def test_r81_other_members_of_a_sqlite_store_learn_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        stores = [SqliteStore(tmp_path / "shared.db") for _ in range(2)]
+        try:
+            one, two = (ResourcePool({"a": "x", "b": "y"}, name="keys", store=store) for store in stores)
+            assert await one.run(resting) == "from a"
+            await one.cool("b", 12.0)
+            async with asyncio.timeout(10):
+                while len(cooling(two)) < 2:  # noqa: ASYNC110  # another thread tells it
+                    await asyncio.sleep(0.005)
+            assert 20.0 < cooling(two)["a"] <= 30.0
+            assert 2.0 < cooling(two)["b"] <= 12.0
+            with pytest.raises(PoolExhausted):
+                await two.run(resting)
+        finally:
+            for store in stores:
+                store.close()
+
+    asyncio.run(main())
 
 
 # -- R82 ---------------------------------------------------------------------------------------------------------------

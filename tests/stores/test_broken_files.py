@@ -58,6 +58,23 @@ def test_t62_a_tail_torn_at_any_byte_loses_the_torn_line_only(tmp_path: Path, ca
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
+@pytest.mark.parametrize("torn", [b"", b'{"kind":"sub'])
+def test_t62_a_whole_line_at_the_end_whose_checksum_is_wrong_is_skipped_and_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, torn: bytes
+) -> None:
+    *lines, last = written(tmp_path, 3)
+    damaged, path = last.replace(b'"task":3', b'"task":4'), tmp_path / "x.jsonl"
+    assert reopened(path, b"".join([*lines, damaged]) + torn) == [1, 2]
+    number = len(lines) + 1
+    said = f"1 lines cannot be read and are passed over, the first is line {number}, {len(damaged)} bytes"
+    assert said in caplog.text
+    assert ("12 bytes are cut off" in caplog.text) == bool(torn)
+    assert path.read_bytes().splitlines(keepends=True)[number - 1] == damaged
+    mended = path.read_bytes().replace(damaged, last)
+    path.write_bytes(mended)
+    assert 3 in statuses(read_journal(path)), "who mends it has lost nothing"
+
+
 def test_t62_a_header_torn_at_any_byte_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = written(tmp_path, 1)
     for size in range(len(lines[0])):

@@ -95,9 +95,9 @@ def test_t62_a_bad_line_is_passed_over_and_those_after_it_count(bad: bytes) -> N
     assert history.size == sum(map(len, lines)) + len(bad)
 
     history = fold([*lines, bad, bad])
-    assert history.skipped == []
-    assert history.torn == [Bad(5, len(bad)), Bad(6, len(bad))]
-    assert history.size == sum(map(len, lines))
+    assert history.skipped == [Bad(5, len(bad)), Bad(6, len(bad))]
+    assert history.torn == []
+    assert history.size == sum(map(len, lines)) + 2 * len(bad), "they stay in the file"
 
 
 def test_t62_a_line_without_its_newline_was_never_acknowledged() -> None:
@@ -302,7 +302,10 @@ def test_t62_a_line_with_a_wrong_checksum_is_passed_over_and_one_without_counts(
     history = fold([*lines[:3], damaged, *lines[4:]])
     assert history.skipped == [Bad(4, len(damaged), is_damaged=True)]
     assert statuses(history.tasks.values()) == {1: "queued", 2: "completed"}
-    assert fold([*lines, damaged]).torn == [Bad(7, len(damaged), is_damaged=True)]
+    at_the_end = fold([*lines, damaged, damaged[:-1]])
+    assert at_the_end.skipped == [Bad(7, len(damaged), is_damaged=True)]
+    assert at_the_end.torn == [Bad(8, len(damaged) - 1)]
+    assert at_the_end.size == sum(map(len, lines)) + len(damaged)
     assert wanted([*lines[:3], damaged, *lines[4:]], 9, 0.0) == [False, False, True, False, True, True]
 
     older = [unchecked(line) for line in lines]

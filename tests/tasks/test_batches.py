@@ -29,9 +29,10 @@ from headgate import (
     fair_round_robin,
 )
 from headgate.core.clock import clock
-from headgate.stores import JsonLinesStore, MemoryStore, SqliteStore
+from headgate.stores import JsonLinesStore, MemoryStore, PostgresStore, SqliteStore
 from headgate.stores.jsonl.locked_file import LockedFile
 from headgate.stores.port import Done, Entry
+from headgate.stores.shared import postgres_journal
 from headgate.stores.shared.sqlite_journal import Rows
 from headgate.tasks import TaskPool
 from headgate.testing import capture_events, settle, virtual
@@ -85,6 +86,39 @@ async def test_t16_run_cancels_the_task_of_a_caller_that_gives_up(way: str, queu
         assert pool.size() == queued
         if first is not None:
             first.cancel()
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@virtual
+async def test_t14_t16_a_caller_of_run_that_gives_up_leaves_the_task_to_another_with_its_key(queued: bool) -> None:
+    async with TaskPool() as pool:
+        first = await pool.submit(asyncio.sleep, 5) if queued else None
+        one, two, three = (
+            asyncio.create_task(pool.run(asyncio.sleep, 100, "slept", idempotency_key="k")) for _ in range(3)
+        )
+        await asyncio.sleep(1)
+        one.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await one
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(three, 1)
+        assert pool.snapshot(0).cancelled == 0
+        assert await two == "slept"
+        if first is not None:
+            await first
+
+
+@virtual
+async def test_t14_t16_when_all_callers_of_run_give_up_the_task_is_cancelled() -> None:
+    async with TaskPool() as pool:
+        callers = [asyncio.create_task(pool.run(asyncio.sleep, 100, idempotency_key="k")) for _ in range(3)]
+        await asyncio.sleep(1)
+        for caller in callers:
+            caller.cancel()
+        ends = await asyncio.gather(*callers, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+        await settle()
+        assert (pool.snapshot(0).cancelled, pool.size()) == (1, 0)
 
 
 # -- submit_many -------------------------------------------------------------------------------------------------------
@@ -197,9 +231,11 @@ def pipeline(store: Any) -> dict[str, Any]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["jsonl", "sqlite"])
-def test_t16_a_durable_batch_is_one_write(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place: Any = LockedFile if kind == "jsonl" else Rows
+@pytest.mark.parametrize("kind", ["jsonl", "sqlite", "postgres"])
+def test_t16_a_durable_batch_is_one_write(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    place: Any = {"jsonl": LockedFile, "sqlite": Rows, "postgres": postgres_journal.Rows}[kind]
     writes: list[bytes] = []
     write = place.append
 
@@ -208,7 +244,9 @@ def test_t16_a_durable_batch_is_one_write(tmp_path: Path, kind: str, monkeypatch
         write(self, data)
 
     monkeypatch.setattr(place, "append", noted)
-    store = JsonLinesStore(tmp_path) if kind == "jsonl" else SqliteStore(tmp_path / "s.db")
+    store: Any = JsonLinesStore(tmp_path) if kind == "jsonl" else SqliteStore(tmp_path / "s.db")
+    if kind == "postgres":
+        store = PostgresStore(request.getfixturevalue("postgres_dsn"))
 
     async def main() -> None:
         async with TaskPool(max_concurrent=1, **pipeline(store)) as pool:
@@ -223,7 +261,7 @@ def test_t16_a_durable_batch_is_one_write(tmp_path: Path, kind: str, monkeypatch
                 assert [await handle for handle in handles] == list(range(1, 501))
 
     asyncio.run(main())
-    if isinstance(store, SqliteStore):
+    if kind != "jsonl":
         store.close()
 
 

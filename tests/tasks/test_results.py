@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,20 @@ def _forgetful() -> None:
     RUNS.clear()
 
 
-@pytest.fixture(params=["jsonl", "memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+@pytest.fixture(params=["jsonl", "memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Makes the store of each run."""
+    if request.param == "postgres":
+        with PostgresStore(request.getfixturevalue("postgres_dsn")) as server:
+            yield lambda: server
+        return
     kept = MemoryStore()
     kinds: dict[str, Callable[[], Any]] = {
         "jsonl": lambda: JsonLinesStore(tmp_path / "journals"),
         "memory": lambda: kept,
         "sqlite": lambda: SqliteStore(tmp_path / "store.db"),
     }
-    return kinds[request.param]
+    yield kinds[request.param]
 
 
 def durable(store: Any, **options: Any) -> TaskPool:

@@ -72,6 +72,25 @@ def test_g20_past_its_deadline_it_asks_for_nothing(monkeypatch: pytest.MonkeyPat
     run(main)
 
 
+def test_g22_several_wakes_in_one_turn_of_the_loop_are_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        place, work = SharedMemory(), Work()
+        pool, member = make(place, max_concurrent=1)
+        member.wake_all()  # before it has a loop: that must not make it deaf to those that come
+        running, queued = await pool.submit(work, 1), await pool.submit(work, 2)
+        counted = count_exchanges(member, monkeypatch)
+        for times in (1, 2):
+            for _ in range(5):
+                member.wake_all()
+            await settle()
+            assert len(counted) == times
+        work.let_go()
+        await asyncio.gather(running, queued)
+        await pool.close()
+
+    run(main)
+
+
 def test_g04_a_resize_that_the_store_could_not_write_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         place, work = SharedMemory(), Work()

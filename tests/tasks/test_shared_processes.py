@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.stores.shared.sqlite_place import Place
 from tests.tasks.shared_support import PATIENCE, ROOT, Interval, Nursery, World, eventually, most_at_once
 
 pytestmark = pytest.mark.integration
@@ -705,6 +706,7 @@ def _fill_and_make_room(world: World) -> None:
     for name in "ab":
         assert one("submit", name=name) == "running"
     filler = str(world.path.with_name("filler"))
+    one("remove", str(Place(world.path).admission) + "-journal")  # it would go on with the pages that this has
     one("fill_disk", filler)
     names = [f"two-{number}-{'x' * 30}" for number in range(30)]  # of as many tenants: the state grows
     two.send("submit_all", [{"name": name, "seconds": 0.005, "key": name} for name in names])

@@ -59,7 +59,7 @@ from headgate.tasks.runtime.durable import Loading, Records, described
 from headgate.tasks.runtime.ending import Cancel, OnSignal, checked_cancel, checked_on_signal
 from headgate.tasks.runtime.executor import Executor
 from headgate.tasks.runtime.local_launcher import LocalLauncher
-from headgate.tasks.runtime.nested_waits import enclosing, wait_for
+from headgate.tasks.runtime.nested_waits import enclosing, is_awaited, wait_for
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import OnOpaque, ResultPolicy
@@ -270,12 +270,16 @@ class TaskPool:
     @overload
     async def run(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> R: ...
     async def run(self, fn: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc] # it takes all
-        """Submit, and return the result of the task. If the caller is cancelled or times out, the task is cancelled."""
+        """Submit, and return the result of the task.
+
+        If the caller is cancelled or times out, the task is cancelled, unless another one awaits it, by the same key.
+        """
         handle = await self.submit(fn, *args, **options)
         try:
             return await handle
         except asyncio.CancelledError:
-            handle.cancel()
+            if not is_awaited(handle):
+                handle.cancel()
             raise
 
     @overload

@@ -45,7 +45,10 @@ class World:
         return f"m{self.ids}"
 
     def transact(self, member: str, message: Message, *, lose_wakes: bool = False) -> Reply:
-        outcome: Outcome = exchange(self.text, message, Seen(self.now, member, lambda other: other not in self.alive))
+        seen = Seen(self.now, member, lambda other: other not in self.alive)
+        outcome: Outcome = exchange(self.text, message, seen)
+        # It is a pure function. The first time it may know the text, and the second time it has to read it.
+        assert outcome == exchange(self.text, message, seen)
         if outcome.state is not None:
             self.text = outcome.state
             self.largest = max(self.largest, len(outcome.state))

@@ -459,7 +459,8 @@ def test_g24_nothing_but_counts_ids_and_tenants_is_in_the_state() -> None:
     place, (one, _) = world(1, "fair_round_robin")
     one.submit("acme")
     one.speak()
-    assert set(json.loads(place.text or "")) == {"f", "limit", "kind", "number", "virtual", "recent", "members"}
+    known = {"f", "limit", "kind", "number", "base", "virtual", "recent", "members"}
+    assert set(json.loads(place.text or "")) == known
 
 
 def test_g11_a_member_that_would_miss_changes_of_tags_is_woken() -> None:
@@ -483,6 +484,48 @@ def test_g11_a_member_that_would_miss_changes_of_tags_is_woken() -> None:
     assert woken
     reply: Reply = place.transact(two.id, two.share.message(place.now, ("host", 1), []))
     assert len(reply.recent) < RECENT
+
+
+def test_g11_a_member_behind_is_woken_once_and_again_only_when_it_has_missed_something() -> None:
+    settings = Settings(1, "fair_round_robin")
+    quiet = Message("", 1, settings, queued=1)  # it has a task that nothing can serve now
+    text = exchange(None, quiet, Seen(1.0, "quiet", NOBODY_GONE)).state
+    woken, busy = [], ""
+    for number in range(1, 2 * RECENT):
+        message = Message(busy, number, settings, wants=[Want(f"tenant-{number}", 1, 1.0)], queued=1)
+        outcome = exchange(text, message, Seen(1.0, "busy", NOBODY_GONE))
+        text, busy = outcome.state, "busy"
+        woken += [number] if number > 1 and outcome.wakes else []  # the first wakes it because it joins
+    first, *again = woken
+    assert first <= RECENT, "it had missed something by then"
+    assert all(number > RECENT for number in again), "it was woken again before it had missed anything"
+    assert again, "it was not woken again, although it had missed something"
+
+
+def test_g11_a_tenant_that_is_served_again_and_again_takes_one_place_in_the_state() -> None:
+    place, (one, _) = world(1, "fair_round_robin")
+    for number in range(10):
+        one.submit(f"tenant-{number % 2}")
+        talk(one)
+        one.end(one.running[0])
+    assert set(place.state()["recent"]) == {"tenant-0", "tenant-1"}
+
+
+def test_g21_a_state_that_an_earlier_release_wrote_is_gone_on_with() -> None:
+    """Format 1 listed each change of a tag, with its whole number, and kept entries of no tasks."""
+    text = (
+        '{"f":1,"number":1002,"virtual":0.0,"recent":[[1000,"a",1.0],[1001,"b",1.0],[1002,"a",2.0]],'
+        '"members":{"m1":{"s":3,"h":{"a":1},"w":[["a",0,1.0,2.0,0,1.0,0],["b",1,1.0,1.0,0,1.0,0]],"q":1,"k":999}},'
+        '"limit":2,"kind":"fair_round_robin"}'
+    )
+    settings = Settings(2, "fair_round_robin")
+    message = Message("", 1, settings, wants=[Want("a", 1, 2.0)], queued=1, seen=1000)
+    outcome = exchange(text, message, Seen(3.0, "m2", NOBODY_GONE))
+    assert outcome.reply.recent == (("a", 2.0), ("b", 2.0))
+    members = json.loads(outcome.state or "")["members"]
+    assert [grant[0] for grant in members["m1"]["n"]] == ["b"], "the tenant with the smaller tag was next"
+    assert members["m2"]["w"][0][:2] == ["a", 1]
+    assert set(outcome.wakes) == {"m1"}
 
 
 def test_g10_more_wants_than_are_allowed_are_cut_off() -> None:

@@ -18,9 +18,10 @@ What a broken file means
 ------------------------
 A line is whole when it ends in a newline, its checksum fits (if it has one), and it reads as one of these objects. An
 entry is acknowledged after its group is on the disk, and groups follow each other, so after a crash only the last group
-can be broken, and nobody was told that it was there. What is broken at the end is therefore cut off. What is broken
-further up is a block that the disk lost or changed, of that group or of an older one: the lines around it are still
-good, so they count, and it is passed over, with a warning.
+can be broken, and nobody was told that it was there. A last line without its newline is therefore cut off: what is
+written next would become part of it. Any other broken line is a block that the disk lost or changed, of that group or
+of an older one, or was edited by hand: the lines around it are still good, so they count, and it is passed over, with a
+warning. It stays in the file, also at the end, until the file is compacted: somebody may be able to mend it.
 
 Finished once, finished for ever: entries of a task after its first "end" change nothing.
 """
@@ -78,11 +79,11 @@ class History:
     """When the writer last reported that it is alive."""
     lines: int = 0
     size: int = 0
-    """Bytes up to the end of the last good line."""
+    """Bytes up to the end of the last line that has one."""
     skipped: list[Bad] = field(default_factory=list)
-    """Bad lines with good ones after them."""
+    """Bad lines that are passed over."""
     torn: list[Bad] = field(default_factory=list)
-    """Bad lines at the end."""
+    """The last line, if it has no end, or a first one that is no header."""
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -127,11 +128,8 @@ def walk(history: History, lines: Iterable[bytes], took: Callable[[bytes, bool |
             history.torn.append(Bad(number, len(raw)))
             continue
         elif (intact := is_intact(raw)) is False or not took(raw, intact):
-            history.torn.append(Bad(number, len(raw), intact is False))
-            continue
-        history.size += sum(bad.size for bad in history.torn) + len(raw)
-        history.skipped += history.torn
-        history.torn.clear()
+            history.skipped.append(Bad(number, len(raw), intact is False))
+        history.size += len(raw)
     history.lines = number
 
 

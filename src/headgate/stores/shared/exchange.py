@@ -36,9 +36,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from headgate.core.shared_state import Outcome, Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
 
-FORMAT: Final = 1
-RECENT: Final = 24
-"""How many of the newest changes of tags the state lists."""
+FORMAT: Final = 2
+RECENT: Final = 40
+"""Of how many tenants the state lists the tags that changed last."""
+_TO_SPARE: Final = 12
+"""How many more tags may change before a member that is woken because of them misses one."""
 PATIENCE: Final = 1.0
 """Seconds that a grant may lie unread before others may have it."""
 FAIR: Final = ("fair_round_robin", "fair_share")
@@ -172,12 +174,14 @@ class Reply(NamedTuple):
 # it holds took three times as long as deciding. Its keys, and those of a member, left out where they are empty:
 #
 #     f format, limit, kind, weights, caps, number (of the newest grant or change of a tag), virtual,
-#     recent [[number, tenant, tag], ...], members {id: member}
+#     base (a number that others are counted from, so that they are short),
+#     recent {tenant: [number - base, tag], ...} in the order of the numbers, members {id: member}
 #
 #     s seq, h held {tenant: slots}, l grants told by the newest reply, n grants not told yet [..., at],
-#     w wants, q queued, k seen, a alone, b blocked, c counts, o host, p pid
+#     w wants, q queued, k seen - base, y was woken because of k, a alone, b blocked, c counts, o host, p pid
 #
-# A want is a list in the order of `Want`, a grant one in the order of `Grant`.
+# A want is a list in the order of `Want`, of at least one task; a grant is one in the order of `Grant`. Format 1 had no
+# base, listed each change in `recent` as [number, tenant, tag], and kept wants of no tasks.
 
 _State: TypeAlias = dict[str, Any]
 _Member: TypeAlias = dict[str, Any]
@@ -220,47 +224,81 @@ def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Ou
             # The state may be new, or that of a moment before a crash. The numbers of grants grow all the same, unless
             # more than a thousand a second were made until now.
             state["number"] = max(state["number"], int(seen.now * 1000))
+            _count_from(state, state["number"])
         member = members[own] = {}
-    queued = sum(one.get("q", 0) for one in members.values())
+    queued = _queued(members)
     _apply(state, member, message)
     if message.leaves:
         del members[own]
     _take_back(state, own, seen.now)
     unheard = {name for name in seen.unheard if name not in members and not seen.is_gone(name)}
     woken = unheard or _grant(state, seen.now)
-    if sum(one.get("q", 0) for one in members.values()) < queued:
-        woken |= {name for name, one in members.items() if one.get("b")}
+    if _queued(members) < queued:
+        woken |= {name for name, one in members.items() if "b" in one}
+    waiting = {name for name, one in members.items() if _waits(one)}
     if not message.leaves:
-        member["l"] = [grant[:4] for grant in member.pop("n", ())]
-        member["a"] = int(not unheard and not any(_waits(one) for name, one in members.items() if name != own))
-    woken |= _contended(members, own) | _behind(state)
+        if "n" in member:
+            member["l"] = [grant[:4] for grant in member.pop("n")]
+        if not unheard and not waiting - {own}:
+            member["a"] = 1
+    woken |= _contended(members, own, waiting) | _behind(state)
     if (joins and message.counts) or message.limit is not None or message.sets_caps:
         woken |= set(members)  # one that is alone would not ask for long
     if joins and len(members) == 2:
         woken |= set(members)  # the first may keep slots as long as it is the only one
     woken.discard(own)
-    return Outcome(_text(state), _reply(state, member, message, seen), sorted(woken))
+    reply = _reply(state, member, message, seen)
+    return Outcome(_text(state), reply, sorted(woken))
+
+
+_known: Final[dict[str, _State]] = {}
+"""The states of the texts that this process wrote last. Often nobody else writes in between: then nothing is parsed.
+
+An entry is taken out before it is worked on, so no two threads have the same. It has to be what parsing the text gives.
+"""
+_MOST_KNOWN: Final = 16
 
 
 def _read(text: str | None, settings: Settings) -> _State:
     if text is None:
-        state: _State = {"f": FORMAT, "number": 0, "virtual": 0.0, "recent": [], "members": {}}
+        state: _State = {"f": FORMAT, "number": 0, "base": 0, "virtual": 0.0, "recent": {}, "members": {}}
         _set(state, settings)
         return state
+    known = _known.pop(text, None)
+    if known is not None:
+        return known
     state = json.loads(text)
     version = state["f"]
     if isinstance(version, int) and version > FORMAT:
         raise StoreFormatTooNew(f"a shared budget has the format {version}, and this release knows {FORMAT}")
     if state["limit"] < 1 or not isinstance(state["kind"], str):
         raise ValueError("no settings")
-    return state
+    return state if version == FORMAT else _of_format_1(state)
+
+
+def _of_format_1(state: _State) -> _State:
+    recent: dict[str, list[Any]] = {}
+    for number, tenant, tag in state["recent"]:
+        recent.pop(tenant, None)
+        recent[tenant] = [number, tag]
+    for member in state["members"].values():
+        member["w"] = [want for want in member.get("w", ()) if want[_TASKS] > 0]
+    return state | {"f": FORMAT, "base": 0, "recent": recent}
+
+
+def _count_from(state: _State, base: int) -> None:
+    """Count changes of tags from this number on. Only while there is no member: `k` is counted from it too."""
+    moved = base - state["base"]
+    state["base"] = base
+    state["recent"] = {tenant: [number - moved, tag] for tenant, (number, tag) in state["recent"].items()}
 
 
 def _text(state: _State) -> str:
-    for member in state["members"].values():
-        for name in [name for name, value in member.items() if not value]:
-            del member[name]
-    return _dumps(state)
+    text = _dumps(state)
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[text] = state
+    return text
 
 
 _dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -281,13 +319,24 @@ def _settings(state: _State) -> Settings:
 
 def _slots(member: _Member) -> int:
     """How many slots a member holds or may take."""
-    held: dict[str, int] = member.get("h", {})
-    return sum(held.values()) + len(member.get("l", ())) + len(member.get("n", ()))
+    slots = 0
+    if "h" in member:
+        slots += sum(member["h"].values())
+    if "l" in member:
+        slots += len(member["l"])
+    if "n" in member:
+        slots += len(member["n"])
+    return slots
+
+
+def _queued(members: Mapping[str, _Member]) -> int:
+    queued: int = sum([one.get("q", 0) for one in members.values()])
+    return queued
 
 
 def _waits(member: _Member) -> bool:
     """Does it want more than it was granted, or wait until others have fewer tasks queued?"""
-    return bool(member.get("b")) or any(want[_TASKS] > 0 for want in member.get("w", ()))
+    return bool(member.get("w") or member.get("b"))
 
 
 def _by_tenant(members: Iterable[_Member]) -> Counter[str]:
@@ -310,33 +359,44 @@ def _apply(state: _State, member: _Member, message: Message) -> None:
         state["limit"] = message.limit
     if message.sets_caps:
         _set(state, _settings(state)._replace(caps=message.caps))
-    changed = {tenant: tag for number, tenant, tag in state["recent"] if number > message.seen}
-    granted = Counter((grant[0], bool(grant[3])) for grant in member.get("n", ()))
-    wants = []
-    for want in message.wants[:MOST_WANTS]:
-        # What was granted and not told of yet is among what it wants.
-        already = min(want.tasks, granted[want.tenant, want.returning]) if granted else 0
-        if already:
-            granted[want.tenant, want.returning] -= already
-        if want.tasks > already:
-            tenant, tasks, at, tag, priority, cost, returning = want
-            tag = _rounded(changed.get(tenant, tag))
-            wants.append([tenant, tasks - already, round(at, 4), tag, priority, cost, int(returning)])
-    member |= {
-        "s": message.seq,
-        "h": {tenant: count for tenant, count in message.held.items() if count > 0},
-        "l": [],  # it knows of them: what it uses of them is in `held`
-        "w": wants,
-        "q": message.queued,
-        "k": message.seen,
-        "b": int(message.blocked),
-        "c": int(message.counts),
-        "o": message.host,
-        "p": message.pid,
-    }
+    said: _Member = {"s": message.seq, "o": message.host, "p": message.pid}
+    held = {tenant: count for tenant, count in message.held.items() if count > 0}
+    unread = member.get("n", [])
+    for name, value in (
+        ("h", held),
+        ("n", unread),  # "l" is not taken over: it knows of those, and what it uses of them is in `held`
+        ("w", _wanted(state, message, unread)),
+        ("q", message.queued),
+        ("k", max(0, message.seen - state["base"])),
+        ("b", int(message.blocked)),
+        ("c", int(message.counts)),
+    ):
+        if value:
+            said[name] = value
+    member.clear()
+    member.update(said)
     if state["kind"] in FAIR:
         for tenant, cost in message.refunds:
             _refund(state, tenant, cost)
+
+
+def _wanted(state: _State, message: Message, unread: Sequence[list[Any]]) -> list[list[Any]]:
+    """What a member wants besides what was granted to it already."""
+    recent, seen = state["recent"], message.seen - state["base"]
+    # What was granted and not told of yet is among what it wants.
+    granted = Counter([(grant[0], bool(grant[3])) for grant in unread]) if unread else None
+    wants = []
+    for tenant, tasks, at, tag, priority, cost, returning in message.wants[:MOST_WANTS]:
+        if granted:
+            already = min(tasks, granted[tenant, returning])
+            granted[tenant, returning] -= already
+            tasks -= already
+        if tasks > 0:
+            change = recent.get(tenant)
+            if change is not None and change[0] > seen:
+                tag = change[1]
+            wants.append([tenant, tasks, round(at, 4), _rounded(tag), priority, cost, int(returning)])
+    return wants
 
 
 def _refund(state: _State, tenant: str, cost: float) -> None:
@@ -353,8 +413,10 @@ def _note_tag(state: _State, tenant: str, tag: float) -> None:
     tag = _rounded(tag)
     state["number"] += 1
     recent = state["recent"]
-    recent.append([state["number"], tenant, tag])
-    del recent[:-RECENT]
+    recent.pop(tenant, None)
+    recent[tenant] = [state["number"] - state["base"], tag]
+    if len(recent) > RECENT:
+        del recent[next(iter(recent))]
     for member in state["members"].values():
         for want in member.get("w", ()):
             if want[_TENANT] == tenant:
@@ -363,9 +425,9 @@ def _note_tag(state: _State, tenant: str, tag: float) -> None:
 
 def _tag_of(state: _State, tenant: str) -> float:
     """The newest tag of a tenant that the state knows; virtual time if it knows none."""
-    for _, known, tag in reversed(state["recent"]):
-        if known == tenant:
-            return float(tag)
+    change = state["recent"].get(tenant)
+    if change is not None:
+        return float(change[1])
     wants = [want for one in state["members"].values() for want in one.get("w", ()) if want[_TENANT] == tenant]
     return max((float(want[_TAG]) for want in wants), default=state["virtual"])
 
@@ -384,17 +446,18 @@ def _take_back(state: _State, sender: str, now: float) -> None:
         if not unread or name == sender or now - unread[0][4] < PATIENCE:
             continue
         if any(_waits(other) for another, other in members.items() if another != name):
-            member["n"] = [grant for grant in unread if now - grant[4] < PATIENCE]
+            kept = [grant for grant in unread if now - grant[4] < PATIENCE]
+            member["n"] = kept
             member["w"] = []
             if state["kind"] in FAIR:
-                for tenant, _, cost, *_ in unread[: len(unread) - len(member["n"])]:
+                for tenant, _, cost, *_ in unread[: len(unread) - len(kept)]:
                     _refund(state, tenant, cost)
 
 
 def _grant(state: _State, now: float) -> set[str]:
     """Grant what is free, the first of all first. Returns the members that were granted something."""
     members: dict[str, _Member] = state["members"]
-    free = state["limit"] - sum(map(_slots, members.values()))
+    free: int = state["limit"] - sum(map(_slots, members.values()))
     if free <= 0:
         return set()
     rank = _RANKS.get(state["kind"], _by_time)
@@ -402,7 +465,6 @@ def _grant(state: _State, now: float) -> set[str]:
         (*rank(state, want), name, place)
         for name, member in members.items()
         for place, want in enumerate(member.get("w", ()))
-        if want[_TASKS] > 0
     ]
     heapq.heapify(heap)
     caps = state.get("caps")
@@ -428,6 +490,8 @@ def _grant(state: _State, now: float) -> set[str]:
         woken.add(name)
         if want[_TASKS] > 0:
             heapq.heappush(heap, (*rank(state, want), name, place))
+    for name in woken:
+        members[name]["w"] = [want for want in members[name]["w"] if want[_TASKS] > 0]
     return woken
 
 
@@ -435,7 +499,7 @@ def _charge(state: _State, member: _Member, want: list[Any]) -> None:
     """Count one grant of an entry: one task less, and its tenant pays."""
     want[_TASKS] -= 1
     # When the next one of the entry joined the queue is not known: it stands behind those who came when this one did.
-    want[_AT] += _LATER
+    want[_AT] = round(want[_AT] + _LATER, 4)
     if not want[_RETURNING]:
         member["q"] = max(0, member.get("q", 0) - 1)
         if state["kind"] in FAIR:
@@ -476,29 +540,40 @@ _RANKS: Final[dict[str, Callable[[_State, list[Any]], _Rank]]] = {
 # -- whom to wake, and what to answer ---------------------------------------------------------------------------------
 
 
-def _contended(members: dict[str, _Member], sender: str) -> set[str]:
+def _contended(members: dict[str, _Member], sender: str, waiting: set[str]) -> set[str]:
     """The members that were told that nobody else waits, where that is not true any more."""
-    waiting = [name for name, member in members.items() if _waits(member)]
     woken: set[str] = set()
     for name, member in members.items():
-        if name != sender and member.get("a") and any(other != name for other in waiting):
-            member["a"] = 0
+        if name != sender and member.get("a") and waiting - {name}:
+            del member["a"]
             woken.add(name)
     return woken
 
 
 def _behind(state: _State) -> set[str]:
-    """The members that have tasks queued and would soon miss changes of tags."""
+    """The members that have tasks queued and would soon miss changes of tags.
+
+    One that was woken because of that is not woken again for each change that comes before it speaks, unless it has
+    missed something by now: then what woke it may have been lost.
+    """
     recent = state["recent"]
     if len(recent) < RECENT:
         return set()
-    middle = recent[RECENT // 2][0]
-    return {name for name, member in state["members"].items() if member.get("q") and member.get("k", 0) < middle}
+    numbers = [number for number, _ in recent.values()]
+    oldest, soon = numbers[0], numbers[_TO_SPARE]
+    woken: set[str] = set()
+    for name, member in state["members"].items():
+        seen = member.get("k", 0)
+        if seen < soon and member.get("q") and (seen < oldest or "y" not in member):
+            member["y"] = 1
+            woken.add(name)
+    return woken
 
 
 def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Reply:
     members: dict[str, _Member] = state["members"]
     settings = _settings(state)
+    known = message.seen - state["base"]
     full: frozenset[str] = frozenset()
     if settings.caps is not None:
         used = _by_tenant(members.values())
@@ -508,16 +583,18 @@ def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Repl
         now=seen.now,
         ahead=seen.ahead,
         settings=settings,
-        grants=tuple(Grant(str(tenant), fence, cost, bool(back)) for tenant, fence, cost, back in member.get("l", ())),
+        grants=tuple([Grant(str(one), fence, cost, bool(back)) for one, fence, cost, back in member.get("l", ())]),
         alone=bool(member.get("a")),
-        counts=any(one.get("c") for one in members.values()),
-        recent=tuple((tenant, tag) for number, tenant, tag in state["recent"] if number > message.seen),
+        counts=any("c" in one for one in members.values()),
+        recent=tuple([(tenant, tag) for tenant, (number, tag) in state["recent"].items() if number > known]),
         seen=state["number"],
         virtual=state["virtual"],
         full=full,
         members=tuple(
-            MemberView(name, one.get("o", ""), one.get("p", 0), _slots(one), one.get("q", 0))
-            for name, one in members.items()
+            [
+                MemberView(name, one.get("o", ""), one.get("p", 0), _slots(one), one.get("q", 0))
+                for name, one in members.items()
+            ]
         ),
     )
 

@@ -5,8 +5,10 @@ taken sleeps and tries again, for longer and longer: one of four busy processes 
 one that waited. The lock is not on the database itself, because closing any descriptor of that would free SQLite's own
 locks.
 
-The journal mode is TRUNCATE and never WAL: before 3.51.3 SQLite can lose data when a WAL is reset by two processes at
-once. A process that is killed in the middle leaves a journal which the next one rolls back.
+The journal mode is never WAL: before 3.51.3 SQLite can lose data when a WAL is reset by two processes at once. It is
+TRUNCATE, and PERSIST for a file that is not synced: keeping the pages of the journal, and writing over its first bytes,
+takes a quarter less time than truncating it. A process that is killed in the middle leaves a journal which the next one
+rolls back.
 
 Nothing of this crosses a fork: see `fork_guard`. A process that is stopped (SIGSTOP) in the middle of a transaction
 keeps all others waiting until it goes on; that is some hundred microseconds of its time, and the price of a file.
@@ -157,8 +159,9 @@ class SqliteFile:
             )
         if version > FORMAT:
             raise StoreFormatTooNew(f"{self.path} has format {version}, and this release reads formats up to {FORMAT}")
-        (mode,) = database.execute("PRAGMA journal_mode=TRUNCATE").fetchone()
-        if mode != b"truncate":
+        wanted = "TRUNCATE" if self._synced else "PERSIST"
+        (mode,) = database.execute(f"PRAGMA journal_mode={wanted}").fetchone()
+        if mode != wanted.lower().encode():
             raise StoreUnreachable(
                 f"{self.path} has the journal mode {mode!r}, which another program uses now",
                 remedy="Close that program: this store does not work with a write-ahead log.",

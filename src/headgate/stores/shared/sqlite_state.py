@@ -23,7 +23,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from itertools import groupby, islice
 from typing import Any, Final
@@ -44,6 +44,8 @@ TEXTS: Final = "TABLE IF NOT EXISTS texts (key PRIMARY KEY, text, expires REAL) 
 _EXPIRING: Final = "INDEX IF NOT EXISTS expiring ON texts (expires) WHERE expires IS NOT NULL"
 _CLOCKS: Final = "TABLE IF NOT EXISTS clocks (name PRIMARY KEY, ahead REAL) WITHOUT ROWID"
 _LOST: Final = "TABLE IF NOT EXISTS lost (member PRIMARY KEY, at REAL) WITHOUT ROWID"
+
+_READ_FIRST: Final = "SELECT (SELECT text FROM texts WHERE key = ?), EXISTS (SELECT 1 FROM lost)"
 
 # Not INSERT OR REPLACE, which deletes the row first: for a text of 3 KB, which has a page of its own, a quarter slower.
 _WRITE: Final = """
@@ -373,9 +375,12 @@ class _Opened:
             self.clock.look()
         file = self._durable if durable else self._admission
         with file.transaction() as database:
-            unheard = () if durable else self._unheard_members(database)
+            texts: dict[str, str | None] = {}
+            unheard: Sequence[str] = ()
+            if not durable and _read_first(database, calls[0].key, texts):
+                unheard = self._unheard_members(database)
             seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.ahead, unheard)
-            if _run_steps(database, calls, seen) and durable:
+            if _run_steps(database, calls, texts, seen) and durable:
                 database.execute(_SWEEP, (seen.now,))
 
     def _made(self, database: sqlite3.Connection) -> None:
@@ -387,19 +392,27 @@ class _Opened:
             database.executemany("INSERT INTO lost VALUES (?, ?)", [(member, clock.wall()) for member in living])
 
     def _unheard_members(self, database: sqlite3.Connection) -> list[str]:
-        """Those that `_made` noted a short time ago. Asked every time: a file that was emptied is still the same."""
+        """Those that `_made` noted a short time ago."""
         found = database.execute("SELECT member, at FROM lost").fetchall()
-        if not found:
-            return []
         recent = [one for one, at in found if isinstance(at, float) and abs(clock.wall() - at) < _HEARD_SECONDS]
         if not recent:
             database.execute("DELETE FROM lost")
         return [text_of_sql(member) for member in recent]
 
 
-def _run_steps(database: sqlite3.Connection, calls: list[_Call], seen: Seen) -> bool:
-    """Run steps and write what they changed; returns whether there was anything."""
-    texts: dict[str, str | None] = {}
+def _read_first(database: sqlite3.Connection, key: str, texts: dict[str, str | None]) -> bool:
+    """Read the text of the first step; returns whether any members are noted in the table `lost`.
+
+    That is asked every time, because a file that was emptied is still the same. One statement for both: a transaction
+    is a hot path (benchmarks/shared.py).
+    """
+    text, is_any_lost = database.execute(_READ_FIRST, (sql_value(key),)).fetchone()
+    texts[key] = None if text is None else text_of_sql(text)
+    return bool(is_any_lost)
+
+
+def _run_steps(database: sqlite3.Connection, calls: list[_Call], texts: dict[str, str | None], seen: Seen) -> bool:
+    """Run steps and write what they changed; returns whether there was anything. `texts` are those that were read."""
     changed: dict[str, Outcome] = {}
     for call in calls:
         call.outcome = None

@@ -166,6 +166,12 @@ def add_waiter(task: TaskRecord, waiter: asyncio.Future[None] | Callback) -> Non
         task.waiters = [waiters, waiter]
 
 
+def is_awaited(task: TaskRecord) -> bool:
+    """Does anybody await the task now? One whose wait was cancelled in this turn of the loop does not."""
+    waiters = task.waiters if task.waiters.__class__ is list else [task.waiters]
+    return any(isinstance(one, asyncio.Future) and not one.done() for one in waiters)
+
+
 class Callback:
     """Waits like a future, and calls a function."""
 

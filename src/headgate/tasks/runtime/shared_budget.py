@@ -74,6 +74,7 @@ class SharedBudget:
         self._on_lease_lost = on_lease_lost
         self._executor: Executor | None = None
         self._pid = os.getpid()
+        self._host = socket.gethostname()
         self._scheduled = False
         self._under_way = False
         self._again = False
@@ -189,7 +190,7 @@ class SharedBudget:
         executor = self._executor
         returning = () if executor is None else list(executor.scheduler.slots.returning)
         blocked = self._counts and executor is not None and bool(executor.submit_queue.line)
-        origin = (socket.gethostname(), os.getpid())
+        origin = (self._host, self._pid)
         return self.share.message(clock.now(), origin, returning, counts=self._counts, blocked=blocked, leaves=leaves)
 
     def _send(self) -> None:
@@ -207,14 +208,17 @@ class SharedBudget:
         """Pass a reply on to the loop of the pool. Runs in the thread of the store."""
         self.post(self._answered, waiting, epoch, future)
 
-    def post(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call this on the loop of the pool. May be called from any thread."""
+    def post(self, callback: Callable[..., None], *args: Any) -> bool:
+        """Call this on the loop of the pool. May be called from any thread. Returns False if there is no loop."""
         loop = None if self._executor is None else self._executor.loop
-        if loop is not None:
-            try:
-                loop.call_soon_threadsafe(callback, *args)
-            except RuntimeError:
-                self._outlived()
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            self._outlived()
+            return False
+        return True
 
     def _outlived(self) -> None:
         """Take part no longer: the event loop was closed around the pool, and this process may go on for long.
@@ -267,7 +271,8 @@ class SharedBudget:
     def woken(self) -> None:
         """Look again: somebody wants what this pool has, has granted it something, or is gone."""
         self.share.contended()
-        self._changed()
+        if not self._scheduled and not self._left:
+            self._send()  # now: a slot may wait for it, and who is woken has nothing else to say
 
     def lost(self) -> None:
         """Take part anew: the lease was lost, and what this pool held belongs to others."""
@@ -379,9 +384,17 @@ class _Ears:
 
     def __init__(self, budget: SharedBudget) -> None:
         self._budget = weakref.ref(budget)
+        self._wakes = False  # was the loop told to look, and has not begun to?
 
     def woken(self) -> None:
-        self._pass_on(SharedBudget.woken)
+        if not self._wakes:  # others may wake it several times while its loop is busy, and it has to look once
+            self._wakes = True
+            if not self._pass_on(self._wake):
+                self._wakes = False
+
+    def _wake(self, budget: SharedBudget) -> None:
+        self._wakes = False
+        budget.woken()
 
     def lost(self) -> None:
         budget = self._budget()
@@ -394,10 +407,9 @@ class _Ears:
     def unreachable(self, error: Exception) -> None:
         self._pass_on(SharedBudget.trouble, error)
 
-    def _pass_on(self, what: Callable[..., None], *args: object) -> None:
+    def _pass_on(self, what: Callable[..., None], *args: object) -> bool:
         budget = self._budget()
-        if budget is not None:
-            budget.post(what, budget, *args)
+        return budget is not None and budget.post(what, budget, *args)
 
 
 def shared_settings(strategy: Strategy, limit: int, key_limits: int | Mapping[Hashable, int] | None) -> Settings:

@@ -199,7 +199,7 @@ class SharedKeys:
 class _Ears:
     """Listens to one key. Called in the thread of the store."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
+    def __init__(self, look: Callable[[], object]) -> None:
         self._look = look
 
     def woken(self) -> None:
