@@ -19,10 +19,11 @@ TYPE_CHECKING = False  # typing's own, without importing typing: `headgate --hel
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
-    from typing import NoReturn, TextIO
+    from typing import Any, NoReturn, TextIO
 
 COMMANDS: dict[str, str] = {
     "map": "run a function over every record of a file, resumable",
+    "serve-keys": "hold keys in a local proxy, and rotate them for any program",
     "worker": "run a worker in this process",
     "workers": "list the workers that can be found, and why one is not used",
     "certs": "make and check certificates for workers, for development",
@@ -30,7 +31,7 @@ COMMANDS: dict[str, str] = {
     "demo": "show all three pools in one program, without a network",
     "completion": "print a script that completes commands in your shell",
 }
-"""The commands, each with what it does. The module of a command is `headgate.cli` and its name."""
+"""The commands, each with what it does. The module of a command is in `headgate.cli`, with `_` for `-`."""
 
 _EXAMPLE = """\
 example:
@@ -79,7 +80,7 @@ def root_parser() -> Parser:
 def command_parser(name: str) -> Parser:
     """Make the parser of a command."""
     parser = Parser(f"headgate {name}")
-    import_module(f"headgate.cli.{name}").configure(parser)
+    _module(name).configure(parser)
     return parser
 
 
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(name: str, given: list[str]) -> int:
     if name:
         options = command_parser(name).parse_args(given[1:])
-        code: int = import_module(f"headgate.cli.{name}").run(options)
+        code: int = _module(name).run(options)
         return code
     parser = root_parser()
     if given and not given[0].startswith("-"):
@@ -122,6 +123,10 @@ def _command(name: str, given: list[str]) -> int:
     parser.parse_args(given)
     parser.print_help(sys.stderr)
     return 2
+
+
+def _module(name: str) -> Any:
+    return import_module(f"headgate.cli.{name.replace('-', '_')}")
 
 
 def _unknown(name: str) -> str:
