@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from headgate import Resource, ResourcePool
@@ -89,7 +89,7 @@ def written(path: str = "/v1/chat/completions", body: bytes = b"{}", method: str
 def read_reply(made: socket.socket) -> Reply:
     """Read one answer: as long as it says, or until the connection ends."""
     raw = b""
-    while b"\r\n\r\n" not in raw and (part := made.recv(65536)):
+    while b"\r\n\r\n" not in raw and (part := made.recv(1)):  # another answer may follow
         raw += part
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
@@ -98,7 +98,7 @@ def read_reply(made: socket.socket) -> Reply:
         while not body.endswith(b"0\r\n\r\n") and (part := made.recv(65536)):
             body += part
     else:
-        while len(body) < int(headers.get("content-length", 0)) and (part := made.recv(65536)):
+        while (left := int(headers.get("content-length", 0)) - len(body)) and (part := made.recv(left)):
             body += part
     return Reply(int(first.split()[1]) if first else 0, headers, body, raw + body)
 
@@ -141,8 +141,7 @@ def proxying(
     try:
         yield made
     finally:
-        if thread.is_alive():
-            made.stop()
-            made.stop()
+        with suppress(RuntimeError):  # it has ended, and its loop is closed
+            made.loop.call_soon_threadsafe(lambda: (made.server.stop(), made.server.stop()))
         thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from headgate.combined.pool import TaskPool
 from headgate.core.checks import checked_positive_seconds, checked_whole
+from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import InvalidType, PoolClosed, PoolExhausted, QueueFull, TaskCancelled, TaskExpired
 from headgate.integrations.http_errors import is_connection_error
@@ -121,7 +122,12 @@ class KeysProxy:
     async def _handle(self, scope: Message, receive: Receive, answer: Answer) -> None:
         server = scope.get("server") or ("",)
         request = Request(
-            scope["method"], scope["raw_path"], scope["query_string"], list(scope["headers"]), str(server[0])
+            scope["method"],
+            scope["raw_path"],
+            scope["query_string"],
+            list(scope["headers"]),
+            str(server[0]),
+            scope["http_version"],
         )
         judged = self._rules.judge(request)
         if isinstance(judged, Refusal):
@@ -172,6 +178,10 @@ class KeysProxy:
 
     async def _take_turn(self, request: Any, tenant: str, receive: Receive, answer: Answer) -> None:
         """Send the request on when it is the turn of its tenant, unless the client goes before."""
+        resting = self._resting()
+        if resting is not None and resting > self.limits.wait:
+            await answer.refuse(_exhausted(resting))
+            return
         try:
             task = self._tasks.submit_nowait(self._exchange, request, answer, key=tenant, ttl=self.limits.wait)
         except QueueFull:
@@ -219,6 +229,15 @@ class KeysProxy:
 
     # -- what it tells of itself --------------------------------------------------------------------------------------
 
+    def _resting(self) -> float | None:
+        """Seconds until the first key is back; None if one can be used now, or none will be back."""
+        with lock:
+            rotation = engine_of(self._keys).rotation
+            if any(member.resource.status == "healthy" for member in rotation.members.values()):
+                return None
+            expiry = rotation.next_expiry()
+            return None if expiry is None else expiry - clock.now()
+
     def _texts(self) -> ErrorTexts:
         with lock:
             return ErrorTexts([member.resource.value for member in engine_of(self._keys).rotation.members.values()])
@@ -263,8 +282,7 @@ _ENDS = Refusal(503, "proxy_ends", "the proxy ends", _CLOSE)
 def _refusal_of(error: Exception, limits: Limits) -> Refusal | None:
     """What a client is told of an exception: never its text, which may show a key."""
     if isinstance(error, PoolExhausted):
-        wait = retry_after(error.retry_after)
-        return Refusal(429, "pool_exhausted", _exhausted(error), (*wait, (b"x-should-retry", b"false")))
+        return _exhausted(error.retry_after)
     if isinstance(error, TimeoutError):
         return Refusal(504, "upstream_too_slow", f"the answer took longer than {limits.timeout:g} s (--timeout)")
     if is_connection_error(error):
@@ -272,10 +290,12 @@ def _refusal_of(error: Exception, limits: Limits) -> Refusal | None:
     return None
 
 
-def _exhausted(error: PoolExhausted) -> str:
-    if error.retry_after is None:
-        return "no key could be used; /headgate/state shows their states"
-    return f"every key rests or is refused; one is back in {error.retry_after:.0f} s"
+def _exhausted(seconds: float | None) -> Refusal:
+    """Tell that no key can be used for so many seconds. SDKs obey `x-should-retry`: the proxy has tried and waited."""
+    why = "no key could be used; /headgate/state shows their states"
+    if seconds is not None:
+        why = f"every key is limited or refused; one is back in {max(1.0, seconds):.0f} s"
+    return Refusal(429, "pool_exhausted", why, (*retry_after(seconds), (b"x-should-retry", b"false")))
 
 
 def _httpx() -> Any:

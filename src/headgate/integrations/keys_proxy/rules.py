@@ -1,8 +1,9 @@
 """Which requests the proxy accepts, and where they go. Pure.
 
-A request that is not accepted gets a `Refusal` and never reaches the upstream. The checks, in this order: the Host (a
-page whose name was rebound to this machine has another one), no Origin (a browser), one way to tell where the body
-ends, a path that all servers read alike, the token, the path, the method, the tenant.
+A request that is not accepted gets a `Refusal` and never reaches the upstream. The checks, in this order: the version
+of HTTP and the length of the head, the Host (a page whose name was rebound to this machine has another one), no Origin
+(a browser), one way to tell where the body ends, a path that all servers read alike, the token, the path, the method,
+the tenant.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ INFERENCE_PATHS: tuple[str, ...] = (
 
 HEALTH, STATE = b"/healthz", b"/headgate/state"
 METHODS = ("GET", "POST")
+LONGEST_HEAD = 32 << 10
+"""Bytes of a path and of all headers."""
 _ALL_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"))
 
 _LOOPBACK_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -49,6 +52,8 @@ class Request:
     headers: Headers
     server: str = ""
     """The address at which the client has reached the proxy."""
+    version: str = "1.1"
+    """The version of HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +96,14 @@ class ProxyRules:
         self._methods = _checked_methods(methods)
         self._hosts = _LOOPBACK_HOSTS | {host.lower() for host in hosts}
         self._host = self.authority.encode()
-        self._prefix = self.base.encode()
         custom = () if header is None else (header.lower().encode(),)
         self._key_headers = tuple(dict.fromkeys((*KEY_HEADERS, *custom)))
 
     def judge(self, request: Request) -> Accepted | Refusal:
         """Accept a request or refuse it."""
         seen = _Seen(request.headers)
-        refusal = (
-            self._host_fault(seen, request.server) or _body_fault(seen) or _path_fault(request.path, request.query)
-        )
+        refusal = _head_fault(request) or self._host_fault(seen, request.server)
+        refusal = refusal or _body_fault(seen) or _path_fault(request.path, request.query)
         if refusal is not None:
             return refusal
         if request.path == HEALTH and request.method in ("GET", "HEAD"):
@@ -173,6 +176,7 @@ class _Seen:
         return values[0] if len(values) == 1 else b""
 
 
+_VERSIONS = ("1.1", "1.0", "2", "3")
 _OTHER_HOST = Refusal(
     403,
     "host_not_allowed",
@@ -185,6 +189,15 @@ _NO_TOKEN = Refusal(
     "send the token of the proxy, as Authorization: Bearer, x-api-key or api-key",
     ((b"www-authenticate", b"Bearer"),),
 )
+
+
+def _head_fault(request: Request) -> Refusal | None:
+    if request.version not in _VERSIONS:
+        return Refusal(400, "invalid_request", "this version of HTTP does not exist")
+    length = sum([len(name) + len(value) for name, value in request.headers])
+    if length + len(request.path) + len(request.query) > LONGEST_HEAD:
+        return Refusal(431, "head_too_long", f"path and headers are longer than {LONGEST_HEAD} bytes")
+    return None
 
 
 def _body_fault(seen: _Seen) -> Refusal | None:

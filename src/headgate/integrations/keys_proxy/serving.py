@@ -21,11 +21,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from headgate.core.signal_handlers import SignalHandlers
 from headgate.integrations.keys_proxy.app import KeysProxy
 from headgate.integrations.keys_proxy.refusals import Refusal
+from headgate.integrations.keys_proxy.rules import LONGEST_HEAD
 
 _log = logging.getLogger("headgate.integrations")
 
 _IDLE = 75.0  # seconds that a connection is kept without a request: longer than clients keep theirs
-_LONGEST_HEAD = 32 << 10
 _FAREWELL = 0.5  # seconds in which clients can be told that the proxy ends
 
 
@@ -64,19 +64,18 @@ class ProxyServer:
         finally:
             if handlers is not None:
                 handlers.remove()
-            self._server.should_exit = True
             self._server.stop_listening()
             self._socket.close()
-            self._cut()
-            self._abort()
+            self._server.cut()
+            self._server.abort()
             await self._proxy.aclose(timeout=0)
 
     def stop(self) -> None:
         """Take no new requests, and return from `serve` when the running ones have ended. Again: break them off."""
-        if self._server.should_exit:
+        if self._server.stopping.is_set():
             self._cut()
         else:
-            self._server.should_exit = True
+            self._server.stopping.set()
             asyncio.get_running_loop().call_later(self._grace, self._cut)
 
     def close(self) -> None:
@@ -85,17 +84,9 @@ class ProxyServer:
 
     def _cut(self) -> None:
         """Break off what runs. Clients are told; those who do not listen are left."""
-        if not self._server.force_exit:
-            self._server.force_exit = True
-            running = list(self._server.server_state.tasks)
-            self.cancelled = len(running)
-            for task in running:
-                task.cancel()
-            asyncio.get_running_loop().call_later(_FAREWELL, self._abort)
-
-    def _abort(self) -> None:
-        for connection in list(self._server.server_state.connections):
-            connection.transport.abort()
+        if not self.cancelled:
+            self.cancelled = self._server.cut()
+            asyncio.get_running_loop().call_later(_FAREWELL, self._server.abort)
 
     def _heard(self, number: signal.Signals) -> None:
         if not self.signal:
@@ -124,27 +115,57 @@ class ProxyServer:
             server_header=False,
             date_header=False,
             timeout_keep_alive=int(_IDLE),
-            h11_max_incomplete_event_size=_LONGEST_HEAD,
+            h11_max_incomplete_event_size=LONGEST_HEAD,
         )
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to others and tells when it listens."""
+    """uvicorn's server, which leaves signals to others, tells when it listens, and waits without looking."""
 
-    when_started: Callable[[], None] | None = None
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+        self.when_started: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self.when_started is not None:
             self.when_started()
 
+    async def main_loop(self) -> None:
+        await self.stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Return when the last connection has ended. One without a request is closed, one with a request after it."""
+        self.stop_listening()
+        connections = self.server_state.connections
+        for connection in list(connections):
+            connection.shutdown()
+        while connections:
+            last = next(iter(connections))
+            assert isinstance(last, _Connection), "the server makes no others"
+            await last.lost.wait()
+        while self.server_state.tasks:
+            await asyncio.wait(list(self.server_state.tasks))
+
     def stop_listening(self) -> None:
         for server in getattr(self, "servers", ()):
             server.close()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def cut(self) -> int:
+        """Cancel what runs; returns how many requests that were."""
+        running = list(self.server_state.tasks)
+        for task in running:
+            task.cancel()
+        return len(running)
+
+    def abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class _Connection(H11Protocol):
@@ -154,14 +175,17 @@ class _Connection(H11Protocol):
         super().__init__(**given)
         self._limit = limit
         self._timer: asyncio.TimerHandle | None = None
+        self._refused = False
+        self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
+        if not self._refused:
+            super().data_received(data)
+            self._watch()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -171,12 +195,13 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
+        self.lost.set()
 
     def _watch(self) -> None:
         """While the client is to send something, it has so many seconds. A request that has begun has its own limit."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._forget()
-        elif self._timer is None and not self.transport.is_closing():
+        elif self._timer is None and not self._refused and not self.transport.is_closing():
             self._timer = self.loop.call_later(self._limit, self._too_late)
 
     def _forget(self) -> None:
@@ -199,13 +224,14 @@ class _Connection(H11Protocol):
         body = refusal.body
         headers = [*refusal.all_headers(body), (b"connection", b"close")]
         with contextlib.suppress(h11.LocalProtocolError):  # an answer has begun
-            for event in (
-                h11.Response(status_code=refusal.status, headers=headers),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
+            begin = h11.Response(status_code=refusal.status, headers=headers)
+            for event in (begin, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        # Closed at once, with something unread, the connection would be reset, and the client might not see the answer.
+        self._refused = True
+        self._forget()
+        self.transport.write_eof()
+        self.loop.call_later(_FAREWELL, self.transport.close)
 
 
 def _listening(host: str, port: int) -> socket.socket:
