@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from importlib import import_module
 
 from headgate._version import __version__
-from headgate.cli.output import WrongCall, complain
+from headgate.cli.output import WrongCall, complain, discard
 from headgate.errors import HeadgateError, InvalidArgument, InvalidType
 
 TYPE_CHECKING = False  # typing's own, without importing typing: `headgate --help` is to be quick
@@ -159,7 +158,7 @@ def _flush() -> None:
 def _discard_output() -> None:
     """Keep Python from writing, at its end, what could not be written."""
     if sys.stdout is not None:
-        _discard(sys.stdout)
+        discard(sys.stdout)
 
 
 def _empty_stderr() -> None:
@@ -170,13 +169,4 @@ def _empty_stderr() -> None:
     try:
         stderr.flush()
     except (OSError, ValueError):
-        _discard(stderr)
-
-
-def _discard(stream: TextIO) -> None:
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError):
-        pass
+        discard(stderr)

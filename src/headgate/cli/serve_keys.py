@@ -7,7 +7,7 @@ import os
 import sys
 
 from headgate.cli.arguments import memory, name, seconds, whole
-from headgate.cli.output import WrongCall, complain, print_json
+from headgate.cli.output import WrongCall, complain, discard, print_json
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def _tell(server: ProxyServer, rules: ProxyRules, made: str | None, as_json: boo
         else:
             print(f"base_url={told['base_url']}" + (f" token={made}" if made else ""), flush=True)
     except OSError as error:
+        discard(sys.stdout)
         complain("headgate serve-keys", f"the line for stdout could not be written: {error}")
 
 
