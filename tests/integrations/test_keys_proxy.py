@@ -469,6 +469,13 @@ def test_c24_an_answer_that_is_not_http_is_a_502(upstream: Upstream) -> None:
         assert proxy.ask().status == 502
 
 
+@pytest.mark.parametrize("status", [101, 600, 799])
+def test_c24_a_status_that_is_no_answer_is_a_502(status: int, upstream: Upstream, proxy: Proxy) -> None:
+    upstream.answers = {KEY: [Answer(status)]}
+    reply = proxy.ask()
+    assert (reply.status, reply.code) == (502, "upstream_unreachable" if status == 101 else "upstream_failed")
+
+
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
@@ -603,6 +610,24 @@ def test_c24_no_key_and_no_token_is_in_any_log_or_answer(
     for secret in (KEY, KEY[:8], TOKEN):
         assert secret not in seen
     assert "key-1" in caplog.text, "that it was disabled is logged by its id"
+
+
+def test_c24_websockets_are_closed() -> None:
+    sent: list[Any] = []
+
+    async def main() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            raise AssertionError
+
+        rules = ProxyRules("https://api.example.com", Tokens(CLIENTS, salt="s"))
+        async with KeysProxy(ResourcePool({"key-1": KEY}), rules) as app:
+            await app({"type": "websocket"}, receive, send)
+
+    asyncio.run(main())
+    assert sent == [{"type": "websocket.close"}]
 
 
 def test_c24_the_application_runs_in_a_server_of_yours(upstream: Upstream) -> None:

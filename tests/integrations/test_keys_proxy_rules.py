@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import posixpath
 import zlib
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate import InvalidArgument, InvalidType, ResourcePool
 from headgate.integrations.keys_proxy import Client, Limits, ProxyRules, Tokens
@@ -228,6 +232,56 @@ def test_c24_health_needs_no_token_and_state_does() -> None:
     assert accepted("/headgate/state", HOST, AUTH, method="GET").what == "state"
     assert refused("/headgate/state", HOST, method="GET") == (401, "invalid_token")
     assert refused("/headgate/state") == (404, "path_not_allowed")
+
+
+PARTS = [
+    "v1",
+    "models",
+    "files",
+    "..",
+    ".",
+    "",
+    "%2e%2e",
+    "%2f",
+    "%5c",
+    "\\",
+    ";",
+    "%",
+    "%00",
+    "gpt-4",
+    "*",
+    "@",
+    "a:b",
+    "é",
+]
+ANY_HEADER = st.tuples(
+    st.sampled_from([b"host", b"origin", b"authorization", b"content-length", b"transfer-encoding", b"connection"])
+    | st.binary(max_size=20),
+    st.sampled_from([b"127.0.0.1", b"Bearer " + TOKEN.encode(), b"2", b"chunked", b"close"]) | st.binary(max_size=50),
+)
+
+
+@given(
+    parts=st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=6),
+    headers=st.lists(ANY_HEADER, max_size=6),
+    query=st.binary(max_size=20),
+    plain=st.booleans(),
+)
+def test_c24_whatever_comes_is_judged_and_only_allowed_paths_are_accepted(
+    parts: list[str], headers: Headers, query: bytes, plain: bool
+) -> None:
+    path = ("/" + "/".join(parts)).encode("utf-8", "replace")
+    given = [HOST, AUTH] if plain else headers
+    found = JUDGE.judge(Request("GET", path, query, given))
+    assert isinstance(found, (Accepted, Refusal))
+    if isinstance(found, Accepted) and found.what == "forward":
+        once = unquote(path.decode())
+        assert posixpath.normpath(once) == once == unquote(once)
+        assert once.startswith(("/v1/models/",)) or once == "/v1/models"
+        assert not {b"authorization", b"origin", b"connection"} & set(dict(found.headers))
+
+
+JUDGE = rules(paths=["/models", "/models/*"])
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------

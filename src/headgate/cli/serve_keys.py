@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
         complain("headgate serve-keys", f"this needs the package {missing}: pip install 'headgate[http]'")
         return 1
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # What uvicorn says of answers that were broken off is known to the client; failures are logged by the proxy.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     _check_host(options)
     made = _new_token() if options.tokens is None else None
     rules = _rules(options, _tokens(options, made))

@@ -37,6 +37,9 @@ class Answer:
     async def pass_on(self, response: Any, texts: Callable[[], ErrorTexts]) -> None:
         """Send the answer of the upstream; `texts` takes keys out of errors."""
         status, headers = response.status_code, for_client(response.headers.raw)
+        if not 200 <= status <= 599:
+            await self.refuse(Refusal(502, "upstream_failed", f"the upstream answered with the status {status}"))
+            return
         if status >= 300:
             await self._error(status, headers, response, texts())
             return
@@ -45,6 +48,8 @@ class Answer:
         await self._begin(status, without_values(headers))
         send = self._send
         async for chunk in response.stream:
+            if not chunk:
+                continue
             left -= len(chunk)
             self.complete = left == 0  # known now, so that the client need not wait for the end of the stream
             await send({"type": "http.response.body", "body": chunk, "more_body": left != 0})

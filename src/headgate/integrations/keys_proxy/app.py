@@ -108,7 +108,9 @@ class KeysProxy:
         """Answer one request, as ASGI says."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif scope["type"] == "http":
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close"})
+        else:
             answer = Answer(send)
             try:
                 await self._handle(scope, receive, answer)
@@ -286,7 +288,7 @@ def _refusal_of(error: Exception, limits: Limits) -> Refusal | None:
     if isinstance(error, TimeoutError):
         return Refusal(504, "upstream_too_slow", f"the answer took longer than {limits.timeout:g} s (--timeout)")
     if is_connection_error(error):
-        return Refusal(502, "upstream_unreachable", f"the upstream cannot be reached: {type(error).__name__}")
+        return Refusal(502, "upstream_unreachable", f"the upstream did not answer: {type(error).__name__}")
     return None
 
 

@@ -96,9 +96,6 @@ class ProxyServer:
         self.stop()
 
     def _config(self) -> uvicorn.Config:
-        # Its messages about broken answers say what the client sees; exceptions are logged by the application.
-        for name in ("uvicorn.error", "uvicorn.access"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         limit = self._proxy.limits.client_timeout
 
         def connection(**given: Any) -> _Connection:
