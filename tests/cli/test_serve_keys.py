@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ import pytest
 from headgate.cli.client_tokens import read_tokens
 from headgate.cli.output import WrongCall
 from headgate.integrations.keys_proxy import Client
-from tests.cli.support import PATIENCE, command, environment, run, run_here, until
+from tests.cli.support import PATIENCE, command, environment, run, run_here, started, until
 from tests.integrations.upstream import Answer, Seen, Upstream, openai_events, refusal, serving, streamed, usual
 
 pytestmark = pytest.mark.integration
@@ -77,35 +76,15 @@ def serve_keys(
     folder: Path, upstream: Upstream, *arguments: str, env: Mapping[str, str] | None = None
 ) -> Iterator[Command]:
     """Start the command, wait for its line, and end it."""
-    log = folder / f"log-{time.monotonic_ns()}"
-    with (
-        log.open("w", encoding="utf-8") as errors,
-        subprocess.Popen(
-            command("serve-keys", "--upstream", f"{upstream.url}/v1", *arguments),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            cwd=folder,
-            env=environment(env),
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, log.read_text("utf-8")
-            yield Command(process, line, log)
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait(PATIENCE)
+    given = ["serve-keys", "--upstream", f"{upstream.url}/v1", *arguments]
+    with started(folder, *given, cwd=folder, env=env) as made:
+        yield Command(*made)
 
 
 def test_c24_the_printed_line_is_all_that_an_unchanged_sdk_needs(keys: str, upstream: Upstream, tmp_path: Path) -> None:
     upstream.answers = {"sk-revoked-0123456789": [refusal(401, "authentication_error")]}
-    with serve_keys(tmp_path, upstream, "--keys", keys) as started:
-        told = dict(word.split("=", 1) for word in started.line.split())
+    with serve_keys(tmp_path, upstream, "--keys", keys) as served:
+        told = dict(word.split("=", 1) for word in served.line.split())
         assert set(told) == {"base_url", "token"}
         program = (
             "import openai\n"
@@ -118,14 +97,14 @@ def test_c24_the_printed_line_is_all_that_an_unchanged_sdk_needs(keys: str, upst
             [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=PATIENCE, check=False
         )
         assert (ran.returncode, ran.stdout) == (0, "hello\n"), ran.stderr
-        started.process.send_signal(signal.SIGINT)
-        assert started.wait() == 0
-        assert started.process.stdout is not None
-        seen = started.line + started.process.stdout.read() + started.log.read_text("utf-8") + ran.stderr
+        served.process.send_signal(signal.SIGINT)
+        assert served.wait() == 0
+        assert served.process.stdout is not None
+        seen = served.line + served.process.stdout.read() + served.log.read_text("utf-8") + ran.stderr
     assert upstream.keys == ["sk-revoked-0123456789", KEY]
     assert "keys: revoked is disabled: HTTP 401" in seen, "the log names the key by its id"
     assert "sk-" not in seen
-    assert told["token"] not in started.log.read_text("utf-8"), "the token stands on stdout, once"
+    assert told["token"] not in served.log.read_text("utf-8"), "the token stands on stdout, once"
 
 
 def test_c24_with_tokens_no_token_is_printed_and_each_has_its_tenant(upstream: Upstream, tmp_path: Path) -> None:
@@ -133,16 +112,16 @@ def test_c24_with_tokens_no_token_is_printed_and_each_has_its_tenant(upstream: U
         tmp_path / "tokens.toml", f'[tokens]\nann = "env:ANN"\nbob = {{ token = "{BOB}", tenant = "b" }}\n'
     )
     arguments = ["--keys", "env:THE_KEY", "--tokens", tokens, "--json", "--header", "x-api-key"]
-    with serve_keys(tmp_path, upstream, *arguments, env={"ANN": ANN, "THE_KEY": KEY}) as started:
-        assert set(started.told) == {"base_url", "pid"}
-        assert started.told["pid"] == started.process.pid
-        assert [started.ask(token).status_code for token in (ANN, BOB, "token-of-nobody-01234")] == [200, 200, 401]
-        started.process.send_signal(signal.SIGTERM)
-        assert started.wait() == 0
+    with serve_keys(tmp_path, upstream, *arguments, env={"ANN": ANN, "THE_KEY": KEY}) as served:
+        assert set(served.told) == {"base_url", "pid"}
+        assert served.told["pid"] == served.process.pid
+        assert [served.ask(token).status_code for token in (ANN, BOB, "token-of-nobody-01234")] == [200, 200, 401]
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait() == 0
     assert [seen.headers["x-api-key"] for seen in upstream.seen] == [KEY, KEY]
     assert all("authorization" not in seen.headers for seen in upstream.seen)
-    log = started.log.read_text("utf-8")
-    assert not any(secret in log + started.line for secret in (KEY, ANN, BOB))
+    log = served.log.read_text("utf-8")
+    assert not any(secret in log + served.line for secret in (KEY, ANN, BOB))
 
 
 def waiting(upstream: Upstream, go: threading.Event) -> None:
@@ -159,8 +138,8 @@ def test_c24_c01_the_first_signal_lets_streams_finish_and_the_exit_code_is_0(
 ) -> None:
     go = threading.Event()
     waiting(upstream, go)
-    with serve_keys(tmp_path, upstream, "--keys", "env:THE_KEY", "--json", env={"THE_KEY": KEY}) as started:
-        with openai.OpenAI(base_url=started.told["base_url"], api_key=started.told["token"]) as client:
+    with serve_keys(tmp_path, upstream, "--keys", "env:THE_KEY", "--json", env={"THE_KEY": KEY}) as served:
+        with openai.OpenAI(base_url=served.told["base_url"], api_key=served.told["token"]) as client:
             parts: list[str] = []
 
             def read() -> None:
@@ -170,13 +149,13 @@ def test_c24_c01_the_first_signal_lets_streams_finish_and_the_exit_code_is_0(
             thread = threading.Thread(target=read)
             thread.start()
             until(lambda: upstream.seen)
-            started.process.send_signal(number)
-            started.until_logged(f"got {number.name}: the proxy finishes 1 requests")
-            assert started.process.poll() is None
+            served.process.send_signal(number)
+            served.until_logged(f"got {number.name}: the proxy finishes 1 requests")
+            assert served.process.poll() is None
             go.set()
             thread.join(PATIENCE)
         assert "".join(parts) == "hello"
-        assert started.wait() == 0
+        assert served.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -191,8 +170,8 @@ def test_c24_c01_a_second_signal_or_the_end_of_the_grace_ends_requests(
     numbers: list[signal.Signals], arguments: list[str], code: int, upstream: Upstream, tmp_path: Path
 ) -> None:
     upstream.answers = {KEY: [streamed(openai_events(), stall_at=1)]}
-    with serve_keys(tmp_path, upstream, "--keys", "env:THE_KEY", "--json", *arguments, env={"THE_KEY": KEY}) as started:
-        url, token = started.told["base_url"], started.told["token"]
+    with serve_keys(tmp_path, upstream, "--keys", "env:THE_KEY", "--json", *arguments, env={"THE_KEY": KEY}) as served:
+        url, token = served.told["base_url"], served.told["token"]
         with (
             httpx.Client(timeout=PATIENCE, headers={"authorization": f"Bearer {token}"}) as client,
             client.stream("POST", f"{url}/chat/completions", json={}) as response,
@@ -200,12 +179,12 @@ def test_c24_c01_a_second_signal_or_the_end_of_the_grace_ends_requests(
             chunks = response.iter_raw()
             assert next(chunks) == openai_events()[0]
             for number in numbers:
-                started.process.send_signal(number)
-                started.until_logged(f"got {numbers[0].name}")
+                served.process.send_signal(number)
+                served.until_logged(f"got {numbers[0].name}")
             with pytest.raises(httpx.HTTPError):
                 list(chunks)
-        assert started.wait() == code
-    assert "Traceback" not in started.log.read_text("utf-8")
+        assert served.wait() == code
+    assert "Traceback" not in served.log.read_text("utf-8")
 
 
 def test_c24_a_planted_key_is_in_nothing_that_anybody_got(upstream: Upstream, tmp_path: Path) -> None:
@@ -219,19 +198,19 @@ def test_c24_a_planted_key_is_in_nothing_that_anybody_got(upstream: Upstream, tm
     upstream.answers = {KEY: answers}
     got: list[str] = []
     keys = written(tmp_path / "keys.toml", f'max_attempts = 1\n[keys]\nonly = "{KEY}"\n')
-    with serve_keys(tmp_path, upstream, "--keys", keys, "--json") as started:
+    with serve_keys(tmp_path, upstream, "--keys", keys, "--json") as served:
         for _ in range(5):
-            response = started.ask()
+            response = served.ask()
             got += [str(response.status_code), str(response.headers.raw), response.text]
-        headers = {"authorization": f"Bearer {started.told['token']}"}
-        base = started.told["base_url"].removesuffix("/v1")
+        headers = {"authorization": f"Bearer {served.told['token']}"}
+        base = served.told["base_url"].removesuffix("/v1")
         got.append(httpx.get(f"{base}/headgate/state", headers=headers).text)
         assert json.loads(got[-1])["keys"]["only"]["status"] == "disabled"
-        started.process.send_signal(signal.SIGTERM)
-        assert started.wait() == 0
-        assert started.process.stdout is not None
-        got += [started.line, started.process.stdout.read()]
-    seen = "".join(got) + started.log.read_text("utf-8")
+        served.process.send_signal(signal.SIGTERM)
+        assert served.wait() == 0
+        assert served.process.stdout is not None
+        got += [served.line, served.process.stdout.read()]
+    seen = "".join(got) + served.log.read_text("utf-8")
     for secret in (KEY, KEY[:8], KEY[-4:]):
         assert secret not in seen
     assert [one for one in got if one.isdigit()] == ["400", "502", "502", "401", "429"]
