@@ -41,6 +41,7 @@ def application(upstream: str) -> Starlette:
 async def main() -> None:
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: else no TCP_NODELAY
     listening.bind(("127.0.0.1", 0))
+    listening.listen(2048)
     print(listening.getsockname()[1], flush=True)
     config = uvicorn.Config(application(sys.argv[1]), http="h11", log_level="error", access_log=False)
     await uvicorn.Server(config).serve(sockets=[listening])

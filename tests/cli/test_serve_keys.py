@@ -132,7 +132,7 @@ def waiting(upstream: Upstream, go: threading.Event) -> None:
     upstream.answers = {KEY: answer}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_c24_c01_the_first_signal_lets_streams_finish_and_the_exit_code_is_0(
     number: signal.Signals, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -162,7 +162,7 @@ def test_c24_c01_the_first_signal_lets_streams_finish_and_the_exit_code_is_0(
     ("numbers", "arguments", "code"),
     [
         ([signal.SIGINT, signal.SIGINT], [], 130),
-        ([signal.SIGTERM, signal.SIGINT], [], 143),
+        pytest.param([signal.SIGTERM, signal.SIGINT], [], 143, marks=pytest.mark.soak),
         ([signal.SIGTERM], ["--grace", "0.1"], 143),
     ],
 )

@@ -560,6 +560,19 @@ def test_c24_stopping_lets_a_stream_finish(upstream: Upstream) -> None:
         assert proxy.server.cancelled == 0
 
 
+def test_c24_stopping_while_a_connection_is_refused_ends_cleanly(upstream: Upstream) -> None:
+    with proxying(upstream) as proxy, proxy.connect() as garbage, proxy.connect() as half, proxy.connect() as upload:
+        garbage.sendall(b"GARBAGE\r\n\r\n")
+        assert read_reply(garbage).status == 400
+        half.sendall(b"POST /v1")
+        upload.sendall(written("/v1/files", body=b"x", content_length="1000"))
+        assert read_reply(upload).status == 404
+        proxy.stop()
+        assert [made.recv(10) for made in (garbage, half, upload)] == [b"", b"", b""]
+        until(lambda: not proxy.loop.is_running())
+        assert proxy.server.cancelled == 0
+
+
 def refuses(proxy: Proxy) -> bool:
     try:
         proxy.connect().close()

@@ -361,13 +361,24 @@ def error(text: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "shown", [KEY, KEY[:12], f"{KEY[:8]}********{KEY[-4:]}", f"{KEY[:7]}...{KEY[-4:]}", f"{KEY[:6]}", f"'{KEY}'"]
+    "shown",
+    [
+        KEY,
+        KEY[:12],
+        f"{KEY[:8]}********{KEY[-4:]}",
+        f"{KEY[:7]}...{KEY[-4:]}",
+        f"{KEY[:6]}",
+        f"'{KEY}'",
+        f"****{KEY[-4:]}",
+        f"\N{HORIZONTAL ELLIPSIS}{KEY[-4:]}",
+    ],
 )
 @pytest.mark.parametrize("encoding", ["", "gzip", "deflate", "raw deflate"])
 def test_c24_keys_and_their_beginnings_are_taken_out_of_errors(
     shown: str, encoding: str, pool: ResourcePool[str]
 ) -> None:
-    plain = error(f"Incorrect API key provided: {shown}. Find it at https://example.com.")
+    told = f"Incorrect API key provided: {shown}. Find it at https://example.com."
+    plain = json.dumps({"error": {"message": told, "code": "no"}}, ensure_ascii=False).encode()
     raw = zlib.compressobj(wbits=-15)
     body = {
         "": plain,

@@ -185,7 +185,7 @@ async def _serve(options: argparse.Namespace, rules: ProxyRules, keys: Keys, mad
         wait=options.wait,
         client_timeout=options.client_timeout,
     )
-    async with KeysProxy(pool, rules, limits, insecure=options.insecure_upstream) as proxy:
+    async with KeysProxy(pool, rules, limits) as proxy:
         server = ProxyServer(proxy, host=options.host, port=options.port, grace=options.grace)
         await server.serve(lambda: _tell(server, rules, made, options.json), signals=True)
     return 128 + server.signal if server.cancelled and server.signal else 0

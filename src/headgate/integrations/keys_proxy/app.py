@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, Self
 
 from headgate.combined.pool import TaskPool
-from headgate.core.checks import checked_positive_seconds, checked_whole
+from headgate.core.checks import checked_seconds, checked_whole
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import InvalidType, PoolClosed, PoolExhausted, QueueFull, TaskCancelled, TaskExpired
@@ -61,7 +61,7 @@ class Limits:
         for name in ("max_concurrent", "max_waiting", "max_body"):
             checked_whole(name, getattr(self, name), 1)
         for name in ("timeout", "wait", "client_timeout"):
-            checked_positive_seconds(name, getattr(self, name))
+            checked_seconds(f"{name} must be a number of seconds >= 0.001", getattr(self, name), 0.001)
 
 
 class KeysProxy:
@@ -72,11 +72,7 @@ class KeysProxy:
         keys: ResourcePool[Any],
         rules: ProxyRules,
         limits: Limits | None = None,
-        *,
-        insecure: bool = False,
-        transport: Any = None,
     ) -> None:
-        """`insecure`: the upstream may be without TLS. `transport`: what sends; by default that of httpx."""
         self.limits = limits or Limits()
         self._httpx = _httpx()
         self._rules = rules
@@ -91,8 +87,8 @@ class KeysProxy:
         self._transport = RotatingTransport(
             keys,
             header=rules.header,
-            insecure=insecure,
-            transport=transport or self._usual_transport(),
+            insecure=rules.insecure,
+            transport=self._usual_transport(),
             wait_for_capacity=True,
             within=self.limits.wait,
             max_attempts=MOST_REFUSALS,
@@ -273,8 +269,9 @@ class KeysProxy:
                 return
 
     def _usual_transport(self) -> Any:
-        limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=self.limits.max_concurrent)
-        return self._httpx.AsyncHTTPTransport(verify=self._httpx.create_ssl_context(), limits=limits)
+        most = self.limits.max_concurrent
+        limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=most, keepalive_expiry=30)
+        return self._httpx.AsyncHTTPTransport(limits=limits)
 
 
 _CLOSE = ((b"connection", b"close"),)

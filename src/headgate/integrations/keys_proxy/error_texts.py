@@ -20,6 +20,9 @@ LONGEST = 1 << 20
 
 _BEGINNING = 6
 """Characters of a key that give it away. Words of prose that begin like a key are hidden too."""
+_END = 4
+"""Characters at the end of a key that providers show after dots or asterisks."""
+_FOLLOWS = r"[\w*.\x80-\xff-]*"
 _HIDDEN = "[redacted]"
 
 
@@ -27,12 +30,12 @@ class ErrorTexts:
     """Redacts errors; `keys` are the values of the pool."""
 
     def __init__(self, keys: Iterable[object]) -> None:
-        self._beginnings = _beginnings(frozenset(key for key in keys if isinstance(key, str)))
+        self._parts = _parts(frozenset(key for key in keys if isinstance(key, str)))
 
     def text(self, text: str) -> str:
         """Return a text without keys."""
         text = redact(text)
-        return text if self._beginnings is None else self._beginnings.sub(_HIDDEN, text)
+        return text if self._parts is None else self._parts.sub(_HIDDEN, text)
 
     def headers(self, headers: Headers) -> Headers:
         """Return the headers of an error without keys."""
@@ -66,10 +69,12 @@ _OF_THE_BODY = (b"content-encoding", b"content-length", b"content-md5", b"digest
 
 
 @lru_cache(8)
-def _beginnings(keys: frozenset[str]) -> re.Pattern[str] | None:
-    """What finds the beginnings of keys, with what follows: `sk-abcd****wxyz` is one word."""
-    found = sorted({re.escape(key[:_BEGINNING]) for key in keys if len(key) >= _BEGINNING})
-    return re.compile(rf"(?:{'|'.join(found)})[\w*.\x80-\xff-]*") if found else None
+def _parts(keys: frozenset[str]) -> re.Pattern[str] | None:
+    """What finds parts of keys: beginnings, with what follows (`sk-abcd****wxyz` is one word), and masked ends."""
+    long = [key for key in keys if len(key) >= _BEGINNING]
+    found = {re.escape(key[:_BEGINNING]) + _FOLLOWS for key in long}
+    found |= {r"[*.\x80-\xff]{2,}" + re.escape(key[-_END:]) for key in long if len(key) >= 4 * _END}
+    return re.compile("|".join(sorted(found))) if found else None
 
 
 def _decoded(body: bytes, encoding: bytes | None) -> bytes | None:

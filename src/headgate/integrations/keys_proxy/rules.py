@@ -90,6 +90,7 @@ class ProxyRules:
         """
         self.scheme, self.authority, self.base = _parts(upstream, insecure)
         """The scheme, host and path of the upstream."""
+        self.insecure = insecure
         self.header = _checked_header(header)
         self._tokens = tokens
         self._exact, self._below = _patterns(paths)

@@ -43,6 +43,7 @@ class ProxyServer:
         """The first signal that told it to stop; 0: none did."""
         self.cancelled: int = 0
         """How many requests were broken off at its end."""
+        self._timers: list[asyncio.TimerHandle] = []
         self._server = _Server(self._config())
 
     @property
@@ -64,6 +65,8 @@ class ProxyServer:
         finally:
             if handlers is not None:
                 handlers.remove()
+            for timer in self._timers:
+                timer.cancel()
             self._server.stop_listening()
             self._socket.close()
             self._server.cut()
@@ -76,7 +79,7 @@ class ProxyServer:
             self._cut()
         else:
             self._server.stopping.set()
-            asyncio.get_running_loop().call_later(self._grace, self._cut)
+            self._later(self._grace, self._cut)
 
     def close(self) -> None:
         """Close the socket of a server that never served."""
@@ -86,7 +89,10 @@ class ProxyServer:
         """Break off what runs. Clients are told; those who do not listen are left."""
         if not self.cancelled:
             self.cancelled = self._server.cut()
-            asyncio.get_running_loop().call_later(_FAREWELL, self._server.abort)
+            self._later(_FAREWELL, self._server.abort)
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, do))
 
     def _heard(self, number: signal.Signals) -> None:
         if not self.signal:
@@ -188,6 +194,12 @@ class _Connection(H11Protocol):
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:  # it was answered before it had sent everything
             self._watch()
+
+    def shutdown(self) -> None:
+        if self._refused:  # it will be closed soon, and h11 may be in a state that uvicorn does not expect
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
