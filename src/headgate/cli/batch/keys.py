@@ -42,7 +42,8 @@ class Keys:
         from headgate.resources.pool import ResourcePool
 
         resources = [Resource(name, **fields) for name, fields in self.fields.items()]
-        return ResourcePool(resources, name="keys", **{"max_attempts": max_attempts, **self.options})
+        options: dict[str, Any] = {"max_attempts": max_attempts, **self.options}
+        return ResourcePool(resources, name="keys", **options)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Answer:
     def __init__(self, send: Callable[[Any], Awaitable[None]]) -> None:
         self._send = send
         self._begun = False
-        self.complete = False
+        self.complete: bool = False
         """Whether all of it has been sent."""
 
     async def refuse(self, refusal: Refusal) -> None:

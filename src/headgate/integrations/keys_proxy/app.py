@@ -73,7 +73,7 @@ class KeysProxy:
         rules: ProxyRules,
         limits: Limits | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits: Limits = limits or Limits()
         self._httpx = _httpx()
         self._rules = rules
         self._keys = keys

@@ -88,10 +88,14 @@ class ProxyRules:
         reach the proxy, besides those of the loopback. `header`: where the upstream takes the key; by default where the
         client has sent its token. `insecure`: the upstream may be without TLS.
         """
+        self.scheme: str
+        self.authority: str
+        """Host and port of the upstream."""
+        self.base: str
+        """Its path, without a slash at its end."""
         self.scheme, self.authority, self.base = _parts(upstream, insecure)
-        """The scheme, host and path of the upstream."""
-        self.insecure = insecure
-        self.header = _checked_header(header)
+        self.insecure: bool = insecure
+        self.header: str | None = _checked_header(header)
         self._tokens = tokens
         self._exact, self._below = _patterns(paths)
         self._methods = _checked_methods(methods)
