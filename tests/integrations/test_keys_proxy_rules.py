@@ -419,6 +419,7 @@ def test_c24_errors_without_keys_pass_byte_by_byte() -> None:
         (gzip.compress(b"x") + gzip.compress(KEY.encode()), b"gzip"),
         (gzip.compress(gzip.compress(KEY.encode())), b"gzip, gzip"),
     ],
+    ids=["unknown", "not gzip", "too long", "cut", "two members", "twice"],
 )
 def test_c24_errors_that_cannot_be_searched_do_not_pass(body: bytes, encoding: bytes) -> None:
     assert ErrorTexts([KEY]).body(body, [(b"content-encoding", encoding)]) is None
