@@ -43,7 +43,8 @@ async def main() -> None:
     listening.bind(("127.0.0.1", 0))
     listening.listen(2048)
     print(listening.getsockname()[1], flush=True)
-    config = uvicorn.Config(application(sys.argv[1]), http="h11", log_level="error", access_log=False)
+    options = {"http": "h11", "log_level": "error", "access_log": False, "timeout_keep_alive": 75}
+    config = uvicorn.Config(application(sys.argv[1]), **options)
     await uvicorn.Server(config).serve(sockets=[listening])
 
 
