@@ -111,19 +111,21 @@ class Worker(NamedTuple):
 
 
 @contextmanager
-def worker(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Worker]:
-    """Start a worker, wait until it is ready, and end it. Its log is a file in this folder."""
+def started(
+    folder: Path, *arguments: str, cwd: Path = HERE, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """Start a command, wait for its first line, and end it. Its log is a file in this folder."""
     log = folder / f"log-{time.monotonic_ns()}"
     with (
         log.open("w", encoding="utf-8") as errors,
         subprocess.Popen(
-            command("worker", *arguments),
+            command(*arguments),
             stdout=subprocess.PIPE,
             stderr=errors,
             stdin=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            cwd=HERE,
+            cwd=cwd,
             env=environment(env),
         ) as process,
     ):
@@ -131,11 +133,18 @@ def worker(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) 
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line, log.read_text("utf-8")
-            yield Worker(process, json.loads(line), log)
+            yield process, line, log
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait(PATIENCE)
+
+
+@contextmanager
+def worker(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Worker]:
+    """Start a worker, wait until it is ready, and end it. Its log is a file in this folder."""
+    with started(folder, "worker", *arguments, env=env) as (process, line, log):
+        yield Worker(process, json.loads(line), log)
 
 
 def until(condition: Any, what: object = "it") -> None:

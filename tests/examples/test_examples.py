@@ -34,6 +34,13 @@ key-1: cooling_down, ... s left
 key-2: disabled, 0 s left
 key-3: healthy, 0 s left
 """,
+    "keys_proxy": """\
+with the token:  {"data": ["small-model", "large-model"]}
+without it:      401 invalid_token
+another path:    404 path_not_allowed
+state:           {'OLD_KEY': 'disabled', 'NEW_KEY': 'healthy'}
+exit code:       0
+""",
     "deadline_and_request_id": """\
 req-abc: ok
 sk-bbb

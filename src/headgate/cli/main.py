@@ -6,23 +6,23 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from importlib import import_module
 
 from headgate._version import __version__
-from headgate.cli.output import WrongCall, complain
+from headgate.cli.output import WrongCall, complain, discard
 from headgate.errors import HeadgateError, InvalidArgument, InvalidType
 
 TYPE_CHECKING = False  # typing's own, without importing typing: `headgate --help` is to be quick
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
-    from typing import NoReturn, TextIO
+    from typing import Any, NoReturn, TextIO
 
 COMMANDS: dict[str, str] = {
     "map": "run a function over every record of a file, resumable",
+    "serve-keys": "hold keys in a local proxy, and rotate them for any program",
     "worker": "run a worker in this process",
     "workers": "list the workers that can be found, and why one is not used",
     "certs": "make and check certificates for workers, for development",
@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "demo": "show all three pools in one program, without a network",
     "completion": "print a script that completes commands in your shell",
 }
-"""The commands, each with what it does. The module of a command is `headgate.cli` and its name."""
+"""The commands, each with what it does. The module of a command is in `headgate.cli`, with `_` for `-`."""
 
 _EXAMPLE = """\
 example:
@@ -79,7 +79,7 @@ def root_parser() -> Parser:
 def command_parser(name: str) -> Parser:
     """Make the parser of a command."""
     parser = Parser(f"headgate {name}")
-    import_module(f"headgate.cli.{name}").configure(parser)
+    _module(name).configure(parser)
     return parser
 
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(name: str, given: list[str]) -> int:
     if name:
         options = command_parser(name).parse_args(given[1:])
-        code: int = import_module(f"headgate.cli.{name}").run(options)
+        code: int = _module(name).run(options)
         return code
     parser = root_parser()
     if given and not given[0].startswith("-"):
@@ -122,6 +122,10 @@ def _command(name: str, given: list[str]) -> int:
     parser.parse_args(given)
     parser.print_help(sys.stderr)
     return 2
+
+
+def _module(name: str) -> Any:
+    return import_module(f"headgate.cli.{name.replace('-', '_')}")
 
 
 def _unknown(name: str) -> str:
@@ -154,7 +158,7 @@ def _flush() -> None:
 def _discard_output() -> None:
     """Keep Python from writing, at its end, what could not be written."""
     if sys.stdout is not None:
-        _discard(sys.stdout)
+        discard(sys.stdout)
 
 
 def _empty_stderr() -> None:
@@ -165,13 +169,4 @@ def _empty_stderr() -> None:
     try:
         stderr.flush()
     except (OSError, ValueError):
-        _discard(stderr)
-
-
-def _discard(stream: TextIO) -> None:
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError):
-        pass
+        discard(stderr)

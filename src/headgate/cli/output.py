@@ -30,6 +30,16 @@ def say(text: str, out: TextIO | None) -> None:
         pass
 
 
+def discard(stream: TextIO) -> None:
+    """Have everything that is written to a stream forgotten, also what it could not write so far."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass
+
+
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """Print a value as JSON; `indent` None: on one line."""
     import json

@@ -1,0 +1,306 @@
+"""`KeysProxy`: the ASGI application of `headgate serve-keys`.
+
+    read the head -> rules -> read the body -> a turn (TaskPool, fair between tenants) -> a key (RotatingTransport)
+                                                                          answer <- chunk by chunk <- upstream
+
+A request holds its slot and its key until the answer has been passed on, or the client has gone: then the connection to
+the upstream is closed. The body of a request is read as a whole, so that it can be sent again with another key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Self
+
+from headgate.combined.pool import TaskPool
+from headgate.core.checks import checked_seconds, checked_whole
+from headgate.core.clock import clock
+from headgate.core.redaction import log_exception
+from headgate.errors import InvalidType, PoolClosed, PoolExhausted, QueueFull, TaskCancelled, TaskExpired
+from headgate.integrations.http_errors import is_connection_error
+from headgate.integrations.httpx import RotatingTransport
+from headgate.integrations.keys_proxy.answers import Answer
+from headgate.integrations.keys_proxy.error_texts import ErrorTexts
+from headgate.integrations.keys_proxy.refusals import Refusal, retry_after
+from headgate.integrations.keys_proxy.rules import Accepted, ProxyRules, Request
+from headgate.integrations.sdk_clients import MOST_REFUSALS
+from headgate.resources.engine import engine_of, lock
+from headgate.resources.pool import ResourcePool
+from headgate.tasks.admission import backpressure_queue
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_LOGGER = "headgate.integrations"
+_CONNECTING = 15.0  # seconds for a connection to the upstream; then another attempt is made
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much, how long and how many."""
+
+    max_concurrent: int = 100
+    """Requests at the upstream at a time."""
+    max_waiting: int = 1000
+    """Requests that wait for their turn; the next one is refused."""
+    max_body: int = 10 << 20
+    """Bytes of a request's body."""
+    timeout: float = 600.0
+    """Seconds that an answer may take, from the turn of the request to its last byte."""
+    wait: float = 60.0
+    """Seconds that a request waits for its turn, and then for a key."""
+    client_timeout: float = 30.0
+    """Seconds in which a client must have sent its request."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrent", "max_waiting", "max_body"):
+            checked_whole(name, getattr(self, name), 1)
+        for name in ("timeout", "wait", "client_timeout"):
+            checked_seconds(f"{name} must be a number of seconds >= 0.001", getattr(self, name), 0.001)
+
+
+class KeysProxy:
+    """An ASGI application that sends requests on with keys of a pool. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        keys: ResourcePool[Any],
+        rules: ProxyRules,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits: Limits = limits or Limits()
+        self._httpx = _httpx()
+        self._rules = rules
+        self._keys = keys
+        self._tasks = TaskPool(
+            max_concurrent=self.limits.max_concurrent,
+            queue="fair_round_robin",
+            backpressure=backpressure_queue(self.limits.max_waiting, "fail_submitter"),
+            keep=0,
+        )
+        self._base = self._httpx.URL(f"{rules.scheme}://{rules.authority}")
+        self._transport = RotatingTransport(
+            keys,
+            header=rules.header,
+            insecure=rules.insecure,
+            transport=self._usual_transport(),
+            wait_for_capacity=True,
+            within=self.limits.wait,
+            max_attempts=MOST_REFUSALS,
+        )
+        self._transport.bound_errors()
+        self._transport.keep_to(self._base)
+        self._timeouts = {"connect": _CONNECTING, "read": None, "write": None, "pool": None}
+        self._url = lru_cache(256)(lambda target: self._base.copy_with(raw_path=target))
+
+    # -- one request --------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI says."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close"})
+        else:
+            answer = Answer(send)
+            try:
+                await self._handle(scope, receive, answer)
+            except asyncio.CancelledError:
+                await answer.refuse(_ENDS)
+                raise
+            except Exception:
+                log_exception(_LOGGER, "the proxy failed with a request")
+                await answer.refuse(Refusal(500, "proxy_failed", "the proxy failed; its log says more"))
+
+    async def _handle(self, scope: Message, receive: Receive, answer: Answer) -> None:
+        server = scope.get("server") or ("",)
+        request = Request(
+            scope["method"],
+            scope["raw_path"],
+            scope["query_string"],
+            list(scope["headers"]),
+            str(server[0]),
+            scope["http_version"],
+        )
+        judged = self._rules.judge(request)
+        if isinstance(judged, Refusal):
+            await answer.refuse(judged)
+        elif judged.what == "forward":
+            body = await self._body(judged, receive)
+            if isinstance(body, Refusal):
+                await answer.refuse(body)
+            elif body is not None:
+                await self._take_turn(self._request(request.method, judged, body), judged.tenant, receive, answer)
+        else:
+            await answer.tell({"status": "ok"} if judged.what == "health" else self._state())
+
+    async def _body(self, accepted: Accepted, receive: Receive) -> bytes | Refusal | None:
+        """Read the body; None: the client has gone."""
+        most = self.limits.max_body
+        too_long = Refusal(413, "body_too_long", f"the body is longer than {most} bytes (--max-body)")
+        if accepted.length is not None and accepted.length > most:
+            return too_long
+        parts, length = [], 0
+        try:
+            async with asyncio.timeout(self.limits.client_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    length += len(parts[-1])
+                    if length > most:
+                        return too_long
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            return Refusal(408, "client_too_slow", "the request took too long to arrive", _CLOSE)
+
+    def _request(self, method: str, accepted: Accepted, body: bytes) -> Any:
+        """Make the request for the upstream, without a key."""
+        headers = accepted.headers
+        if body or method in ("POST", "PUT", "PATCH"):
+            headers.append((b"content-length", str(len(body)).encode()))
+        return self._httpx.Request(
+            method,
+            self._url(accepted.target),
+            headers=headers,
+            content=body,
+            extensions={"timeout": self._timeouts},
+        )
+
+    async def _take_turn(self, request: Any, tenant: str, receive: Receive, answer: Answer) -> None:
+        """Send the request on when it is the turn of its tenant, unless the client goes before."""
+        resting = self._resting()
+        if resting is not None and resting > self.limits.wait:
+            await answer.refuse(_exhausted(resting))
+            return
+        try:
+            task = self._tasks.submit_nowait(self._exchange, request, answer, key=tenant, ttl=self.limits.wait)
+        except QueueFull:
+            await answer.refuse(Refusal(503, "proxy_busy", "too many requests wait for their turn", retry_after(1)))
+            return
+        except PoolClosed:
+            await answer.refuse(_ENDS)
+            return
+
+        async def cancel_when_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if not answer.complete:  # else it is told of the end of the answer
+                task.cancel()
+
+        watch = asyncio.ensure_future(cancel_when_gone())
+        try:
+            await task
+        except TaskExpired:
+            busy = f"no slot was free for this tenant within {self.limits.wait:g} s (--max-concurrent, --wait)"
+            await answer.refuse(Refusal(503, "proxy_busy", busy, retry_after(1)))
+        except TaskCancelled:
+            await answer.refuse(_ENDS)  # if the client has gone, it is told in vain
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            watch.cancel()
+
+    async def _exchange(self, request: Any, answer: Answer) -> None:
+        """Send a request with a key, and pass the answer on. Its use of the key ends with this."""
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                response = await self._transport.handle_async_request(request)
+                try:
+                    await answer.pass_on(response, self._texts)
+                finally:
+                    await response.aclose()
+        except Exception as error:
+            refusal = _refusal_of(error, self.limits)
+            if refusal is None:
+                log_exception(_LOGGER, "the proxy failed with an answer of the upstream")
+                refusal = Refusal(502, "upstream_failed", "the answer of the upstream could not be passed on")
+            await answer.refuse(refusal)
+
+    # -- what it tells of itself --------------------------------------------------------------------------------------
+
+    def _resting(self) -> float | None:
+        """Seconds until the first key is back; None if one can be used now, or none will be back."""
+        with lock:
+            rotation = engine_of(self._keys).rotation
+            if any(member.resource.status == "healthy" for member in rotation.members.values()):
+                return None
+            expiry = rotation.next_expiry()
+            return None if expiry is None else expiry - clock.now()
+
+    def _texts(self) -> ErrorTexts:
+        with lock:
+            return ErrorTexts([member.resource.value for member in engine_of(self._keys).rotation.members.values()])
+
+    def _state(self) -> dict[str, Any]:
+        tasks = self._tasks.snapshot(0)
+        shown = ("status", "in_flight", "cooldown_seconds_remaining")
+        keys = {name: {field: one[field] for field in shown} for name, one in self._keys.snapshot().items()}  # type: ignore[literal-required]
+        return {"keys": keys, "running": tasks.active, "waiting": tasks.queued}
+
+    # -- its end ------------------------------------------------------------------------------------------------------
+
+    async def aclose(self, timeout: float | None = None) -> None:
+        """Take no more requests, wait so long for those that run, cancel the rest, and close the connections."""
+        await self._tasks.close(timeout=timeout)
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose(timeout=0)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            kind = (await receive())["type"]
+            if kind == "lifespan.shutdown":
+                await self.aclose(timeout=0)
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+
+    def _usual_transport(self) -> Any:
+        most = self.limits.max_concurrent
+        limits = self._httpx.Limits(max_connections=None, max_keepalive_connections=most, keepalive_expiry=30)
+        return self._httpx.AsyncHTTPTransport(limits=limits)
+
+
+_CLOSE = ((b"connection", b"close"),)
+_ENDS = Refusal(503, "proxy_ends", "the proxy ends", _CLOSE)
+
+
+def _refusal_of(error: Exception, limits: Limits) -> Refusal | None:
+    """What a client is told of an exception: never its text, which may show a key."""
+    if isinstance(error, PoolExhausted):
+        return _exhausted(error.retry_after)
+    if isinstance(error, TimeoutError):
+        return Refusal(504, "upstream_too_slow", f"the answer took longer than {limits.timeout:g} s (--timeout)")
+    if is_connection_error(error):
+        return Refusal(502, "upstream_unreachable", f"the upstream did not answer: {type(error).__name__}")
+    return None
+
+
+def _exhausted(seconds: float | None) -> Refusal:
+    """Tell that no key can be used for so many seconds. SDKs obey `x-should-retry`: the proxy has tried and waited."""
+    why = "no key could be used; /headgate/state shows their states"
+    if seconds is not None:
+        why = f"every key is limited or refused; one is back in {max(1.0, seconds):.0f} s"
+    return Refusal(429, "pool_exhausted", why, (*retry_after(seconds), (b"x-should-retry", b"false")))
+
+
+def _httpx() -> Any:
+    try:
+        return import_module("httpx")
+    except ImportError as error:
+        raise InvalidType(
+            "httpx is not installed, which sends the requests to the upstream", remedy="pip install 'headgate[http]'"
+        ) from error

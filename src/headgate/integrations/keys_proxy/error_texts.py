@@ -1,0 +1,94 @@
+"""Takes keys out of what an upstream writes: providers repeat the key, or its beginning, when they refuse it.
+
+An answer that is no error passes as it is, byte by byte. An error is read as a whole, searched, and passed on with
+`[redacted]` in place of what looks like a key of the pool.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from headgate.core.redaction import redact
+from headgate.integrations.keys_proxy.headers import first
+from headgate.integrations.keys_proxy.refusals import Headers
+
+LONGEST = 1 << 20
+"""Bytes of an error that are searched; a longer one is not passed on."""
+
+_BEGINNING = 6
+"""Characters of a key that give it away. Words of prose that begin like a key are hidden too."""
+_END = 4
+"""Characters at the end of a key that providers show after dots or asterisks."""
+_FOLLOWS = r"[\w*.\x80-\xff-]*"
+_HIDDEN = "[redacted]"
+
+
+class ErrorTexts:
+    """Redacts errors; `keys` are the values of the pool."""
+
+    def __init__(self, keys: Iterable[object]) -> None:
+        self._parts = _parts(frozenset(key for key in keys if isinstance(key, str)))
+
+    def text(self, text: str) -> str:
+        """Return a text without keys."""
+        text = redact(text)
+        return text if self._parts is None else self._parts.sub(_HIDDEN, text)
+
+    def headers(self, headers: Headers) -> Headers:
+        """Return the headers of an error without keys."""
+        return _shown(headers, self.text)
+
+    def body(self, body: bytes, headers: Headers) -> tuple[bytes, Headers] | None:
+        """Return the body and the headers of an error without keys; None: it cannot be read, and must not pass."""
+        plain = _decoded(body, first(headers, b"content-encoding"))
+        if plain is None:
+            return None
+        shown = self.text(plain.decode("latin-1")).encode("latin-1", "replace")
+        if shown == plain:
+            return body, headers
+        kept = [pair for pair in headers if pair[0] not in _OF_THE_BODY]
+        return shown, [*kept, (b"content-length", str(len(shown)).encode())]
+
+
+def without_values(headers: Headers) -> Headers:
+    """Return headers without whole keys: of an answer that is no error, in which words may begin as keys do."""
+    return _shown(headers, redact)
+
+
+def _shown(headers: Headers, hide: Callable[[str], str]) -> Headers:
+    whole = b"\n".join([value for _, value in headers]).decode("latin-1")
+    if hide(whole) == whole:
+        return headers
+    return [(name, hide(value.decode("latin-1")).encode("latin-1", "replace")) for name, value in headers]
+
+
+_OF_THE_BODY = (b"content-encoding", b"content-length", b"content-md5", b"digest", b"content-digest", b"etag")
+
+
+@lru_cache(8)
+def _parts(keys: frozenset[str]) -> re.Pattern[str] | None:
+    """What finds parts of keys: beginnings, with what follows (`sk-abcd****wxyz` is one word), and masked ends."""
+    long = [key for key in keys if len(key) >= _BEGINNING]
+    found = {re.escape(key[:_BEGINNING]) + _FOLLOWS for key in long}
+    found |= {r"[*.\x80-\xff]{2,}" + re.escape(key[-_END:]) for key in long if len(key) >= 4 * _END}
+    return re.compile("|".join(sorted(found))) if found else None
+
+
+def _decoded(body: bytes, encoding: bytes | None) -> bytes | None:
+    """The body as text; None if it is in an encoding that cannot be read here, or is too long."""
+    name = b"identity" if encoding is None else encoding.strip().lower()
+    if name in (b"", b"identity"):
+        return body
+    if name not in (b"gzip", b"x-gzip", b"deflate"):
+        return None
+    for window in (47, -15):  # gzip or zlib by its header; deflate without one
+        inflate = zlib.decompressobj(window)
+        try:
+            plain = inflate.decompress(body, LONGEST)
+        except zlib.error:
+            continue
+        return None if inflate.unconsumed_tail or inflate.unused_data or not inflate.eof else plain
+    return None

@@ -1,0 +1,259 @@
+"""The server of the proxy: uvicorn, with time limits for clients that are slow to ask, and an end in two steps.
+
+uvicorn parses with h11, which is strict: what two servers could read differently is an error. It has no limit for the
+time in which the head of a request must arrive; `_Connection` adds one, and writes errors as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from headgate.core.signal_handlers import SignalHandlers
+from headgate.integrations.keys_proxy.app import KeysProxy
+from headgate.integrations.keys_proxy.refusals import Refusal
+from headgate.integrations.keys_proxy.rules import LONGEST_HEAD
+
+_log = logging.getLogger("headgate.integrations")
+
+_IDLE = 75.0  # seconds that a connection is kept without a request: longer than clients keep theirs
+_FAREWELL = 0.5  # seconds in which clients can be told that the proxy ends
+
+
+class ProxyServer:
+    """Serves a `KeysProxy` until it is stopped."""
+
+    def __init__(self, proxy: KeysProxy, *, host: str = "127.0.0.1", port: int = 0, grace: float = 30.0) -> None:
+        """`port` 0: any that is free. `grace`: seconds that requests have to finish when it is stopped."""
+        self._proxy = proxy
+        self._grace = grace
+        self._socket = _listening(host, port)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        """Where it listens."""
+        self.signal: int = 0
+        """The first signal that told it to stop; 0: none did."""
+        self.cancelled: int = 0
+        """How many requests were broken off at its end."""
+        self._timers: list[asyncio.TimerHandle] = []
+        self._server = _Server(self._config())
+
+    @property
+    def url(self) -> str:
+        """The address as a URL of this machine, without a path."""
+        host, port = self.address
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def serve(self, ready: Callable[[], None] | None = None, *, signals: bool = False) -> None:
+        """Serve until `stop` is called; `ready` is called when requests are taken.
+
+        With `signals` SIGINT and SIGTERM stop it: the first one lets requests finish, the second one breaks them off.
+        """
+        handlers = SignalHandlers(asyncio.get_running_loop(), self._heard) if signals else None
+        self._server.when_started = ready
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            if handlers is not None:
+                handlers.remove()
+            for timer in self._timers:
+                timer.cancel()
+            self._server.stop_listening()
+            self._socket.close()
+            self._server.cut()
+            self._server.abort()
+            await self._proxy.aclose(timeout=0)
+
+    def stop(self) -> None:
+        """Take no new requests, and return from `serve` when the running ones have ended. Again: break them off."""
+        if self._server.stopping.is_set():
+            self._cut()
+        else:
+            self._server.stopping.set()
+            self._later(self._grace, self._cut)
+
+    def close(self) -> None:
+        """Close the socket of a server that never served."""
+        self._socket.close()
+
+    def _cut(self) -> None:
+        """Break off what runs. Clients are told; those who do not listen are left."""
+        if not self.cancelled:
+            self.cancelled = self._server.cut()
+            self._later(_FAREWELL, self._server.abort)
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, do))
+
+    def _heard(self, number: signal.Signals) -> None:
+        if not self.signal:
+            self.signal = int(number)
+            count = len(self._server.server_state.tasks)
+            _log.info("got %s: the proxy finishes %d requests; a second one ends them", number.name, count)
+        self.stop()
+
+    def _config(self) -> uvicorn.Config:
+        limit = self._proxy.limits.client_timeout
+
+        def connection(**given: Any) -> _Connection:
+            return _Connection(limit, **given)
+
+        return uvicorn.Config(
+            self._proxy,
+            http=connection,  # type: ignore[arg-type] # it is called, and need not be a class
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=int(_IDLE),
+            h11_max_incomplete_event_size=LONGEST_HEAD,
+        )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to others, tells when it listens, and waits without looking."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+        self.when_started: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.when_started is not None:
+            self.when_started()
+
+    async def main_loop(self) -> None:
+        await self.stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Return when the last connection has ended. One without a request is closed, one with a request after it."""
+        self.stop_listening()
+        connections = self.server_state.connections
+        for connection in list(connections):
+            connection.shutdown()
+        while connections:
+            last = next(iter(connections))
+            assert isinstance(last, _Connection), "the server makes no others"
+            await last.lost.wait()
+        while self.server_state.tasks:
+            await asyncio.wait(list(self.server_state.tasks))
+
+    def stop_listening(self) -> None:
+        for server in getattr(self, "servers", ()):
+            server.close()
+
+    def cut(self) -> int:
+        """Cancel what runs; returns how many requests that were."""
+        running = list(self.server_state.tasks)
+        for task in running:
+            task.cancel()
+        return len(running)
+
+    def abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if a request does not arrive in time."""
+
+    def __init__(self, limit: float, **given: Any) -> None:
+        super().__init__(**given)
+        self._limit = limit
+        self._timer: asyncio.TimerHandle | None = None
+        self._refused = False
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:  # it was answered before it had sent everything
+            self._watch()
+
+    def shutdown(self) -> None:
+        if self._refused:  # it will be closed soon, and h11 may be in a state that uvicorn does not expect
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+        self.lost.set()
+
+    def _watch(self) -> None:
+        """While the client is to send something, it has so many seconds. A request that has begun has its own limit."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self._timer is None and not self._refused and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self._limit, self._too_late)
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_late(self) -> None:
+        self._timer = None
+        if self.conn.our_state is h11.IDLE:
+            self._refuse(Refusal(408, "client_too_slow", "the request took too long to arrive"))
+        else:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, as JSON."""
+        self._refuse(Refusal(400, "invalid_request", "this is not HTTP as it should be"))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        body = refusal.body
+        headers = [*refusal.all_headers(body), (b"connection", b"close")]
+        with contextlib.suppress(h11.LocalProtocolError):  # an answer has begun
+            begin = h11.Response(status_code=refusal.status, headers=headers)
+            for event in (begin, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        # Closed at once, with something unread, the connection would be reset, and the client might not see the answer.
+        self._refused = True
+        self._forget()
+        self.transport.write_eof()
+        self.loop.call_later(_FAREWELL, self.transport.close)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; OSError if it cannot."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named, because asyncio sets TCP_NODELAY only then: without it answers are held back for 40 ms.
+    made = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(socket.getaddrinfo(host, port, kind, socket.SOCK_STREAM)[0][4])
+        made.listen(2048)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return made
