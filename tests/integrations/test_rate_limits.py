@@ -303,6 +303,14 @@ def test_h11_an_answer_of_the_last_window_says_nothing_about_this_one() -> None:
     assert window.room(0.0, 31.3) == 59
 
 
+def test_h11_nothing_is_left_until_now_is_believed_for_a_moment() -> None:
+    """A server that rounds down says so in the last second of a window."""
+    window = LearnedWindow()
+    window.observe(left(0, 0.0), now=31.0)
+    window.lack(31.0)
+    assert (window.room(0.0, 31.5), window.is_over(31.5), window.is_over(32.0)) == (0, False, True)
+
+
 def test_h11_without_windows_the_last_answer_counts() -> None:
     window = LearnedWindow()
     for remaining in (5, 3, 4):
@@ -324,4 +332,7 @@ def test_h11_any_order_of_arrival_ends_the_same(answers: list[tuple[int, int, fl
     learned = LearnedWindow()
     for window, remaining, _ in answers:
         learned.observe(left(remaining, max(0.0, (window + 1) * 100.0 - now)), now)
-    assert learned.room(0.0, now) == (min(expected) if expected else math.inf)
+    if expected:
+        assert learned.room(0.0, now) == min(expected)
+    else:  # an answer that says "nothing is left, until now" is believed for a moment
+        assert learned.room(0.0, now) in (math.inf, 0.0)

@@ -119,8 +119,10 @@ class LearnedWindow:
                 self._lower(remaining)
             return
         resets_at = now + told.reset_after
-        if resets_at <= now:
-            return  # its window is over
+        if resets_at <= now:  # its window is over, or ends in this second: some servers round the time down
+            if known is None and remaining < 1:
+                self._begin(remaining, None)
+            return
         if known is None or resets_at > known + _SAME_WINDOW:
             self._begin(remaining, resets_at)
         elif resets_at >= known - _SAME_WINDOW:
