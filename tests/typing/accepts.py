@@ -12,9 +12,13 @@ import anthropic
 import httpx
 import httpx2
 import openai
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
 
 import headgate
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskHandle, TaskPool
+from headgate.integrations import asgi
 from headgate.integrations.anthropic import client as anthropic_client
 from headgate.integrations.httpx import RotatingSyncTransport, RotatingTransport
 from headgate.integrations.openai import client as openai_client
@@ -54,6 +58,11 @@ httpx2.AsyncClient(transport=RotatingTransport(classified, header="x-api-key"))
 httpx2.Client(transport=RotatingSyncTransport(classified, header=lambda resource: {"key": resource.value}))
 assert_type(openai_client(classified), openai.AsyncOpenAI)
 assert_type(anthropic_client(classified, timeout=5), anthropic.AsyncAnthropic)
+service = FastAPI(lifespan=asgi.lifespan(TaskPool("web"), classified), exception_handlers=asgi.exception_handlers())
+service.add_middleware(asgi.PoolErrors, status=429)
+service.add_middleware(asgi.TenantHeader, source=lambda scope: scope["user"])
+service.add_middleware(asgi.CancelOnDisconnect)
+Starlette(lifespan=asgi.lifespan_from(lambda: {"answers": TaskPool("web")}), middleware=[Middleware(asgi.PoolErrors)])
 
 
 class Roulette:

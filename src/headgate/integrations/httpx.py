@@ -351,7 +351,7 @@ class _Opened:
     __slots__ = ("_response", "_stream", "begun", "headers", "items", "status")
 
     def __init__(self, response: Any) -> None:
-        self._response = response
+        self._response: Any = response
         self._stream = response.stream
         self.status: int = response.status_code
         self.headers: Any = response.headers
