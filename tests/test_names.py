@@ -72,7 +72,6 @@ TASKS = {
     "TaskHandle",
     "TaskPool",
     "backpressure_queue",
-    "current_tenant",
     "fail_fast",
     "fair_round_robin",
     "fair_share",
@@ -87,7 +86,6 @@ TASKS = {
     "priority",
     "ring_buffer",
     "spawn_to_pool",
-    "tenant_scope",
     "wait_agent",
 }
 STORES = {"PostgresStore", "SqliteStore"}

@@ -73,7 +73,6 @@ if TYPE_CHECKING:
         QueueStrategy,
         TaskHandle,
         backpressure_queue,
-        current_tenant,
         fail_fast,
         fair_round_robin,
         fair_share,
@@ -87,7 +86,6 @@ if TYPE_CHECKING:
         priority,
         ring_buffer,
         spawn_to_pool,
-        tenant_scope,
         wait_agent,
     )
     from headgate.workers import (
@@ -202,7 +200,6 @@ __all__ = [
     "create_task",
     "current_context",
     "current_task",
-    "current_tenant",
     "do_dispatch",
     "fail_fast",
     "fair_round_robin",
@@ -223,7 +220,6 @@ __all__ = [
     "setup_result",
     "spawn_to_pool",
     "subscribe",
-    "tenant_scope",
     "wait_agent",
 ]
 
@@ -255,7 +251,6 @@ _PACKAGES = {
         "QueueStrategy",
         "TaskHandle",
         "backpressure_queue",
-        "current_tenant",
         "fail_fast",
         "fair_round_robin",
         "fair_share",
@@ -269,7 +264,6 @@ _PACKAGES = {
         "priority",
         "ring_buffer",
         "spawn_to_pool",
-        "tenant_scope",
         "wait_agent",
     ),
     "headgate.workers": (

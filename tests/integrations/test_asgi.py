@@ -36,13 +36,12 @@ from headgate import (
     WorkerLost,
     WorkerPool,
     backpressure_queue,
-    current_tenant,
     fail_fast,
     fair_round_robin,
     fair_share,
-    tenant_scope,
 )
 from headgate.integrations import asgi
+from headgate.tasks import current_tenant, tenant_scope
 from headgate.testing import virtual
 from tests.integrations.asgi_server import Raw, client_of, fails_to_start
 from tests.tasks.support import until
