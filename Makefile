@@ -60,6 +60,7 @@ bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/shared.py
 	$(py) benchmarks/map.py
 	$(py) benchmarks/batch.py
+	$(py) benchmarks/quotas.py
 	$(py) benchmarks/summary.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
@@ -73,6 +74,7 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/shared.py --quick
 	$(py) benchmarks/map.py --quick
 	$(py) benchmarks/batch.py --quick
+	$(py) benchmarks/quotas.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .
