@@ -222,9 +222,15 @@ class Account:
     def holder(self) -> WaitTicket | None:
         """The waiting call that is served next by this account, because it waits for more than there was."""
         holder = self._holder
-        if holder is not None and holder not in holder.rotation.wait_queue:
+        if holder is not None and not self._serves(holder):
             self._holder = None
         return self._holder
+
+    def _serves(self, holder: WaitTicket) -> bool:
+        """Whether a call still waits, and could use the member for which it holds this account."""
+        member = holder.held
+        is_ours = member is not None and member.sharing.account is self and member.lacks_only_quota
+        return is_ours and holder in holder.rotation.wait_queue
 
     def hold(self, ticket: WaitTicket) -> None:
         """Let this waiting call be served next."""

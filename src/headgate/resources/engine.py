@@ -527,6 +527,7 @@ class Engine(Generic[T]):
         """Make the first waiter notice the end of the next cooldown, and ask other processes for what waiters need."""
         with lock:
             self._alarm = self._alarm_of_first()
+        end_abandoned()
         if self.shared is not None:
             self.shared.waiters_changed()
 
@@ -542,6 +543,7 @@ class Engine(Generic[T]):
             if known or waiter.set_alarm(expiry - clock.now(), self._ring):
                 return alarm
             rotation.wait_queue.leave(first)  # its loop is gone
+            _abandoned.append(first)
         return None
 
     def _ring(self) -> None:
