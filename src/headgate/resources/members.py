@@ -141,6 +141,11 @@ class Member:
         return affordable and self.resource.status != "disabled"
 
     @property
+    def shares_quota(self) -> bool:
+        """Whether its quota is shared between processes."""
+        return self.sharing.account is not None and self.sharing.account.shared is not None
+
+    @property
     def lacks_only_quota(self) -> bool:
         """Whether it could be used now if its quota allowed that."""
         limit = self.resource.limit

@@ -91,6 +91,8 @@ class Rotation:
         self.probe_on_recovery: bool = probe_on_recovery
         self.is_shared: bool = False
         """Whether other processes are told what its calls learn."""
+        self.shares_quotas: bool = False
+        """Whether it has resources whose quota processes share."""
         self.totals: Totals = Totals()
         self.pickers: PickersByTags = PickersByTags(strategy)
         self._table = tuple(cooldown_table)
@@ -248,7 +250,7 @@ class Rotation:
         self.wait_queue.join(ticket)
         if ticket.cost:
             self._hold(ticket, now)
-        if self.is_shared:
+        if self.shares_quotas:
             ask_others(self.matching_members(ticket.requirement), now)
 
     def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
@@ -307,6 +309,7 @@ class Rotation:
             member.uses.update(uses)
         member.sharing.members.append(member)
         self.openings.note_closed(member)
+        self.shares_quotas = self.shares_quotas or member.shares_quota
         self.pickers.enter(member)
         refresh(resource)
 
@@ -463,6 +466,7 @@ class Rotation:
         for member in resource.sharing.members:
             member.update_availability()
             member.rotation.openings.note_closed(member)
+            member.rotation.shares_quotas = member.rotation.shares_quotas or member.shares_quota
             member.rotation.pickers.enter(member)
         refresh(resource)
 
