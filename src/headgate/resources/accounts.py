@@ -100,6 +100,13 @@ class Account:
         """The resources that share it, as far as a pool has them."""
         return list({id(member.resource): member.resource for member in self.members}.values())
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether calls wait for one of its resources."""
+        if self.shared is not None and self.shared.askers:
+            return True
+        return any(member.rotation.wait_queue for member in self.members)
+
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def admits(self, cost: float, now: float, ticket: WaitTicket | None) -> bool:
@@ -181,7 +188,7 @@ class Account:
         if not was_closed and not self.is_closed:
             return False
         if self.is_closed:
-            self.budget.lack(need, now, waits=any(member.rotation.wait_queue for member in self.members))
+            self.budget.lack(need, now, waits=self.is_waited_for)
             opens_at = min(self.budget.opens_at(need, now), self._next_arrived())
             if was_closed and opens_at == self.opens_at:
                 return False

@@ -118,6 +118,8 @@ def _asked(quotas: Iterable[SharedQuota], waiter: Waiter) -> None:
         for quota in quotas:
             if waiter in quota.askers:
                 quota.askers.remove(waiter)
+            quota.want_no_more()
+    send_due()
 
 
 def _has_come(quotas: Iterable[SharedQuota], call: Call) -> bool:
@@ -185,6 +187,11 @@ class SharedQuota:
             future = Future()
             future.set_exception(error)
         future.add_done_callback(partial(_answered, weakref.ref(self), message, then))
+
+    def want_no_more(self) -> None:
+        """Leave to others what was asked for here, if no call waits for it any more."""
+        if not self.account.is_waited_for:
+            self._budget.want_no_more()
 
     def look(self) -> None:
         """Ask the store what is new."""
