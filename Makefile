@@ -60,7 +60,11 @@ bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/shared.py
 	$(py) benchmarks/map.py
 	$(py) benchmarks/batch.py
+<<<<<<< HEAD
 	$(py) benchmarks/http_costs.py
+=======
+	$(py) benchmarks/quotas.py
+>>>>>>> quotabench
 	$(py) benchmarks/summary.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
@@ -74,7 +78,11 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/shared.py --quick
 	$(py) benchmarks/map.py --quick
 	$(py) benchmarks/batch.py --quick
+<<<<<<< HEAD
 	$(py) benchmarks/http_costs.py --quick
+=======
+	$(py) benchmarks/quotas.py --quick
+>>>>>>> quotabench
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

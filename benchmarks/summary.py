@@ -125,7 +125,7 @@ def summary(results: dict[str, Any]) -> str:
     runs = [
         f"- {part}: {found['surroundings']['at']}, Python {found['surroundings']['python']}, "
         f"{found['surroundings']['cpus']} CPUs, load {found['surroundings']['load']:.1f} at its end"
-        f"{', quick' if found['quick'] else ''}"
+        f"{', quick' if found.get('quick') else ''}"
         for part, found in results.items()
     ]
     lines = [

@@ -55,6 +55,10 @@ class Upstream:
             return status, {"retry-after": f"{wait:.3f}"}, b'{"error": {"message": "limited", "code": "rate_limit"}}'
         if status == 401:
             return status, {}, b'{"error": {"message": "revoked", "code": "invalid_api_key"}}'
+        return 200, {}, await self.completed(body)
+
+    async def completed(self, body: bytes) -> bytes:
+        """Wait for as long as an answer takes, and return it."""
         prompt = json.loads(body)["messages"][-1]["content"]
         self.paid[prompt] += 1
         await asyncio.sleep(LATENCY)
@@ -69,7 +73,7 @@ class Upstream:
             "choices": [choice],
             "usage": usage,
         }
-        return 200, {}, json.dumps(reply).encode()
+        return json.dumps(reply).encode()
 
     def counts(self) -> bytes:
         """What was counted, as JSON."""

@@ -47,7 +47,7 @@ class Upstream:
     def arrive(self, key: str, tokens: int) -> None:
         """Count a request that arrives now."""
         seen = self._seen.setdefault(key, deque())
-        while seen and seen[0][0] <= clock.now() - self.per:
+        while seen and seen[0][0] <= clock.now() - self.per + 1e-9:  # a sum of floats may be less than its parts
             seen.popleft()
         seen.append((clock.now(), tokens))
         over = self.requests is not None and len(seen) > self.requests

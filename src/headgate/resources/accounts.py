@@ -100,6 +100,13 @@ class Account:
         """The resources that share it, as far as a pool has them."""
         return list({id(member.resource): member.resource for member in self.members}.values())
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether calls wait for one of its resources."""
+        if self.shared is not None and self.shared.askers:
+            return True
+        return any(member.rotation.wait_queue for member in self.members)
+
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def admits(self, cost: float, now: float, ticket: WaitTicket | None) -> bool:
@@ -181,7 +188,7 @@ class Account:
         if not was_closed and not self.is_closed:
             return False
         if self.is_closed:
-            self.budget.lack(need, now, waits=any(member.rotation.wait_queue for member in self.members))
+            self.budget.lack(need, now, waits=self.is_waited_for)
             opens_at = min(self.budget.opens_at(need, now), self._next_arrived())
             if was_closed and opens_at == self.opens_at:
                 return False
@@ -222,9 +229,15 @@ class Account:
     def holder(self) -> WaitTicket | None:
         """The waiting call that is served next by this account, because it waits for more than there was."""
         holder = self._holder
-        if holder is not None and holder not in holder.rotation.wait_queue:
+        if holder is not None and not self._serves(holder):
             self._holder = None
         return self._holder
+
+    def _serves(self, holder: WaitTicket) -> bool:
+        """Whether a call still waits, and could use the member for which it holds this account."""
+        member = holder.held
+        is_ours = member is not None and member.sharing.account is self and member.lacks_only_quota
+        return is_ours and holder in holder.rotation.wait_queue
 
     def hold(self, ticket: WaitTicket) -> None:
         """Let this waiting call be served next."""

@@ -22,6 +22,7 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call, Cooldowns
+from headgate.resources.effects import Effects
 from headgate.resources.engine import Engine, end_abandoned, engine_of, lock
 from headgate.resources.holding import reprice, unspent
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
@@ -106,8 +107,7 @@ class Allocator:
                     rotation.join(place.ticket, now)
                 else:
                     error = self._hopeless(requirement, now, call, cost)
-        if effects and loop is not None:  # soon: listeners may call the pool, which is deciding right now
-            loop.call_soon(engine.carry_out, effects)
+        self._carry_out_soon(effects)
         if place is not None:
             engine.watch()
         if error is not None:
@@ -118,7 +118,17 @@ class Allocator:
         if use.reservation is None:
             return True
         with lock:
-            return reprice(use, cost, clock.now())
+            now = clock.now()
+            fits = reprice(use, cost, now)
+            effects = self.engine.rotation.quota_changed(use.reservation.account, now)
+        self._carry_out_soon(effects)
+        return fits
+
+    def _carry_out_soon(self, effects: Effects | None) -> None:
+        """Do what was decided, but not now: listeners may call the TaskPool, which is deciding right now."""
+        loop = self._loop_of_pool()
+        if effects and loop is not None:
+            loop.call_soon(self.engine.carry_out, effects)
 
     def leave(self, requirement: Requirement) -> None:
         """Give up the place of this requirement in the wait queue."""

@@ -43,6 +43,7 @@ from headgate.resources.http_status import headers_of, status_of
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.quota import LEARN
+from headgate.resources.quota_news import send_due
 from headgate.resources.rate_limits import RateLimits, read_rate_limits
 from headgate.resources.reporting import Reporter
 from headgate.resources.rotation import Rotation
@@ -474,8 +475,7 @@ class Engine(Generic[T]):
             account.hear(None if use is None else use.reservation, () if limits is None else limits.limits, now)
             effects = self.rotation.quota_changed(account, now)
         self.carry_out(effects)
-        if self.shared is not None and account.budget.wants_exchange:
-            self.shared.waiters_changed()
+        send_due()
 
     def ask_rest(self, resource: Resource[Any], seconds: float, reason: str | None) -> None:
         """Let a resource rest when a use of it ends; now if it is not in use."""
@@ -527,8 +527,10 @@ class Engine(Generic[T]):
         """Make the first waiter notice the end of the next cooldown, and ask other processes for what waiters need."""
         with lock:
             self._alarm = self._alarm_of_first()
+        end_abandoned()
         if self.shared is not None:
             self.shared.waiters_changed()
+        send_due()
 
     def _alarm_of_first(self) -> tuple[object, float] | None:
         rotation = self.rotation
@@ -542,6 +544,7 @@ class Engine(Generic[T]):
             if known or waiter.set_alarm(expiry - clock.now(), self._ring):
                 return alarm
             rotation.wait_queue.leave(first)  # its loop is gone
+            _abandoned.append(first)
         return None
 
     def _ring(self) -> None:
@@ -591,6 +594,7 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
             engine.shared.learned(members)
     for engine in touched:
         engine.watch()
+    send_due()
     return partial(_report, news, reason) if news else None
 
 

@@ -11,21 +11,29 @@ from headgate.resources.model import Resource
 
 
 def hold(ticket: WaitTicket, members: Iterable[Member], now: float) -> None:
-    """Let the account that can serve a waiting call soonest serve nobody else before it."""
-    best: Account | None = None
-    soonest = 0.0
+    """Let the account that can serve a waiting call soonest serve nobody else before it.
+
+    Only one of a member that lacks nothing else: otherwise others would wait for a quota that nobody can use.
+    """
+    best: tuple[float, Member, Account] | None = None
     for member in members:
         account = member.sharing.account
-        if account is None or member.resource.status != "healthy" or not member.can_ever_serve(ticket.cost):
+        if account is None or not member.lacks_only_quota or not member.can_ever_serve(ticket.cost):
             continue
         if account.holder() is None:
             at = account.would_open_at(ticket.cost, now)
-            if best is None or at < soonest:
-                best, soonest = account, at
+            if best is None or at < best[0]:
+                best = at, member, account
     if best is not None:
-        best.hold(ticket)
-        ticket.held = best
-        best.refresh(now)
+        _, ticket.held, account = best
+        account.hold(ticket)
+        account.refresh(now)
+
+
+def holds(ticket: WaitTicket) -> bool:
+    """Whether an account is held for this call."""
+    account = None if ticket.held is None else ticket.held.sharing.account
+    return account is not None and account.holder() is ticket
 
 
 def ask_others(members: Iterable[Member], now: float) -> None:
@@ -38,23 +46,35 @@ def ask_others(members: Iterable[Member], now: float) -> None:
 
 def let_go(ticket: WaitTicket, now: float) -> list[Resource[Any]]:
     """Do not hold an account for this call any more. Returns the resources that are open again because of that."""
-    account, ticket.held = ticket.held, None
+    held, ticket.held = ticket.held, None
+    account = None if held is None else held.sharing.account
     if account is None:
         return []
     account.let_go(ticket)
     return account.resources if account.refresh(now) else []
 
 
+def with_opened(resources: Iterable[Resource[Any]], now: float) -> list[Resource[Any]]:
+    """These resources, and those that share a quota with one of them if there is some of it again."""
+    found = list(resources)
+    for account in {one.sharing.account for one in found}:
+        if account is not None and account.refresh(now):
+            found += account.resources
+    return found
+
+
 def unspent(use: Use, now: float) -> None:
-    """Give back what a use has taken of a quota: it was never begun."""
+    """Give back what a use has taken of a quota: it was never begun. Others may have it when its resource is served."""
     reservation, use.reservation = use.reservation, None
     if reservation is not None:
         reservation.account.cancel(reservation, now)
-        reservation.account.refresh(now)
 
 
 def reprice(use: Use, cost: float, now: float) -> bool:
-    """Let a use that has not begun take what another call costs; False: there is too little for that."""
+    """Let a use that has not begun take what another call costs; False: there is too little for that.
+
+    Others may have what it does not take any more: call `quota_changed` afterwards.
+    """
     reservation = use.reservation
     if reservation is None or reservation.cost == cost:
         return True
@@ -62,5 +82,4 @@ def reprice(use: Use, cost: float, now: float) -> bool:
     account.cancel(reservation, now)
     fits = account.admits(cost, now, None)
     use.reservation = account.reserve(cost if fits else reservation.cost, now)
-    account.refresh(now)
     return fits

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from headgate.resources.ledger import REQUESTS, TOKENS, Need
+from headgate.resources.ledger import REQUESTS, TOKENS, Need, needed
 from headgate.resources.quota import Quota, QuotaSetting
 from headgate.resources.quota_exchange import Message, Reply, Told, Want
 from headgate.resources.rate_limits import Limit
@@ -51,6 +51,7 @@ class LeasedBudget:
         self._rows: dict[str, dict[float, float]] = {}
         self._untold: dict[str, float] = {}
         self._told: list[Told] = []
+        self._is_wanted = False  # others wait for some of it
         self._may_probe = False  # the next call has to find out what there is
         self._probed: tuple[bool, bool] | None = None
         self._is_news = False
@@ -61,17 +62,18 @@ class LeasedBudget:
 
     def need(self, cost: float) -> dict[str, float]:
         """What a call takes that costs so many tokens."""
-        need = {}
-        for name, limit in self._limits.items():
-            amount = max(1.0, cost) if name.endswith(TOKENS) else 1.0
-            need[name] = amount if isinstance(self.quota, Quota) or limit is None else min(amount, max(1.0, limit))
+        is_told = isinstance(self.quota, Quota)
+        need = {name: needed(name, cost, None if is_told else limit) for name, limit in self._limits.items()}
         if not isinstance(self.quota, Quota) or not need:
             need.setdefault(REQUESTS, 1.0)
         return need
 
     def can_ever_allow(self, cost: float) -> bool:
         """Whether a call that costs so many tokens fits into a whole window."""
-        return not isinstance(self.quota, Quota) or self.quota.tokens is None or cost <= self.quota.tokens
+        if not isinstance(self.quota, Quota):
+            return True
+        limit = self._limits.get(TOKENS, self.quota.tokens)  # other processes may have made it with another quota
+        return limit is None or cost <= limit
 
     def allows(self, need: Need, now: float) -> bool:
         """Whether this process holds so much."""
@@ -82,13 +84,24 @@ class LeasedBudget:
         return self._held(name) - self._own(name)
 
     def lack(self, need: Need, now: float, *, waits: bool = True) -> None:
-        """Ask for so much. Does a call wait for it?"""
+        """Ask for so much. Does a call wait for it?
+
+        Then what this process holds is not enough, and goes back: it may be just what is lacking to give it all.
+        """
         if not waits:
+            self.want_no_more()
             self._ask_ahead(need, now)
             return
         want = Want(dict(need), is_urgent=True)
         if want != self._want or now >= self._asks_at:
+            self._return(now, 1.0)
             self._want, self._asks_at = want, now + _ASKED_AGAIN
+            self._send()
+
+    def want_no_more(self) -> None:
+        """Note that no call waits any more for what was asked for: others may have it."""
+        if self._want is not None and self._want.is_urgent:
+            self._want = None
             self._send()
 
     def _ask_ahead(self, need: Need, now: float) -> None:
@@ -124,6 +137,8 @@ class LeasedBudget:
             if used and amount > disowned:
                 self._ended[name] = self._ended.get(name, 0.0) + amount - disowned
                 self._is_news = True
+        if self._is_wanted and not any(self._reserved.values()):
+            self._send()  # nobody here will ask soon, and tell it with that
 
     def count(self, name: str, amount: float, until: float) -> None:
         """Tell what was used of a limit that we were told, until it leaves the window."""
@@ -184,6 +199,7 @@ class LeasedBudget:
         """Take the answer to a message."""
         self._unanswered = None
         self._offset = offset
+        self._is_wanted = reply.is_wanted
         self.is_alone = False
         if reply.member != self._member:
             self.forget()
@@ -210,13 +226,14 @@ class LeasedBudget:
 
     def give_back(self, now: float) -> None:
         """Return what is not used, as others want it; half of it while calls are being made here."""
-        if self._want is not None:
-            return
+        if self._want is None:
+            self._return(now, 0.5 if now < self._used_at + _BUSY else 1.0)
+
+    def _return(self, now: float, part: float) -> None:
         if self._may_probe:
             self._may_probe, self._probed = False, (False, False)
         for name in self._granted:
-            idle = self.room(name, now)
-            returned = math.ceil(idle / 2) if now < self._used_at + _BUSY else idle
+            returned = math.ceil(self.room(name, now) * part)
             if returned > 0:
                 self._ended[name] = self._ended.get(name, 0.0) + returned
                 self._send()

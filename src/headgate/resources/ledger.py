@@ -28,6 +28,15 @@ _MOST_WINDOWS: Final = 8
 """Names of limits come from a server, which may invent any number of them."""
 
 
+def needed(name: str, cost: float, most: float | None = None) -> float:
+    """How much of one limit a call takes that costs so many tokens, but not more than `most`.
+
+    Whole amounts: sums of fractions are not exact, and a call that needs all there is would wait for the last bit.
+    """
+    amount = max(1.0, float(math.ceil(cost))) if name.endswith(TOKENS) else 1.0
+    return amount if most is None else min(amount, max(1.0, float(math.floor(most))))
+
+
 class Ledger:
     """What is left of one quota."""
 
@@ -52,12 +61,9 @@ class Ledger:
 
     def need(self, cost: float) -> dict[str, float]:
         """What a call takes that costs so many tokens. One whose cost is not known takes a token."""
-        need = {}
-        for name in self.fixed:
-            need[name] = max(1.0, cost) if name == TOKENS else 1.0
+        need = {name: needed(name, cost) for name in self.fixed}
         for name, window in self.learned.items():
-            amount = max(1.0, cost) if name.endswith(TOKENS) else 1.0
-            need[name] = amount if window.limit is None else min(amount, max(1.0, window.limit))
+            need[name] = needed(name, cost, window.limit)
         return need
 
     def can_ever_allow(self, cost: float) -> bool:

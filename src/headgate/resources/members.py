@@ -9,7 +9,7 @@ from headgate.core.wait_queue import Ticket
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
 
 if TYPE_CHECKING:
-    from headgate.resources.accounts import Account, Reservation
+    from headgate.resources.accounts import Reservation
     from headgate.resources.permits import Lease
     from headgate.resources.pickers import Picker
     from headgate.resources.rotation import Rotation
@@ -140,6 +140,19 @@ class Member:
         affordable = account is None or not cost or account.budget.can_ever_allow(cost)
         return affordable and self.resource.status != "disabled"
 
+    @property
+    def shares_quota(self) -> bool:
+        """Whether its quota is shared between processes."""
+        return self.sharing.account is not None and self.sharing.account.shared is not None
+
+    @property
+    def lacks_only_quota(self) -> bool:
+        """Whether it could be used now if its quota allowed that."""
+        limit = self.resource.limit
+        is_free = limit is None or len(self.uses) < limit
+        on_trial = self.trial is not None and self.trial.is_full
+        return is_free and not on_trial and not self.gone and self.resource.status == "healthy"
+
     def update_availability(self) -> None:
         """Set `unavailable` from the resource's status, the trial and the quota."""
         account = self.sharing.account
@@ -241,8 +254,8 @@ class WaitTicket(Ticket[Requirement, Use]):
         """A preference among what comes free, not part of the requirement: nobody waits longer for a favourite."""
         self.cost: float = cost
         """Tokens that its call takes of a quota."""
-        self.held: Account | None = None
-        """The account that serves it next, because it waits for more than there was."""
+        self.held: Member | None = None
+        """The member whose account serves it next, because it waits for more than there was."""
 
     def passes(self) -> bool:
         """Whether its waiter could not use any resource now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sized
 
 from headgate.resources.members import Member
@@ -22,6 +23,12 @@ class Openings:
         heapq.heappush(self.heap, (at, member.index, member))
         if len(self.heap) > 4 * len(self._members) + 64:
             self.tidy()
+
+    def note_closed(self, member: Member) -> None:
+        """Remember when a member opens that is new, or has another quota than before, if its quota is spent."""
+        account = member.sharing.account
+        if account is not None and account.is_closed and account.opens_at < math.inf:
+            self.note(member, account.opens_at)
 
     def pop(self, now: float) -> Member | None:
         """Take out a member that opens by now; None if there is none."""

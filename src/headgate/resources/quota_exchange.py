@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from headgate.core.shared_state import Outcome, Seen
-from headgate.resources.ledger import Ledger
+from headgate.resources.ledger import TOKENS, Ledger
 from headgate.resources.quota import LEARN, Quota, QuotaSetting
 from headgate.resources.rate_limits import Limit
 
@@ -165,7 +165,7 @@ class _Step:
         if mine.want is not None:
             ledger.lack(mine.want, self._seen.now)
             soonest = ledger.opens_at(mine.want, self._seen.now)
-            opens_at = None if math.isinf(soonest) else soonest
+            opens_at = soonest if self._seen.now < soonest < math.inf else None  # it is another's turn, who wakes this
             after = state.text()
         wanted = any(part.want is not None for who, part in state.parts.items() if who != me)
         is_probe = state.probe == me
@@ -232,11 +232,16 @@ class _Step:
         self._state.ledger.probing = self._state.probe is not None
 
     def _grant(self) -> None:
+        """Give to whoever holds least, but to nobody who has waited less than one for whom there is too little.
+
+        Otherwise many small calls would keep out a large one of another process for ever.
+        """
         parts = self._state.parts
         waiting = [(sum(part.held().values()), part.since, who) for who, part in parts.items() if part.want is not None]
-        for _, _, who in sorted(waiting):
+        lacking = min((since for _, since, who in waiting if self._lacks(parts[who].want or {})), default=math.inf)
+        for _, since, who in sorted(waiting):
             want = parts[who].want
-            if want is not None and self._give(who, want):
+            if want is not None and since <= lacking and self._give(who, want):
                 parts[who].want = None
                 if who != self._me:
                     self._wakes.add(who)
@@ -244,15 +249,23 @@ class _Step:
         if want_now is not None and not want_now.is_urgent and self._me in parts and not self._someone_waits():
             self._give(self._me, want_now.need)
 
+    def _lacks(self, need: Mapping[str, float]) -> bool:
+        """Whether there is too little now, and will be enough some day."""
+        return not self._allows(need) and self._state.ledger.can_ever_allow(need.get(TOKENS, 0.0))
+
+    def _allows(self, need: Mapping[str, float]) -> bool:
+        ledger = self._state.ledger
+        return ledger.allows({**ledger.need(0.0), **need}, self._seen.now)
+
     def _someone_waits(self) -> bool:
         return any(part.want is not None for part in self._state.parts.values())
 
     def _give(self, who: str, need: Mapping[str, float]) -> bool:
         """Give a process what a call needs, and more so that it need not ask for each; False: there is too little."""
         ledger, part, now = self._state.ledger, self._state.parts[who], self._seen.now
-        need = {**ledger.need(0.0), **need}
-        if not ledger.allows(need, now):
+        if not self._allows(need):
             return False
+        need = {**ledger.need(0.0), **need}
         if ledger.needs_probe(now):
             amounts = dict(need)
         else:

@@ -31,7 +31,7 @@ from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
-from headgate.resources.holding import ask_others, hold, let_go, unspent
+from headgate.resources.holding import ask_others, hold, holds, let_go, unspent, with_opened
 from headgate.resources.members import (
     ANY,
     Adopted,
@@ -91,6 +91,8 @@ class Rotation:
         self.probe_on_recovery: bool = probe_on_recovery
         self.is_shared: bool = False
         """Whether other processes are told what its calls learn."""
+        self.shares_quotas: bool = False
+        """Whether it has resources whose quota processes share."""
         self.totals: Totals = Totals()
         self.pickers: PickersByTags = PickersByTags(strategy)
         self._table = tuple(cooldown_table)
@@ -201,7 +203,7 @@ class Rotation:
             effects += self._cool(use, seconds, now)
             effects += younger_siblings(use)
         effects += self._after_use(use, now) or ()
-        effects += self._tell_hopeless(holders(resource))
+        effects += self._tell_hopeless(holders(resource), now)
         return effects
 
     def disabled(self, use: Use, now: float = 0.0) -> Effects:
@@ -211,7 +213,7 @@ class Rotation:
         effects: Effects = self._disable(use.member, use, now)
         effects += younger_siblings(use)
         effects += self._after_use(use, now) or ()
-        effects += self._tell_hopeless(holders(resource))
+        effects += self._tell_hopeless(holders(resource), now)
         return effects
 
     # -- time passes --------------------------------------------------------------------------------------------------
@@ -248,7 +250,7 @@ class Rotation:
         self.wait_queue.join(ticket)
         if ticket.cost:
             self._hold(ticket, now)
-        if self.is_shared:
+        if self.shares_quotas:
             ask_others(self.matching_members(ticket.requirement), now)
 
     def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
@@ -272,7 +274,7 @@ class Rotation:
 
     def _hold(self, ticket: WaitTicket, now: float) -> None:
         """Let the first of its kind be served next by the account that can do so soonest."""
-        if ticket.held is None and self.wait_queue.head(ticket.requirement) is ticket:
+        if self.wait_queue.head(ticket.requirement) is ticket and not holds(ticket):
             hold(ticket, self.matching_members(ticket.requirement), now)
 
     # -- steering -----------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class Rotation:
         """Forget a resource at once. Its uses run on, and count against the limit of a successor of the same id."""
         self.drop(resource_id)
         resource = self._dropped.pop()
-        return [*(self._serve([resource], now) or ()), *self._tell_hopeless([self])]
+        return [*(self._serve([resource], now) or ()), *self._tell_hopeless([self], now)]
 
     def admit(self, resource: Resource[Any]) -> None:
         """Add a resource without serving waiters: call `settle` afterwards."""
@@ -297,7 +299,7 @@ class Rotation:
                 remedy="Give each resource an id of its own, or remove the old one first.",
             )
         member = self.members[resource_id] = Member(resource, self, next(self._indexes))
-        member.unavailable = resource.status != "healthy"
+        member.update_availability()
         if resource.status == "cooling_down":
             self.openings.note(member, resource.cooldown_until)
         inherited = self._draining.get(resource_id)
@@ -306,9 +308,8 @@ class Rotation:
             member.uses.clear()
             member.uses.update(uses)
         member.sharing.members.append(member)
-        if (account := member.sharing.account) is not None and account.is_closed:
-            member.unavailable = True
-            self.openings.note(member, account.opens_at)
+        self.openings.note_closed(member)
+        self.shares_quotas = self.shares_quotas or member.shares_quota
         self.pickers.enter(member)
         refresh(resource)
 
@@ -328,7 +329,7 @@ class Rotation:
         self.pickers.withdraw(member)
         member.gone, member.plain = True, False
         update_limit(resource)
-        if resource.status == "cooling_down":
+        if resource.status == "cooling_down" or member.sharing.account is not None:
             self.openings.tidy()  # lest its value stays in memory until then
         self.totals.absorb(member)
         refresh(resource)
@@ -340,7 +341,7 @@ class Rotation:
         resources = [*(member.resource for member in self.members.values()), *self._dropped]
         self._dropped = []
         touched = {self: None, **{rotation: None for resource in resources for rotation in holders(resource)}}
-        return [*(self._serve(resources, now) or ()), *self._tell_hopeless(touched)]
+        return [*(self._serve(resources, now) or ()), *self._tell_hopeless(touched, now)]
 
     def enable(self, resource_id: str, now: float = 0.0) -> Effects:
         """Declare a resource usable: no cooldown, no counter, no trial."""
@@ -363,7 +364,7 @@ class Rotation:
         member.sharing.ask_rest(seconds, reason)
         effects = self._begin_rest(member, None, now)
         effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
-        return effects + self._tell_hopeless(holders(member.resource))
+        return effects + self._tell_hopeless(holders(member.resource), now)
 
     def _begin_rest(self, member: Member, use: Use | None, now: float) -> Effects:
         """Begin the rest that was asked for. It is a cooldown that is not counted on top of others."""
@@ -379,7 +380,7 @@ class Rotation:
         member = self._find(resource_id)
         effects = self._disable(member, None, now)
         effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
-        return effects + self._tell_hopeless(holders(member.resource))
+        return effects + self._tell_hopeless(holders(member.resource), now)
 
     # -- other processes ----------------------------------------------------------------------------------------------
 
@@ -401,7 +402,7 @@ class Rotation:
             elif health.cleared:
                 effects += self._adopt_success(resource)
         effects += self._serve([resource], now) or ()
-        return effects + self._tell_hopeless(holders(resource))
+        return effects + self._tell_hopeless(holders(resource), now)
 
     def _adopt_cooldown(self, resource: Resource[Any], health: Adopted, now: float) -> Effects:
         if health.until > max(now, resource.cooldown_until + SAME_UNTIL):
@@ -458,10 +459,14 @@ class Rotation:
         for member in resource.sharing.members:
             member.rotation.pickers.withdraw(member)
         resource.max_in_flight, resource.tags, resource.weight = like.max_in_flight, like.tags, like.weight
+        former = resource.sharing.account
         if (resource.quota, resource.quota_group) != (like.quota, like.quota_group):
             set_account(resource, like.sharing.account)
+            self._dropped += [] if former is None else former.resources  # one of them may have waited for this one
         for member in resource.sharing.members:
             member.update_availability()
+            member.rotation.openings.note_closed(member)
+            member.rotation.shares_quotas = member.rotation.shares_quotas or member.shares_quota
             member.rotation.pickers.enter(member)
         refresh(resource)
 
@@ -606,7 +611,7 @@ class Rotation:
             account = reservation.account
             account.settle(reservation, now, answered=well)
         if account is not None and (account.refresh(now) or (reservation is None and not account.is_closed)):
-            offered = account.resources
+            offered += account.resources
         successor = self.members.get(member.resource.resource_id) if member.gone else None
         if successor is not None:
             offered.append(successor.resource)
@@ -617,7 +622,7 @@ class Rotation:
             self._offer(resource)
         served = self._serve(offered, now) or None
         if rested:
-            rested += self._tell_hopeless(holders(member.resource))
+            rested += self._tell_hopeless(holders(member.resource), now)
         return [*rested, *told, *(served or ())] if told or rested else served
 
     def _offer(self, resource: Resource[Any]) -> None:
@@ -642,7 +647,7 @@ class Rotation:
 
     def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
         """Give what came free to waiters of every rotation that holds one of these; longest wait first."""
-        resources = list(resources)
+        resources = with_opened(resources, now)
         holders = [*(member.rotation for resource in resources for member in resource.sharing.members), *self._requeued]
         waiting = {rotation: None for rotation in holders if rotation.wait_queue}
         if not waiting:
@@ -682,14 +687,16 @@ class Rotation:
                 ticket.rotation.wait_queue.rejoin(ticket)
                 self._requeued.append(ticket.rotation)
 
-    def _tell_hopeless(self, rotations: Iterable[Rotation]) -> Effects:
+    def _tell_hopeless(self, rotations: Iterable[Rotation], now: float) -> Effects:
         """Remove waiters that nothing can come for any more, and have them told."""
         effects: Effects = []
+        reopened: list[Resource[Any]] = []
         looked_at = dict.fromkeys([*rotations, *self._requeued])
         self._requeued = []
         for rotation in looked_at:
             if rotation.wait_queue:
                 for ticket in hopeless(rotation):
                     rotation.wait_queue.leave(ticket)
+                    reopened += let_go(ticket, now)
                     effects.append(Starve(ticket))
-        return effects
+        return [*effects, *(self._serve(reopened, now) or ())] if reopened else effects

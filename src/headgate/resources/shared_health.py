@@ -31,8 +31,9 @@ from headgate.resources.effects import Effects
 from headgate.resources.engine import Engine, begin, lock
 from headgate.resources.exchange import Message, Reply, exchange
 from headgate.resources.members import Member, Requirement
+from headgate.resources.quota_news import send_due
 from headgate.resources.replica import Replica
-from headgate.resources.shared_quotas import flush, quota_came, quota_came_sync, share_quotas
+from headgate.resources.shared_quotas import quota_came, quota_came_sync, share_quotas
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
 
 if TYPE_CHECKING:
@@ -109,12 +110,12 @@ class SharedHealth:
                 self._replica.learn(member, now)
             self._replica.want_more(now)
         self._send()
-        flush()
+        send_due()
 
     def waiters_changed(self) -> None:
         """Ask for the permits and the quota that waiters need, or give back what nobody needs."""
         self._send()
-        flush()
+        send_due()
 
     def members_changed(self) -> None:
         """Follow resources that were added, removed or changed."""

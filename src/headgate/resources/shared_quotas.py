@@ -27,6 +27,7 @@ from headgate.resources.engine import begin, lock
 from headgate.resources.health import mark_of
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import Message, Reply, exchange
+from headgate.resources.quota_news import forget_all, forget_due, is_due, note_due, send_due
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ PATIENCE = 0.5
 
 _log = logging.getLogger("headgate.resources")
 _living: weakref.WeakSet[SharedQuota] = weakref.WeakSet()
-_due: set[SharedQuota] = set()  # with something to send; with the lock held
 
 
 def share_quotas(rotation: Rotation, store: SharedState, name: str, timeout: float | None) -> None:
@@ -63,15 +63,6 @@ def share_quotas(rotation: Rotation, store: SharedState, name: str, timeout: flo
     for first in waits if timeout is not None else ():
         if not first.wait(timeout):
             raise StoreUnreachable(f"the store did not answer within {timeout:g} s")
-
-
-def flush() -> None:
-    """Send what quotas have to tell."""
-    with lock:
-        due = list(_due)
-        _due.clear()
-    for quota in due:
-        quota.send()
 
 
 async def quota_came(rotation: Rotation, call: Call) -> bool:
@@ -118,7 +109,7 @@ def _ask(rotation: Rotation, call: Call, waiter: Waiter) -> list[SharedQuota]:
             account.budget.lack(account.budget.need(call.plan.cost), now, waits=True)
             quota.askers.append(waiter)
             asked.append(quota)
-    flush()
+    send_due()
     return asked
 
 
@@ -127,6 +118,8 @@ def _asked(quotas: Iterable[SharedQuota], waiter: Waiter) -> None:
         for quota in quotas:
             if waiter in quota.askers:
                 quota.askers.remove(waiter)
+            quota.want_no_more()
+    send_due()
 
 
 def _has_come(quotas: Iterable[SharedQuota], call: Call) -> bool:
@@ -166,18 +159,20 @@ class SharedQuota:
             now = clock.now()
             self._budget.lack(self._budget.need(0.0), now)
             self.account.budget, self.account.shared = self._budget, self
+            for member in self.account.members:
+                member.rotation.shares_quotas = True
             self.account.refresh(now)
             _living.add(self)
         self.send(looks=True, then=then)
 
     def _needs(self) -> None:
-        _due.add(self)
+        note_due(self)
 
     def send(self, *, looks: bool = False, then: Callable[[], object] | None = None) -> None:
         """Send what is to be told, unless a message is under way: then as soon as that is answered."""
         nested = lock._is_owned()  # type: ignore[attr-defined]  # a finaliser in the middle of a transition
         with lock:
-            _due.discard(self)
+            forget_due(self)
             if self._busy or self._stopped or nested:
                 self._again = True
                 return
@@ -192,6 +187,11 @@ class SharedQuota:
             future = Future()
             future.set_exception(error)
         future.add_done_callback(partial(_answered, weakref.ref(self), message, then))
+
+    def want_no_more(self) -> None:
+        """Leave to others what was asked for here, if no call waits for it any more."""
+        if not self.account.is_waited_for:
+            self._budget.want_no_more()
 
     def look(self) -> None:
         """Ask the store what is new."""
@@ -237,7 +237,7 @@ class SharedQuota:
             effects = self._changed()
             if reply.is_wanted:
                 self._budget.give_back(now)
-            askers, again = list(self.askers), self._again or self in _due
+            askers, again = list(self.askers), self._again or is_due(self)
         _carry_out(effects)
         for engine in {member.rotation.owner for member in self.account.members}:
             if engine is not None:
@@ -352,7 +352,7 @@ def _carry_out(effects: Effects) -> None:
 
 
 def _after_fork() -> None:
-    _due.clear()
+    forget_all()
     for quota in list(_living):
         quota.after_fork()
 

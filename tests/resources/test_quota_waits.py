@@ -1,0 +1,190 @@
+"""H10: calls that wait for a quota are served as soon as there is some, whatever becomes of others that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate import CooldownResource, PoolExhausted, Quota, Resource, ResourcePool, TaskPool
+from headgate.core.clock import clock
+from headgate.testing import settle, virtual
+from tests.resources.support import Gate
+from tests.resources.test_quotas import limited, took
+
+TOKENS = Quota(tokens=100, per=10.0)
+
+
+async def waits(pool: ResourcePool[str], cost: float = 0.0, **options: Any) -> asyncio.Task[str]:
+    """A call that has begun to wait, unless it was served at once."""
+    task = asyncio.create_task(took(pool, cost=cost, wait_for_capacity=True, **options))
+    await settle()
+    return task
+
+
+async def running(pool: ResourcePool[str], gate: Gate, **options: Any) -> asyncio.Task[object]:
+    """A call that runs until its gate ends it."""
+    task = asyncio.create_task(pool.run(gate, **options))
+    await settle()
+    return task
+
+
+# -- groups over several pools ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_h10_a_call_cancelled_at_any_point_gives_way_to_one_of_another_pool(steps: int) -> None:
+    """While it waits, when it was granted the quota and has not begun, while it runs, when it has ended."""
+
+    @virtual
+    async def scenario() -> None:
+        quota, group = Quota(requests=1, per=10.0, delay=0.0), f"cancelled {steps}"
+        one, other = limited("a", quota=quota, group=group), limited("b", quota=quota, group=group)
+        await took(one)
+        gate = Gate()
+        first = asyncio.create_task(one.run(gate, wait_for_capacity=True))
+        await settle()
+        second = await waits(other)
+        with pytest.raises(PoolExhausted) as caught:
+            await took(one)
+        await asyncio.sleep(caught.value.retry_after or 0.0)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        assert await second == "b"
+        assert clock.now() <= (21.0 if gate.entered else 11.0)
+
+    scenario()
+
+
+@virtual
+async def test_h10_a_quota_is_not_kept_for_a_call_whose_resource_is_disabled() -> None:
+    one = ResourcePool([Resource("a", "a", quota=TOKENS, quota_group="disabled"), Resource("c", "c", max_in_flight=1)])
+    other, gate = limited("b", quota=TOKENS, group="disabled"), Gate()
+    await took(other, cost=50)
+    busy = await running(one, gate, exclude=["a"])
+    large, small = await waits(one, 90), await waits(other, 10)
+    assert not small.done()
+    await one.disable("a")
+    assert await small == "b"
+    assert clock.now() == 0
+    gate.finish(0)
+    assert (await busy, await large) == ("done", "c")
+
+
+@virtual
+async def test_h10_a_quota_is_not_kept_for_a_call_whose_resource_is_removed() -> None:
+    one = ResourcePool([Resource("a", "a", quota=TOKENS, quota_group="removed"), Resource("c", "c", max_in_flight=1)])
+    other, gate = limited("b", quota=TOKENS, group="removed"), Gate()
+    await took(other, cost=50)
+    busy = await running(one, gate, exclude=["a"])
+    large, small = await waits(one, 90), await waits(other, 10)
+    await one.remove("a")
+    assert await small == "b"
+    assert clock.now() == 0
+    gate.finish(0)
+    assert (await busy, await large) == ("done", "c")
+
+
+@virtual
+async def test_h10_a_quota_is_not_kept_for_a_call_whose_resource_cools_down() -> None:
+    one, other = limited("a", quota=TOKENS, group="cools"), limited("b", quota=TOKENS, group="cools")
+    gate = Gate()
+    refused = await running(one, gate, cost=50)
+    large, small = await waits(one, 90), await waits(other, 10)
+    assert not small.done()
+    gate.finish(0, CooldownResource(3600))
+    with pytest.raises(PoolExhausted):
+        await refused
+    assert await small == "b"
+    assert clock.now() == 0
+    assert await large == "a"
+    assert clock.now() == 3600
+
+
+@virtual
+async def test_h10_a_quota_is_not_kept_for_a_call_whose_resource_is_in_full_use() -> None:
+    one = ResourcePool([Resource("a", "a", quota=TOKENS, quota_group="full", max_in_flight=1)])
+    other, gate = limited("b", quota=TOKENS, group="full"), Gate()
+    busy = await running(one, gate)
+    large = await waits(one, 90)
+    assert await took(other, cost=5) == "b"
+    gate.finish(0)
+    assert (await busy, await large) == ("done", "a")
+
+
+@virtual
+async def test_h10_a_quota_is_not_kept_for_a_call_that_was_served_elsewhere() -> None:
+    pool = ResourcePool(
+        [
+            Resource("a", "a", quota=TOKENS, quota_group="elsewhere", max_in_flight=1, tags=["x"]),
+            Resource("c", "c", max_in_flight=1, tags=["x"]),
+            Resource("b", "b", quota_group="elsewhere", tags=["y"]),
+        ]
+    )
+    gate = Gate()
+    busy = [await running(pool, gate, tags=["x"]) for _ in range(2)]
+    either, only = await waits(pool, 50, tags=["x"]), await waits(pool, 10, tags=["y"])
+    gate.finish(gate.entered.index("c"))
+    assert await either == "c"
+    assert await only == "b"
+    gate.finish(gate.entered.index("a"))
+    await asyncio.gather(*busy)
+
+
+@virtual
+async def test_h10_a_quota_is_not_kept_for_a_call_that_was_told_that_nothing_can_come() -> None:
+    one, other = limited("a", quota=TOKENS, group="hopeless"), limited("b", quota=TOKENS, group="hopeless")
+    await took(other, cost=50)
+    large, small = await waits(one, 90), await waits(other, 10)
+    assert not small.done()
+    await one.remove("a")
+    with pytest.raises(PoolExhausted):
+        await large
+    assert await small == "b"
+    assert clock.now() == 0
+
+
+@virtual
+async def test_h10_reconcile_moves_a_resource_into_a_group_whose_quota_is_spent() -> None:
+    quota = Quota(requests=1, per=10.0, delay=0.0)
+    one, other = limited("a", quota=quota, group="joined"), ResourcePool([Resource("b", "b")])
+    await took(one)
+    await other.reconcile([Resource("b", "b", quota=quota, quota_group="joined")])
+    assert await took(other, wait_for_capacity=True) == "b"
+    assert clock.now() == pytest.approx(10.0, abs=0.2)
+
+
+@virtual
+async def test_h10_reconcile_moves_a_resource_out_of_a_group_that_was_kept_for_it() -> None:
+    one, other = limited("a", quota=TOKENS, group="left"), limited("b", quota=TOKENS, group="left")
+    await took(other, cost=50)
+    large, small = await waits(one, 90), await waits(other, 10)
+    assert not small.done()
+    await one.reconcile([Resource("a", "a", quota=TOKENS)])
+    assert (await large, await small) == ("a", "b")
+    assert clock.now() == 0
+
+
+@virtual
+async def test_h10_a_task_that_takes_less_than_was_kept_for_it_leaves_the_rest_to_others() -> None:
+    """The place of the tasks in the queue has the cost of the first. When its turn comes, another task is first."""
+    pool, gate = limited("a", quota=TOKENS), Gate()
+
+    async def ask(key: Resource[str]) -> str:
+        return key.resource_id
+
+    async with TaskPool("asks", max_concurrent=1, resources=pool) as tasks:
+        busy = await running(pool, gate, cost=50)
+        large = await tasks.submit(ask, cost=90)
+        small = await tasks.submit(ask, cost=10)
+        await settle()
+        call = await waits(pool, 60)
+        large.cancel()
+        gate.finish(0)
+        await busy
+        assert await small == "a"
+        assert await call == "a"
+        assert clock.now() <= 11

@@ -1,0 +1,148 @@
+"""H10: calls that wait for a quota of several processes are all served. Members of a `SharedMemory` play these."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from headgate import PoolExhausted, Quota, Resource, ResourcePool
+from headgate.core.clock import clock
+from headgate.stores.shared.memory import SharedMemory
+from headgate.testing import settle, virtual
+from tests.resources.support import Gate, ident
+from tests.resources.test_quotas import Upstream, limited
+from tests.resources.test_shared_health import count_exchanges
+from tests.resources.test_shared_quotas import share
+
+TOKENS = Quota(tokens=100, per=10.0)
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_pool_goes", [False, True])
+def test_h10_a_pool_without_a_store_takes_part_in_a_group_that_is_shared(first_pool_goes: bool) -> None:
+    @virtual
+    async def scenario() -> None:
+        quota, group, upstream = Quota(requests=10, per=10.0), f"shared {first_pool_goes}", Upstream(10, None, 10.0)
+        resource = Resource("a", "a", quota=quota, quota_group=group)
+        shared = ResourcePool([resource], name="keys", store=SharedMemory().member())
+        alone = limited("b", quota=quota, group=group)
+        if first_pool_goes:
+            del shared
+            gc.collect()
+        for _ in range(30):
+            assert await alone.run(ident, wait_for_capacity=True) == "b"
+            upstream.arrive("b", 0)
+        assert upstream.exceeded == []
+        assert clock.now() <= 30
+
+    scenario()
+
+
+# -- calls of different costs -----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_h10_a_process_that_holds_a_part_can_get_all() -> None:
+    pool = share(SharedMemory(), TOKENS)
+    await pool.run(ident, cost=10)
+    assert await pool.run(ident, cost=100, wait_for_capacity=True) == "a"
+    assert clock.now() == pytest.approx(10.0, abs=1.0)
+
+
+@virtual
+async def test_h10_processes_that_each_want_all_take_turns() -> None:
+    place = SharedMemory()
+    pools = [share(place, TOKENS) for _ in range(3)]
+    for pool in pools:
+        await pool.run(ident, cost=10)
+    await asyncio.gather(*(pool.run(ident, cost=100, wait_for_capacity=True) for pool in pools))
+    assert clock.now() <= 45
+
+
+@virtual
+async def test_h10_costs_may_be_fractions() -> None:
+    place = SharedMemory()
+    pools = [share(place, TOKENS) for _ in range(2)]
+    for number in range(20):
+        for pool in pools:
+            await pool.run(ident, cost=1.1 + number / 7, wait_for_capacity=True)
+    began = clock.now()
+    await asyncio.gather(*(pool.run(ident, cost=100, wait_for_capacity=True) for pool in pools))
+    assert clock.now() - began <= 31
+
+
+@virtual
+async def test_h10_what_a_call_reserved_and_did_not_spend_goes_to_other_processes_at_once() -> None:
+    place, gate = SharedMemory(), Gate()
+    one, other = share(place, TOKENS), share(place, TOKENS)
+
+    async def cheaper(key: Resource[str]) -> None:
+        await gate(key)
+        key.spent(5)
+
+    running = asyncio.create_task(one.run(cheaper, cost=60, wait_for_capacity=True))
+    await settle()
+    waiting = asyncio.create_task(other.run(ident, cost=90, wait_for_capacity=True))
+    await asyncio.sleep(3)
+    gate.finish(0)
+    await running
+    assert await waiting == "a"
+    assert clock.now() <= 4
+
+
+@virtual
+async def test_h10_a_large_call_is_not_kept_out_by_small_ones_of_another_process() -> None:
+    place = SharedMemory()
+    store = place.member()
+    many, one = share(store, TOKENS), share(place, TOKENS)
+    asked = count_exchanges(store)
+    served: list[str] = []
+
+    async def call(pool: ResourcePool[str], name: str, cost: float) -> None:
+        await pool.run(ident, cost=cost, wait_for_capacity=True)
+        served.append(name)
+
+    async def stream_of_small_calls() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(80):
+                group.create_task(call(many, "small", 10))
+                await asyncio.sleep(0.5)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stream_of_small_calls())
+        await asyncio.sleep(3.25)
+        group.create_task(call(one, "large", 90))
+    assert served.index("large") < 20
+    assert len(asked) < 300
+
+
+@pytest.mark.parametrize("how", ["cancelled", "without a wait mode"])
+def test_h10_a_large_call_that_gave_up_keeps_nobody_waiting(how: str) -> None:
+    @virtual
+    async def scenario() -> None:
+        place = SharedMemory()
+        one, other = share(place, TOKENS), share(place, TOKENS)
+        await one.run(ident, cost=60, wait_for_capacity=True)
+        if how == "cancelled":
+            large = asyncio.create_task(other.run(ident, cost=90, wait_for_capacity=True))
+            await asyncio.sleep(1)
+            large.cancel()
+            await asyncio.wait([large])
+        else:
+            with pytest.raises(PoolExhausted):
+                await other.run(ident, cost=90)
+        assert await one.run(ident, cost=30, wait_for_capacity=True, within=5) == "a"
+
+    scenario()
+
+
+@virtual
+async def test_h10_a_cost_that_only_the_own_quota_allows_fails_and_keeps_nobody_waiting() -> None:
+    place = SharedMemory()
+    small, large = share(place, TOKENS), share(place, Quota(tokens=1000, per=10.0))
+    with pytest.raises(PoolExhausted, match="cost=500"):
+        await large.run(ident, cost=500, wait_for_capacity=True)
+    assert await small.run(ident, cost=90, wait_for_capacity=True, within=5) == "a"
