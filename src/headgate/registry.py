@@ -38,15 +38,19 @@ _TRIES: Final = 5
 P = TypeVar("P")
 
 
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise TypeError("a snapshot is frozen: it tells how things were")
+
+
+_refusing: Any = _refuse
+
+
 class Frozen(dict[str, Any]):
     """A dict that cannot be changed. `json.dumps` takes it as it is; the sequences in it are tuples."""
 
     __slots__ = ()
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a snapshot is frozen: it tells how things were")
-
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refusing
 
     def __reduce__(self) -> tuple[Any, ...]:
         return frozen, (dict(self),)
