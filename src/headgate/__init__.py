@@ -286,7 +286,10 @@ _PACKAGES = {
         "setup_result",
     ),
 }
-_SUBMODULES = ("certs", "discovery", "combined", "integrations", "resources", "stores", "tasks", "testing", "workers")
+_SUBMODULES = (
+    *("certs", "combined", "dashboard", "discovery", "integrations", "observe", "registry", "resources", "stores"),
+    *("tasks", "testing", "workers"),
+)
 _named = lazy(globals(), _PACKAGES)
 
 _logging.install()
