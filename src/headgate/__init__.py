@@ -5,6 +5,7 @@ worker process. Importing this package is quick: the package of a name is loaded
 """
 
 from importlib import import_module
+from os import environ
 
 from headgate._version import __version__
 from headgate.core.lazy import lazy
@@ -293,6 +294,11 @@ _SUBMODULES = (
 _named = lazy(globals(), _PACKAGES)
 
 _logging.install()
+
+if environ.get("HEADGATE_OBSERVE", "0") not in ("", "0"):  # show this program as soon as it has a pool
+    from headgate.observe.starting import publish_soon as _publish_soon
+
+    _publish_soon()
 
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name

@@ -32,6 +32,8 @@ Kind = Literal["resources", "tasks", "workers"]
 
 SCHEMA: Final = 1
 """The version of what `snapshot` returns. It grows when a field gets another meaning or goes."""
+STARTED_AT: Final = clock.wall()
+"""When this process began to use pools, in Unix seconds."""
 _ROWS: Final = 1000
 _TRIES: Final = 5
 

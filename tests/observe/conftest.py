@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any
@@ -76,3 +77,5 @@ def program(request: pytest.FixtureRequest) -> Iterator[Program]:
 
     program.do(end())
     program.close()
+    del program.keys, program.pool
+    gc.collect()  # else later tests would see these pools too

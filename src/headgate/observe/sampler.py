@@ -41,7 +41,6 @@ class Sampler:
     """What is seen of this process, now and lately. Its attributes may be read from any thread."""
 
     def __init__(self) -> None:
-        self.started_at: float = clock.wall()
         self.feed: Feed = Feed()
         self.history: dict[int, PoolHistory] = {}
         """By the number of the pool's entry in the registry."""
@@ -153,7 +152,7 @@ class Sampler:
             "version": __version__,
             "pid": os.getpid(),
             "program": redact(program_name()),
-            "started_at": self.started_at,
+            "started_at": registry.STARTED_AT,
             "at": clock.wall(),
             "cost": round(self._dearest, 5),
             "pools": pools,

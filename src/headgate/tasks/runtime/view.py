@@ -184,3 +184,14 @@ def endings(executor: Executor, since: int) -> tuple[int, list[Ended]]:
         ran = None if started is None or ended is None else ended.now - started.now
         found.append(Ended(partition, status, waited, ran))
     return total, found
+
+
+def find_task(executor: Executor, number: int) -> TaskRecord | Remains | None:
+    """Return the task of this number: unfinished, or among the last that have ended. On the loop of the pool."""
+    for task in executor.scheduler.unfinished():
+        if task.number == number:
+            return task
+    for kept in executor.states.remembered():
+        if kept.number == number:
+            return kept
+    return None
