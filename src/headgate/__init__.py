@@ -296,9 +296,7 @@ _named = lazy(globals(), _PACKAGES)
 _logging.install()
 
 if environ.get("HEADGATE_OBSERVE", "0") not in ("", "0"):  # show this program as soon as it has a pool
-    from headgate.observe.starting import publish_soon as _publish_soon
-
-    _publish_soon()
+    import_module("headgate.observe.starting").publish_soon()
 
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,10 +37,16 @@ class Program:
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
+    """Pools at work, for one test."""
+    with at_work(request.node.name[:40]) as program:
+        yield program
+
+
+@contextmanager
+def at_work(name: str) -> Iterator[Program]:
     """Two keys, one of which cools down, tasks that run, wait and have failed, for hostile and plain tenants."""
     program = Program()
     gate = asyncio.Event()
-    name = request.node.name[:40]
 
     async def call(key: Resource[str], what: str) -> str:
         if what == "fail":

@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "workers": "list the workers that can be found, and why one is not used",
     "ps": "list the running programs and their pools",
     "top": "show the pools of running programs, live",
+    "dashboard": "serve a web page of all running programs",
     "show": "print the story of a task",
     "cancel": "cancel a task of a running program",
     "retry": "run a failed task of a running program again",

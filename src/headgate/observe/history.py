@@ -1,7 +1,7 @@
 """What was seen of a pool lately: points for plots, and histograms for metrics. Pure.
 
-A point is made each time somebody looks. Rates are differences of counters between two points, divided by the time
-between them. Nothing here grows without end: points, tenants and buckets are bounded.
+A point is made each time somebody looks. Rates are differences of counters over the last two seconds, divided by that
+time. Nothing here grows without end: points, tenants and buckets are bounded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, Final
 
 POINTS: Final = 300
 """Points that are kept of each pool."""
+WINDOW: Final = 4
+"""Looks over which a rate is taken: two seconds, so that a number can be read."""
 PLOTTED: Final = 8
 """Tenants whose queues are in each point: those with most to wait for."""
 TENANTS: Final = 100
@@ -94,18 +96,17 @@ class PoolHistory:
         """How many tasks have ended, by tenant and status."""
         self.seen: int | None = None
         """How many tasks had ended when somebody looked last."""
-        self._last: tuple[float, dict[str, float]] | None = None
+        self._sums: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW + 1)
 
     def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any]:
         """Make a point of what a pool shows now; `now` monotonic."""
         sums = {name: float(sum(view.get(one, 0) for one in parts)) for name, parts in _RATES[self.kind].items()}
         point: dict[str, Any] = {"t": round(wall, 3)}
-        before = self._last
+        then, before = self._sums[0] if self._sums else (now, sums)
         for name, value in sums.items():
-            gone = 0.0 if before is None else now - before[0]
-            rate = 0.0 if before is None or gone <= 0 else max(0.0, value - before[1][name]) / gone
+            rate = 0.0 if now <= then else max(0.0, value - before[name]) / (now - then)
             point[name] = round(rate, 3)
-        self._last = now, sums
+        self._sums.append((now, sums))
         for name in _LEVELS[self.kind]:
             point[name] = view.get(name, 0)
         if self.kind == "tasks":

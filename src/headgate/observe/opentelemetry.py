@@ -97,8 +97,12 @@ class Tracing:
 
     def stop(self) -> None:
         """End the spans that are open, and make no more."""
-        lists: tuple[list[Any], ...] = (START_HOOKS, hooks.CALLING, hooks.RUNNING)
-        for known, hook in zip(lists, (self._starts, self._calling, self._running), strict=True):
+        lists: tuple[tuple[list[Any], Any], ...] = (
+            (START_HOOKS, self._starts),
+            (hooks.CALLING, self._calling),
+            (hooks.RUNNING, self._running),
+        )
+        for known, hook in lists:
             if hook in known:
                 known.remove(hook)
         for stop in self._stops:

@@ -19,6 +19,7 @@ from headgate.observe import sampler as sampling
 from headgate.observe import sockets
 from headgate.observe.actions import act, story
 from headgate.observe.lines import LONGEST_REQUEST, decoded, encoded, said, text_of
+from headgate.observe.rows import rows
 from headgate.observe.sampler import Sampler
 
 MOST_CLIENTS: Final = 32
@@ -154,12 +155,16 @@ class _Conversation:
             sampler = self._publication.sampler
             seen = await asyncio.to_thread(sampler.look)
             return seen if ask == "snapshot" else {**seen, "pools": [_brief(one) for one in seen["pools"]]}
+        if ask == "rows":
+            return await rows(request)
+        if ask == "metrics":
+            return await asyncio.to_thread(_metrics, self._publication.sampler)
         if ask == "story":
             return await story(text_of(request, "task"), text_of(request, "pool"))
         if ask == "act":
             origin = "page" if request.get("origin") == "page" else "terminal"
             return await act(text_of(request, "action"), text_of(request, "target"), text_of(request, "pool"), origin)
-        raise InvalidArgument("ask must be hello, snapshot, story, act or watch")
+        raise InvalidArgument("ask must be hello, snapshot, rows, story, act, metrics or watch")
 
     async def _watch(self, number: int | None, tasks: bool) -> None:
         """Send what is seen, until the other side goes. A slow reader gets the newest and misses what was between."""
@@ -175,33 +180,55 @@ class _Conversation:
             loop.call_soon_threadsafe(offer, seen)
 
         await asyncio.to_thread(sampler.look)
-        stop = sampler.listen(tell)
-        if tasks:
-            sampler.feed.want_tasks(True)
-        gone = asyncio.ensure_future(self._reader.read(1))
+        stop, wants = sampler.listen(tell), _Wish(sampler, tasks)
+        heard = asyncio.ensure_future(self._reader.readline())
+        offered = asyncio.ensure_future(newest.get())
         try:
             history = {str(one): list(past.points) for one, past in list(sampler.history.items())}
             await self._send({"id": number, "ok": {"history": history}})
-            last, offered = 0, asyncio.ensure_future(newest.get())
+            last = 0
             offer(sampler.latest)
             while True:
-                await asyncio.wait({gone, offered}, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    offered.cancel()
-                    return
-                last, events = sampler.feed.since(last)
-                await self._send({"id": number, "look": offered.result(), "events": events})
-                offered = asyncio.ensure_future(newest.get())
+                await asyncio.wait({heard, offered}, return_when=asyncio.FIRST_COMPLETED)
+                if heard.done():
+                    if not heard.result():  # the other side has gone
+                        return
+                    wants.set(bool(decoded(heard.result()).get("tasks")))
+                    heard = asyncio.ensure_future(self._reader.readline())
+                if offered.done():
+                    last, events = sampler.feed.since(last)
+                    await self._send({"id": number, "look": offered.result(), "events": events})
+                    offered = asyncio.ensure_future(newest.get())
         finally:
-            gone.cancel()
+            heard.cancel()
+            offered.cancel()
             stop()
-            if tasks:
-                sampler.feed.want_tasks(False)
+            wants.set(False)
 
     async def _send(self, message: dict[str, Any]) -> None:
         self._writer.write(encoded(message))
         async with asyncio.timeout(SLOWEST):
             await self._writer.drain()
+
+
+class _Wish:
+    """Whether one who watches wants to hear of tasks."""
+
+    def __init__(self, sampler: Sampler, tasks: bool) -> None:
+        self._sampler = sampler
+        self._tasks = False
+        self.set(tasks)
+
+    def set(self, tasks: bool) -> None:
+        if tasks != self._tasks:
+            self._tasks = tasks
+            self._sampler.feed.want_tasks(tasks)
+
+
+def _metrics(sampler: Sampler) -> str:
+    from headgate.observe.prometheus import PoolCollector, exposition
+
+    return exposition(PoolCollector(sampler)).decode()
 
 
 def _brief(view: dict[str, Any]) -> dict[str, Any]:
