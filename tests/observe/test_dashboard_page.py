@@ -66,9 +66,11 @@ def served(program: Program) -> Iterator[Dashboard]:
 def page(browser: Browser, served: Dashboard) -> Iterator[Browser]:
     """The page, as somebody who was given its address sees it."""
     browser.size(1280, 900)
-    browser.open("about:blank")
-    browser.open(served.url)
+    if browser.run("return location.port") != str(served.port):  # else it is open: loading it takes most of a second
+        browser.open(served.url)
     browser.until("return window.headgate?.applied.updates > 0")
+    browser.run("document.querySelectorAll('dialog').forEach(one => one.close()); document.activeElement.blur()")
+    browser.press("1")
     yield browser
     assert browser.complaints() == [], "no script failed, and the policy had nothing to stop"
 
@@ -126,12 +128,11 @@ def test_o23_a_story_is_shown_and_a_failed_task_runs_again(page: Browser, progra
 
 
 def test_o23_a_cooled_key_counts_down_and_can_be_enabled_by_keyboard_alone(page: Browser, program: Program) -> None:
-    program.do(program.keys.cool("key-2", 300))
+    program.do(program.keys.cool("key-2", 900))
     page.press("3")
-    rest = "(document.querySelectorAll('#main td.rest')[1]?.innerText ?? '')"
-    first = page.until(f"return {rest}")
-    page.until(f"return {rest} !== arguments[0]", first)
-    assert float(page.run(f"return {rest}").removesuffix(" s")) < float(first.removesuffix(" s"))
+    rest = "parseFloat(document.querySelectorAll('#main td.rest')[1]?.innerText ?? '0')"
+    first = page.until(f"return {rest} > 800 && {rest}")
+    page.until(f"return {rest} < arguments[0]", first)
     page.press("jj")
     assert page.run("return document.activeElement.innerText").startswith("key-2")
     page.press("x")
@@ -197,8 +198,9 @@ def test_o23_it_can_be_read_at_both_widths_in_both_themes(page: Browser, width: 
         page.run("document.documentElement.dataset.theme = arguments[0]", theme)
         for tab in "12345":
             page.press(tab)
-            assert page.run("return document.documentElement.scrollWidth") <= width, f"{tab} is wider than the window"
-            assert page.run(CONTRAST) == [], f"{tab} in the theme {theme}"
+            wide, faint = page.run(f"return [document.documentElement.scrollWidth, (() => {{ {CONTRAST} }})()]")
+            assert wide <= width, f"{tab} is wider than the window"
+            assert faint == [], f"{tab} in the theme {theme}"
     page.press("t")
     assert page.run("return document.documentElement.dataset.theme") == "light"
     page.press("p")
@@ -327,7 +329,7 @@ def test_o23_programs_that_die_and_start_again_and_a_server_that_is_gone(
 
 def test_o24_an_update_of_a_large_program_is_applied_to_every_view(page: Browser) -> None:
     for tab in "1234":
-        assert len(apply_big_updates(page, tab, 5)) == 5
+        assert len(apply_big_updates(page, tab, 3)) == 3
         page.until("return document.querySelectorAll('#main tbody tr').length > 2")
     page.press("2")
     page.until_text("1 to 50 of 10,000")
