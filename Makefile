@@ -24,8 +24,9 @@ pytest := PYTHONDONTWRITEBYTECODE= $(py) -m pytest
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
+# With the extra `dashboard` in the environment it prints the address of its page; DASHBOARD=0: it does not.
 demo: package-venv ## all three pools in one program, without a network
-	@$(py) -m headgate demo
+	@$(py) -m headgate demo $(if $(filter 0,$(DASHBOARD)),,--dashboard)
 
 # Tests with real timers can fail because four processes share two cores. What failed is run again, one after the other,
 # and fails for good if it fails then too. `make soak` forgives nothing.

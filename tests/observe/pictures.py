@@ -11,10 +11,11 @@ import sys
 import threading
 from pathlib import Path
 
-from headgate import CooldownResource, DisableResource, Resource, ResourcePool, TaskPool, WorkerPool, fair_round_robin
+from headgate import ResourcePool, TaskPool, WorkerPool, fair_round_robin
 from headgate.core.clock import clock
 from headgate.dashboard import serve
 from tests.observe.browser import Browser, missing
+from tests.observe.picture_jobs import ask
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 VIEWS = {"overview": "1", "tasks": "2", "resources": "3", "workers": "4", "events": "5"}
@@ -27,19 +28,6 @@ SHOWN = (
     ("tasks", 390, 844),
 )
 SECONDS = 45
-
-
-async def ask(key: Resource[str], number: int) -> str:
-    """Runs on a worker: some calls are refused, some fail."""
-    await asyncio.sleep(clock.uniform(0.1, 0.8))
-    drawn = clock.uniform(0.0, 1.0)
-    if drawn < 0.025:
-        raise CooldownResource(clock.uniform(2.0, 9.0), "rate limited")
-    if drawn < 0.032:
-        raise ValueError("the answer is no JSON: Expecting value: line 1 column 1 (char 0)")
-    if key.resource_id == "key-5" and number > 300:
-        raise DisableResource("key revoked")
-    return "fine"
 
 
 async def work(over: asyncio.Event) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 POINTS: Final = 300
 """Points that are kept of each pool."""
-WINDOW: Final = 4
+WINDOW: Final = 2
 """Looks over which a rate is taken: two seconds, so that a number can be read."""
 PLOTTED: Final = 8
 """Tenants whose queues are in each point: those with most to wait for."""
@@ -94,7 +94,7 @@ class PoolHistory:
         self.labels: Labels = Labels()
         self.ended: dict[tuple[str, str], float] = {}
         """How many tasks have ended, by tenant and status."""
-        self.seen: int | None = None
+        self.seen: int = 0
         """How many tasks had ended when somebody looked last."""
         self._sums: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW + 1)
 

@@ -8,7 +8,7 @@
     <- {"v": 1, "id": 4, "error": "no pool here has the resource 'key-1'"}
     -> {"v": 1, "id": 5, "ask": "watch", "tasks": false}
     <- {"v": 1, "id": 5, "ok": {"history": {...}}}
-    <- {"v": 1, "id": 5, "look": {...}, "events": [...]}       twice a second, until the connection is closed
+    <- {"v": 1, "id": 5, "look": {...}, "events": [...]}       once a second, until the connection is closed
     -> {"v": 1, "tasks": true}                                 tell of tasks too, from now on
     -> {"v": 1, "id": 6, "ask": "rows", "pool": "#3", "list": "tenants", "offset": 50, "limit": 50, "filter": "a"}
 

@@ -6,7 +6,7 @@
 
 The span that is current where a task is submitted is the parent of its spans, and the span of the attempt is current
 inside the task. Calls on workers carry the `traceparent` of W3C in their Context, so the spans of another process join
-the trace. A task that is not sampled costs one decision of the sampler; a task that never starts has no span. Spans
+the trace. `sample=` decides cheaply which tasks are traced; a task that never starts has no span. Spans
 carry ids of resources and names of tenants and pools, never values.
 
 Spans are made of records that pools keep anyway: when a task starts, its submit and its wait are known.
@@ -18,15 +18,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.context.variables import ContextVar
+from headgate.core.checks import checked_number
+from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.core.topics import subscribe
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, InvalidArgument
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.names import pool_get
 from headgate.tasks.runtime.executor import START_HOOKS
 from headgate.tasks.runtime.view import shown
 from headgate.workers import hooks
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from opentelemetry.trace import Span, TracerProvider
 
     from headgate.workers.server.running_call import RunningCall
@@ -37,11 +42,15 @@ _BILLION: Final = 1_000_000_000
 _installed: list[Tracing] = []
 
 
-def install(tracer_provider: TracerProvider | None = None) -> Callable[[], None]:
+def install(tracer_provider: TracerProvider | None = None, *, sample: float = 1.0) -> Callable[[], None]:
     """Make spans from now on, with this provider or the global one. Returns a function that stops it.
 
-    A second call replaces the first.
+    `sample` is the share of tasks without a parent span that are traced, drawn before the SDK is asked: its own sampler
+    costs ten times as much for each task that it drops. A second call replaces the first.
     """
+    share = checked_number("sample", sample)
+    if not 0.0 <= share <= 1.0:
+        raise InvalidArgument(f"sample must be from 0 to 1, got {sample!r}", remedy="0.01 is one of a hundred.")
     try:
         import opentelemetry.trace  # noqa: F401 - the only question is whether it is there
     except ImportError as error:
@@ -50,7 +59,7 @@ def install(tracer_provider: TracerProvider | None = None) -> Callable[[], None]
         ) from error
     while _installed:
         _installed.pop().stop()
-    tracing = Tracing(tracer_provider)
+    tracing = Tracing(tracer_provider, share)
     _installed.append(tracing)
     tracing.start()
 
@@ -76,14 +85,17 @@ class _Open:
 class Tracing:
     """Makes the spans of this process."""
 
-    def __init__(self, provider: TracerProvider | None) -> None:
+    def __init__(self, provider: TracerProvider | None, sample: float = 1.0) -> None:
         from opentelemetry import context, propagate, trace
 
-        self._trace, self._context = trace, context
+        self._trace = trace
+        self._attach, self._current = context.attach, context.get_current
         self._inject, self._extract = propagate.inject, propagate.extract
         self._tracer = trace.get_tracer("headgate", tracer_provider=provider)
+        self._sample = sample
+        unsampled = trace.SpanContext(1, 1, is_remote=False)  # never exported: that it is valid and not sampled counts
+        self._dropped = trace.set_span_in_context(trace.NonRecordingSpan(unsampled), context.Context())
         self._open: dict[TaskRecord, _Open] = {}
-        self._pools: set[str] = set()
         self._uses: dict[tuple[str, int], Span] = {}  # of calls that are no task's, by pool and use
         self._calls: dict[str, Span] = {}  # the same, by the id of the call
         self._stops: list[Callable[[], None]] = []
@@ -116,49 +128,49 @@ class Tracing:
 
     def _starts(self, task: TaskRecord) -> None:
         """Make the spans of an attempt that begins, and let the last one be current inside the task."""
-        known = self._open.pop(task, None)
-        self._pools.add(task.owner.id)
-        if known is not None:  # the attempt before this one has ended, and was queued again
-            self._close(known, task, task.since.wall, "requeued")
+        inner = task.context
+        if self._open and (known := self._open.pop(task, None)) is not None:
+            self._close(known, task, task.since.wall, "requeued")  # the attempt before this one
             self._begin(task, known.context)
-        elif task.context is not None:
-            context = self._submitted(task)
-            if context is not None:
+        elif inner is not None:
+            parent = inner.run(self._current)
+            if not parent and self._sample < 1.0 and clock.uniform(0.0, 1.0) >= self._sample:
+                inner.run(self._attach, self._dropped)  # benchmarks/observe.py: most tasks end here
+            elif (context := self._submitted(task, inner, parent)) is not None:
                 self._begin(task, context)
                 task.on_end(self._ended)  # type: ignore[attr-defined] # every record of a pool is a handle
 
-    def _submitted(self, task: TaskRecord) -> Any:
+    def _submitted(self, task: TaskRecord, inner: Context, parent: Any) -> Any:
         """Make the span of the submit, which says whether the task is sampled. None: it is not."""
-        trace, context = self._trace, task.context
-        assert context is not None, "it has not ended"
-        parent = context.run(self._context.get_current)
+        trace = self._trace
+        above = trace.get_current_span(parent).get_span_context()
+        if above.is_valid and not above.trace_flags.sampled and not above.is_remote:
+            return None  # nor is what the task traces itself
+        at = int(task.moment.wall * _BILLION)
         span = self._tracer.start_span(
             f"submit {task.owner.name}",
             parent,
             kind=trace.SpanKind.PRODUCER,
-            start_time=int(task.moment.wall * _BILLION),
+            start_time=at,
+            attributes=self._about(task, "send"),
         )
         inside = trace.set_span_in_context(span, parent)
         if not span.is_recording():
-            context.run(self._context.attach, inside)  # what the task traces itself is not sampled either
+            inner.run(self._attach, inside)
             return None
-        span.set_attributes(self._about(task, "send"))
-        span.end(int(task.moment.wall * _BILLION))
+        span.end(at)
         return inside
 
     def _begin(self, task: TaskRecord, context: Any) -> None:
         trace, tracer = self._trace, self._tracer
         assert task.started is not None, "it starts"
-        now, about = int(task.started.wall * _BILLION), self._about(task, "process")
-        name = task.owner.name
-        queue = tracer.start_span(f"queue {name}", context, start_time=int(task.since.wall * _BILLION))
-        queue.set_attributes(self._about(task, "receive"))
-        queue.end(now)
+        now, name = int(task.started.wall * _BILLION), task.owner.name
+        tracer.start_span(f"queue {name}", context, start_time=int(task.since.wall * _BILLION)).end(now)
         lease, inside = None, context
         resource = getattr(task.permit, "resource_id", None)
         if resource is not None:
-            lease = tracer.start_span(f"lease {resource}", context, start_time=now)
-            lease.set_attributes({"headgate.resource.id": resource, **about})
+            about = {"headgate.resource.id": resource}
+            lease = tracer.start_span(f"lease {resource}", context, start_time=now, attributes=about)
             inside = trace.set_span_in_context(lease, context)
         is_remote = getattr(task.owner.launcher, "is_remote", False)
         attempt = tracer.start_span(
@@ -166,11 +178,11 @@ class Tracing:
             inside,
             kind=trace.SpanKind.CLIENT if is_remote else trace.SpanKind.CONSUMER,
             start_time=now,
+            attributes=self._about(task, "process"),
         )
-        attempt.set_attributes(about)
         self._open[task] = _Open(context, attempt, lease)
         assert task.context is not None, "it has not ended"
-        task.context.run(self._context.attach, trace.set_span_in_context(attempt, inside))
+        task.context.run(self._attach, trace.set_span_in_context(attempt, inside))
 
     def _ended(self, task: TaskRecord) -> None:
         known = self._open.pop(task, None)
@@ -239,7 +251,8 @@ class Tracing:
                 ended.end(int(event.at * _BILLION))
 
     def _is_of_task(self, request_id: str) -> bool:
-        return request_id.rpartition("/")[0] in self._pools
+        pool_id, _, number = request_id.rpartition("/")
+        return number.isdecimal() and pool_get(pool_id) is not None
 
     # -- across processes ----------------------------------------------------------------------------------------------
 
@@ -260,7 +273,7 @@ class Tracing:
         parent = self._extract({"traceparent": came})
         described = running.describe()
         span = self._tracer.start_span(f"run {described.tag}", parent, kind=trace.SpanKind.CONSUMER)
-        self._context.attach(trace.set_span_in_context(span, parent))
+        self._attach(trace.set_span_in_context(span, parent))
         if not span.is_recording():
             return None
         about = {

@@ -1,4 +1,4 @@
-"""`Sampler`: looks at all pools of this process, every half second, from a thread of its own.
+"""`Sampler`: looks at all pools of this process, every second, from a thread of its own.
 
 It is there only while somebody looks on: a page, a terminal or a metrics server. Pools keep what it reads anyway, so
 they pay for a look and not for each task. What belongs to an event loop is read on that loop: a look is one callback,
@@ -24,9 +24,9 @@ from headgate.core.topics import subscribe
 from headgate.observe.feed import Feed
 from headgate.observe.history import PoolHistory
 from headgate.registry import LivePool
-from headgate.tasks.runtime.view import endings, shown
+from headgate.tasks.runtime.view import Ended, endings, shown
 
-PERIOD: Final = 0.5
+PERIOD: Final = 1.0
 ROWS: Final = 200
 """Tenants, resources and workers that a look lists of each pool."""
 PATIENCE: Final = 0.3
@@ -123,7 +123,8 @@ class Sampler:
         if seen.view is None:
             return None
         self._dearest = max(0.5 * self._dearest, seen.cost)
-        self.history[number].count(*seen.ended)
+        if seen.ended is not None:
+            self._count(self.history[number], seen.ended)
         view = {**seen.view, "name": shown(seen.view["name"]), "held": None}
         if entry.kind == "workers":
             view["memory"] = sum(one["memory"] or 0 for one in view.get("workers", ()))
@@ -132,6 +133,17 @@ class Sampler:
             self._uids[number] = before | {one["uid"] for one in view.get("workers", ())}
         self._views[number] = view
         return view
+
+    def _count(self, history: PoolHistory, ended: Ended) -> None:
+        names: dict[Any, str | None] = {None: None}
+        told = []
+        for partition, status, submitted, started, finished in ended.tasks:
+            if partition not in names:
+                names[partition] = shown(partition)
+            waited = None if started is None else started.now - submitted.now
+            ran = None if started is None or finished is None else finished.now - started.now
+            told.append((names[partition], status, waited, ran))
+        history.count(told, ended.new)
 
     def _on_worker(self, event: Any) -> None:
         """Count a worker that was lost, for the pool in which it was seen."""
@@ -166,7 +178,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.view: dict[str, Any] | None = None
-        self.ended: tuple[list[tuple[str | None, str, float | None, float | None]], int] = ([], 0)
+        self.ended: Ended | None = None
         self.cost = 0.0
 
 
@@ -197,14 +209,8 @@ def _looked(entry: LivePool, history: PoolHistory) -> _Seen:
     seen.view = entry.view(ROWS)
     pool = entry.pool
     if entry.kind == "tasks" and pool is not None and hasattr(pool, "__executor__"):
-        total, ended = endings(pool.__executor__(), history.seen or 0)
-        new = total - (history.seen or 0)
-        history.seen = total
-        names: dict[Any, str | None] = {None: None}
-        for one in ended:
-            if one.partition not in names:
-                names[one.partition] = shown(one.partition)
-        seen.ended = [(names[one.partition], one.status, one.waited, one.ran) for one in ended], new
+        seen.ended = endings(pool.__executor__(), history.seen)
+        history.seen = seen.ended.total
     seen.cost = clock.now() - began
     return seen
 

@@ -55,20 +55,21 @@ class Table {
       if (column.sort && column.sort === sort) this.heads[index].setAttribute("aria-sort", "descending");
       else this.heads[index].removeAttribute("aria-sort");
     });
-    const seen = new Set();
+    const seen = new Set(rows.map(this.key));
+    const spare = []; // rows whose content is gone: making others of them is cheaper than making new ones
+    for (const [key, known] of this.rows) if (!seen.has(key)) { this.rows.delete(key); spare.push(known); }
     let before = null;
     for (const row of rows) {
       const key = this.key(row);
-      seen.add(key);
       let known = this.rows.get(key);
-      if (!known) this.rows.set(key, (known = this.makeRow()));
+      if (!known) this.rows.set(key, (known = spare.shift() ?? this.makeRow()));
       known.row = row;
       this.columns.forEach((column, index) => column.fill(known.cells[index], row));
       const wanted = before ? before.nextSibling : this.body.firstChild;
       if (known.tr !== wanted) this.body.insertBefore(known.tr, wanted);
       before = known.tr;
     }
-    for (const [key, known] of this.rows) if (!seen.has(key)) { known.tr.remove(); this.rows.delete(key); }
+    for (const known of spare) { if (known.tr === document.activeElement) this.body.querySelector("tr")?.focus(); known.tr.remove(); }
     this.table.hidden = !rows.length;
     this.empty.hidden = rows.length > 0;
   }

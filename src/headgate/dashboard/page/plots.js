@@ -57,6 +57,8 @@ export class Plot {
     this.top = 0;
     this.at = null;
     this.data = { times: [], series: [] };
+    this.size = [600, 170]; // asked for when it changes, because asking makes the browser lay out the page
+    new ResizeObserver(([seen]) => { this.size = [seen.contentRect.width || 600, seen.contentRect.height || 170]; this.draw(); }).observe(this.svg);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => { this.at = null; this.draw(); });
   }
@@ -70,7 +72,7 @@ export class Plot {
 
   draw() {
     const { times, series } = this.data;
-    const wide = this.svg.clientWidth || 600, high = this.svg.clientHeight || 170;
+    const [wide, high] = this.size;
     const right = wide - 2, floor = high - BOTTOM;
     const y = (value) => floor - (Math.min(value, this.top) / (this.top || 1)) * (floor - TOP);
     const first = times[0] ?? 0, last = times[times.length - 1] ?? 1;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.tasks.fairness import stats_of
-from headgate.tasks.model import Remains, TaskRecord, TaskStatus, Told
+from headgate.tasks.model import Moment, Remains, TaskRecord, TaskStatus, Told
 from headgate.tasks.runtime.snapshots import TERMINAL, waiting_for
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _WIDEST: Final = 200
 _LISTED: Final = 50
 """Tasks that are listed at most, of each kind: running, queued, ended badly."""
+_COUNTED: Final = 1000
+"""Ended tasks that one look counts by tenant and time."""
+_AGES: Final = 1000
+"""Waits of which percentiles are made: those of the last tasks."""
 _SEARCHED: Final = 1000
 """Ended tasks among which those are searched that ended badly."""
 
@@ -101,7 +105,7 @@ def _tenants(executor: Executor, now: float) -> dict[Hashable, _Tenant]:
 def _tenant_rows(executor: Executor, tenants: dict[Hashable, _Tenant], rows: int) -> list[dict[str, Any]]:
     """The tenants that wait longest, then those that waited lately."""
     lags = {key: one.lag for key, one in tenants.items()}
-    ages = stats_of(tuple(executor.ages), 1.0, lags).keys
+    ages = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys
     nothing = _Tenant()
     found = []
     for age in islice(ages, rows):
@@ -160,30 +164,31 @@ def _failure_row(executor: Executor, one: Remains) -> dict[str, Any]:
 
 
 class Ended(NamedTuple):
-    """A task that has ended, for histograms."""
+    """Tasks that have ended since somebody looked, or some of them."""
 
-    partition: Hashable
-    status: TaskStatus
-    waited: float | None
-    """Seconds from its submit to its last start; None: it never started."""
-    ran: float | None
+    total: int
+    """How many have ended so far, in all."""
+    new: int
+    """How many have ended since."""
+    tasks: list[tuple[Hashable, TaskStatus, Moment, Moment | None, Moment | None]]
+    """Partition, status, submit, last start and end: of all that are new, or evenly chosen among them."""
 
 
-def endings(executor: Executor, since: int) -> tuple[int, list[Ended]]:
-    """Return how many tasks have ended so far, and those that have since there were `since`, newest first.
+def endings(executor: Executor, since: int) -> Ended:
+    """Return the tasks that have ended since there were `since`, at most `_COUNTED` of them.
 
-    A pool remembers the last `keep` tasks: if more have ended, the list is shorter than the difference.
+    A pool remembers the last `keep` tasks: of more than these, and of more than can be looked at for little, the ones
+    that are returned stand for all.
     """
     total = sum(executor.states.counts.values())
-    found = []
-    for kept in islice(reversed(executor.states.finished), max(0, total - since)):
-        if isinstance(kept, TaskRecord):
-            continue
-        partition, status, moment, started, ended = kept[4], kept[2], kept[8], kept[9], kept[10]
-        waited = None if started is None else started.now - moment.now
-        ran = None if started is None or ended is None else ended.now - started.now
-        found.append(Ended(partition, status, waited, ran))
-    return total, found
+    new = max(0, total - since)
+    step = max(1, new // _COUNTED)
+    found = [
+        (kept[4], kept[2], kept[8], kept[9], kept[10])
+        for kept in islice(reversed(executor.states.finished), 0, new, step)
+        if kept.__class__ is tuple
+    ]
+    return Ended(total, new, found)
 
 
 def find_task(executor: Executor, number: int) -> TaskRecord | Remains | None:
