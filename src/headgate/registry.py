@@ -44,15 +44,13 @@ def _refuse(*_: object, **__: object) -> NoReturn:
     raise TypeError("a snapshot is frozen: it tells how things were")
 
 
-_refusing: Any = _refuse
-
-
 class Frozen(dict[str, Any]):
     """A dict that cannot be changed. `json.dumps` takes it as it is; the sequences in it are tuples."""
 
     __slots__ = ()
 
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refusing
+    if not TYPE_CHECKING:  # a checker is told by `snapshot` that there is nothing to change
+        __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
         return frozen, (dict(self),)

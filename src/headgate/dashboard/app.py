@@ -40,7 +40,7 @@ class Hub:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._waiting: set[asyncio.Event] = set()
-        self.closed = False
+        self.closed: bool = False
 
     def changed(self) -> None:
         """Wake all streams."""

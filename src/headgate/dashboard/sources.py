@@ -24,11 +24,11 @@ class Seen:
     """What is known of one program."""
 
     def __init__(self, program_id: str) -> None:
-        self.id = program_id
+        self.id: str = program_id
         self.look: dict[str, Any] = {}
         self.history: dict[str, deque[dict[str, Any]]] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self.number = 0
+        self.number: int = 0
         """Grows with each look."""
 
     def add(self, look: dict[str, Any], events: list[dict[str, Any]]) -> None:

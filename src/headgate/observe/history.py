@@ -87,7 +87,7 @@ class PoolHistory:
     """The points and histograms of one pool."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self.kind: str = kind
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self.waits: Histogram = Histogram()
         self.runs: Histogram = Histogram()

@@ -15,7 +15,7 @@ Spans are made of records that pools keep anyway: when a task starts, its submit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headgate.context.variables import ContextVar
 from headgate.core.checks import checked_number
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="", namespace="headgate")
 """The span in which a call was made, as W3C writes it. Travels with calls of routines."""
+T = TypeVar("T")
 _BILLION: Final = 1_000_000_000
 _installed: list[Tracing] = []
 
@@ -109,14 +110,9 @@ class Tracing:
 
     def stop(self) -> None:
         """End the spans that are open, and make no more."""
-        lists: tuple[tuple[list[Any], Any], ...] = (
-            (START_HOOKS, self._starts),
-            (hooks.CALLING, self._calling),
-            (hooks.RUNNING, self._running),
-        )
-        for known, hook in lists:
-            if hook in known:
-                known.remove(hook)
+        _take_out(START_HOOKS, self._starts)
+        _take_out(hooks.CALLING, self._calling)
+        _take_out(hooks.RUNNING, self._running)
         for stop in self._stops:
             stop()
         for span in (*self._uses.values(), *self._calls.values()):
@@ -292,3 +288,8 @@ class Tracing:
             span.end()
 
         return ended
+
+
+def _take_out(known: list[T], hook: T) -> None:
+    if hook in known:
+        known.remove(hook)

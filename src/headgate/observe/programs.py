@@ -20,7 +20,7 @@ class Program:
     """A connection to a program."""
 
     def __init__(self, path: str, connection: socket.socket) -> None:
-        self.path = path
+        self.path: str = path
         self.pid: int = int(path.rpartition("/")[2].partition("-")[0])
         self._connection = connection
         self._rest = b""

@@ -33,6 +33,7 @@ class Publication:
     """This program, as others see it, until `close`."""
 
     def __init__(self) -> None:
+        self.path: str
         self._socket, self.path = sockets.listening()
         self._loop = asyncio.new_event_loop()
         self._clients: set[asyncio.Task[Any]] = set()

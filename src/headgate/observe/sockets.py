@@ -44,7 +44,7 @@ class ShortPath:
 
     def __init__(self, path: str) -> None:
         self._file: int | None = None
-        self.path = path
+        self.path: str = path
         if len(os.fsencode(path)) > _LONGEST:
             if not sys.platform.startswith("linux"):
                 raise HeadgateError(f"the path of a socket is too long: {path}", remedy="Set XDG_RUNTIME_DIR.")

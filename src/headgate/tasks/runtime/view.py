@@ -186,7 +186,7 @@ def endings(executor: Executor, since: int) -> Ended:
     found = [
         (kept[4], kept[2], kept[8], kept[9], kept[10])
         for kept in islice(reversed(executor.states.finished), 0, new, step)
-        if kept.__class__ is tuple
+        if isinstance(kept, tuple)
     ]
     return Ended(total, new, found)
 
