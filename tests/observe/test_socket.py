@@ -282,3 +282,21 @@ def test_o10_a_loop_that_is_held_does_not_hold_who_asks(program: Program, connec
     finally:
         free.set()
     asyncio.run(asyncio.sleep(0))
+
+
+def test_o10_a_forked_child_is_not_observed_and_does_not_hang() -> None:
+    code = (
+        "import os, headgate, headgate.dashboard, headgate.observe, socket\n"
+        "from headgate import ResourcePool\n"
+        "import asyncio\n"
+        "page = headgate.dashboard.serve(); headgate.observe.publish()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    pool = ResourcePool(['k'], name='child')\n"
+        "    asyncio.run(pool.disable('resource-0'))\n"
+        "    os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+        "page.close()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert ran.stdout == "7\n"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ class Dashboard:
         self._server: Any = None
         self._started = threading.Event()
         self._failure: BaseException | None = None
+        _served.add(self)
         self._thread = threading.Thread(target=self._run, name="headgate dashboard", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -85,6 +87,10 @@ class Dashboard:
             self._loop.call_soon_threadsafe(self._hub.close)
             self._server.should_exit = True
             self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: close the listener, at which nobody would answer."""
+        self._listener.close()
 
     def wait(self) -> None:
         """Return when the page is not served any more."""
@@ -146,3 +152,15 @@ def _check_installed() -> None:
         raise HeadgateError(
             "the page needs starlette and uvicorn, which are not installed", remedy="pip install 'headgate[dashboard]'"
         ) from error
+
+
+_served: weakref.WeakSet[Dashboard] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for page in list(_served):
+        page.abandon()
+    _served.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -53,6 +53,11 @@ class Feed:
             stop()
         self._leave_tasks()
 
+    def abandon(self) -> None:
+        """In a forked child: listen no more. The lock may be held by a thread that is not there."""
+        self._lock = threading.Lock()
+        self.stop()
+
     def want_tasks(self, wanted: bool) -> None:
         """Note that one more, or one less, wants to hear of tasks."""
         with self._lock:

@@ -74,6 +74,12 @@ class Sampler:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def abandon(self) -> None:
+        """In a forked child: there is no thread that looks, and nobody to tell."""
+        self._thread = None
+        self.feed.abandon()
+        self.stop()
+
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call this after each look with what was seen, in the thread of the sampler. Returns ``stop``."""
         self._listeners.append(listener)
@@ -252,9 +258,10 @@ def release() -> None:
 
 
 def _forked() -> None:
-    """In a forked child there is no thread that looks."""
     global _shared, _users, _lock
-    _shared, _users, _lock = None, 0, threading.Lock()
+    parents, _shared, _users, _lock = _shared, None, 0, threading.Lock()
+    if parents is not None:
+        parents.abandon()
 
 
 os.register_at_fork(after_in_child=_forked)

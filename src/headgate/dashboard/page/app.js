@@ -603,7 +603,7 @@ function confirmed(title, words, yes, { danger = false, field = null } = {}) {
   dialog.showModal();
   if (field) $("confirm-input").select();
   return new Promise((done) => {
-    asking = (isYes) => { asking = null; dialog.close(); done(isYes ? (field ? $("confirm-input").value : true) : null); };
+    asking = (isYes) => { asking = null; dialog.close(); if (dialog.contains(document.activeElement)) document.activeElement.blur(); done(isYes ? (field ? $("confirm-input").value : true) : null); };
   });
 }
 
