@@ -19,13 +19,14 @@ JOBS ?= 4
 # and the tests start hundreds of interpreters.
 pytest := PYTHONDONTWRITEBYTECODE= $(py) -m pytest
 
-.PHONY: help demo test check soak rewritten bench bench-quick lint types imports wire format clean package-venv dev-venv bench-venv
+.PHONY: help demo test check soak rewritten bench bench-quick lint types imports events pictures wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
+# With the extra `dashboard` in the environment it prints the address of its page; DASHBOARD=0: it does not.
 demo: package-venv ## all three pools in one program, without a network
-	@$(py) -m headgate demo
+	@$(py) -m headgate demo $(if $(filter 0,$(DASHBOARD)),,--dashboard)
 
 # Tests with real timers can fail because four processes share two cores. What failed is run again, one after the other,
 # and fails for good if it fails then too. `make soak` forgives nothing.
@@ -97,6 +98,12 @@ types: dev-venv ## mypy --strict, pyright, and types for 100 % of the public nam
 
 imports: dev-venv ## the import rules, and other rules for files
 	$(pytest) -q tests/architecture
+
+events: dev-venv ## write docs/events.md from the classes of events
+	$(py) tools/events
+
+pictures: dev-venv ## make the pictures in docs/images, with Chromium
+	$(py) -m tests.observe.pictures
 
 wire: dev-venv ## generate the code of the wire from wire.proto
 	$(py) tools/wire

@@ -5,6 +5,7 @@ worker process. Importing this package is quick: the package of a name is loaded
 """
 
 from importlib import import_module
+from os import environ
 
 from headgate._version import __version__
 from headgate.core.lazy import lazy
@@ -294,10 +295,16 @@ _PACKAGES = {
         "setup_result",
     ),
 }
-_SUBMODULES = ("certs", "discovery", "combined", "integrations", "resources", "stores", "tasks", "testing", "workers")
+_SUBMODULES = (
+    *("certs", "combined", "dashboard", "discovery", "integrations", "observe", "registry", "resources", "stores"),
+    *("tasks", "testing", "workers"),
+)
 _named = lazy(globals(), _PACKAGES)
 
 _logging.install()
+
+if environ.get("HEADGATE_OBSERVE", "0") not in ("", "0"):  # show this program as soon as it has a pool
+    import_module("headgate.observe.starting").publish_soon()
 
 
 if not TYPE_CHECKING:  # a checker that sees this believes in every name

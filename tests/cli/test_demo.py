@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,29 @@ def test_c01_a_reader_that_has_enough_is_not_ctrl_c(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(PATIENCE) == 1
+
+
+def test_o20_it_serves_its_page_while_it_runs_and_goes_on_without_the_extra(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("demo", "--calls", "60", "--plain", "--dashboard"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        url, _, token = process.stdout.readline().removeprefix("Watch it at ").strip().partition("#token=")
+        asked = urllib.request.Request(f"{url}api/stream", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
+            assert answer.readline().startswith(b"data: {")
+        rest, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
+        assert "lost results        0" in rest
+    (tmp_path / "starlette.py").write_text("raise ImportError('not here')", "utf-8")
+    ran = run("demo", "--calls", "6", "--plain", "--dashboard", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert (ran.returncode, "Watch it" in ran.stdout) == (0, False)
+    assert "pip install 'headgate[dashboard]'" in ran.stderr
 
 
 def test_c02_no_calls_are_fine_too(tmp_path: Path) -> None:

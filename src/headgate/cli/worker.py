@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from headgate.observe.metrics_server import MetricsServer
     from headgate.workers.model import WorkerMetadata
     from headgate.workers.server.standalone import WorkerProcess
 
@@ -53,6 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--module", type=name, action="append", default=[], metavar="M", help="import M before it is ready; repeatable"
     )
+    seen = parser.add_argument_group("how it is watched")
+    seen.add_argument(
+        "--metrics-port", type=_port, metavar="PORT", help="/metrics, /healthz and /readyz over HTTP; 0: any free port"
+    )
+    seen.add_argument("--metrics-host", type=name, default="127.0.0.1", metavar="HOST", help="on HOST (127.0.0.1)")
     ends = parser.add_argument_group("when it ends")
     ends.add_argument("--max-tasks", type=whole(1), metavar="N", help="after N tasks")
     ends.add_argument("--max-memory", type=memory, metavar="M", help="above so much memory: 512M, 2G")
@@ -102,7 +108,10 @@ def run(options: argparse.Namespace) -> int:
         orphan_timeout=options.orphan_timeout,
     )
     namespace = None if options.discovery == "none" else options.namespace
-    _serve(worker, namespace)
+    metrics = _metrics(worker, options)
+    _serve(worker, namespace, None if metrics is None else metrics.port)
+    if metrics is not None:
+        metrics.close()
     return _leave(128 + worker.signal if worker.cancelled and worker.signal else 0)
 
 
@@ -137,11 +146,34 @@ def _prepared(modules: list[str]) -> bool:
     return True
 
 
-def _serve(worker: WorkerProcess, namespace: str | None) -> None:
+def _metrics(worker: WorkerProcess, options: argparse.Namespace) -> MetricsServer | None:
+    """Serve what the worker does, if that was asked for."""
+    if options.metrics_port is None:
+        return None
+    from headgate.observe.metrics_server import MetricsServer
+    from headgate.observe.prometheus import WorkerCollector, exposition
+
+    collector = WorkerCollector(worker.load)
+    exposition(collector)  # says now if the extra is missing
+    try:
+        return MetricsServer(
+            options.metrics_host, options.metrics_port, lambda: exposition(collector), lambda: worker.takes_calls
+        )
+    except OSError as error:
+        raise WrongCall(f"--metrics-port {options.metrics_port} cannot be used: {error.strerror or error}") from error
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def _serve(worker: WorkerProcess, namespace: str | None, metrics_port: int | None) -> None:
     from headgate.workers.server.event_loops import new_loop
 
     def ready(metadata: WorkerMetadata) -> None:
-        line = {
+        line: dict[str, object] = {
             "uid": metadata.uid,
             "address": metadata.address,
             "pid": metadata.pid,
@@ -150,6 +182,8 @@ def _serve(worker: WorkerProcess, namespace: str | None) -> None:
             "tags": sorted(metadata.tags),
             "namespace": namespace,
         }
+        if metrics_port is not None:
+            line["metrics_port"] = metrics_port
         try:
             print_json(line, indent=None)
         except OSError as error:  # nobody reads it: the worker works all the same

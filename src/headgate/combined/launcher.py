@@ -32,6 +32,11 @@ class TaskLauncher:
         self._verdicts = verdicts
         self._placing = placing
 
+    @property
+    def is_remote(self) -> bool:
+        """Do tasks run on workers, unless they must run here?"""
+        return self._placing is not None
+
     def in_threads(self, tasks: Iterable[TaskRecord]) -> int:
         """How many tasks run in threads, here or on workers, and are waited for because they hold a resource there."""
         here, placing = self.here.in_threads(tasks), self._placing

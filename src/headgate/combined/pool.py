@@ -33,9 +33,9 @@ from headgate.core.checks import named_options
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
+from headgate.tasks.creating import pool_from
 from headgate.tasks.model import Scope
 from headgate.tasks.pool import TaskPool as PlainTaskPool
-from headgate.tasks.pool import pool_from
 from headgate.tasks.runtime.ending import OnSignal
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.strategies import Strategy
@@ -91,6 +91,7 @@ class TaskPool(PlainTaskPool):
         result_types: Iterable[type] | None = None,
         on_opaque: OnOpaque = "hold",
         on_conflict: OnConflict = "error",
+        keep_failed: int = 0,
         resources: ResourcePool[Any] | None = None,
         workers: WorkerPool | None = None,
     ) -> None:
@@ -119,6 +120,7 @@ class TaskPool(PlainTaskPool):
             result_types=result_types,
             on_opaque=on_opaque,
             on_conflict=on_conflict,
+            keep_failed=keep_failed,
         )
 
     if TYPE_CHECKING:

@@ -13,6 +13,8 @@ class Event:
 
     name: ClassVar[str] = "event"
     topic: ClassVar[str] = ""
+    schema: ClassVar[int] = 1
+    """The version of all events together. It grows when a field gets another meaning or goes; fields may be added."""
 
     at: float
     """When it happened, in Unix seconds."""

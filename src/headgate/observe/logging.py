@@ -11,7 +11,7 @@ from headgate.core.topics import subscribe
 TYPE_CHECKING = False  # see core/topics.py
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TextIO
 
     from headgate.core.events import Event
 
@@ -27,6 +27,30 @@ def install() -> Callable[[], None]:
     def stop() -> None:
         for unsubscribe in stops:
             unsubscribe()
+
+    return stop
+
+
+def json(stream: TextIO | None = None, level: int | str = "INFO", logger: str | None = None) -> Callable[[], None]:
+    """Write log records as one line of JSON each, with `task_id` and `tenant`; returns a function that stops it.
+
+    To `stream` (stderr), of `level` and above, of `logger` and those below it; by default of all loggers. On workers
+    too: ``WorkerPool(setup=headgate.observe.logging.json)``.
+    """
+    import logging
+
+    from headgate.observe.json_logs import handler_for
+
+    handler, target = handler_for(stream), logging.getLogger(logger)
+    before = target.level
+    handler.setLevel(level)
+    if not target.isEnabledFor(handler.level):
+        target.setLevel(handler.level)
+    target.addHandler(handler)
+
+    def stop() -> None:
+        target.removeHandler(handler)
+        target.setLevel(before)
 
     return stop
 
@@ -107,7 +131,9 @@ def _log_health(event: Event) -> None:
     level, sentence = text
     if getattr(event, "old_status", None) == "cooling_down" and event.name == "resource_cooled":
         level = "INFO"  # a cooldown that is extended: the warning was when it began
-    logging.getLogger("headgate.resources").log(getattr(logging, level), *sentence(event))
+    request_id = getattr(event, "request_id", None)  # of the task or call that found it out
+    extra = {"task_id": request_id} if request_id else None
+    logging.getLogger("headgate.resources").log(getattr(logging, level), *sentence(event), extra=extra)
 
 
 def _in_one_line(reason: str | None) -> str:

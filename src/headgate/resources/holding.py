@@ -10,13 +10,16 @@ from headgate.resources.members import Member, Use, WaitTicket
 from headgate.resources.model import Resource
 
 
-def hold(ticket: WaitTicket, members: Iterable[Member], now: float) -> None:
-    """Let the account that can serve a waiting call soonest serve nobody else before it.
+def hold(ticket: WaitTicket, now: float) -> None:
+    """Let the account that can serve a waiting call soonest serve nobody else before it, if it is the first of its kind.
 
     Only one of a member that lacks nothing else: otherwise others would wait for a quota that nobody can use.
     """
+    rotation = ticket.rotation
+    if rotation.wait_queue.head(ticket.requirement) is not ticket or holds(ticket):
+        return
     best: tuple[float, Member, Account] | None = None
-    for member in members:
+    for member in rotation.matching_members(ticket.requirement):
         account = member.sharing.account
         if account is None or not member.lacks_only_quota or not member.can_ever_serve(ticket.cost):
             continue

@@ -63,7 +63,7 @@ from headgate.resources.run_options import (
     UseOptions,
     plan_of,
 )
-from headgate.resources.stats import pool_snapshot, pool_stats
+from headgate.resources.stats import pool_snapshot, pool_stats, pool_view
 from headgate.resources.strategies import Strategy, strategy_of
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class ResourcePool(Generic[T]):
             shared = SharedHealth(self._engine, checked_store(store), shared_name)
             shared.start()
             self._engine.shared = shared
-        registry.register(self, "resources", ResourcePool.snapshot)
+        registry.register(self, "resources", ResourcePool.snapshot, view=ResourcePool._view)
 
     @property
     def name(self) -> str:
@@ -344,6 +344,10 @@ class ResourcePool(Generic[T]):
         end_abandoned()
         with lock:
             return pool_stats(self._engine.rotation, clock.now(), self._engine.reporter.counts())
+
+    def _view(self, rows: int) -> dict[str, Any]:
+        """Return what pages, terminals and metrics show: values that JSON knows."""
+        return pool_view(self.stats(), rows)
 
     def __repr__(self) -> str:
         seen = self.snapshot().values()

@@ -31,7 +31,7 @@ from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
-from headgate.resources.holding import ask_others, hold, holds, let_go, unspent, with_opened
+from headgate.resources.holding import ask_others, hold, let_go, unspent, with_opened
 from headgate.resources.members import (
     ANY,
     Adopted,
@@ -249,7 +249,7 @@ class Rotation:
         """Add a waiter to the queue, for whom nothing was found."""
         self.wait_queue.join(ticket)
         if ticket.cost:
-            self._hold(ticket, now)
+            hold(ticket, now)
         if self.shares_quotas:
             ask_others(self.matching_members(ticket.requirement), now)
 
@@ -271,11 +271,6 @@ class Rotation:
     def quota_changed(self, account: Account, now: float) -> Effects | None:
         """Note that there is more or less of a quota than before."""
         return self._serve(account.resources, now) if account.refresh(now) else None
-
-    def _hold(self, ticket: WaitTicket, now: float) -> None:
-        """Let the first of its kind be served next by the account that can do so soonest."""
-        if self.wait_queue.head(ticket.requirement) is ticket and not holds(ticket):
-            hold(ticket, self.matching_members(ticket.requirement), now)
 
     # -- steering -----------------------------------------------------------------------------------------------------
 
@@ -670,7 +665,7 @@ class Rotation:
             return None
         use = self.acquire(now, requirement, (), ticket.affinity, ticket.cost, ticket)
         if use is None and ticket.cost:
-            self._hold(ticket, now)
+            hold(ticket, now)
         return use
 
     def _revoke(self, resource: Resource[Any], now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headgate.resources.members import Member, Requirement, WaitTicket
 from headgate.resources.model import (
@@ -110,6 +110,49 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
         waiting=len(rotation.wait_queue),
         **runs,
     )
+
+
+_WORST_FIRST: dict[ResourceStatus, int] = {"disabled": 0, "cooling_down": 1, "healthy": 2}
+
+
+def pool_view(stats: PoolStats, rows: int) -> dict[str, Any]:
+    """The state of a pool as values that JSON knows; of more resources than `rows`, those that are out of order."""
+    shown = list(stats.resources.values())
+    if len(shown) > rows:
+        shown = sorted(shown, key=lambda one: (_WORST_FIRST[one.status], -one.in_flight))[:rows]
+    return {
+        "in_flight": stats.in_flight,
+        "eligible": stats.eligible,
+        "saturated": stats.saturated,
+        "waiting": stats.waiting,
+        **{str(status): number for status, number in stats.by_status.items()},
+        "attempts": stats.attempts,
+        "successes": stats.successes,
+        "cooldowns": stats.cooldowns,
+        "disables": stats.disables,
+        "retries": stats.retries,
+        "sibling_cancels": stats.sibling_cancels,
+        "runs_ok": stats.runs_ok,
+        "runs_exhausted": stats.runs_exhausted,
+        "runs_error": stats.runs_error,
+        "runs_cancelled": stats.runs_cancelled,
+        "resource_count": len(stats.resources),
+        "resources": [
+            {
+                "id": one.resource_id,
+                "status": one.status,
+                "in_flight": one.in_flight,
+                "max_in_flight": one.max_in_flight,
+                "cooldown": round(one.cooldown_seconds_remaining, 3),
+                "consecutive_cooldown": one.consecutive_cooldown,
+                "acquires": one.acquires,
+                "successes": one.successes,
+                "cooldowns": one.cooldowns,
+                "disables": one.disables,
+            }
+            for one in shown
+        ],
+    }
 
 
 def check(rotation: Rotation, now: float) -> None:

@@ -6,6 +6,7 @@ Begin with `pool.TaskPool`.
 """
 
 from headgate.tasks.admission import Backpressure, Policy, backpressure_queue, fail_fast, ring_buffer
+from headgate.tasks.creating import pool_create
 from headgate.tasks.events import (
     PoolAuditFailed,
     PoolAuditLost,
@@ -22,7 +23,7 @@ from headgate.tasks.fairness import KeyAge, PoolStats
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PoolSnapshot, Scope, TaskSnapshot, TaskStatus
 from headgate.tasks.names import pending, pool_get, pool_list
-from headgate.tasks.pool import TaskPool, pool_create
+from headgate.tasks.pool import TaskPool
 from headgate.tasks.runtime.nested_waits import pool_wait, wait_agent
 from headgate.tasks.runtime.ports import Runner
 from headgate.tasks.scopes import pipeline_scope

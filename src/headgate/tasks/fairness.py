@@ -175,8 +175,15 @@ def stats_of(waits: Iterable[tuple[Hashable, float]], jain: float, oldest: Mappi
     for key, waited in waits:
         by_key.setdefault(key, []).append(waited)
     keys = [_age(key, sorted(found), oldest.get(key, 0.0)) for key, found in by_key.items()]
-    keys.sort(key=lambda age: (-age.lag, -age.p99, str(age.key)))
+    keys.sort(key=lambda age: (-age.lag, -age.p99, _name(age.key)))
     return PoolStats(jain, tuple(keys), keys[0] if keys else None)
+
+
+def _name(key: Hashable) -> str:
+    try:
+        return str(key)
+    except Exception:  # it runs code of users
+        return type(key).__qualname__
 
 
 def jain(shares: Iterable[float]) -> float:

@@ -6,7 +6,6 @@ A pool owns an `Executor`, which owns the scheduler and runs tasks, and a `Submi
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 from collections.abc import (
     AsyncGenerator,
@@ -33,10 +32,6 @@ from headgate.core.checks import (
     checked_stale_after,
     checked_whole,
     named_options,
-    nearest,
-    refuse_both,
-    respell,
-    seconds_of,
 )
 from headgate.core.clock import clock
 from headgate.core.html import card
@@ -58,6 +53,7 @@ from headgate.tasks.options import refuse_callables
 from headgate.tasks.runtime.durable import Loading, Records, described
 from headgate.tasks.runtime.ending import Cancel, OnSignal, checked_cancel, checked_on_signal
 from headgate.tasks.runtime.executor import Executor
+from headgate.tasks.runtime.failures import Failures
 from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import enclosing, is_awaited, wait_for
 from headgate.tasks.runtime.ports import Ports, Runner
@@ -75,6 +71,7 @@ from headgate.tasks.runtime.shared_keys import SharedKeys
 from headgate.tasks.runtime.signal_drain import SignalDrain, is_expected
 from headgate.tasks.runtime.snapshots import About, pool_html, pool_snapshot, pool_stats
 from headgate.tasks.runtime.submit import Submitter, together
+from headgate.tasks.runtime.view import pool_view
 from headgate.tasks.scheduling.budget import LocalBudget, SlotBudget
 from headgate.tasks.scheduling.idempotency import OnConflict, checked_on_conflict, is_key
 from headgate.tasks.scheduling.scheduler import Scheduler
@@ -129,6 +126,7 @@ class TaskPool:
         result_types: Iterable[type] | None = None,
         on_opaque: OnOpaque = "hold",
         on_conflict: OnConflict = "error",
+        keep_failed: int = 0,
     ) -> None:
         self.scope: Scope = checked_scope(scope)
         self._on_signal = checked_on_signal(on_signal)
@@ -140,6 +138,7 @@ class TaskPool:
         limit = checked_limit(self.scope, max_concurrent)
         key_limits = checked_limits(max_concurrent_per_key)
         kept = checked_whole("keep", keep, 0)
+        failures = Failures(checked_whole("keep_failed", keep_failed, 0))
         seconds = checked_stale_after(stale_after)
         fences, on_lost = checked_sharing(self.scope, fencing, on_lease_lost)
         results = ResultPolicy(self.name, self.scope, result_types, on_opaque)
@@ -184,7 +183,7 @@ class TaskPool:
                 )
                 self._shared.join()
             scheduler = self._make_scheduler(strategy, policy, limit or 1, key_limits)
-            self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records)
+            self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records, failures)
             if self._shared is not None:
                 self._shared.attach(self._executor)
                 opened.append(self._shared.abandon)
@@ -203,7 +202,7 @@ class TaskPool:
                 close()
             unregister(self)
             raise
-        registry.register(self, "tasks", TaskPool.snapshot)
+        registry.register(self, "tasks", TaskPool.snapshot, view=TaskPool._view, home=TaskPool._home)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
@@ -414,6 +413,22 @@ class TaskPool:
         waits = self._executor.records is not None or self._shared is not None
         return PoolExecutor(TaskCalls(self, self._executor, lambda: self._entered, options, waits=waits), self.name)
 
+    async def retry(self, task_id: str) -> TaskHandle[Any]:
+        """Submit a failed task again, as a new one, with the function, arguments and options that it had.
+
+        Only of the last tasks that ``TaskPool(keep_failed=n)`` keeps; InvalidArgument for any other.
+        """
+        pool_id, _, number = checked_name(task_id, None).rpartition("/")
+        if pool_id not in (self.id, "") or not number.isdecimal():
+            raise InvalidArgument(f"{task_id!r} is no task of the pool {self.name!r}: its ids begin with {self.id}/")
+        kept = self._executor.failures.to_retry(int(number), self.name)
+        self._executor.require_loop("retry()")
+        handle = self._submitter.again(kept)
+        if isinstance(handle, Arrival):
+            handle = await self._submitter.accepted(handle, None)
+        self._executor.failures.kept.pop(int(number), None)
+        return handle  # type: ignore[return-value] # `cast` would be called
+
     # -- making --------------------------------------------------------------------------------------------------------
 
     def _make_scheduler(
@@ -448,6 +463,19 @@ class TaskPool:
             self._loading.wait()
         shared = None if self._shared is None else self._shared.view()
         return pool_snapshot(self._executor, self._about, tasks, shared)
+
+    def _view(self, rows: int) -> dict[str, Any]:
+        """Return what pages, terminals and metrics show."""
+        if self._loading is not None and not self._loading.is_over():
+            return {"id": self.id, "state": "loading"}
+        return pool_view(self._executor, rows, None if self._shared is None else self._shared.view())
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self._executor.loop
+
+    def __executor__(self) -> Executor:
+        """Return the executor, for other packages of headgate that show its tasks or act on them."""
+        return self._executor
 
     def stats(self) -> PoolStats:
         """Return queue ages by tenant, and Jain's index of fairness, of the last few thousand tasks."""
@@ -665,36 +693,3 @@ def _ports_of(runner: Runner | Ports | None) -> Ports:
     if runner is None:
         return Ports(LocalLauncher())
     return runner if isinstance(runner, Ports) else runner_ports(runner)
-
-
-def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) -> TaskPool:
-    """Make a `TaskPool` from keywords, or from one mapping of them; what is None counts as not given.
-
-    `stale_after_ms` is `stale_after` in milliseconds, `run_id` is `pipeline_id`, `strategy` is `queue`.
-    """
-    return pool_from(TaskPool, options, keywords)
-
-
-_OTHER_NAMES = ("stale_after_ms", "strategy", "run_id")
-PoolT = TypeVar("PoolT", bound=TaskPool)
-
-
-def pool_from(kind: type[PoolT], options: Mapping[str, Any] | None, keywords: dict[str, Any]) -> PoolT:
-    """Make a pool of this class from the options of `pool_create`."""
-    known = list(inspect.signature(kind).parameters)
-    if options is not None and not isinstance(options, Mapping):
-        raise InvalidType(
-            f"pool_create() takes one mapping of options, got {type(options).__name__}",
-            remedy="Pass keywords: pool_create(name='review', max_concurrent=5).",
-        )
-    given = {**(options or {}), **keywords}
-    for option in given:
-        if option not in known and option not in _OTHER_NAMES:
-            raise InvalidArgument(f"pool_create() has no option {option!r}", remedy=nearest(option, known))
-    given = {name: value for name, value in given.items() if value is not None}
-    if "stale_after_ms" in given:
-        refuse_both("pool_create()", given, "stale_after", "stale_after_ms")
-        given["stale_after"] = seconds_of(given.pop("stale_after_ms"))
-    respell("pool_create()", given, "queue", "strategy")
-    respell("pool_create()", given, "pipeline_id", "run_id")
-    return kind(**given)

@@ -180,7 +180,7 @@ class WorkerPool:
                 "this process was forked from one that had loaded gRPC, which hangs in such a child", remedy=_NOT_FORKED
             )
         self._state = "starting"
-        registry.register(self, "workers", WorkerPool.workers)
+        registry.register(self, "workers", WorkerPool.workers, view=WorkerPool._view, home=lambda pool: pool._loop)
         self._loop = asyncio.get_running_loop()
         try:
             discovery = await self._resolved_discovery()
@@ -425,6 +425,12 @@ class WorkerPool:
         if self._state == "closed":
             self._refuse()
         return self._loop
+
+    def _view(self, rows: int) -> dict[str, Any]:
+        """Return what pages, terminals and metrics show: values that JSON knows."""
+        from headgate.workers.view import pool_view
+
+        return pool_view(self.workers(), self._state, self._size, rows)
 
     async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run a routine once on each worker that is there now; return what each returned, by the uid of the worker.

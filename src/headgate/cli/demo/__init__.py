@@ -10,6 +10,12 @@ import sys
 
 from headgate.cli.arguments import whole
 
+TYPE_CHECKING = False  # see cli/main.py
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from headgate.dashboard import Dashboard
+
 _DESCRIPTION = """\
 Three tenants, one of which submits too much, six keys, an API that limits and revokes keys, and two workers, one of
 which is killed. It needs no network, takes about 10 seconds, and loses no result. A terminal shows live tables, a pipe
@@ -28,7 +34,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=whole(1), default=40, metavar="N", help="calls at a time (40)")
     parser.add_argument("--seed", type=int, default=7, metavar="N", help="what latencies and failures are drawn from")
     parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
+    parser.add_argument("--dashboard", action="store_true", help="show it on a web page too, while it runs")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and the rest to stderr")
+
+
+def _page(out: TextIO) -> Dashboard | None:
+    """Serve the page of this program and say where; None: it cannot be served here, and the demo goes on without."""
+    from headgate.cli.demo.screen import say
+    from headgate.dashboard import serve
+    from headgate.errors import HeadgateError
+
+    try:
+        page = serve()
+    except HeadgateError as error:
+        say(f"no page: {error}", sys.stderr)
+        return None
+    say(f"Watch it at {page.url}\n", out)
+    return page
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
 
     logging.getLogger("headgate").setLevel(logging.ERROR)  # the screen shows what is logged as warnings
     out = sys.stderr if options.json else sys.stdout
-    screen = screen_for(out, plain=options.plain, rows_needed=play.ROWS)
+    page = _page(out) if options.dashboard else None
+    screen = screen_for(out, plain=options.plain, rows_needed=play.ROWS + (2 if page else 0))
     chronicle = play.Chronicle(options.calls, screen)
     try:
         ending = play.run(chronicle, slots=options.slots, seed=options.seed)
@@ -51,6 +74,9 @@ def run(options: argparse.Namespace) -> int:
             raise BrokenPipeError from None
         say(f"\nstopped by Ctrl-C: {chronicle.answered} of {chronicle.calls} calls were answered", out)
         raise
+    finally:
+        if page is not None:
+            page.close()
     if options.json:
         print_json(ending.figures)
     return 0 if ending.right else 1

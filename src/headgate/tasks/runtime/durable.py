@@ -241,6 +241,10 @@ class Loading:
         """Return when the journal is read; raise if it cannot be."""
         await asyncio.wrap_future(self._future)
 
+    def is_over(self) -> bool:
+        """Was the journal read, or could it not be?"""
+        return self._future.done()
+
     def wait(self) -> None:
         """Block until the journal is read; raise if it cannot be."""
         self._future.result()

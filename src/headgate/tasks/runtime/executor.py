@@ -23,6 +23,7 @@ from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, Dropped, Expired, Moment, TaskRecord, TaskStatus, Told, failure, told_of
 from headgate.tasks.runtime.durable import Records
 from headgate.tasks.runtime.ending import Ending
+from headgate.tasks.runtime.failures import Failures
 from headgate.tasks.runtime.marks import mark_attempt, mark_waiting
 from headgate.tasks.runtime.messages import on_another_loop, overdue_error, without_loop
 from headgate.tasks.runtime.nested_waits import wake
@@ -37,7 +38,7 @@ from headgate.tasks.scheduling.timers import Errand, Timers
 from headgate.tasks.streams import has_opened
 
 _AGES = 4096
-_UNSEEN = 1000  # failures that nobody awaited are not all kept: there may be very many
+START_HOOKS: list[Callable[[TaskRecord], object]] = []  # called before each attempt of any pool; see observe
 TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
 
 
@@ -53,6 +54,7 @@ class Executor:
         ports: Ports,
         keep: int = 0,
         records: Records | None = None,
+        failures: Failures | None = None,
     ) -> None:
         self.name: str = name
         self.id: str = pool_id
@@ -70,8 +72,8 @@ class Executor:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last: Moment = Moment(float("-inf"), 0.0)
         """The newest Moment that was made."""
-        self.unseen: OrderedDict[int, Told] = OrderedDict()
-        """Failures that nobody has seen yet, by the numbers of their tasks."""
+        self.failures: Failures = failures or Failures(0)
+        self.unseen: OrderedDict[int, Told] = self.failures.unseen
         self.state: Literal["open", "closing", "closed"] = "open"
         self.ending: Ending = Ending(name, scheduler, ports.launcher)
         self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
@@ -80,7 +82,6 @@ class Executor:
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
         self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
-        self._forgotten = 0  # unseen failures that are not kept
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at, self._pumping = 0.0, False
         self.results: ResultPolicy | None = None  # asked about results, if what is not kept matters
@@ -256,6 +257,8 @@ class Executor:
             self.records.started(task, moment.wall)
         if self.on_start is not None:
             self.on_start(task)
+        for hook in START_HOOKS:
+            hook(task)
         task.task = self.launcher.start(task, task.permit, self)
         terms = task.terms
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
@@ -458,6 +461,8 @@ class Executor:
     def _record_end(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
         """Record the terminal state of a task, and let go of what it held."""
         self.states.end(task, status, moment)
+        if status == "failed":
+            self.failures.note(task)
         task.task = task.context = None
         while task.parent is not None and task.parent.finished:
             task.parent = task.parent.parent  # its handle may live long, and need not hold the results of those before
@@ -465,11 +470,6 @@ class Executor:
             self.launcher.forget(task)
         if task.terms is PLAIN or task.terms.idempotency_key is None:
             task.fn, task.args = None, ()
-        if status == "failed":
-            self.unseen[task.number] = task.outcome.told
-            if len(self.unseen) > _UNSEEN:
-                del self.unseen[next(iter(self.unseen))]
-                self._forgotten += 1
         if task.waits is not None:
             self._resume(task)  # parts of it that its body left behind
             for waiter in self.scheduler.over(task):
@@ -681,7 +681,7 @@ class Executor:
         """Tell of failures that nobody has seen, and wait until everything is written."""
         if self._timer is not None:
             self._timer.cancel()
-        self.reporter.unseen(self.unseen, self._forgotten)
+        self.reporter.unseen(self.unseen, self.failures.forgotten)
         self.unseen.clear()
         if self.records is not None:
             await self.records.close()

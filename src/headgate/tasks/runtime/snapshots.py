@@ -38,7 +38,7 @@ def pool_snapshot(executor: Executor, about: About, tasks: int, shared: View | N
         "active": slots.active,
         "waiting": slots.waiting,
         "queued": scheduler.depth,
-        **{status: executor.states.counts[status] for status in _TERMINAL},
+        **{status: executor.states.counts[status] for status in TERMINAL},
     }
     return PoolSnapshot(
         {
@@ -56,7 +56,7 @@ def pool_snapshot(executor: Executor, about: About, tasks: int, shared: View | N
             "queue": scheduler.strategy.descriptor(),
             "backpressure": scheduler.policy.descriptor(),
             "config": dict(about.config),
-            "waiting_for": _waiting_for(executor) if shared is None else _waiting_for_others(executor, shared),
+            "waiting_for": waiting_for(executor, shared),
             **({} if shared is None else {"shared": shared}),
             "tasks": tuple(_shown(executor, task) for task in _newest(executor, tasks)),
         }
@@ -80,7 +80,12 @@ def _shown(executor: Executor, task: TaskHandle[Any] | Remains) -> TaskSnapshot:
     return task_snapshot(task, executor, None, error)
 
 
-_TERMINAL: tuple[Any, ...] = ("completed", "failed", "rejected", "cancelled", "expired", "stale")
+TERMINAL: tuple[Any, ...] = ("completed", "failed", "rejected", "cancelled", "expired", "stale")
+
+
+def waiting_for(executor: Executor, shared: View | None) -> View | None:
+    """Why nothing starts although slots are free; None when that is not so."""
+    return _waiting_for(executor) if shared is None else _waiting_for_others(executor, shared)
 
 
 def _waiting_for(executor: Executor) -> View | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from headgate.core.redaction import redact
-from headgate.tasks.model import Mark, TaskRecord
+from headgate.tasks.model import Mark, Remains, TaskRecord, Told
 
 
 class Story(str):
@@ -35,6 +35,22 @@ def story_of(task: TaskRecord, now: float) -> Story:
         lines.append((task.ended.wall, _end(task)))
     shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
     return Story(redact("\n".join([_title(task, now), *shown])))
+
+
+def story_of_past(past: Remains, name: str, pool_id: str) -> Story:
+    """What is left of the history of a task that has ended and whose handle nobody holds."""
+    began = past.moment.wall
+    whose = f" ({_text(past.partition)})" if past.partition is not None else ""
+    ended = began if past.ended is None else past.ended.wall
+    title = f"{name}#{past.number}{whose}, {pool_id}/{past.number}: {past.status} after {max(0.0, ended - began):.3f} s"
+    lines = [(began, "submitted")]
+    if past.started is not None:
+        lines.append((past.started.wall, f"attempt {past.attempt} begins"))
+    outcome = past.outcome
+    why = "" if outcome is None else f": {outcome.line if isinstance(outcome, Told) else outcome.reason}"
+    lines.append((ended, f"{past.status}{why}"))
+    shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
+    return Story(redact("\n".join([title, *shown])))
 
 
 def _told(mark: Mark) -> str:

@@ -33,6 +33,7 @@ from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, Asked, check_names, parse
 from headgate.tasks.runtime.durable import Records, digest_of
 from headgate.tasks.runtime.executor import TICK, Executor
+from headgate.tasks.runtime.failures import Kept
 from headgate.tasks.runtime.functions import check_function
 from headgate.tasks.runtime.nested_waits import CURRENT, enclosing, need_not_be_retrieved
 from headgate.tasks.runtime.ports import Allocator
@@ -173,6 +174,17 @@ class Submitter:
             token_of(partition)
         number = next(self._states.numbers)
         return TaskHandle(executor, number, fn, args, copy_context(), moment, parent, priority, key, partition, terms)
+
+    def again(self, kept: Kept) -> TaskRecord | Arrival:
+        """Take in a task once more, with the context that its submitter had."""
+        executor = self._executor
+        if executor.state != "open":
+            self.refuse(None)
+        context = copy_context() if kept.context is None else kept.context.copy()
+        task: TaskHandle[Any] = TaskHandle(
+            executor, next(self._states.numbers), kept.fn, kept.args, context, executor.moment(), None, *kept[3:]
+        )
+        return self._place(task, wait=False)
 
     def make_all(self, calls: Iterable[OneCall]) -> list[TaskHandle[Any]]:
         """Make the tasks of a batch, or raise what `enter` would raise for the first that is wrong."""

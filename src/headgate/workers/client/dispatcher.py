@@ -43,6 +43,7 @@ from headgate.workers.client.peers import Introductions
 from headgate.workers.client.remote_stream import Stream
 from headgate.workers.client.routine_call import GONE, ArgumentNames, Attempts, RoutineCall
 from headgate.workers.events import TASKS
+from headgate.workers.hooks import CALLING
 from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata
 from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import CONFIRMATION, UNREAD, Answer, Request, Waiter
@@ -164,6 +165,8 @@ class Dispatcher:
         if 0 < most < len(arguments):
             refuse_long(routine, arguments, most)
         form = naming.form()
+        for hook in CALLING:
+            hook()
         context = b""  # after all else is pickled: see `context_frames.sent`
         if exchange is not None or not context_frames.nothing():
             context = context_frames.sent(routine.tag, most, exchange)

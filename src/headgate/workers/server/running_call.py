@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headgate.context.travel import Exchange
@@ -54,6 +54,9 @@ class RunningCall:
     """The classes that its caller has."""
     exchange: Exchange | None = None
     """Which values of its Context its caller knows; None: none were exchanged."""
+
+    watchers: Sequence[Callable[[str], object]] = ()
+    """Who is told how it ended; see `headgate.workers.hooks`."""
 
     def __init__(self, tasks: TaskLoop, stream: ClientStream, client: str, begun: Begun) -> None:
         self.tasks: TaskLoop = tasks

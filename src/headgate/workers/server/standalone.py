@@ -30,7 +30,7 @@ from headgate.errors import DiscoveryTimeout, InvalidArgument, InvalidType
 from headgate.workers.model import BackpressureLike, Lifetime, WorkerMetadata, check_tags
 from headgate.workers.options import ChannelOptions, WorkerOptions, checked_options
 from headgate.workers.protocol.grpc_environment import grpc_variables
-from headgate.workers.server.lifetime import LifetimeWatch
+from headgate.workers.server.lifetime import LifetimeWatch, memory_of_process
 
 if TYPE_CHECKING:
     from headgate.discovery.port import DiscoveryLike, DiscoveryPublisherLike
@@ -144,6 +144,21 @@ class WorkerProcess:
             service.cut_short()
         else:
             self._start(service.stop(-1.0 if self._grace is None else self._grace))
+
+    @property
+    def takes_calls(self) -> bool:
+        """Does the worker listen, and is it not stopping?"""
+        return self.metadata is not None and self._service is not None and not self._service.stopping
+
+    def load(self) -> dict[str, float]:
+        """Return what the worker does now, for metrics: calls that run and have ended, clients, bytes of memory."""
+        service = self._service
+        return {
+            "running": 0 if service is None else service.tasks.open_calls,
+            "finished": 0 if service is None else service.finished,
+            "clients": 0 if service is None else service.clients,
+            "memory": memory_of_process(),
+        }
 
     async def _listen(self, stack: AsyncExitStack) -> Service:
         if self._credentials is not None:

@@ -31,6 +31,7 @@ from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.core.threads import current_frames, outlast_cancellation
 from headgate.errors import RemoteError, RoutineTimeout
+from headgate.workers.hooks import RUNNING
 from headgate.workers.model import BackpressureContext
 from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import Begun, Kind, Stepped
@@ -379,6 +380,8 @@ class TaskLoop:
                 if begun.function.has_group:
                     running.load()  # values of the Context are of the same classes as the function knows
                 context_frames.receive(running, begun.context)
+            if RUNNING:
+                running.watchers = [watcher for hook in RUNNING if (watcher := hook(running)) is not None]
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)
                 return
@@ -597,6 +600,8 @@ class TaskLoop:
         self.running.pop((running.stream, running.begun.number), None)
         self._unbegun.pop(running, None)
         running.task = None  # its Context holds this, and it holds its Context
+        for watcher in running.watchers:
+            watcher(kind)
         if self.reserved_calls.active:
             self.reserved_calls.ended(running)
         self._admitted -= running.admitted

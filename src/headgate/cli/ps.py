@@ -1,0 +1,77 @@
+"""`headgate ps`: the running programs of this user that can be seen, and their pools."""
+
+from __future__ import annotations
+
+import argparse
+
+from headgate.cli.observing import HOW, add_program
+from headgate.cli.output import complain, print_json, print_table
+from headgate.cli.workers import shown_age
+
+TYPE_CHECKING = False  # see cli/main.py
+if TYPE_CHECKING:
+    from typing import Any
+
+_DESCRIPTION = f"""\
+List the programs of this user that can be seen, with their pools. {HOW}"""
+_EXAMPLE = """\
+example:
+  headgate ps
+  headgate ps --json
+"""
+TITLES = ("pid", "program", "pool", "kind", "state", "running", "queued", "done", "failed", "age")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments of the command."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
+    add_program(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """List the programs."""
+    from headgate.observe.programs import Refused, programs
+
+    seen: list[dict[str, Any]] = []
+    for program in programs(options.pid):
+        with program:
+            try:
+                seen.append(program.ask("hello"))
+            except (Refused, OSError) as error:
+                complain("headgate ps", str(error))
+    if options.json:
+        print_json(seen)
+    elif seen:
+        print_table(TITLES, [row for one in seen for row in rows_of(one)], fold=("program", "state"))
+    if not seen:
+        complain("headgate ps", f"no program can be seen. {HOW}")
+    return 0
+
+
+def rows_of(seen: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each pool of a program; one that has none has a row too."""
+    age = shown_age(max(0.0, seen["at"] - seen["started_at"]))
+    about = (str(seen["pid"]), one_line(seen["program"]))
+    pools = [(*about, *_pool(view), age) for view in seen["pools"]]
+    return pools or [(*about, "-", "", "", "", "", "", "", age)]
+
+
+def _pool(view: dict[str, Any]) -> tuple[str, ...]:
+    name, kind = one_line(view["name"]), view["kind"]
+    if view.get("held"):
+        return name, kind, f"its loop is held for {view['held']:.0f} s", "", "", "", ""
+    if kind == "tasks" and "active" in view:
+        running = f"{view['active']}/{view['max_concurrent']}"
+        return name, kind, view["state"], running, str(view["queued"]), str(view["completed"]), str(view["failed"])
+    if kind == "resources":
+        state = f"{view['healthy']} healthy, {view['cooling_down']} cooling, {view['disabled']} disabled"
+        return name, kind, state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), ""
+    if kind == "workers":
+        state = f"{view['ready']} of {view['worker_count']} ready"
+        return name, kind, state, str(view["in_flight"]), "", "", str(view["losses"] or "")
+    return name, kind, str(view.get("state", "")), "", "", "", ""
+
+
+def one_line(text: str) -> str:
+    """Return a text without characters that would move the cursor of a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

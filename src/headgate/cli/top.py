@@ -1,0 +1,159 @@
+"""`headgate top`: pools, tenants, resources, workers and the slowest tasks of running programs, live."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shutil
+import sys
+
+from headgate.cli.arguments import seconds
+from headgate.cli.observing import add_program
+from headgate.cli.output import WrongCall, paint, print_json
+
+TYPE_CHECKING = False  # see cli/main.py
+if TYPE_CHECKING:
+    from typing import Any, TextIO
+
+    from headgate.cli.top_frame import Line
+    from headgate.observe.programs import Program
+
+_DESCRIPTION = """\
+Show the pools of running programs, tenants with the age of their oldest task, resources with their countdowns, workers,
+and the slowest tasks, live.
+
+Keys: q quits, p or space pauses, s sorts by age, name or load, / filters, Esc shows all again."""
+_EXAMPLE = """\
+example:
+  headgate top
+  headgate top --once --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the arguments of the command."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
+    parser.add_argument("--every", type=seconds, default=1.0, metavar="S", help="seconds between two looks (1)")
+    parser.add_argument("--once", action="store_true", help="print once, and end")
+    add_program(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show what there is."""
+    sources = Sources(options.pid)
+    try:
+        if options.json or options.once:
+            return _once(sources, options)
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise WrongCall("top needs a terminal; `headgate top --once` prints what it shows")
+        with Terminal(sys.stdout) as terminal:
+            return _live(sources, terminal, options.every)
+    finally:
+        sources.close()
+
+
+def _once(sources: Sources, options: argparse.Namespace) -> int:
+    from headgate.cli.top_frame import Settings, frame
+
+    seen = sources.look()
+    if options.json:
+        print_json(seen)
+        return 0
+    width = shutil.get_terminal_size().columns
+    for line in frame(seen, Settings(), width, 10_000):
+        print(_text(line).rstrip())
+    return 0
+
+
+def _live(sources: Sources, terminal: Terminal, every: float) -> int:
+    from headgate.cli.top_frame import Settings, frame
+    from headgate.core.clock import clock
+
+    settings: Settings | None = Settings()
+    seen, asked = sources.look(), clock.now()
+    while settings is not None:
+        now = clock.now()
+        if not settings.paused and now - asked >= every:
+            seen, asked = sources.look(), clock.now()
+        size = shutil.get_terminal_size()
+        since = 0.0 if settings.paused else clock.now() - asked
+        terminal.draw([_text(line) for line in frame(seen, settings, size.columns - 1, size.lines - 1, since)])
+        for key in terminal.keys(0.2):
+            settings = settings.pressed(key) if settings is not None else None
+    return 0
+
+
+class Sources:
+    """The programs, connected to as long as they live."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid = pid
+        self._known: dict[str, Program] = {}
+
+    def look(self) -> list[dict[str, Any]]:
+        """Ask all programs what they see, and look for new ones."""
+        from headgate.observe.programs import PATIENCE, Program, Refused
+        from headgate.observe.sockets import connected, paths
+
+        for path in paths():
+            ours = self._pid is None or path.rpartition("/")[2].startswith(f"{self._pid}-")
+            if ours and path not in self._known and (connection := connected(path, PATIENCE)) is not None:
+                self._known[path] = Program(path, connection)
+        seen = []
+        for path, program in list(self._known.items()):
+            try:
+                seen.append(program.ask("snapshot"))
+            except (Refused, OSError):  # it has ended
+                self._known.pop(path).close()
+        return seen
+
+    def close(self) -> None:
+        """Close all connections."""
+        for program in self._known.values():
+            program.close()
+
+
+class Terminal:
+    """A terminal that shows frames instead of lines, and gives single keys."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> Terminal:  # noqa: PYI034 - nobody derives from it, and typing is not imported here
+        import termios
+        import tty
+
+        self._before = termios.tcgetattr(sys.stdin.fileno())
+        tty.setcbreak(sys.stdin.fileno())
+        self._out.write("\x1b[?1049h\x1b[?25l")  # another screen, without a cursor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import termios
+
+        self._out.write("\x1b[?25h\x1b[?1049l")
+        self._out.flush()
+        if self._before is not None:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._before)
+
+    def draw(self, lines: list[str]) -> None:
+        """Draw a frame over the last one. Lines that are the same do not flicker."""
+        self._out.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+        self._out.flush()
+
+    def keys(self, wait: float) -> list[str]:
+        """Return the keys that were pressed, after at most so many seconds."""
+        ready, _, _ = select.select([sys.stdin], [], [], wait)
+        if not ready:
+            return []
+        pressed = os.read(sys.stdin.fileno(), 64)
+        if not pressed:  # the terminal is gone
+            return ["q"]
+        text = pressed.decode("utf-8", "replace")
+        return ["\x1b"] if text == "\x1b" else [] if text.startswith("\x1b") else list(text)
+
+
+def _text(line: Line) -> str:
+    return "".join(paint(piece.text, piece.colour) if piece.colour else piece.text for piece in line)

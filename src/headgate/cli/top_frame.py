@@ -1,0 +1,278 @@
+"""What `headgate top` shows: lines of text for a terminal of a size, from what programs say. Pure.
+
+Each line is a list of pieces, each a text and a colour; the text of one line is never wider than the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+SORTS = ("age", "name", "load")
+
+
+class Piece(NamedTuple):
+    """A text and its colour."""
+
+    text: str
+    colour: str = ""
+
+
+Line = list[Piece]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the person at the terminal has chosen."""
+
+    sort: str = "age"
+    filter: str = ""
+    typing: bool = False
+    """Is the filter being typed?"""
+    paused: bool = False
+
+    def pressed(self, key: str) -> Settings | None:
+        """Return the settings after a key was pressed; None: the end."""
+        if self.typing:
+            return self._typed(key)
+        if key in ("q", "\x03", "\x04"):
+            return None
+        if key == "s":
+            return replace(self, sort=SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)])
+        if key in ("p", " "):
+            return replace(self, paused=not self.paused)
+        if key in ("/", "f"):
+            return replace(self, typing=True, filter="")
+        if key == "\x1b":
+            return replace(self, filter="")
+        return self
+
+    def _typed(self, key: str) -> Settings | None:
+        if key in ("\x03", "\x04"):
+            return None
+        if key in ("\r", "\n"):
+            return replace(self, typing=False)
+        if key == "\x1b":
+            return replace(self, typing=False, filter="")
+        if key in ("\x7f", "\b"):
+            return replace(self, filter=self.filter[:-1])
+        return replace(self, filter=self.filter + key) if key.isprintable() else self
+
+
+class Table(NamedTuple):
+    """Rows under titles, with a heading. `widths`: of all columns but one that is None and takes what is left."""
+
+    heading: str
+    titles: Sequence[str]
+    widths: Sequence[int | None]
+    rows: list[list[Piece]]
+
+
+def frame(
+    seen: Sequence[dict[str, Any]], settings: Settings, width: int, height: int, since: float = 0.0
+) -> list[Line]:
+    """Return the lines. `since`: seconds that have passed since the programs were asked; countdowns go on."""
+    lines: list[Line] = [_title(seen, settings, width), _bar(settings, width)]
+    if not seen:
+        return [*lines, [], [Piece("No program can be seen. Start one with HEADGATE_OBSERVE=1.", "yellow")]][:height]
+    tables = [table for table in _tables(seen, settings, since) if table.rows]
+    room = height - len(lines) - 2 * len(tables)
+    for number, table in enumerate(tables):
+        share = max(1, room // (len(tables) - number))
+        shown = table.rows[: min(len(table.rows), share)]
+        room -= len(shown)
+        more = len(table.rows) - len(shown)
+        lines.append([Piece(_cut(f"{table.heading}{f' (and {more} more)' if more else ''}", width), "bold")])
+        lines.append(_row(table, [Piece(title, "dim") for title in table.titles], width))
+        lines += [_row(table, row, width) for row in shown]
+    return lines[:height]
+
+
+def _title(seen: Sequence[dict[str, Any]], settings: Settings, width: int) -> Line:
+    pools = [view for one in seen for view in one["pools"] if view["kind"] == "tasks" and "active" in view]
+    rate = sum(view.get("point", {}).get("done", 0.0) for view in pools)
+    active, queued = sum(view["active"] for view in pools), sum(view["queued"] for view in pools)
+    state = "  PAUSED" if settings.paused else ""
+    text = f"headgate top: {len(seen)} programs, {rate:.0f} tasks/s, {active} running, {queued} queued{state}"
+    return [Piece(_cut(text, width), "bold")]
+
+
+def _bar(settings: Settings, width: int) -> Line:
+    if settings.typing:
+        return [Piece(_cut(f"filter: {clean(settings.filter)}_  (Enter keeps it, Esc clears it)", width), "yellow")]
+    chosen = f", only {clean(settings.filter)!r}" if settings.filter else ""
+    keys = f"q quit   p pause   s sort   / filter   sorted by {settings.sort}{chosen}"
+    return [Piece(_cut(keys, width), "dim")]
+
+
+def _tables(seen: Sequence[dict[str, Any]], settings: Settings, since: float) -> Iterable[Table]:
+    views = [(one, view) for one in seen for view in one["pools"]]
+    yield _pools(views, settings)
+    yield _tenants(views, settings, since)
+    yield _resources(views, settings, since)
+    yield _workers(views, settings)
+    yield _slowest(views, settings, since)
+
+
+Views = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def _pools(views: Views, settings: Settings) -> Table:
+    rows = []
+    for one, view in views:
+        if view["kind"] != "tasks" or "active" not in view or not _fits(settings, view["name"], one["program"]):
+            continue
+        held = view.get("held")
+        state = Piece(f"loop held {held:.0f} s", "red") if held else Piece(str(view["state"]), "")
+        waits = view.get("waiting_for")
+        if waits and not held:
+            state = Piece(f"waits: {clean(str(waits['cause']))}", "yellow")
+        point = view.get("point", {})
+        cells = [
+            Piece(clean(view["name"]), "bold"),
+            Piece(f"{view['active']}/{view['max_concurrent']}"),
+            Piece(str(view["queued"])),
+            Piece(f"{point.get('done', 0.0):.1f}"),
+            Piece(str(view["completed"])),
+            Piece(str(view["failed"] or ""), "red"),
+            Piece(f"{view['jain']:.2f}"),
+            Piece(str(one["pid"])),
+            state,
+        ]
+        rows.append((cells, view["lag"], view["name"], view["active"]))
+    titles = ("pool", "running", "queued", "done/s", "done", "failed", "fair", "pid", "state")
+    return Table("Task pools", titles, (None, 9, 8, 8, 9, 7, 5, 8, 20), _sorted(rows, settings))
+
+
+def _tenants(views: Views, settings: Settings, since: float) -> Table:
+    rows = []
+    for _, view in views:
+        for row in view.get("tenants", ()) if view["kind"] == "tasks" else ():
+            name = "(none)" if row["tenant"] is None else row["tenant"]
+            if _fits(settings, name, view["name"]):
+                lag = row["lag"] + since if row["queued"] else 0.0
+                cells = [
+                    Piece(clean(name), "bold"),
+                    Piece(clean(view["name"])),
+                    Piece(str(row["active"])),
+                    Piece(str(row["queued"])),
+                    Piece(f"{lag:.1f} s" if lag else "", "yellow" if lag > 10 else ""),
+                    Piece(f"{row['p50']:.2f} s"),
+                    Piece(f"{row['p99']:.2f} s"),
+                ]
+                rows.append((cells, lag, name, row["active"] + row["queued"]))
+    titles = ("tenant", "pool", "running", "queued", "oldest", "wait p50", "p99")
+    return Table("Tenants", titles, (None, 16, 8, 8, 10, 10, 10), _sorted(rows, settings))
+
+
+_COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red"}
+
+
+def _resources(views: Views, settings: Settings, since: float) -> Table:
+    rows = []
+    for _, view in views:
+        for row in view.get("resources", ()) if view["kind"] == "resources" else ():
+            if _fits(settings, row["id"], view["name"]):
+                left = max(0.0, row["cooldown"] - since)
+                status = row["status"] if row["status"] != "cooling_down" or left else "healthy"
+                most = "" if row["max_in_flight"] is None else f"/{row['max_in_flight']}"
+                refused = row["cooldowns"] + row["disables"]
+                cells = [
+                    Piece(clean(row["id"]), "bold"),
+                    Piece(clean(view["name"])),
+                    Piece(status.removesuffix("_down"), _COLOURS[status]),
+                    Piece(f"{left:.1f} s" if left else ""),
+                    Piece(f"{row['in_flight']}{most}"),
+                    Piece(str(row["successes"])),
+                    Piece(str(refused or ""), "yellow"),
+                ]
+                rows.append((cells, left + 1e9 * (status == "disabled"), row["id"], row["in_flight"]))
+    titles = ("resource", "pool", "status", "back in", "in use", "ok", "refused")
+    return Table("Resources", titles, (None, 16, 9, 9, 8, 9, 8), _sorted(rows, settings))
+
+
+def _workers(views: Views, settings: Settings) -> Table:
+    rows = []
+    for _, view in views:
+        for row in view.get("workers", ()) if view["kind"] == "workers" else ():
+            if _fits(settings, row["uid"], view["name"], str(row["pid"])):
+                bad = row["state"] in ("lost", "blocked")
+                cells = [
+                    Piece(clean(row["uid"]), "bold"),
+                    Piece(clean(view["name"])),
+                    Piece(str(row["pid"] or "")),
+                    Piece(row["state"], "red" if bad else "green" if row["state"] == "ready" else "yellow"),
+                    Piece(str(row["in_flight"])),
+                    Piece("" if row["memory"] is None else f"{row['memory'] / 1e6:.0f} MB"),
+                ]
+                rows.append((cells, float(bad), row["uid"], row["in_flight"]))
+    titles = ("worker", "pool", "pid", "state", "calls", "memory")
+    return Table("Workers", titles, (None, 16, 9, 10, 7, 10), _sorted(rows, settings))
+
+
+def _slowest(views: Views, settings: Settings, since: float) -> Table:
+    rows = []
+    for _, view in views:
+        for row in view.get("running", ()) if view["kind"] == "tasks" else ():
+            tenant = "" if row["tenant"] is None else row["tenant"]
+            name = f"{view['name']}/{row['number']}"
+            if _fits(settings, name, tenant, row["what"]):
+                cells = [
+                    Piece(f"{_cut(clean(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(clean(tenant)),
+                    Piece(clean(row["what"].rpartition(".")[2])),
+                    Piece(f"{row['seconds'] + since:.1f} s"),
+                    Piece(str(row["attempt"])),
+                    Piece(clean(row["resource"] or "")),
+                    Piece(clean(row["worker"] or "")),
+                ]
+                rows.append((cells, row["seconds"], name, row["attempt"]))
+    titles = ("task", "tenant", "function", "running for", "try", "resource", "worker")
+    return Table("Slowest tasks", titles, (None, 14, 16, 11, 4, 12, 13), _sorted(rows, settings))
+
+
+Ranked = tuple[list[Piece], float, str, float]
+
+
+def _sorted(rows: list[Ranked], settings: Settings) -> list[list[Piece]]:
+    keys: dict[str, Callable[[Ranked], Any]] = {
+        "age": lambda row: (-row[1], row[2]),
+        "name": lambda row: row[2],
+        "load": lambda row: (-row[3], row[2]),
+    }
+    return [row[0] for row in sorted(rows, key=keys[settings.sort])]
+
+
+def _fits(settings: Settings, *names: str) -> bool:
+    wanted = settings.filter.lower()
+    return not wanted or any(wanted in name.lower() for name in names)
+
+
+def _row(table: Table, cells: Sequence[Piece], width: int) -> Line:
+    """Put cells into their columns; those that the terminal has no room for are left out, from the right."""
+    left = 16  # what the first column has at least
+    used, shown = left, [0]
+    for column, wide in enumerate(table.widths):
+        if wide is not None and used + wide + 2 <= width:
+            used += wide + 2
+            shown.append(column)
+    spare = width - used
+    line: Line = []
+    for column in shown:
+        wide = table.widths[column]
+        room = min(left + spare, 40) if wide is None else wide
+        text = _cut(cells[column].text, room)
+        line.append(Piece(text.ljust(room) if column != shown[-1] else text, cells[column].colour))
+        if column != shown[-1]:
+            line.append(Piece("  "))
+    return line
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def clean(text: str) -> str:
+    """Return a text without characters that would move the cursor of a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,258 @@
+"""The answers of the page's server: the page itself, a stream of what is seen, rows, stories, actions, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.resources import files
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from headgate.core.redaction import log_exception, redact
+from headgate.dashboard.security import HEADERS, Guard
+from headgate.dashboard.sources import Seen, Source
+from headgate.errors import HeadgateError
+from headgate.observe.actions import ACTIONS_KNOWN
+from headgate.observe.history import POINTS
+from headgate.observe.lines import said
+
+ROWS: Final = 50
+"""Rows of each list that are sent by themselves; the page asks for more."""
+LONGEST: Final = 16 * 1024
+"""Bytes that a request may have."""
+SOONEST: Final = 0.2
+"""Seconds between two messages of a stream."""
+QUIET: Final = 10.0
+"""Seconds after which a stream says that it is alive."""
+MOST_STREAMS: Final = 16
+_TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_LISTS: Final = ("tenants", "resources", "workers")
+
+
+class Hub:
+    """Tells the open streams when something is new."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._waiting: set[asyncio.Event] = set()
+        self.closed: bool = False
+
+    def changed(self) -> None:
+        """Wake all streams."""
+        for event in self._waiting:
+            event.set()
+
+    def close(self) -> None:
+        """End all streams."""
+        self.closed = True
+        self.changed()
+
+    async def messages(self, tasks: bool) -> AsyncIterator[str]:
+        """Give messages for one stream: first all that is known, then what is new."""
+        event, sent = asyncio.Event(), _Sent()
+        self._waiting.add(event)
+        if tasks:
+            self.source.want_tasks(True)
+        try:
+            yield sent.message(self.source.programs)
+            while not self.closed:
+                try:
+                    await asyncio.wait_for(event.wait(), QUIET)
+                except TimeoutError:
+                    yield ": alive\n\n"
+                    continue
+                event.clear()  # before the message is made: what comes after that is in the next one
+                yield sent.message(self.source.programs)
+                await asyncio.sleep(SOONEST)
+        finally:
+            self._waiting.discard(event)
+            if tasks:
+                self.source.want_tasks(False)
+
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        return len(self._waiting)
+
+
+class _Sent:
+    """What one stream has sent already."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, int] = {}
+        self._events: dict[str, int] = {}
+
+    def message(self, programs: dict[str, Seen]) -> str:
+        """Return what is new as a server-sent event."""
+        told: dict[str, Any] = {"alive": sorted(programs), "programs": []}
+        for name, seen in programs.items():
+            if not seen.look or self._looks.get(name) == seen.number:
+                continue
+            is_new = name not in self._looks
+            self._looks[name] = seen.number
+            events = [one for one in seen.events if one["seq"] > self._events.get(name, 0)]
+            if events:
+                self._events[name] = events[-1]["seq"]
+            one = {"id": name, "look": _short(seen.look), "events": events}
+            if is_new:
+                one["history"] = {key: list(points)[-POINTS:] for key, points in seen.history.items()}
+            told["programs"].append(one)
+        return f"data: {json.dumps(told, separators=(',', ':'))}\n\n"
+
+
+def _short(look: dict[str, Any]) -> dict[str, Any]:
+    pools = []
+    for view in look["pools"]:
+        cut = {name: view[name][:ROWS] for name in _LISTS if isinstance(view.get(name), list)}
+        pools.append({**view, **cut})
+    return {**look, "pools": pools}
+
+
+class Answers:
+    """One method for each thing that the page asks for."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def stream(self, request: Request) -> Response:
+        """A stream of what is seen."""
+        if self._hub.streams >= MOST_STREAMS:
+            return JSONResponse({"error": "too many pages are open"}, 503)
+        messages = self._hub.messages(request.query_params.get("tasks") == "1")
+        return StreamingResponse(messages, media_type="text/event-stream")
+
+    async def rows(self, request: Request) -> Response:
+        """A page of a long list."""
+        query = request.query_params
+        asked: dict[str, Any] = {name: query.get(name, "") for name in ("pool", "list", "filter", "sort")}
+        for name in ("offset", "limit"):
+            if (text := query.get(name, "")).isdecimal():
+                asked[name] = int(text[:9])
+        return JSONResponse(await self._ask(query.get("program", ""), {"ask": "rows", **asked}))
+
+    async def story(self, request: Request) -> Response:
+        """What happened to a task."""
+        query = request.query_params
+        asked = {"ask": "story", "task": query.get("task", "")[:1000], "pool": query.get("pool", "")[:1000]}
+        return JSONResponse({"story": await self._ask(query.get("program", ""), asked)})
+
+    async def act(self, request: Request) -> Response:
+        """Carry out an action."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST:
+                return JSONResponse({"error": "the request is too long"}, 413)
+        try:
+            asked = json.loads(body)
+            texts = {name: asked.get(name, "") for name in ("program", "action", "target", "pool")}
+        except (ValueError, AttributeError, RecursionError):
+            return JSONResponse({"error": "the request is no JSON object"}, 400)
+        if not all(isinstance(text, str) and len(text) <= 1000 for text in texts.values()):
+            return JSONResponse({"error": "program, action, target and pool must be texts"}, 400)
+        if texts["action"] not in ACTIONS_KNOWN:
+            return JSONResponse({"error": f"action must be one of {', '.join(ACTIONS_KNOWN)}"}, 400)
+        program = texts.pop("program")
+        return JSONResponse({"done": await self._ask(program, {"ask": "act", **texts})})
+
+    async def metrics(self, request: Request) -> Response:
+        """What Prometheus scrapes, of all programs."""
+        from headgate.dashboard.merging import merged
+
+        texts = {}
+        for name, seen in list(self._hub.source.programs.items()):
+            texts[str(seen.look.get("pid", name))] = await self._ask(name, {"ask": "metrics"})
+        return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
+
+    async def healthz(self, request: Request) -> Response:
+        """The server runs."""
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, request: Request) -> Response:
+        """Something can be seen."""
+        is_ready = any(seen.look for seen in self._hub.source.programs.values())
+        return PlainTextResponse("ready\n" if is_ready else "no program can be seen\n", 200 if is_ready else 503)
+
+    async def _ask(self, program: str, request: dict[str, Any]) -> Any:
+        return await self._hub.source.ask(program, request)
+
+
+def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
+    content = files("headgate.dashboard").joinpath("page", name).read_bytes()
+    kind = _TYPES[name.rpartition(".")[2]]
+
+    async def answer(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return answer
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HeadgateError), "it is the handler of those"
+    return JSONResponse({"error": redact(said(error))}, 409)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "something went wrong here; the log of the dashboard says what"}, 500)
+
+
+class Guarded:
+    """Asks the guard before anything is answered, and gives each answer the headers of security."""
+
+    def __init__(self, app: Any, guard: Guard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+            await send(message)
+
+        named = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = dict(named)
+        if sum(name == "host" for name, _ in named) > 1:
+            headers["host"] = ""  # which of them is meant?
+        refusal = self._guard.refusal(scope["method"], scope["path"], headers)
+        if refusal is not None:
+            answer = JSONResponse({"error": refusal.reason}, refusal.status)
+            await answer(scope, receive, with_headers)
+            return
+        try:
+            await self._app(scope, receive, with_headers)
+        except Exception:
+            log_exception("headgate.dashboard", "answering %s failed", scope["path"])
+
+
+def make_app(source: Source, guard: Guard) -> tuple[Guarded, Hub]:
+    """Make the application, and the hub that tells its streams what is new."""
+    hub = Hub(source)
+    answers = Answers(hub)
+    get = ["GET"]
+    app = Starlette(
+        routes=[
+            Route("/", _page("index.html"), methods=get),
+            *(Route(f"/{name}", _page(name), methods=get) for name in ("app.js", "plots.js", "app.css", "icon.svg")),
+            Route("/api/stream", answers.stream, methods=get),
+            Route("/api/rows", answers.rows, methods=get),
+            Route("/api/story", answers.story, methods=get),
+            Route("/api/act", answers.act, methods=["POST"]),
+            Route("/metrics", answers.metrics, methods=get),
+            Route("/healthz", answers.healthz, methods=get),
+            Route("/readyz", answers.readyz, methods=get),
+        ],
+        exception_handlers={HeadgateError: _refused, Exception: _broken},
+    )
+    return Guarded(app, guard), hub

@@ -1,0 +1,868 @@
+// The page. It keeps what the server streams, and draws the view that is open. Every text goes in as text, never as HTML.
+
+import { Plot, Spark, bytes, seconds, short } from "/plots.js";
+
+const POINTS = 300, EVENTS = 300, PAGE = 50;
+const $ = (id) => document.getElementById(id);
+const programs = new Map(); // id -> { look, received, history: Map(number -> points), events }
+const state = { program: "", tab: "overview", pools: {}, paused: false, link: "connecting", retry: 0, token: "", tasks: false };
+const applied = { updates: 0, worst: 0, last: 0 }; // milliseconds of script; read by the tests of the page
+
+// -- elements ----------------------------------------------------------------------------------------------------------
+
+function h(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function mood(element, value) {
+  if ((element.dataset.mood ?? "") !== value) element.dataset.mood = value;
+}
+
+const whole = (value) => Number(value ?? 0).toLocaleString("en-US");
+const tenantName = (name) => (name === null ? "(none)" : name);
+const clock = (at) => new Date(at * 1000).toTimeString().slice(0, 8);
+
+// -- a table whose rows stay where they are ----------------------------------------------------------------------------
+
+class Table {
+  // columns: { label, sort, num, className, less, make(td), fill(td, row) } - `fill` writes into what `make` made.
+  constructor(columns, { key, empty, sort = null, onsort = null, open = null }) {
+    Object.assign(this, { columns, key, open, sort });
+    this.rows = new Map();
+    this.heads = columns.map((column) => {
+      const label = column.sort && onsort ? h("button", { type: "button", onclick: () => onsort(column.sort) }, column.label) : column.label;
+      return h("th", { scope: "col", class: classes(column) }, label);
+    });
+    this.body = h("tbody");
+    this.table = h("table", {}, h("thead", {}, h("tr", {}, ...this.heads)), this.body);
+    this.empty = h("p", { class: "empty" }, empty);
+    this.element = h("div", {}, h("div", { class: "scroll" }, this.table), this.empty);
+  }
+
+  update(rows, sort = null) {
+    this.columns.forEach((column, index) => {
+      if (column.sort && column.sort === sort) this.heads[index].setAttribute("aria-sort", "descending");
+      else this.heads[index].removeAttribute("aria-sort");
+    });
+    const seen = new Set(rows.map(this.key));
+    const spare = []; // rows whose content is gone: making others of them is cheaper than making new ones
+    for (const [key, known] of this.rows) if (!seen.has(key)) { this.rows.delete(key); spare.push(known); }
+    let before = null;
+    for (const row of rows) {
+      const key = this.key(row);
+      let known = this.rows.get(key);
+      if (!known) this.rows.set(key, (known = spare.shift() ?? this.makeRow()));
+      known.row = row;
+      this.columns.forEach((column, index) => column.fill(known.cells[index], row));
+      const wanted = before ? before.nextSibling : this.body.firstChild;
+      if (known.tr !== wanted) this.body.insertBefore(known.tr, wanted);
+      before = known.tr;
+    }
+    for (const known of spare) { if (known.tr === document.activeElement) this.body.querySelector("tr")?.focus(); known.tr.remove(); }
+    this.table.hidden = !rows.length;
+    this.empty.hidden = rows.length > 0;
+  }
+
+  makeRow() {
+    const cells = this.columns.map((column) => {
+      const td = h("td", { class: classes(column) });
+      if (column.make) column.make(td);
+      return td;
+    });
+    const tr = h("tr", { tabindex: "-1", class: this.open ? "open" : "" }, ...cells);
+    const known = { tr, cells, row: null };
+    if (this.open) {
+      tr.addEventListener("click", (event) => { if (!event.target.closest("button")) this.open(known.row); });
+      tr.addEventListener("keydown", (event) => { if (event.key === "Enter" && event.target === tr) this.open(known.row); });
+    }
+    return known;
+  }
+}
+
+const classes = (column) => [column.num ? "num" : "", column.className ?? "", column.less ? "less" : ""].join(" ").trim();
+
+const text = (label, get, more = {}) => ({ label, fill: (td, row) => { const value = get(row); say(td, value); if (td.title !== value && value.length > 18) td.title = value; }, ...more });
+
+const pill = (label, get, more = {}) => ({
+  label,
+  make: (td) => td.append(h("span", { class: "pill" })),
+  fill: (td, row) => { const [said, feel] = get(row); say(td.firstChild, said); mood(td.firstChild, feel); },
+  ...more,
+});
+
+const meter = (label, get, more = {}) => ({
+  label,
+  make: (td) => td.append(h("span", { class: "meter" }, h("i")), h("span")),
+  fill: (td, row) => {
+    const [share, said, feel] = get(row);
+    td.firstChild.hidden = share === null;
+    if (share !== null) td.firstChild.firstChild.style.transform = `scaleX(${Math.max(0, Math.min(1, share)).toFixed(3)})`;
+    mood(td.firstChild, feel ?? "");
+    say(td.lastChild, said);
+  },
+  ...more,
+});
+
+const buttons = (get) => ({
+  label: "",
+  className: "row-actions",
+  make: (td) => { td.shown = ""; },
+  fill: (td, row) => {
+    const actions = get(row);
+    const names = actions.map((one) => one[0]).join();
+    if (td.shown !== names) {
+      td.shown = names;
+      td.replaceChildren(...actions.map(([name], index) => h("button", { type: "button", class: "quiet", onclick: () => td.actions[index][1]() }, name)));
+    }
+    td.actions = actions;
+  },
+});
+
+function card(title, ...parts) {
+  const count = h("span", { class: "count" });
+  const header = h("header", {}, h("h2", {}, title), count, h("span", { class: "spring" }));
+  return { element: h("section", { class: "card" }, header, ...parts), header, count };
+}
+
+// -- lists that may be long: the server pages them ---------------------------------------------------------------------
+
+class LongList {
+  // list: "tenants", "resources" or "workers"; defaultSort: the order in which the server sends the first rows.
+  constructor(title, list, columns, options) {
+    Object.assign(this, { list, options, sort: options.defaultSort, filter: "", page: 0, asked: 0, view: null, fetched: null });
+    this.table = new Table(columns, { ...options, onsort: (by) => { this.sort = by; this.page = 0; this.refresh(true); } });
+    this.input = h("input", { type: "search", placeholder: `Filter ${list}`, "aria-label": `Filter ${list}`, "data-filter": true, maxlength: "100" });
+    this.input.addEventListener("input", () => { this.filter = this.input.value; this.page = 0; this.refresh(true); });
+    this.back = h("button", { type: "button", class: "quiet", onclick: () => { this.page--; this.refresh(true); } }, "Previous");
+    this.next = h("button", { type: "button", class: "quiet", onclick: () => { this.page++; this.refresh(true); } }, "Next");
+    this.where = h("span");
+    this.pager = h("div", { class: "pager" }, this.back, this.next, this.where);
+    this.card = card(title, this.table.element, this.pager);
+    this.card.header.append(this.input);
+    this.element = this.card.element;
+  }
+
+  update(view, total) {
+    if (this.view && view && this.view.number !== view.number) Object.assign(this, { page: 0, fetched: null });
+    this.view = view;
+    this.total = total;
+    this.refresh(false);
+  }
+
+  refresh(now) {
+    const rows = this.view?.[this.list] ?? [];
+    const isWhole = rows.length >= this.total;
+    if (isWhole) {
+      const wanted = this.filter.toLowerCase();
+      const found = rows.filter((row) => this.options.name(row).toLowerCase().includes(wanted));
+      this.show(this.sort === this.options.defaultSort ? found : sorted(found, this.sort), found.length);
+    } else if (!this.filter && !this.page && this.sort === this.options.defaultSort) {
+      this.show(rows, this.total);
+    } else if (now || performance.now() - this.asked > 2000) {
+      this.ask();
+    }
+  }
+
+  async ask() {
+    this.asked = performance.now();
+    const question = { program: state.program, pool: `#${this.view.number}`, list: this.list, filter: this.filter, sort: this.sort ?? "", offset: this.page * PAGE, limit: PAGE };
+    const number = (this.question = (this.question ?? 0) + 1);
+    try {
+      const answer = await api(`/api/rows?${new URLSearchParams(question)}`);
+      if (number === this.question) this.show(answer.rows, answer.total, true);
+    } catch (error) { toast(error.message, "bad"); }
+  }
+
+  show(rows, total, isPage = false) {
+    const from = this.page * PAGE;
+    this.table.update(isPage ? rows : rows.slice(from, from + PAGE), this.sort);
+    say(this.card.count, whole(this.total));
+    this.pager.hidden = total <= PAGE;
+    this.back.disabled = this.page === 0;
+    this.next.disabled = from + PAGE >= total;
+    say(this.where, total ? `${whole(from + 1)} to ${whole(Math.min(from + PAGE, total))} of ${whole(total)}` : "");
+  }
+}
+
+function sorted(rows, by) {
+  return [...rows].sort((a, b) => {
+    const [x, y] = [a[by], b[by]];
+    return typeof x === "number" && typeof y === "number" ? y - x : String(x ?? "").localeCompare(String(y ?? ""));
+  });
+}
+
+// -- what is shown -----------------------------------------------------------------------------------------------------
+
+const current = () => programs.get(state.program);
+const views = (kind) => (current()?.look.pools ?? []).filter((view) => view.kind === kind);
+const usable = (view) => view.kind !== "tasks" || "active" in view;
+const since = () => (state.paused ? 0 : (performance.now() - (current()?.received ?? 0)) / 1000);
+const points = (view) => current()?.history.get(String(view.number)) ?? [];
+
+function summed(list, names) {
+  // Points of several pools, joined by their place from the end: they are made at the same moments.
+  const longest = Math.max(0, ...list.map((view) => points(view).length));
+  const joined = [];
+  for (let back = longest; back > 0; back--) {
+    const made = { t: 0 };
+    for (const name of names) made[name] = 0;
+    for (const view of list) {
+      const past = points(view), point = past[past.length - back];
+      if (point) { made.t = Math.max(made.t, point.t); for (const name of names) made[name] += point[name] ?? 0; }
+    }
+    joined.push(made);
+  }
+  return joined;
+}
+
+function stat(label, withSpark = false) {
+  const value = h("span"), more = h("small"), spark = withSpark ? new Spark() : null;
+  const element = h("div", { class: "stat" }, h("dt", {}, label), h("dd", {}, value, more), spark?.element);
+  return { element, update(shown, extra = "", feel = "", values = null) { say(value, shown); say(more, extra); mood(element, feel); if (spark && values) spark.update(values); } };
+}
+
+function overview() {
+  const rate = stat("Tasks a second", true), running = stat("Running", true), queued = stat("Queued", true);
+  const oldest = stat("Oldest in the queue", true), failing = stat("Failures a second", true);
+  const resources = stat("Resources healthy"), workers = stat("Workers ready");
+  const stats = h("dl", { class: "stats" }, ...[rate, running, queued, oldest, failing, resources, workers].map((one) => one.element));
+  const flow = new Plot("", "Tasks a second over time"), depth = new Plot("", "Queue and running tasks over time");
+  const notes = h("ul", { class: "notes" });
+  const attention = card("Attention", notes);
+  const pools = new Table([
+    text("Pool", (view) => view.name, { className: "name" }),
+    text("Kind", (view) => view.kind, { less: true }),
+    pill("State", poolState),
+    text("Running", (view) => (view.kind === "tasks" ? `${view.active} of ${view.max_concurrent}` : whole(view.in_flight)), { num: true }),
+    text("Queued", (view) => (view.kind === "workers" ? "" : whole(view.kind === "tasks" ? view.queued : view.waiting)), { num: true }),
+    text("Done", (view) => (view.kind === "workers" ? "" : whole(view.completed ?? view.successes)), { num: true }),
+    text("Failed", (view) => whole(view.failed ?? (view.kind === "workers" ? view.losses : view.cooldowns + view.disables)), { num: true, less: true }),
+  ], { key: (view) => view.number, empty: "This program has no pools now.", open: (view) => { state.pools[view.kind] = view.number; go(view.kind); } });
+  const all = card("Pools", pools.element);
+  const element = h("div", {}, stats, h("div", { class: "two" }, card("Throughput", flow.element).element, card("Queue", depth.element).element), h("div", { class: "two" }, attention.element, all.element));
+  return {
+    element,
+    update() {
+      const tasks = views("tasks").filter(usable), keys = views("resources"), machines = views("workers");
+      const past = summed(tasks, ["done", "failed", "queued", "active"]);
+      const last = past[past.length - 1] ?? { done: 0, failed: 0 };
+      const sum = (list, name) => list.reduce((total, view) => total + (view[name] ?? 0), 0);
+      const lag = Math.max(0, ...tasks.map((view) => view.lag));
+      rate.update(short(last.done), "", "", past.map((point) => point.done));
+      running.update(whole(sum(tasks, "active")), `of ${whole(sum(tasks, "max_concurrent"))}`, "", past.map((point) => point.active));
+      queued.update(whole(sum(tasks, "queued")), "", "", past.map((point) => point.queued));
+      oldest.update(seconds(lag), "", lag > 60 ? "warn" : "", summedMost(tasks, "lag"));
+      failing.update(short(last.failed), `${whole(sum(tasks, "failed"))} in all`, last.failed > 0 ? "bad" : "", past.map((point) => point.failed));
+      const healthy = sum(keys, "healthy"), known = sum(keys, "resource_count");
+      resources.update(whole(healthy), `of ${whole(known)}`, known && !healthy ? "bad" : healthy < known ? "warn" : "");
+      const ready = sum(machines, "ready"), there = sum(machines, "worker_count");
+      workers.update(whole(ready), `of ${whole(there)}`, there && !ready ? "bad" : ready < there ? "warn" : "");
+      resources.element.hidden = !keys.length;
+      workers.element.hidden = !machines.length;
+      const times = past.map((point) => point.t);
+      flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
+      depth.update(times, [{ name: "queued", values: past.map((p) => p.queued), colour: "c2" }, { name: "running", values: past.map((p) => p.active), colour: "c3" }]);
+      pools.update(current()?.look.pools.filter(usable) ?? []);
+      say(all.count, whole(current()?.look.pools.length));
+      note(notes, attentionOf(tasks, keys, machines));
+    },
+  };
+}
+
+function summedMost(list, name) {
+  const longest = Math.max(0, ...list.map((view) => points(view).length));
+  return Array.from({ length: longest }, (_, i) => Math.max(0, ...list.map((view) => { const past = points(view); return past[past.length - longest + i]?.[name] ?? 0; })));
+}
+
+function poolState(view) {
+  if (view.held) return [`loop held ${seconds(view.held)}`, "bad"];
+  if (view.kind === "resources") return view.healthy ? (view.healthy < view.resource_count ? [`${view.healthy} of ${view.resource_count} healthy`, "warn"] : ["healthy", "good"]) : ["none healthy", "bad"];
+  if (view.kind === "workers") return view.ready === view.worker_count ? ["ready", "good"] : [`${view.ready} of ${view.worker_count} ready`, "warn"];
+  if (view.waiting_for) return [`waits for ${view.waiting_for.cause}`, "warn"];
+  return [view.state, view.state === "open" ? "good" : "warn"];
+}
+
+function attentionOf(tasks, keys, machines) {
+  const found = [];
+  for (const view of tasks) {
+    if (view.held) found.push(["bad", `The event loop of ${view.name} is held`, `for ${seconds(view.held)}: some task computes without an await`, "tasks", view]);
+    else if (view.waiting_for) found.push(["warn", `${view.name} waits for ${view.waiting_for.cause}`, view.waiting_for.seconds ? `about ${seconds(view.waiting_for.seconds)} more` : "", "tasks", view]);
+    if (view.blocked_submitters) found.push(["warn", `${view.blocked_submitters} submitters of ${view.name} wait`, "its queue is full", "tasks", view]);
+    const first = (view.tenants ?? [])[0];
+    if (first && first.lag > 5) found.push(["warn", `${tenantName(first.tenant)} waits longest in ${view.name}`, `its oldest task is queued for ${seconds(first.lag)}`, "tasks", view]);
+    const failed = view.failures?.[0];
+    if (failed && current().look.at - failed.ended_at < 60) found.push(["bad", `${view.name}#${failed.number} ${failed.status}`, failed.why, "tasks", view]);
+  }
+  for (const view of keys) {
+    if (view.disabled) found.push(["bad", `${view.disabled} of ${view.resource_count} resources of ${view.name} are disabled`, "", "resources", view]);
+    if (view.cooling_down) {
+      const soonest = Math.min(...view.resources.filter((row) => row.cooldown).map((row) => row.cooldown));
+      found.push([view.healthy ? "warn" : "bad", `${view.cooling_down} of ${view.resource_count} resources of ${view.name} cool down`, Number.isFinite(soonest) ? `the first is back in ${seconds(soonest)}` : "", "resources", view]);
+    }
+  }
+  for (const view of machines) {
+    if (view.blocked || view.lost) found.push(["bad", `${view.blocked + view.lost} workers of ${view.name} are blocked or lost`, "", "workers", view]);
+    if (view.losses) found.push(["warn", `${view.losses} workers of ${view.name} were lost`, "since somebody looks", "workers", view]);
+  }
+  return found;
+}
+
+function note(list, found) {
+  const shown = JSON.stringify(found.map(([feel, title, more]) => [feel, title, more]));
+  if (list.shown === shown) return;
+  list.shown = shown;
+  const lines = found.slice(0, 12).map(([feel, title, more, tab, view]) =>
+    h("li", { "data-mood": feel }, h("div", {}, h("button", { type: "button", onclick: () => { state.pools[tab] = view.number; go(tab); } }, title), " ", h("span", {}, more))));
+  list.replaceChildren(...(lines.length ? lines : [h("li", { "data-mood": "good" }, h("span", {}, "Nothing needs attention."))]));
+}
+
+function chooser(kind, label) {
+  const select = h("select", { "aria-label": label, onchange: () => { state.pools[kind] = Number(select.value); draw(); } });
+  return {
+    select,
+    chosen() {
+      const known = views(kind).filter(usable);
+      const names = JSON.stringify(known.map((view) => [view.number, view.name]));
+      if (select.shown !== names) {
+        select.shown = names;
+        select.replaceChildren(...known.map((view) => h("option", { value: view.number }, view.name)));
+      }
+      const found = known.find((view) => view.number === state.pools[kind]) ?? known[0];
+      if (found) select.value = String(found.number);
+      select.hidden = known.length < 2;
+      return found;
+    },
+  };
+}
+
+function titled(head, title, pick, pool) {
+  say(title, pool.name);
+  title.hidden = !pick.select.hidden;
+  const [said, feel] = poolState(pool), badge = head.querySelector(".pill");
+  say(badge, said);
+  mood(badge, feel);
+}
+
+function nothing(title, words) {
+  return h("div", { class: "blank" }, h("h1", {}, title), h("p", {}, words));
+}
+
+function tasksView() {
+  const pick = chooser("tasks", "Task pool");
+  const done = stat("Done a second"), running = stat("Running"), queued = stat("Queued"), oldest = stat("Oldest in the queue"), fair = stat("Fairness"), failed = stat("Failed");
+  const flow = new Plot("", "Tasks a second"), depth = new Plot("", "Queued tasks of each tenant"), wait = new Plot("s", "Age of the oldest task of each tenant");
+  const title = h("h2");
+  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }),
+    h("button", { type: "button", class: "quiet", onclick: () => resize(pool) }, "Resize"), h("button", { type: "button", class: "quiet", onclick: () => drain(pool) }, "Drain"));
+  let pool = null;
+  const tenants = new LongList("Tenants", "tenants", [
+    text("Tenant", (row) => tenantName(row.tenant), { className: "name", sort: "tenant" }),
+    text("Running", (row) => whole(row.active), { num: true, sort: "active" }),
+    text("Queued", (row) => whole(row.queued), { num: true, sort: "queued" }),
+    { label: "Oldest", num: true, sort: "lag", fill: (td, row) => { say(td, row.queued ? seconds(row.lag) : ""); td.classList.toggle("warn", row.lag > 10); } },
+    text("Wait p50", (row) => seconds(row.p50), { num: true, sort: "p50", less: true }),
+    text("p99", (row) => seconds(row.p99), { num: true, sort: "p99" }),
+  ], { key: (row) => tenantName(row.tenant), name: (row) => tenantName(row.tenant), empty: "No tenant has tasks now.", defaultSort: "lag" });
+  const act = (row) => [["Cancel", () => cancel(pool, row)]];
+  const taskColumns = (when) => [
+    text("Task", (row) => `#${row.number}`, { className: "name" }),
+    text("Tenant", (row) => tenantName(row.tenant)),
+    text("Function", (row) => row.what, { className: "mono", less: true }),
+    { label: when, num: true, fill: (td, row) => { say(td, seconds(row.seconds + since())); } },
+    text("Try", (row) => String(row.attempt || ""), { num: true, less: true }),
+    text("Resource", (row) => row.resource ?? "", { less: true }),
+    text("Worker", (row) => row.worker ?? "", { className: "mono", less: true }),
+    buttons(act),
+  ];
+  const slow = new Table(taskColumns("Running for"), { key: (row) => row.id, empty: "No task runs now.", open: (row) => tell(row.id) });
+  const old = new Table(taskColumns("Queued for").filter((column) => !["Resource", "Worker", "Try"].includes(column.label)), { key: (row) => row.id, empty: "Nothing is queued.", open: (row) => tell(row.id) });
+  const bad = new Table([
+    text("Task", (row) => `#${row.number}`, { className: "name" }),
+    text("Tenant", (row) => tenantName(row.tenant)),
+    pill("Ended", (row) => [row.status, row.status === "failed" ? "bad" : "warn"]),
+    text("When", (row) => (row.ended_at ? clock(row.ended_at) : ""), { num: true, less: true }),
+    text("Why", (row) => row.why, { className: "wide" }),
+    buttons((row) => (row.can_retry ? [["Retry", () => retry(pool, row)]] : [])),
+  ], { key: (row) => row.id, empty: "No task has ended badly.", open: (row) => tell(row.id) });
+  const slowCard = card("Running, oldest first", slow.element), oldCard = card("Queued longest", old.element), badCard = card("Ended badly", bad.element);
+  const body = h("div", {}, head, h("dl", { class: "stats" }, ...[done, running, queued, oldest, fair, failed].map((one) => one.element)),
+    h("div", { class: "three" }, card("Throughput", flow.element).element, card("Queue by tenant", depth.element).element, card("Oldest task by tenant", wait.element).element),
+    h("div", { class: "two" }, tenants.element, oldCard.element), slowCard.element, badCard.element);
+  const none = nothing("No task pool", "This program has no TaskPool now. It appears here as soon as it makes one.");
+  return {
+    element: h("div", {}, body, none),
+    update() {
+      pool = pick.chosen();
+      body.hidden = !pool;
+      none.hidden = Boolean(pool);
+      if (!pool) return;
+      titled(head, title, pick, pool);
+      const past = points(pool), last = past[past.length - 1] ?? {};
+      done.update(short(last.done ?? 0), `${whole(pool.completed)} in all`);
+      running.update(whole(pool.active), `of ${whole(pool.max_concurrent)}${pool.waiting ? `, ${whole(pool.waiting)} wait` : ""}`);
+      queued.update(whole(pool.queued), pool.max_queued ? `of ${whole(pool.max_queued)}` : "");
+      oldest.update(seconds(pool.lag), "", pool.lag > 60 ? "warn" : "");
+      fair.update(pool.jain.toFixed(2), pool.jain > 0.9 ? "fair" : "unfair", pool.jain < 0.7 ? "warn" : "");
+      failed.update(whole(pool.failed), pool.rejected + pool.expired + pool.stale ? `${whole(pool.rejected + pool.expired + pool.stale)} dropped` : "", last.failed > 0 ? "bad" : "");
+      const times = past.map((point) => point.t);
+      flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
+      const names = plotted(past);
+      depth.update(times, names.map((name) => ({ name, values: past.map((p) => p.tenants?.[name]?.[0] ?? 0) })));
+      wait.update(times, names.map((name) => ({ name, values: past.map((p) => p.tenants?.[name]?.[1] ?? 0) })));
+      tenants.update(pool, Math.max(pool.tenant_count, pool.tenants.length));
+      slow.update(pool.running);
+      old.update(pool.oldest);
+      bad.update(pool.failures);
+      say(slowCard.count, whole(pool.active));
+      say(oldCard.count, whole(pool.queued));
+      say(badCard.count, whole(pool.failed));
+    },
+  };
+}
+
+function plotted(past) {
+  // The tenants that waited longest lately; a name keeps its colour as long as it is among them.
+  const worst = new Map();
+  for (const point of past.slice(-60)) for (const [name, [queued, lag]] of Object.entries(point.tenants ?? {})) worst.set(name, Math.max(worst.get(name) ?? 0, queued + lag));
+  return [...worst].sort((a, b) => b[1] - a[1]).slice(0, 6).map((one) => one[0]).sort();
+}
+
+function resourcesView() {
+  const pick = chooser("resources", "Resource pool");
+  const healthy = stat("Healthy"), cooling = stat("Cool down"), disabled = stat("Disabled"), flight = stat("In flight"), ok = stat("Successes a second"), refused = stat("Refusals a second");
+  const rates = new Plot("", "Successes and refusals a second"), use = new Plot("", "Uses at a time");
+  const title = h("h2");
+  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }));
+  let pool = null;
+  const list = new LongList("Resources", "resources", [
+    text("Resource", (row) => row.id, { className: "name", sort: "id" }),
+    pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : ["healthy", "good"]), { sort: "status" }),
+    { ...meter("Back in", (row) => { const rest = left(row); return rest > 0 ? [rest / longestRest(row), `${rest.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
+    meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { sort: "in_flight" }),
+    text("Ok", (row) => whole(row.successes), { num: true, sort: "successes" }),
+    text("Refused", (row) => whole(row.cooldowns + row.disables), { num: true, sort: "cooldowns" }),
+    text("Ok of all", (row) => (row.acquires ? `${Math.round((100 * row.successes) / row.acquires)} %` : ""), { num: true, less: true }),
+    buttons((row) => (row.status === "disabled" || left(row) > 0 ? [["Enable", () => enable(pool, row)]] : [["Disable", () => disable(pool, row)]])),
+  ], { key: (row) => row.id, name: (row) => row.id, empty: "No resource fits.", defaultSort: null });
+  const left = (row) => Math.max(0, row.cooldown - since());
+  const rests = new Map();
+  const longestRest = (row) => { const key = `${pool.number}/${row.id}`; const most = Math.max(rests.get(key) ?? 0, row.cooldown); rests.set(key, row.cooldown ? most : 0); return most || 1; };
+  const body = h("div", {}, head, h("dl", { class: "stats" }, ...[healthy, cooling, disabled, flight, ok, refused].map((one) => one.element)),
+    h("div", { class: "two" }, card("Calls", rates.element).element, card("In flight", use.element).element), list.element);
+  const none = nothing("No resource pool", "This program has no ResourcePool now.");
+  return {
+    element: h("div", {}, body, none),
+    ticks: true,
+    update() {
+      pool = pick.chosen();
+      body.hidden = !pool;
+      none.hidden = Boolean(pool);
+      if (!pool) return;
+      titled(head, title, pick, pool);
+      const past = points(pool), last = past[past.length - 1] ?? {};
+      healthy.update(whole(pool.healthy), `of ${whole(pool.resource_count)}`, pool.healthy ? "" : "bad");
+      cooling.update(whole(pool.cooling_down), "", pool.cooling_down ? "warn" : "");
+      disabled.update(whole(pool.disabled), "", pool.disabled ? "bad" : "");
+      flight.update(whole(pool.in_flight), pool.waiting ? `${whole(pool.waiting)} wait` : "");
+      ok.update(short(last.ok ?? 0), `${whole(pool.successes)} in all`);
+      refused.update(short(last.refused ?? 0), `${whole(pool.cooldowns + pool.disables)} in all`, last.refused > 0 ? "warn" : "");
+      const times = past.map((point) => point.t);
+      rates.update(times, [{ name: "ok/s", values: past.map((p) => p.ok), colour: "c3" }, { name: "refused/s", values: past.map((p) => p.refused), colour: "c2" }]);
+      use.update(times, [{ name: "in flight", values: past.map((p) => p.in_flight) }, { name: "cooling", values: past.map((p) => p.cooling_down), colour: "c2" }]);
+      list.update(pool, pool.resource_count);
+    },
+  };
+}
+
+function workersView() {
+  const pick = chooser("workers", "Worker pool");
+  const ready = stat("Ready"), flight = stat("Calls"), memory = stat("Memory"), blocked = stat("Blocked"), losses = stat("Lost");
+  const load = new Plot("", "Calls on workers"), size = new Plot("B", "Memory of workers");
+  const title = h("h2");
+  let pool = null;
+  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), h("button", { type: "button", class: "quiet", onclick: () => resize(pool) }, "Resize"));
+  const list = new LongList("Workers", "workers", [
+    text("Worker", (row) => row.uid, { className: "name mono", sort: "uid" }),
+    pill("State", (row) => [row.state, row.state === "ready" ? "good" : ["blocked", "lost"].includes(row.state) ? "bad" : "warn"], { sort: "state" }),
+    meter("Calls", (row) => (row.most ? [row.in_flight / row.most, `${row.in_flight} of ${row.most}`] : [null, whole(row.in_flight)]), { sort: "in_flight" }),
+    text("Memory", (row) => (row.memory === null ? "" : bytes(row.memory)), { num: true, sort: "memory" }),
+    text("Pid", (row) => String(row.pid || ""), { num: true, less: true }),
+    text("Tags", (row) => row.tags.join(", "), { less: true }),
+    text("Note", (row) => row.replaced_because, { less: true }),
+  ], { key: (row) => row.uid, name: (row) => `${row.uid} ${row.pid}`, empty: "No worker fits.", defaultSort: null });
+  const body = h("div", {}, head, h("dl", { class: "stats" }, ...[ready, flight, memory, blocked, losses].map((one) => one.element)),
+    h("div", { class: "two" }, card("Calls", load.element).element, card("Memory", size.element).element), list.element);
+  const none = nothing("No worker pool", "This program has no WorkerPool now. Tasks run in the program itself.");
+  return {
+    element: h("div", {}, body, none),
+    update() {
+      pool = pick.chosen();
+      body.hidden = !pool;
+      none.hidden = Boolean(pool);
+      if (!pool) return;
+      titled(head, title, pick, pool);
+      ready.update(whole(pool.ready), `of ${whole(pool.worker_count)}`, pool.ready < pool.worker_count ? "warn" : "");
+      flight.update(whole(pool.in_flight));
+      memory.update(bytes(pool.memory));
+      blocked.update(whole(pool.blocked), "", pool.blocked ? "bad" : "");
+      losses.update(whole(pool.losses), "since somebody looks", pool.losses ? "warn" : "");
+      const past = points(pool), times = past.map((point) => point.t);
+      load.update(times, [{ name: "calls", values: past.map((p) => p.in_flight) }]);
+      size.update(times, [{ name: "memory", values: past.map((p) => p.memory), colour: "c4" }]);
+      list.update(pool, pool.worker_count);
+    },
+  };
+}
+
+const MOODS = { resource_cooled: "warn", resource_disabled: "bad", worker_lost: "bad", worker_blocked: "bad", worker_not_started: "bad", pool_store_trouble: "bad", pool_lease_lost: "bad", pool_unseen_failures: "bad", pool_drop: "warn", pool_requeue: "warn", resource_recovered: "good", resource_enabled: "good", worker_ready: "good" };
+const PLAIN = new Set(["name", "topic", "at", "seq"]);
+
+function eventsView() {
+  const list = h("ol", { class: "feed" });
+  const input = h("input", { type: "search", placeholder: "Filter events", "aria-label": "Filter events", "data-filter": true, oninput: () => draw() });
+  const tasks = h("input", { type: "checkbox", id: "with-tasks", onchange: () => { state.tasks = tasks.checked; connect(); } });
+  const all = card("Events", list);
+  all.header.append(h("label", { for: "with-tasks" }, tasks, " with single tasks"), input);
+  const empty = h("p", { class: "empty" }, "Nothing has happened yet. Cooldowns, lost workers and actions appear here as they happen.");
+  all.element.append(empty);
+  const rows = new Map();
+  return {
+    element: all.element,
+    update() {
+      const wanted = input.value.toLowerCase();
+      const found = (current()?.events ?? []).filter((event) => !wanted || JSON.stringify(event).toLowerCase().includes(wanted)).slice(-200);
+      const keys = new Set(found.map((event) => `${state.program}/${event.seq}`));
+      for (const [key, row] of rows) if (!keys.has(key)) { row.remove(); rows.delete(key); }
+      let after = null;
+      for (const event of [...found].reverse()) {
+        const key = `${state.program}/${event.seq}`;
+        if (!rows.has(key)) rows.set(key, eventRow(event));
+        const wantedAt = after ? after.nextSibling : list.firstChild;
+        if (rows.get(key) !== wantedAt) list.insertBefore(rows.get(key), wantedAt);
+        after = rows.get(key);
+      }
+      say(all.count, whole(found.length));
+      empty.hidden = found.length > 0;
+    },
+  };
+}
+
+const number = (id) => (id ? `task #${String(id).split("/").pop()}` : "");
+const SENTENCES = {
+  resource_cooled: (e) => `${e.resource_id} cools down for ${seconds(e.seconds)}${e.consecutive > 1 ? `, ${e.consecutive} in a row` : ""}: ${e.reason ?? "no reason given"}`,
+  resource_disabled: (e) => `${e.resource_id} is disabled: ${e.reason ?? "by hand"}`,
+  resource_recovered: (e) => `${e.resource_id} is back`,
+  resource_enabled: (e) => `${e.resource_id} is enabled`,
+  resource_added: (e) => `${e.resource_id} was added`,
+  resource_removed: (e) => `${e.resource_id} was removed`,
+  worker_lost: (e) => `${e.uid} (pid ${e.pid}) is lost: ${e.reason}${e.restarted ? "; another takes its place" : ""}`,
+  worker_ready: (e) => `${e.uid} (pid ${e.pid}) takes calls`,
+  worker_started: (e) => `${e.uid} (pid ${e.pid}) is started`,
+  worker_stopped: (e) => `${e.uid} (pid ${e.pid}) has stopped`,
+  action_taken: (e) => `${e.action} ${e.target}, from the ${e.origin}: ${e.outcome}`,
+  pool_submit: (e) => `${number(e.task_id)} of ${tenantName(e.partition)}, ${e.queue_depth} queued`,
+  pool_dequeue: (e) => `${number(e.task_id)} starts after ${seconds(e.queued_for)}`,
+  pool_requeue: (e) => `${number(e.task_id)} is queued again: ${e.reason}`,
+  pool_finish: (e) => `${number(e.task_id)} ${e.status}${e.ran_for ? ` after ${seconds(e.ran_for)}` : ""}${e.error ? `: ${e.error}` : ""}`,
+  task_dispatched: (e) => `${e.tag} is given to ${e.uid}`,
+  task_finished: (e) => `${e.tag} on ${e.uid} ${e.outcome}`,
+};
+
+function eventRow(event) {
+  const rest = () => Object.entries(event).filter(([name, value]) => !PLAIN.has(name) && value !== null && value !== "").map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  const words = SENTENCES[event.name]?.(event) ?? rest();
+  const bad = event.name === "pool_finish" && event.status === "failed" ? "bad" : MOODS[event.name] ?? "";
+  const pool = typeof event.pool === "string" && event.pool ? `${event.pool}: ` : "";
+  return h("li", {}, h("time", {}, clock(event.at)), h("b", { "data-mood": bad }, event.name.replaceAll("_", " ")), h("span", {}, pool + words));
+}
+
+// -- actions -----------------------------------------------------------------------------------------------------------
+
+let asking = null; // what is told the answer of the dialog that is open
+
+function confirmed(title, words, yes, { danger = false, field = null } = {}) {
+  asking?.(null);
+  const dialog = $("confirm");
+  say($("confirm-title"), title);
+  say($("confirm-text"), words);
+  say($("confirm-yes"), yes);
+  $("confirm-yes").classList.toggle("danger", danger);
+  $("confirm-field").hidden = field === null;
+  if (field) { say($("confirm-label"), field.label); $("confirm-input").value = field.value; }
+  dialog.showModal();
+  if (field) $("confirm-input").select();
+  return new Promise((done) => {
+    asking = (isYes) => { asking = null; dialog.close(); if (dialog.contains(document.activeElement)) document.activeElement.blur(); done(isYes ? (field ? $("confirm-input").value : true) : null); };
+  });
+}
+
+async function act(action, target, pool) {
+  try {
+    const answer = await api("/api/act", { method: "POST", body: JSON.stringify({ program: state.program, action, target, pool: pool ? `#${pool.number}` : "" }) });
+    toast(answer.done);
+  } catch (error) { toast(error.message, "bad"); }
+}
+
+async function cancel(pool, row) {
+  if (await confirmed(`Cancel ${pool.name}#${row.number}?`, row.status === "queued" ? "It is queued, and ends at once." : "It runs. It ends when its function does; a plain function in a thread cannot be interrupted.", "Cancel the task", { danger: true })) await act("cancel", row.id, pool);
+}
+async function retry(pool, row) {
+  if (await confirmed(`Run ${pool.name}#${row.number} again?`, "It is submitted as a new task, with the same function, arguments and options.", "Run it again")) await act("retry", row.id, pool);
+}
+async function enable(pool, row) {
+  if (await confirmed(`Enable ${row.id}?`, "Its cooldown, or its being disabled, ends now.", "Enable")) await act("enable", row.id, pool);
+}
+async function disable(pool, row) {
+  if (await confirmed(`Disable ${row.id}?`, "It gets no new calls until it is enabled. What uses it goes on.", "Disable", { danger: true })) await act("disable", row.id, pool);
+}
+async function resize(pool) {
+  const tasks = pool.kind === "tasks";
+  const size = await confirmed(`Resize ${pool.name}?`, "What runs goes on.", "Resize", { field: { label: tasks ? "Tasks at a time" : "Workers", value: tasks ? pool.max_concurrent : pool.size } });
+  if (size) await act("resize", size, pool);
+}
+async function drain(pool) {
+  if (await confirmed(`Drain ${pool.name}?`, "It takes no more tasks, finishes those that it has, and is then closed. This cannot be undone.", "Drain and close", { danger: true })) await act("drain", `#${pool.number}`, null);
+}
+
+async function tell(task) {
+  const dialog = $("story");
+  say($("story-title"), "Story");
+  say($("story-state"), "Loading");
+  $("story-lines").replaceChildren();
+  dialog.showModal();
+  try {
+    const { story } = await api(`/api/story?${new URLSearchParams({ program: state.program, task })}`);
+    const [title, ...lines] = story.split("\n");
+    const cut = title.indexOf(": ", title.lastIndexOf("/"));
+    say($("story-title"), title.slice(0, title.indexOf(",") > 0 ? title.indexOf(",") : undefined));
+    say($("story-state"), cut > 0 ? title.slice(cut + 2) : title);
+    $("story-lines").replaceChildren(...lines.map((line) => {
+      const parts = /^\s*(\S+)\s+(\S+ s)\s{2}(.*)$/.exec(line);
+      if (!parts) return h("li", {}, line.trim());
+      const feel = /fail|lost|revoked|expired|rejected/.test(parts[3]) ? "bad" : /^waits|queued again/.test(parts[3]) ? "warn" : parts[3] === "completed" ? "good" : "";
+      return h("li", { "data-mood": feel }, parts[3], h("small", {}, `${parts[1]}  ${parts[2]}`));
+    }));
+  } catch (error) { say($("story-state"), error.message); }
+}
+
+function toast(words, feel = "good") {
+  const made = h("div", { class: "toast", "data-mood": feel }, words);
+  $("toasts").append(made);
+  while ($("toasts").children.length > 4) $("toasts").firstChild.remove();
+  setTimeout(() => made.remove(), feel === "bad" ? 9000 : 5000);
+}
+
+// -- the server --------------------------------------------------------------------------------------------------------
+
+async function api(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers: { Authorization: `Bearer ${state.token}`, ...(options.body ? { "Content-Type": "application/json" } : {}) }, cache: "no-store", credentials: "omit" });
+  } catch { throw new Error("The dashboard does not answer."); }
+  const told = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw Object.assign(new Error(told.error ?? `The dashboard answered ${answer.status}.`), { status: answer.status });
+  return told;
+}
+
+let streaming = null;
+
+async function connect() {
+  streaming?.abort();
+  const mine = (streaming = new AbortController());
+  try {
+    const answer = await fetch(`/api/stream${state.tasks ? "?tasks=1" : ""}`, { headers: { Authorization: `Bearer ${state.token}` }, signal: mine.signal, cache: "no-store", credentials: "omit" });
+    if (answer.status === 401) return locked();
+    if (!answer.ok) throw new Error(String(answer.status));
+    linked("live");
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      rest += value;
+      let end;
+      while ((end = rest.indexOf("\n\n")) >= 0) {
+        const message = rest.slice(0, end);
+        rest = rest.slice(end + 2);
+        if (message.startsWith("data: ")) { state.retry = 0; received(JSON.parse(message.slice(6))); }
+      }
+    }
+    throw new Error("ended");
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    linked("lost");
+    state.retry = Math.min(state.retry + 1, 6);
+    setTimeout(() => { if (mine === streaming) connect(); }, 250 * 2 ** (state.retry - 1));
+  }
+}
+
+function received(message) {
+  const began = performance.now();
+  for (const told of message.programs) {
+    let known = programs.get(told.id);
+    if (!known || told.history) programs.set(told.id, (known = { history: new Map(Object.entries(told.history ?? {})), events: [], ended: false }));
+    else for (const view of told.look.pools) if (view.point) push(known.history, String(view.number), view.point);
+    if (!state.paused || !known.look) Object.assign(known, { look: told.look, received: performance.now() });
+    known.events.push(...told.events);
+    known.events.splice(0, known.events.length - EVENTS);
+    known.ended = false;
+  }
+  const alive = new Set(message.alive);
+  for (const [id, known] of programs) if (!alive.has(id)) { if (id === state.program) known.ended = true; else programs.delete(id); }
+  const running = [...programs].filter(([, known]) => !known.ended);
+  if (!current() || (current().ended && running.length)) { programs.delete(state.program); state.program = running[0]?.[0] ?? state.program; }
+  if (!state.paused) draw();
+  applied.last = performance.now() - began;
+  applied.worst = Math.max(applied.worst, applied.last);
+  applied.updates++;
+}
+
+function push(history, number, point) {
+  const past = history.get(number) ?? [];
+  past.push(point);
+  if (past.length > POINTS) past.shift();
+  history.set(number, past);
+}
+
+function linked(now) {
+  state.link = now;
+  const words = { live: "live", lost: "reconnecting", connecting: "connecting" };
+  $("link").dataset.state = state.paused ? "paused" : now;
+  say($("link"), state.paused ? "paused" : words[now]);
+  document.body.classList.toggle("stale", now === "lost" || Boolean(current()?.ended));
+  const ended = current()?.ended;
+  $("banner").hidden = now !== "lost" && !ended;
+  $("banner").dataset.kind = now === "lost" ? "bad" : "warn";
+  if (now === "lost") say($("banner"), "The dashboard does not answer. What you see is how it was. It is tried again.");
+  else if (ended) say($("banner"), `${current().look.program} (pid ${current().look.pid}) has ended. What you see is how it was at ${clock(current().look.at)}.`);
+}
+
+function locked() {
+  linked("lost");
+  $("banner").hidden = true;
+  document.body.classList.remove("stale");
+  $("main").replaceChildren(h("div", { class: "blank" }, h("h1", {}, "This link has no valid token"), h("p", {}, "Open the address that was printed when the dashboard started. It ends with #token=… and is new each time.")));
+  shown = null;
+}
+
+// -- drawing -----------------------------------------------------------------------------------------------------------
+
+const makers = { overview, tasks: tasksView, resources: resourcesView, workers: workersView, events: eventsView };
+const made = {};
+let shown = null;
+
+function draw() {
+  drawPrograms();
+  linked(state.link);
+  if (!programs.size || !current()?.look) return drawEmpty();
+  const view = (made[state.tab] ??= makers[state.tab]());
+  if (shown !== view) { $("main").replaceChildren(view.element); shown = view; }
+  view.update();
+}
+
+function drawEmpty() {
+  if (shown === "empty" || state.link !== "live") return;
+  shown = "empty";
+  $("main").replaceChildren(h("div", { class: "blank" }, h("h1", {}, "No program can be seen"), h("p", {}, "A program of this user shows itself when it is started like this:"),
+    h("pre", {}, "HEADGATE_OBSERVE=1 python your_program.py"), h("p", {}, "or when it calls headgate.observe.publish(). It appears here within a second.")));
+}
+
+function drawPrograms() {
+  const select = $("program");
+  const known = [...programs].map(([id, one]) => [id, one.look ? `${one.look.program}  (pid ${one.look.pid})${one.ended ? ", ended" : ""}` : id]);
+  const names = JSON.stringify(known);
+  if (select.shown !== names) {
+    select.shown = names;
+    select.replaceChildren(...known.map(([id, name]) => h("option", { value: id }, name)));
+  }
+  if (select.value !== state.program) select.value = state.program;
+  select.hidden = !known.length;
+}
+
+function go(tab) {
+  state.tab = tab;
+  for (const button of document.querySelectorAll(".tabs button")) {
+    button.setAttribute("aria-selected", String(button.dataset.tab === tab));
+    button.tabIndex = button.dataset.tab === tab ? 0 : -1;
+  }
+  $("main").setAttribute("aria-labelledby", `tab-${tab}`);
+  draw();
+}
+
+// -- keys and settings -------------------------------------------------------------------------------------------------
+
+function theme(next) {
+  document.documentElement.dataset.theme = next;
+  try { localStorage.setItem("headgate-theme", next); } catch { /* private windows */ }
+  draw();
+}
+
+function pause() {
+  state.paused = !state.paused;
+  $("pause").setAttribute("aria-pressed", String(state.paused));
+  say($("pause"), state.paused ? "Go on" : "Pause");
+  draw();
+}
+
+function moveRow(step) {
+  const rows = [...$("main").querySelectorAll("tbody tr")];
+  const at = rows.indexOf(document.activeElement);
+  rows[at < 0 ? (step > 0 ? 0 : rows.length - 1) : Math.max(0, Math.min(rows.length - 1, at + step))]?.focus();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  const field = event.target.closest("input, select, textarea");
+  if (field) {
+    if (event.key === "Escape") { field.value = ""; field.dispatchEvent(new Event("input")); field.blur(); }
+    return;
+  }
+  const tabs = Object.keys(makers);
+  const keys = {
+    j: () => moveRow(1), k: () => moveRow(-1), ArrowDown: () => document.activeElement.closest("tbody") && moveRow(1), ArrowUp: () => document.activeElement.closest("tbody") && moveRow(-1),
+    p: pause, t: () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"), "?": () => $("keys").showModal(),
+    "/": () => $("main").querySelector("[data-filter]")?.focus(), x: () => document.activeElement.closest("tr")?.querySelector("td.row-actions button")?.click(),
+    ArrowRight: () => event.target.role === "tab" && step(1), ArrowLeft: () => event.target.role === "tab" && step(-1),
+  };
+  const step = (by) => { go(tabs[(tabs.indexOf(state.tab) + by + tabs.length) % tabs.length]); $(`tab-${state.tab}`).focus(); };
+  if (/^[1-5]$/.test(event.key)) go(tabs[Number(event.key) - 1]);
+  else if (keys[event.key.length === 1 ? event.key.toLowerCase() : event.key]) keys[event.key.length === 1 ? event.key.toLowerCase() : event.key]();
+  else return;
+  if (event.key !== "ArrowDown" && event.key !== "ArrowUp") event.preventDefault();
+  else if (document.activeElement.closest("tbody")) event.preventDefault();
+});
+
+for (const button of document.querySelectorAll(".tabs button")) button.addEventListener("click", () => go(button.dataset.tab));
+$("program").addEventListener("change", (event) => { programs.forEach((one, id) => { if (one.ended && id === state.program) programs.delete(id); }); state.program = event.target.value; draw(); });
+$("pause").addEventListener("click", pause);
+$("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+$("help").addEventListener("click", () => $("keys").showModal());
+for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("click", (event) => { if (event.target === dialog) { asking?.(null); dialog.close(); } });
+$("confirm").addEventListener("submit", (event) => { event.preventDefault(); asking?.(event.submitter?.value === "yes"); });
+$("confirm").addEventListener("cancel", (event) => { event.preventDefault(); asking?.(null); });
+addEventListener("resize", () => draw());
+setInterval(() => { if (!state.paused && !document.hidden && shown?.ticks) shown.update(); }, 250);
+
+const token = /(?:^|[#&])token=([^&]+)/.exec(location.hash);
+try {
+  if (token) sessionStorage.setItem("headgate-token", decodeURIComponent(token[1]));
+  state.token = sessionStorage.getItem("headgate-token") ?? "";
+} catch { state.token = token ? decodeURIComponent(token[1]) : ""; }
+if (token) history.replaceState(null, "", location.pathname); // the token is not for screenshots and shared links
+let first = null;
+try { first = localStorage.getItem("headgate-theme"); } catch { /* private windows */ }
+document.documentElement.dataset.theme = first ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+window.headgate = { applied, state, received, stop: () => streaming?.abort() }; // for tests
+go("overview");
+connect();

@@ -1,0 +1,215 @@
+"""The programs that a page shows: this one, or all that this user has published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from headgate.errors import InvalidArgument
+from headgate.observe import sampler as sampling
+from headgate.observe import sockets
+from headgate.observe.actions import act, story
+from headgate.observe.feed import KEPT
+from headgate.observe.history import POINTS
+from headgate.observe.lines import LONGEST_ANSWER, decoded, encoded
+from headgate.observe.rows import rows
+
+RESCAN: Final = 1.0
+PATIENCE: Final = 15.0
+
+
+class Seen:
+    """What is known of one program."""
+
+    def __init__(self, program_id: str) -> None:
+        self.id: str = program_id
+        self.look: dict[str, Any] = {}
+        self.history: dict[str, deque[dict[str, Any]]] = {}
+        self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.number: int = 0
+        """Grows with each look."""
+
+    def add(self, look: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        """Take in a look, and the events since the last one."""
+        self.look, self.number = look, self.number + 1
+        self.events.extend(events)
+        alive = set()
+        for view in look["pools"]:
+            key = str(view["number"])
+            alive.add(key)
+            if "point" in view:
+                self.history.setdefault(key, deque(maxlen=POINTS)).append(view["point"])
+        for gone in self.history.keys() - alive:
+            del self.history[gone]
+
+
+class Source(Protocol):
+    """Knows programs, and asks them."""
+
+    programs: dict[str, Seen]
+
+    async def open(self, changed: Callable[[], None]) -> None:
+        """Begin to look; `changed` is called on the loop when something is new."""
+
+    async def close(self) -> None:
+        """Stop looking."""
+
+    def want_tasks(self, wanted: bool) -> None:
+        """Hear of single tasks too, or not any more."""
+
+    async def ask(self, program: str, request: dict[str, Any]) -> Any:
+        """Have a program answer: rows, story, act or metrics."""
+
+
+class ThisProgram:
+    """The process in which the page is served."""
+
+    ID: Final = "here"
+
+    def __init__(self) -> None:
+        self.programs: dict[str, Seen] = {self.ID: Seen(self.ID)}
+        self._stop: Callable[[], None] | None = None
+        self._heard = 0
+
+    async def open(self, changed: Callable[[], None]) -> None:
+        """Look at the pools of this process."""
+        self._sampler, loop = sampling.acquire(), asyncio.get_running_loop()
+        seen = self.programs[self.ID]
+        seen.history = {str(one): deque(past.points, POINTS) for one, past in list(self._sampler.history.items())}
+
+        def take(look: dict[str, Any]) -> None:
+            self._heard, events = self._sampler.feed.since(self._heard)
+            seen.add(look, events)
+            changed()
+
+        def tell(look: dict[str, Any]) -> None:
+            try:
+                loop.call_soon_threadsafe(take, look)
+            except RuntimeError:  # the loop is closed: the page is gone
+                pass
+
+        self._stop = self._sampler.listen(tell)
+        await asyncio.to_thread(self._sampler.look)
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+            await asyncio.to_thread(sampling.release)
+
+    def want_tasks(self, wanted: bool) -> None:
+        """Hear of single tasks too, or not any more."""
+        self._sampler.feed.want_tasks(wanted)
+
+    async def ask(self, program: str, request: dict[str, Any]) -> Any:
+        """Answer from this process."""
+        if program != self.ID:
+            raise InvalidArgument("there is no such program here")
+        if request["ask"] == "rows":
+            return await rows(request)
+        if request["ask"] == "story":
+            return await story(request["task"], request.get("pool", ""))
+        if request["ask"] == "metrics":
+            from headgate.observe.prometheus import PoolCollector, exposition
+
+            return (await asyncio.to_thread(exposition, PoolCollector(self._sampler))).decode()
+        return await act(request["action"], request["target"], request.get("pool", ""), "page")
+
+
+class PublishedPrograms:
+    """All programs of this user that can be seen, as they come and go."""
+
+    def __init__(self) -> None:
+        self.programs: dict[str, Seen] = {}
+        self._watched: dict[str, asyncio.Task[None]] = {}
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._tasks = 0
+        self._scan: asyncio.Task[None] | None = None
+
+    async def open(self, changed: Callable[[], None]) -> None:
+        """Watch the programs that there are, and look for new ones."""
+        self._changed = changed
+        self._look_for_new()
+        self._scan = asyncio.ensure_future(self._keep_scanning())
+
+    async def close(self) -> None:
+        """Let go of all programs."""
+        tasks = [*self._watched.values(), *([] if self._scan is None else [self._scan])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def want_tasks(self, wanted: bool) -> None:
+        """Hear of single tasks too, or not any more."""
+        self._tasks = max(0, self._tasks + (1 if wanted else -1))
+        for writer in self._writers.values():
+            writer.write(encoded({"tasks": bool(self._tasks)}))
+
+    async def ask(self, program: str, request: dict[str, Any]) -> Any:
+        """Ask a program over a connection of its own."""
+        if program not in self.programs:
+            raise InvalidArgument("this program has ended, or was never there")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                reader, writer = await _connected(program)
+                try:
+                    writer.write(encoded({"id": 1, "origin": "page", **request}))
+                    message = decoded(await reader.readuntil())
+                finally:
+                    writer.close()
+        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+            raise InvalidArgument(f"the program does not answer: {error or type(error).__name__}") from error
+        if "error" in message:
+            raise InvalidArgument(str(message["error"]))
+        return message.get("ok")
+
+    async def _keep_scanning(self) -> None:
+        # It looks again and again: a directory tells of new sockets on Linux only, and a second is soon enough here.
+        while True:
+            await asyncio.sleep(RESCAN)
+            self._look_for_new()
+
+    def _look_for_new(self) -> None:
+        for path in sockets.paths():
+            name = path.rpartition("/")[2]
+            if name not in self._watched:
+                task = self._watched[name] = asyncio.ensure_future(self._watch(name))
+                task.add_done_callback(lambda _, name=name: self._watched.pop(name, None))  # type: ignore[misc]
+
+    async def _watch(self, name: str) -> None:
+        """Take in what a program sends until it ends."""
+        try:
+            reader, writer = await _connected(name)
+        except OSError as error:
+            if isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
+                sockets.remove(f"{sockets.folder()}/{name}")
+            return
+        seen = Seen(name)
+        try:
+            writer.write(encoded({"id": 1, "ask": "watch", "tasks": bool(self._tasks)}))
+            first = decoded(await reader.readuntil())
+            history = first.get("ok", {}).get("history", {})
+            seen.history = {key: deque(points[:-1], POINTS) for key, points in history.items()}
+            self._writers[name] = writer
+            while True:
+                message = decoded(await reader.readuntil())
+                seen.add(message["look"], message["events"])
+                self.programs[name] = seen
+                self._changed()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, InvalidArgument, KeyError):
+            pass  # it has ended, or speaks another version
+        finally:
+            writer.close()
+            self._writers.pop(name, None)
+            if self.programs.pop(name, None) is not None:
+                self._changed()
+
+
+async def _connected(name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if not sockets.NAME.fullmatch(name):
+        raise FileNotFoundError(name)
+    with sockets.ShortPath(f"{sockets.folder()}/{name}") as short:
+        return await asyncio.open_unix_connection(short, limit=LONGEST_ANSWER)

@@ -1,0 +1,217 @@
+"""What can be done to a running program from outside: cancel, retry, enable, disable, resize, drain.
+
+Each action runs on the event loop of its pool, and is told as an `ActionTaken` event, whether it worked or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from headgate import registry
+from headgate.core.clock import clock
+from headgate.core.redaction import redact
+from headgate.errors import HeadgateError, InvalidArgument
+from headgate.observe.events import ACTIONS, ActionTaken
+from headgate.observe.lines import said
+from headgate.registry import LivePool
+from headgate.tasks.model import Remains, TaskRecord
+from headgate.tasks.runtime.story import story_of, story_of_past
+from headgate.tasks.runtime.view import find_task, shown
+
+T = TypeVar("T")
+Act = Callable[[Any, str], Coroutine[Any, Any, str]]
+PATIENCE: Final = 10.0
+"""Seconds that a loop has to carry out an action."""
+_MOST: Final = 100_000
+
+
+async def act(action: str, target: str, pool: str = "", origin: str = "program") -> str:
+    """Carry out an action, on the loop of its pool; return what was done, or raise InvalidArgument.
+
+    `target` is a task ("pool/17", "pool#17" or its id), a resource, or a number. `pool` is a name, or "#" and the
+    number of the pool in a snapshot; it may be left out where the target says which pool is meant.
+    """
+    try:
+        known = _ACTIONS.get(action)
+        if known is None:
+            raise InvalidArgument(f"{shown(action)!r} is no action", remedy=f"One of {', '.join(_ACTIONS)}.")
+        kinds, work, choose = known
+        entry, subject = choose(kinds, target, pool)
+        done = await on_home(entry, lambda live: work(live, subject))
+    except HeadgateError as error:
+        _tell(action, pool, target, origin, redact(said(error)))
+        raise
+    except Exception as error:
+        why = redact(f"{type(error).__name__}: {error}")
+        _tell(action, pool, target, origin, why)
+        raise InvalidArgument(f"{action} {shown(target)} failed: {why}") from error
+    _tell(action, entry.name, target, origin, "done")
+    return redact(done)
+
+
+async def story(target: str, pool: str = "") -> str:
+    """Return the story of a task."""
+    entry, number = _task(("tasks",), target, pool)
+    return await on_home(entry, lambda live: _story(live, number))
+
+
+async def _story(pool: Any, number: str) -> str:
+    executor = pool.__executor__()
+    found = _found(executor, number)
+    if isinstance(found, Remains):
+        return str(story_of_past(found, executor.name, executor.id))
+    return str(story_of(found, clock.wall()))
+
+
+async def on_home(entry: LivePool, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    """Await this on the event loop of a pool; here if it has none, or is at home here."""
+    pool, loop = entry.pool, entry.loop
+    if pool is None:
+        raise InvalidArgument(f"the pool {shown(entry.name)!r} is gone")
+    if loop is None or not loop.is_running() or loop is asyncio.get_running_loop():
+        return await work(pool)
+    future: Future[T] = asyncio.run_coroutine_threadsafe(work(pool), loop)
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), PATIENCE)
+    except TimeoutError:
+        raise InvalidArgument(
+            f"the event loop of {shown(entry.name)!r} did not answer within {PATIENCE:g} s",
+            remedy="Something holds it: look at the running tasks.",
+        ) from None
+
+
+def _tell(action: str, pool: str, target: str, origin: str, outcome: str) -> None:
+    if ACTIONS.listeners:
+        names = {"action": shown(action), "pool": shown(pool), "target": shown(target), "origin": origin}
+        ACTIONS.emit(ActionTaken(at=clock.wall(), **names, outcome=outcome))
+
+
+# -- which pool is meant -----------------------------------------------------------------------------------------------
+
+
+def _pools(kinds: tuple[str, ...], pool: str) -> list[LivePool]:
+    found = [one for one in registry.pools() if one.kind in kinds]
+    if pool.startswith("#") and pool[1:].isdecimal():
+        found = [one for one in found if one.number == int(pool[1:])]
+    elif pool:
+        found = [one for one in found if pool in (one.name, getattr(one.pool, "id", None))]
+    if not found:
+        raise InvalidArgument(f"there is no such pool here: {shown(pool)!r}" if pool else "there is no such pool here")
+    return found
+
+
+def _only(found: list[LivePool], what: str) -> LivePool:
+    if len(found) > 1:
+        names = ", ".join(sorted(shown(one.name) for one in found))
+        raise InvalidArgument(f"{what} could be of several pools: {names}", remedy="Name the pool.")
+    return found[0]
+
+
+def _task(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str]:
+    """The pool of a task, and its number."""
+    head, sign, number = target.rpartition("/")
+    if not sign:
+        head, sign, number = target.rpartition("#")
+    if not number.isdecimal():
+        raise InvalidArgument(
+            f"{shown(target)!r} names no task", remedy="Write pool/17 or pool#17, as `headgate top` shows it."
+        )
+    return _only(_pools(kinds, head or pool), f"task {number}"), number
+
+
+def _resource(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str]:
+    having = [one for one in _pools(kinds, pool) if target in (one.snapshot() or {})]
+    if not having:
+        raise InvalidArgument(f"no pool here has the resource {shown(target)!r}")
+    return _only(having, f"the resource {shown(target)!r}"), target
+
+
+def _number(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str]:
+    if not target.isdecimal() or not 1 <= int(target) <= _MOST:
+        raise InvalidArgument(f"the new size must be a whole number from 1 to {_MOST}, got {shown(target)!r}")
+    return _only(_pools(kinds, pool), "resize"), target
+
+
+def _whole(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str]:
+    return _only(_pools(kinds, target or pool), "drain"), ""
+
+
+def _found(executor: Any, number: str) -> TaskRecord | Remains:
+    found = find_task(executor, int(number))
+    if found is None:
+        raise InvalidArgument(
+            f"{shown(executor.name)}#{number} is not known: there was none, or it is not among the last that ended"
+        )
+    return found
+
+
+# -- the actions, on the loop of their pool ----------------------------------------------------------------------------
+
+
+async def _cancel(pool: Any, number: str) -> str:
+    executor = pool.__executor__()
+    found = _found(executor, number)
+    if isinstance(found, Remains) or not executor.cancel(found):
+        raise InvalidArgument(f"{shown(executor.name)}#{number} has ended already: {found.status}")
+    return f"{executor.name}#{number} is cancelled"
+
+
+async def _retry(pool: Any, number: str) -> str:
+    again = await pool.retry(f"{pool.id}/{number}")
+    return f"{pool.name}#{number} runs again as {pool.name}#{again.number}"
+
+
+async def _enable(pool: Any, resource_id: str) -> str:
+    await pool.enable(resource_id)
+    return f"{resource_id} is enabled"
+
+
+async def _disable(pool: Any, resource_id: str) -> str:
+    await pool.disable(resource_id)
+    return f"{resource_id} is disabled; what uses it goes on"
+
+
+_busy: set[asyncio.Task[None]] = set()  # asyncio holds its tasks weakly
+
+
+async def _resize(pool: Any, size: str) -> str:
+    if hasattr(pool, "__executor__"):
+        pool.resize(int(size))
+        return f"{pool.name} runs at most {size} tasks at a time"
+    _begin(pool.resize(int(size)))
+    return f"the pool gets {size} workers"
+
+
+async def _drain(pool: Any, _: str) -> str:
+    _begin(pool.close())
+    return f"{pool.name} takes no more tasks, and is closed when those that it has have ended"
+
+
+def _begin(work: Coroutine[Any, Any, None]) -> None:
+    """Begin what takes long, on the loop of the pool. Its failure is in the events."""
+
+    async def whole() -> None:
+        try:
+            await work
+        except Exception as error:
+            _tell("resize or drain", "", "", "program", redact(f"{type(error).__name__}: {error}"))
+
+    task = asyncio.get_running_loop().create_task(whole())
+    _busy.add(task)
+    task.add_done_callback(_busy.discard)
+
+
+_Choice = Callable[[tuple[str, ...], str, str], tuple[LivePool, str]]
+_ACTIONS: Final[dict[str, tuple[tuple[str, ...], Act, _Choice]]] = {
+    "cancel": (("tasks",), _cancel, _task),
+    "retry": (("tasks",), _retry, _task),
+    "enable": (("resources",), _enable, _resource),
+    "disable": (("resources",), _disable, _resource),
+    "resize": (("tasks", "workers"), _resize, _number),
+    "drain": (("tasks",), _drain, _whole),
+}
+ACTIONS_KNOWN: Final = tuple(_ACTIONS)
+"""The names of all actions."""

@@ -1,0 +1,113 @@
+"""The last events of this process, for those who look on, within a budget.
+
+Most topics are quiet: health of resources, ends of workers, actions of people. What happens to tasks can be tens of
+thousands of events a second, and making them costs more than anything else that looking on costs. So tasks are listened
+to only while somebody asks for them, and only for a number of events at a time; then the listener goes until the next
+look, and the feed says how it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from headgate.core.events import Event
+from headgate.core.redaction import redact
+from headgate.core.topics import subscribe
+
+KEPT: Final = 500
+BUDGET: Final = 200
+"""Events of tasks that are heard between two looks."""
+QUIET: Final = ("resources.health", "resources.members", "tasks.pools", "workers.lifecycle", "observe.actions")
+BUSY: Final = ("lifecycle.pool.audit", "workers.tasks")
+_WIDEST: Final = 500
+
+
+class Feed:
+    """Keeps the last events, each with a number."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        """How many events of each name there were."""
+        self.listener: Callable[[dict[str, Any]], object] | None = None
+        """Is told of each event, in the thread in which it happened."""
+        self._events: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+        self._number = 0
+        self._left = 0
+        self._wanted = 0
+        self._stops: list[Callable[[], None]] = []
+        self._stops_busy: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._stops = [subscribe(self._hear, topic) for topic in QUIET]
+
+    def stop(self) -> None:
+        """Stop listening."""
+        with self._lock:
+            stops, self._stops, self._wanted = self._stops, [], 0
+        for stop in stops:
+            stop()
+        self._leave_tasks()
+
+    def abandon(self) -> None:
+        """In a forked child: listen no more. The lock may be held by a thread that is not there."""
+        self._lock = threading.Lock()
+        self.stop()
+
+    def want_tasks(self, wanted: bool) -> None:
+        """Note that one more, or one less, wants to hear of tasks."""
+        with self._lock:
+            self._wanted = max(0, self._wanted + (1 if wanted else -1))
+        if not self._wanted:
+            self._leave_tasks()
+
+    def refill(self) -> None:
+        """Begin a new budget: called with each look."""
+        if not self._wanted:
+            return
+        self._left = BUDGET
+        with self._lock:
+            if self._stops_busy or not self._stops:
+                return
+            self._stops_busy = [subscribe(self._hear_task, topic) for topic in BUSY]
+
+    def since(self, number: int, most: int = KEPT) -> tuple[int, list[dict[str, Any]]]:
+        """Return the number of the last event, and those after `number`, oldest first."""
+        with self._lock:
+            return self._number, [event for event in self._events if event["seq"] > number][-most:]
+
+    def _leave_tasks(self) -> None:
+        with self._lock:
+            stops, self._stops_busy = self._stops_busy, []
+        for stop in stops:
+            stop()
+
+    def _hear_task(self, event: Event) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._leave_tasks()
+            return
+        self._hear(event)
+
+    def _hear(self, event: Event) -> None:
+        told = {name: _cut(value) for name, value in event.to_dict().items()}
+        with self._lock:
+            self._number += 1
+            told["seq"] = self._number
+            self.counts[event.name] = self.counts.get(event.name, 0) + 1
+            self._events.append(told)
+        if self.listener is not None:
+            self.listener(told)
+
+
+def _cut(value: object) -> object:
+    if isinstance(value, str):
+        text = redact(value)
+        return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
+    if isinstance(value, dict):
+        return {str(name)[:_WIDEST]: _cut(item) for name, item in list(value.items())[:50]}
+    return [_cut(item) for item in value[:50]] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,139 @@
+"""What was seen of a pool lately: points for plots, and histograms for metrics. Pure.
+
+A point is made each time somebody looks. Rates are differences of counters over the last two seconds, divided by that
+time. Nothing here grows without end: points, tenants and buckets are bounded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+POINTS: Final = 300
+"""Points that are kept of each pool."""
+WINDOW: Final = 2
+"""Looks over which a rate is taken: two seconds, so that a number can be read."""
+PLOTTED: Final = 8
+"""Tenants whose queues are in each point: those with most to wait for."""
+TENANTS: Final = 100
+"""Tenants that have figures of their own; what others do is counted as one."""
+OTHER: Final = "(other)"
+NONE: Final = "(none)"
+BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+"""Upper bounds in seconds: from a cached answer to a batch that waits an hour for its keys."""
+
+_RATES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "tasks": {
+        "done": ("completed",),
+        "failed": ("failed", "rejected", "expired", "stale"),
+    },
+    "resources": {"ok": ("successes",), "refused": ("cooldowns", "disables"), "used": ("attempts",)},
+    "workers": {"lost": ("losses",)},
+}
+_LEVELS: Final[dict[str, tuple[str, ...]]] = {
+    "tasks": ("queued", "active", "waiting", "lag", "jain"),
+    "resources": ("in_flight", "healthy", "cooling_down", "disabled", "waiting"),
+    "workers": ("in_flight", "ready", "blocked", "memory"),
+}
+
+
+class Histogram:
+    """How many of the observed times were in which bucket."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts: list[float] = [0.0] * (len(BUCKETS) + 1)
+        """One for each bucket, and one for what is above all of them."""
+        self.total: float = 0.0
+
+    def add(self, seconds: float, times: float = 1.0) -> None:
+        """Note one time, or one that stands for several."""
+        self.counts[bisect_left(BUCKETS, seconds)] += times
+        self.total += seconds * times
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """Return the buckets as metric systems want them: each bound with the number of all up to it."""
+        sums, so_far = [], 0.0
+        for bound, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
+            so_far += count
+            sums.append((bound, so_far))
+        return sums
+
+
+class Labels:
+    """Which tenants have figures of their own: the first hundred. A label, once given, stays."""
+
+    __slots__ = ("_known", "_most")
+
+    def __init__(self, most: int = TENANTS) -> None:
+        self._known: set[str] = set()
+        self._most = most
+
+    def of(self, name: str | None) -> str:
+        """Return the label of a tenant."""
+        shown = NONE if name is None else name
+        if shown in self._known:
+            return shown
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(shown)
+        return shown
+
+
+class PoolHistory:
+    """The points and histograms of one pool."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind: str = kind
+        self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
+        self.waits: Histogram = Histogram()
+        self.runs: Histogram = Histogram()
+        self.labels: Labels = Labels()
+        self.ended: dict[tuple[str, str], float] = {}
+        """How many tasks have ended, by tenant and status."""
+        self.seen: int = 0
+        """How many tasks had ended when somebody looked last."""
+        self._sums: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW + 1)
+
+    def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any]:
+        """Make a point of what a pool shows now; `now` monotonic."""
+        sums = {name: float(sum(view.get(one, 0) for one in parts)) for name, parts in _RATES[self.kind].items()}
+        point: dict[str, Any] = {"t": round(wall, 3)}
+        then, before = self._sums[0] if self._sums else (now, sums)
+        for name, value in sums.items():
+            rate = 0.0 if now <= then else max(0.0, value - before[name]) / (now - then)
+            point[name] = round(rate, 3)
+        self._sums.append((now, sums))
+        for name in _LEVELS[self.kind]:
+            point[name] = view.get(name, 0)
+        if self.kind == "tasks":
+            rows = view.get("tenants", ())
+            point["p50"], point["p99"] = worst(rows, "p50"), worst(rows, "p99")
+            point["tenants"] = {
+                NONE if row["tenant"] is None else row["tenant"]: [row["queued"], row["lag"]] for row in rows[:PLOTTED]
+            }
+        self.points.append(point)
+        return point
+
+    def count(self, ended: Iterable[tuple[str | None, str, float | None, float | None]], new: int) -> None:
+        """Count tasks that have ended: tenant, status, seconds waited and run. `new`: how many there were in all.
+
+        If a pool remembers fewer than have ended, each of those stands for several.
+        """
+        listed = list(ended)
+        times = new / len(listed) if listed else 0.0
+        for tenant, status, waited, ran in listed:
+            key = self.labels.of(tenant), status
+            self.ended[key] = self.ended.get(key, 0.0) + times
+            if waited is not None:
+                self.waits.add(waited, times)
+            if ran is not None:
+                self.runs.add(ran, times)
+
+
+def worst(rows: Iterable[Mapping[str, Any]], field: str) -> float:
+    """Return the largest value of a field."""
+    return max((float(row[field]) for row in rows), default=0.0)

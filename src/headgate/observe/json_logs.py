@@ -1,0 +1,103 @@
+"""Log records as one line of JSON each, with the task and the tenant in whose code they were written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from headgate.core.redaction import redact
+from headgate.tasks.names import pool_get
+from headgate.tasks.runtime.nested_waits import CURRENT
+from headgate.tasks.runtime.view import shown
+
+_USUAL: Final = frozenset(
+    {*logging.LogRecord("", 0, "", 0, "", (), None).__dict__, "message", "asctime", "taskName", "task_id", "tenant"}
+)
+
+
+class TaskFilter(logging.Filter):
+    """Gives each record `task_id` and `tenant`: of the task of a TaskPool in which it was written, here or on a worker.
+
+    Both are None outside of tasks. For a handler of yours: ``handler.addFilter(TaskFilter())``. Not for one that
+    formats in another thread: attach it to the QueueHandler instead.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the two attributes, unless the record has them already."""
+        task_id, tenant = current()
+        given = getattr(record, "task_id", None)
+        if given is None:
+            record.task_id = task_id
+            record.tenant = tenant
+        elif getattr(record, "tenant", None) is None:
+            record.tenant = tenant if given == task_id else tenant_of(str(given))
+        return True
+
+
+def current() -> tuple[str | None, str | None]:
+    """Return the id and the tenant of the task in which this code runs."""
+    task = CURRENT.get()
+    if task is not None:
+        return f"{task.owner.id}/{task.number}", None if task.partition is None else shown(task.partition)
+    routines = sys.modules.get("headgate.workers.routines")  # not there in a program without workers
+    running = None if routines is None else routines.CALLER.get()
+    if running is None:
+        return None, None
+    described = running.describe()
+    return described.caller or described.id, None if described.tenant is None else shown(described.tenant)
+
+
+def tenant_of(task_id: str) -> str | None:
+    """Return for whom a running task of this process runs; None: that is not known."""
+    pool_id, _, number = task_id.rpartition("/")
+    pool = pool_get(pool_id) if number.isdecimal() and pool_id else None
+    if pool is None:
+        return None
+    for task in list(pool.__executor__().scheduler.slots.holders()):
+        if task.number == int(number):
+            return None if task.partition is None else shown(task.partition)
+    return None
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one line of JSON: time, level, logger, message, task_id, tenant, exception, and extras."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line. Values of resources are replaced by their ids."""
+        try:
+            message = record.getMessage()
+        except Exception:  # arguments that do not fit: the line says what can be said
+            message = f"{record.msg!r} (its arguments do not fit)"
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": redact(message),
+            "task_id": getattr(record, "task_id", None),
+            "tenant": getattr(record, "tenant", None),
+        }
+        if record.exc_info:
+            told["exception"] = redact(self.formatException(record.exc_info))
+        if record.stack_info:
+            told["stack"] = redact(record.stack_info)
+        for name, value in record.__dict__.items():
+            if name not in _USUAL:
+                told.setdefault(name, _plain(value))
+        return json.dumps({name: value for name, value in told.items() if value is not None})
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return shown(value)
+
+
+def handler_for(stream: TextIO | None) -> logging.Handler:
+    """Return a handler that writes such lines to a stream, by default to stderr."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(TaskFilter())
+    return handler

@@ -1,0 +1,295 @@
+"""Traces for OpenTelemetry: submit, queue, lease, dispatch, run, across processes. Needs the extra `otel`.
+
+    from headgate.observe import opentelemetry
+    stop = opentelemetry.install()                                   # in the program
+    WorkerPool(setup=opentelemetry.install, ...)                     # and on its workers
+
+The span that is current where a task is submitted is the parent of its spans, and the span of the attempt is current
+inside the task. Calls on workers carry the `traceparent` of W3C in their Context, so the spans of another process join
+the trace. `sample=` decides cheaply which tasks are traced; a task that never starts has no span. Spans
+carry ids of resources and names of tenants and pools, never values.
+
+Spans are made of records that pools keep anyway: when a task starts, its submit and its wait are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from headgate.context.variables import ContextVar
+from headgate.core.checks import checked_number
+from headgate.core.clock import clock
+from headgate.core.redaction import redact
+from headgate.core.topics import subscribe
+from headgate.errors import HeadgateError, InvalidArgument
+from headgate.tasks.model import TaskRecord
+from headgate.tasks.names import pool_get
+from headgate.tasks.runtime.executor import START_HOOKS
+from headgate.tasks.runtime.view import shown
+from headgate.workers import hooks
+
+if TYPE_CHECKING:
+    from contextvars import Context
+
+    from opentelemetry.trace import Span, TracerProvider
+
+    from headgate.workers.server.running_call import RunningCall
+
+TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="", namespace="headgate")
+"""The span in which a call was made, as W3C writes it. Travels with calls of routines."""
+T = TypeVar("T")
+_BILLION: Final = 1_000_000_000
+_installed: list[Tracing] = []
+
+
+def install(tracer_provider: TracerProvider | None = None, *, sample: float = 1.0) -> Callable[[], None]:
+    """Make spans from now on, with this provider or the global one. Returns a function that stops it.
+
+    `sample` is the share of tasks without a parent span that are traced, drawn before the SDK is asked: its own sampler
+    costs ten times as much for each task that it drops. A second call replaces the first.
+    """
+    share = checked_number("sample", sample)
+    if not 0.0 <= share <= 1.0:
+        raise InvalidArgument(f"sample must be from 0 to 1, got {sample!r}", remedy="0.01 is one of a hundred.")
+    try:
+        import opentelemetry.trace  # noqa: F401 - the only question is whether it is there
+    except ImportError as error:
+        raise HeadgateError(
+            "traces need opentelemetry-api, which is not installed", remedy="pip install 'headgate[otel]'"
+        ) from error
+    while _installed:
+        _installed.pop().stop()
+    tracing = Tracing(tracer_provider, share)
+    _installed.append(tracing)
+    tracing.start()
+
+    def uninstall() -> None:
+        if tracing in _installed:
+            _installed.remove(tracing)
+            tracing.stop()
+
+    return uninstall
+
+
+class _Open:
+    """The spans of one attempt that have not ended."""
+
+    __slots__ = ("attempt", "context", "lease")
+
+    def __init__(self, context: Any, attempt: Span, lease: Span | None) -> None:
+        self.context = context  # of the submit: parent of all
+        self.attempt = attempt
+        self.lease = lease
+
+
+class Tracing:
+    """Makes the spans of this process."""
+
+    def __init__(self, provider: TracerProvider | None, sample: float = 1.0) -> None:
+        from opentelemetry import context, propagate, trace
+
+        self._trace = trace
+        self._attach, self._current = context.attach, context.get_current
+        self._inject, self._extract = propagate.inject, propagate.extract
+        self._tracer = trace.get_tracer("headgate", tracer_provider=provider)
+        self._sample = sample
+        unsampled = trace.SpanContext(1, 1, is_remote=False)  # never exported: that it is valid and not sampled counts
+        self._dropped = trace.set_span_in_context(trace.NonRecordingSpan(unsampled), context.Context())
+        self._open: dict[TaskRecord, _Open] = {}
+        self._uses: dict[tuple[str, int], Span] = {}  # of calls that are no task's, by pool and use
+        self._calls: dict[str, Span] = {}  # the same, by the id of the call
+        self._stops: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Begin to make spans."""
+        START_HOOKS.append(self._starts)
+        hooks.CALLING.append(self._calling)
+        hooks.RUNNING.append(self._running)
+        self._stops = [subscribe(self._on_use, "resources.usage"), subscribe(self._on_call, "workers.tasks")]
+
+    def stop(self) -> None:
+        """End the spans that are open, and make no more."""
+        _take_out(START_HOOKS, self._starts)
+        _take_out(hooks.CALLING, self._calling)
+        _take_out(hooks.RUNNING, self._running)
+        for stop in self._stops:
+            stop()
+        for span in (*self._uses.values(), *self._calls.values()):
+            span.end()
+        for task in list(self._open):
+            self._ended(task)
+
+    # -- tasks of a TaskPool -------------------------------------------------------------------------------------------
+
+    def _starts(self, task: TaskRecord) -> None:
+        """Make the spans of an attempt that begins, and let the last one be current inside the task."""
+        inner = task.context
+        if self._open and (known := self._open.pop(task, None)) is not None:
+            self._close(known, task, task.since.wall, "requeued")  # the attempt before this one
+            self._begin(task, known.context)
+        elif inner is not None:
+            parent = inner.run(self._current)
+            if not parent and self._sample < 1.0 and clock.uniform(0.0, 1.0) >= self._sample:
+                inner.run(self._attach, self._dropped)  # benchmarks/observe.py: most tasks end here
+            elif (context := self._submitted(task, inner, parent)) is not None:
+                self._begin(task, context)
+                task.on_end(self._ended)  # type: ignore[attr-defined] # every record of a pool is a handle
+
+    def _submitted(self, task: TaskRecord, inner: Context, parent: Any) -> Any:
+        """Make the span of the submit, which says whether the task is sampled. None: it is not."""
+        trace = self._trace
+        above = trace.get_current_span(parent).get_span_context()
+        if above.is_valid and not above.trace_flags.sampled and not above.is_remote:
+            return None  # nor is what the task traces itself
+        at = int(task.moment.wall * _BILLION)
+        span = self._tracer.start_span(
+            f"submit {task.owner.name}",
+            parent,
+            kind=trace.SpanKind.PRODUCER,
+            start_time=at,
+            attributes=self._about(task, "send"),
+        )
+        inside = trace.set_span_in_context(span, parent)
+        if not span.is_recording():
+            inner.run(self._attach, inside)
+            return None
+        span.end(at)
+        return inside
+
+    def _begin(self, task: TaskRecord, context: Any) -> None:
+        trace, tracer = self._trace, self._tracer
+        assert task.started is not None, "it starts"
+        now, name = int(task.started.wall * _BILLION), task.owner.name
+        tracer.start_span(f"queue {name}", context, start_time=int(task.since.wall * _BILLION)).end(now)
+        lease, inside = None, context
+        resource = getattr(task.permit, "resource_id", None)
+        if resource is not None:
+            about = {"headgate.resource.id": resource}
+            lease = tracer.start_span(f"lease {resource}", context, start_time=now, attributes=about)
+            inside = trace.set_span_in_context(lease, context)
+        is_remote = getattr(task.owner.launcher, "is_remote", False)
+        attempt = tracer.start_span(
+            f"{'dispatch' if is_remote else 'run'} {name}",
+            inside,
+            kind=trace.SpanKind.CLIENT if is_remote else trace.SpanKind.CONSUMER,
+            start_time=now,
+            attributes=self._about(task, "process"),
+        )
+        self._open[task] = _Open(context, attempt, lease)
+        assert task.context is not None, "it has not ended"
+        task.context.run(self._attach, trace.set_span_in_context(attempt, inside))
+
+    def _ended(self, task: TaskRecord) -> None:
+        known = self._open.pop(task, None)
+        if known is not None:
+            self._close(known, task, None if task.ended is None else task.ended.wall, task.status)
+
+    def _close(self, known: _Open, task: TaskRecord, wall: float | None, status: str) -> None:
+        span, at = known.attempt, None if wall is None else int(wall * _BILLION)
+        span.set_attribute("headgate.task.status", status)
+        worker = getattr(task.permit or task.ran_with, "worker", None)
+        if worker is not None:
+            span.set_attribute("headgate.worker.id", worker)
+        if status == "failed":
+            span.set_attribute("error.type", task.outcome.told.kind)
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, redact(task.outcome.told.line)))
+        span.end(at)
+        if known.lease is not None:
+            known.lease.end(at)
+
+    def _about(self, task: TaskRecord, operation: str) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "messaging.system": "headgate",
+            "messaging.operation.type": operation,
+            "messaging.destination.name": task.owner.name,
+            "messaging.message.id": f"{task.owner.id}/{task.number}",
+        }
+        if task.partition is not None:
+            about["headgate.tenant"] = shown(task.partition)
+        if task.attempt:
+            about["headgate.attempt"] = task.attempt
+        for name, value in (task.terms.labels or {}).items():
+            if str(name).startswith("gen_ai.") and isinstance(value, (str, int, float, bool)):
+                about[str(name)] = redact(value) if isinstance(value, str) else value
+        return about
+
+    # -- calls that are no task's --------------------------------------------------------------------------------------
+
+    def _on_use(self, event: Any) -> None:
+        """Make the span of a use of a resource by `ResourcePool.run` and the like."""
+        if event.name == "resource_acquired" and not self._is_of_task(event.request_id):
+            span = self._tracer.start_span(f"lease {event.usage.resource_id}", start_time=int(event.at * _BILLION))
+            if span.is_recording():
+                span.set_attributes({"headgate.resource.id": event.usage.resource_id, "headgate.pool": event.pool})
+                self._uses[event.pool, event.usage.id] = span
+        elif event.name == "resource_released":
+            ended = self._uses.pop((event.pool, event.usage.id), None)
+            if ended is not None:
+                ended.set_attribute("headgate.outcome", event.outcome)
+                ended.end(int(event.at * _BILLION))
+
+    def _on_call(self, event: Any) -> None:
+        """Make the span of a call of a routine that belongs to no task."""
+        if event.name == "task_dispatched" and event.request_id is None:
+            span = self._tracer.start_span(
+                f"dispatch {event.tag}", kind=self._trace.SpanKind.CLIENT, start_time=int(event.at * _BILLION)
+            )
+            if span.is_recording():
+                span.set_attributes({"code.function.name": event.tag, "headgate.worker.id": event.uid})
+                self._calls[event.task] = span
+        elif event.name == "task_finished":
+            ended = self._calls.pop(event.task, None)
+            if ended is not None:
+                if event.exception is not None:
+                    ended.set_attribute("error.type", event.exception.type)
+                    ended.set_status(self._trace.Status(self._trace.StatusCode.ERROR))
+                ended.end(int(event.at * _BILLION))
+
+    def _is_of_task(self, request_id: str) -> bool:
+        pool_id, _, number = request_id.rpartition("/")
+        return number.isdecimal() and pool_get(pool_id) is not None
+
+    # -- across processes ----------------------------------------------------------------------------------------------
+
+    def _calling(self) -> None:
+        """Put the current span into the Context that is sent along with a call."""
+        carrier: dict[str, str] = {}
+        self._inject(carrier)
+        found = carrier.get("traceparent", "")
+        if found != TRACEPARENT.get():
+            TRACEPARENT.set(found)
+
+    def _running(self, running: RunningCall) -> Callable[[str], object] | None:
+        """Make the span of a call that runs in this process, as a child of the span in which it was made."""
+        came = TRACEPARENT.get()
+        if not came:
+            return None
+        trace = self._trace
+        parent = self._extract({"traceparent": came})
+        described = running.describe()
+        span = self._tracer.start_span(f"run {described.tag}", parent, kind=trace.SpanKind.CONSUMER)
+        self._attach(trace.set_span_in_context(span, parent))
+        if not span.is_recording():
+            return None
+        about = {
+            "messaging.system": "headgate",
+            "code.function.name": described.tag,
+            "messaging.message.id": running.id,
+        }
+        if described.tenant is not None:
+            about["headgate.tenant"] = shown(described.tenant)
+        span.set_attributes(about)
+
+        def ended(kind: str) -> None:
+            span.set_attribute("headgate.outcome", kind)
+            if kind == "raised":
+                span.set_status(trace.Status(trace.StatusCode.ERROR))
+            span.end()
+
+        return ended
+
+
+def _take_out(known: list[T], hook: T) -> None:
+    if hook in known:
+        known.remove(hook)

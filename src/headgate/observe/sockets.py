@@ -1,0 +1,118 @@
+"""Where programs show themselves: Unix sockets of mode 0600 in the runtime directory.
+
+    <runtime directory>/programs/          0700
+      <pid>-<token>.sock                   0600; whoever can connect is this user, or root
+
+A socket that refuses connections was left by a program that was killed, and is removed by whoever finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+import sys
+from typing import Final
+
+from headgate.core.clock import clock
+from headgate.discovery.local_files import runtime_directory
+from headgate.errors import HeadgateError
+
+NAME: Final = re.compile(r"(\d+)-[0-9a-f]{12}\.sock")
+_LONGEST: Final = 100
+"""Bytes of the path of a socket; the system allows 104 to 108."""
+
+
+def folder() -> str:
+    """Return the directory of the sockets, made if it is not there."""
+    path = os.path.join(runtime_directory(), "programs")
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    about = os.lstat(path)
+    if about.st_uid != os.getuid() or about.st_mode & 0o077 or not os.path.isdir(path) or os.path.islink(path):
+        raise HeadgateError(
+            f"{path} is not a directory of this user alone", remedy="Remove it, or set XDG_RUNTIME_DIR to another one."
+        )
+    return path
+
+
+class ShortPath:
+    """A path to a socket that is short enough, by a descriptor of its directory if need be."""
+
+    def __init__(self, path: str) -> None:
+        self._file: int | None = None
+        self.path: str = path
+        if len(os.fsencode(path)) > _LONGEST:
+            if not sys.platform.startswith("linux"):
+                raise HeadgateError(f"the path of a socket is too long: {path}", remedy="Set XDG_RUNTIME_DIR.")
+            directory, name = os.path.split(path)
+            self._file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.path = f"/proc/self/fd/{self._file}/{name}"
+
+    def __enter__(self) -> str:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+
+def listening() -> tuple[socket.socket, str]:
+    """Return a socket of this program that listens, and its path."""
+    path = os.path.join(folder(), f"{os.getpid()}-{clock.token()[:12]}.sock")
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with ShortPath(path) as short:
+            made.bind(short)
+        os.chmod(path, 0o600)  # before it listens: until then nobody can connect
+        made.listen(16)
+    except BaseException:
+        made.close()
+        remove(path)
+        raise
+    return made, path
+
+
+def remove(path: str) -> None:
+    """Remove a socket, if it is there."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def is_ours(peer: socket.socket) -> bool:
+    """Is the other side a process of this user, or of root?"""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True  # the mode of the socket has to suffice
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] in (os.getuid(), 0)
+
+
+def paths() -> list[str]:
+    """Return the sockets that there are, those of dead programs too, oldest process first."""
+    try:
+        names = [name for name in os.listdir(folder()) if NAME.fullmatch(name)]
+    except OSError:
+        return []
+    return [os.path.join(folder(), name) for name in sorted(names, key=lambda name: int(name.partition("-")[0]))]
+
+
+def connected(path: str, timeout: float) -> socket.socket | None:
+    """Return a connection to a program; None: it is gone, and its socket is removed."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(timeout)
+    try:
+        with ShortPath(path) as short:
+            made.connect(short)
+    except (ConnectionRefusedError, FileNotFoundError):
+        made.close()
+        remove(path)
+        return None
+    except OSError:
+        made.close()
+        return None
+    return made

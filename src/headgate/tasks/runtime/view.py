@@ -1,0 +1,202 @@
+"""The state of a task pool as values that JSON knows: what terminals, pages and metrics show.
+
+It is computed when somebody looks, in one pass over what is queued, and is exact on the event loop of the pool. Text of
+users (tenants, reasons, names of functions) is redacted and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from heapq import nlargest
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from headgate.core.clock import clock
+from headgate.core.redaction import redact
+from headgate.tasks.fairness import stats_of
+from headgate.tasks.model import Moment, Remains, TaskRecord, TaskStatus, Told
+from headgate.tasks.runtime.snapshots import TERMINAL, waiting_for
+
+if TYPE_CHECKING:
+    from headgate.tasks.model import View
+    from headgate.tasks.runtime.executor import Executor
+
+_WIDEST: Final = 200
+_LISTED: Final = 50
+"""Tasks that are listed at most, of each kind: running, queued, ended badly."""
+_COUNTED: Final = 1000
+"""Ended tasks that one look counts by tenant and time."""
+_AGES: Final = 1000
+"""Waits of which percentiles are made: those of the last tasks."""
+_SEARCHED: Final = 1000
+"""Ended tasks among which those are searched that ended badly."""
+
+
+def shown(value: object) -> str:
+    """Return a text of users in one line, without values of resources."""
+    try:
+        text = " ".join(redact(str(value)).split())
+    except Exception:  # it runs code of users
+        return f"a {type(value).__qualname__}"
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
+
+
+class _Tenant:
+    """What one pass over the queue and the slots finds of a tenant."""
+
+    __slots__ = ("active", "lag", "oldest", "queued")
+
+    def __init__(self) -> None:
+        self.queued = self.active = 0
+        self.lag = 0.0
+        self.oldest: TaskRecord | None = None
+
+
+def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, Any]:
+    """Return the counters of a pool, its tenants, and the tasks that matter most."""
+    scheduler, slots, now = executor.scheduler, executor.scheduler.slots, clock.now()
+    tenants = _tenants(executor, now)
+    listed = min(rows, _LISTED)
+    running = sorted((*slots.holders(), *slots.without), key=lambda task: task.number)[:listed]
+    first = (one.oldest for one in tenants.values() if one.oldest is not None)
+    oldest = nlargest(listed, first, key=lambda task: now - task.since.now)
+    waits = waiting_for(executor, shared)
+    return {
+        "id": executor.id,
+        "state": executor.state,
+        "max_concurrent": scheduler.limit,
+        "active": slots.active,
+        "waiting": slots.waiting,
+        "queued": scheduler.depth,
+        **{status: executor.states.counts[status] for status in TERMINAL},
+        "blocked_submitters": executor.submit_queue.submitters,
+        "queue": scheduler.strategy.descriptor()["kind"],
+        "max_queued": scheduler.policy.max_depth,
+        "waiting_for": None if waits is None else dict(waits),
+        "jain": round(scheduler.jain, 4),
+        "lag": round(max((one.lag for one in tenants.values()), default=0.0), 3),
+        "tenant_count": len(tenants),
+        "tenants": _tenant_rows(executor, tenants, rows),
+        "running": [_task_row(task, now) for task in running],
+        "oldest": [_task_row(task, now) for task in oldest],
+        "failures": [_failure_row(executor, one) for one in _ended_badly(executor, listed)],
+        "shared": None if shared is None else {"members": len(shared["members"]), "reachable": shared["reachable"]},
+    }
+
+
+def _tenants(executor: Executor, now: float) -> dict[Hashable, _Tenant]:
+    tenants: dict[Hashable, _Tenant] = {}
+    for task in executor.scheduler.queue:
+        tenant = tenants.get(task.partition)
+        if tenant is None:
+            tenant = tenants[task.partition] = _Tenant()
+        tenant.queued += 1
+        waited = now - task.since.now
+        if waited > tenant.lag or tenant.oldest is None:
+            tenant.lag, tenant.oldest = waited, task
+    for task in executor.scheduler.slots.holders():
+        tenant = tenants.get(task.partition)
+        if tenant is None:
+            tenant = tenants[task.partition] = _Tenant()
+        tenant.active += 1
+    return tenants
+
+
+def _tenant_rows(executor: Executor, tenants: dict[Hashable, _Tenant], rows: int) -> list[dict[str, Any]]:
+    """The tenants that wait longest, then those that waited lately."""
+    lags = {key: one.lag for key, one in tenants.items()}
+    ages = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys
+    nothing = _Tenant()
+    found = []
+    for age in islice(ages, rows):
+        one = tenants.get(age.key, nothing)
+        found.append(
+            {
+                "tenant": None if age.key is None else shown(age.key),
+                "queued": one.queued,
+                "active": one.active,
+                "lag": round(age.lag, 3),
+                "started": age.count,
+                "p50": round(age.p50, 4),
+                "p99": round(age.p99, 4),
+            }
+        )
+    return found
+
+
+def _task_row(task: TaskRecord, now: float) -> dict[str, Any]:
+    since = task.started if task.status == "running" and task.started is not None else task.since
+    permit = task.permit
+    return {
+        "id": f"{task.owner.id}/{task.number}",
+        "number": task.number,
+        "tenant": None if task.partition is None else shown(task.partition),
+        "what": shown(getattr(task.fn, "__qualname__", type(task.fn).__name__)),
+        "status": "waiting" if task.status == "running" and task.slot is None else task.status,
+        "seconds": round(max(0.0, now - since.now), 3),
+        "attempt": task.attempt,
+        "resource": getattr(permit, "resource_id", None),
+        "worker": getattr(permit, "worker", None),
+    }
+
+
+_BAD: Final[tuple[TaskStatus, ...]] = ("failed", "rejected", "expired", "stale")
+
+
+def _ended_badly(executor: Executor, most: int) -> Iterator[Remains]:
+    ended = (kept for kept in islice(reversed(executor.states.finished), _SEARCHED) if not isinstance(kept, TaskRecord))
+    return islice((Remains._make(kept) for kept in ended if kept[2] in _BAD), most)
+
+
+def _failure_row(executor: Executor, one: Remains) -> dict[str, Any]:
+    outcome = one.outcome
+    why = outcome.line if isinstance(outcome, Told) else "" if outcome is None else outcome.reason
+    return {
+        "id": f"{executor.id}/{one.number}",
+        "number": one.number,
+        "tenant": None if one.partition is None else shown(one.partition),
+        "status": one.status,
+        "why": shown(why),
+        "attempt": one.attempt,
+        "ended_at": None if one.ended is None else one.ended.wall,
+        "can_retry": one.number in executor.failures.kept,
+    }
+
+
+class Ended(NamedTuple):
+    """Tasks that have ended since somebody looked, or some of them."""
+
+    total: int
+    """How many have ended so far, in all."""
+    new: int
+    """How many have ended since."""
+    tasks: list[tuple[Hashable, TaskStatus, Moment, Moment | None, Moment | None]]
+    """Partition, status, submit, last start and end: of all that are new, or evenly chosen among them."""
+
+
+def endings(executor: Executor, since: int) -> Ended:
+    """Return the tasks that have ended since there were `since`, at most `_COUNTED` of them.
+
+    A pool remembers the last `keep` tasks: of more than these, and of more than can be looked at for little, the ones
+    that are returned stand for all.
+    """
+    total = sum(executor.states.counts.values())
+    new = max(0, total - since)
+    step = max(1, new // _COUNTED)
+    found = [
+        (kept[4], kept[2], kept[8], kept[9], kept[10])
+        for kept in islice(reversed(executor.states.finished), 0, new, step)
+        if isinstance(kept, tuple)
+    ]
+    return Ended(total, new, found)
+
+
+def find_task(executor: Executor, number: int) -> TaskRecord | Remains | None:
+    """Return the task of this number: unfinished, or among the last that have ended. On the loop of the pool."""
+    for task in executor.scheduler.unfinished():
+        if task.number == number:
+            return task
+    for kept in executor.states.remembered():
+        if kept.number == number:
+            return kept
+    return None

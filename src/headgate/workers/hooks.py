@@ -1,0 +1,18 @@
+"""Functions that are called around calls, at the caller and on the worker. Empty unless traces are made.
+
+They are lists and not topics: a hook may change the Context of the call, and must be called before the Context is sent
+or right after it has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate.workers.server.running_call import RunningCall
+
+CALLING: list[Callable[[], object]] = []
+"""Called in the caller's Context, before it is sent along with a call."""
+RUNNING: list[Callable[[RunningCall], Callable[[str], object] | None]] = []
+"""Called on the worker in the Context of a call, before its function; what it returns is told how the call ended."""

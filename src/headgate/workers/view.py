@@ -1,0 +1,56 @@
+"""The state of a worker pool as values that JSON knows: what terminals, pages and metrics show."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from headgate.core.redaction import redact
+from headgate.workers.model import WorkerState, WorkerView
+
+_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
+_UNUSUAL: tuple[WorkerState, ...] = ("lost", "blocked", "cooling", "starting", "stopping", "ready")
+
+
+def pool_view(workers: Sequence[WorkerView], state: str, size: int, rows: int) -> dict[str, Any]:
+    """Return how many workers are in which state, and each of them; of more than `rows`, those that are not ready."""
+    counts = Counter(view.state for view in workers)
+    shown = list(workers)
+    if len(shown) > rows:
+        shown = sorted(shown, key=lambda view: _UNUSUAL.index(view.state))[:rows]
+    return {
+        "state": state,
+        "size": size,
+        "worker_count": len(workers),
+        "in_flight": sum(view.in_flight for view in workers),
+        **{name: counts[name] for name in _STATES},
+        "workers": [_worker(view) for view in shown],
+    }
+
+
+def _worker(view: WorkerView) -> dict[str, Any]:
+    options = view.metadata.options
+    is_local = view.address.startswith("unix:")
+    return {
+        "uid": view.uid,
+        "pid": view.pid,
+        "address": redact(view.address),
+        "state": view.state,
+        "in_flight": view.in_flight,
+        "most": None if options is None else options.max_concurrent_streams,
+        "memory": memory_of(view.pid) if is_local else None,
+        "tags": sorted(view.tags),
+        "version": view.metadata.version,
+        "replaced_because": redact(view.replaced_because),
+    }
+
+
+def memory_of(pid: int) -> int | None:
+    """Return the bytes of resident memory of a process of this machine; None: it is gone, or there is no /proc."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None

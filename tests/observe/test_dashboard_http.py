@@ -1,0 +1,280 @@
+"""The server of the page: who may ask what, by every method, and what it answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate
+from headgate import InvalidArgument
+from headgate.dashboard import Dashboard, serve
+from headgate.dashboard.security import HEADERS, OPEN, Guard
+from headgate.observe import publish
+from tests.cli.support import command, environment
+from tests.observe.conftest import Program, at_work
+from tests.observe.support import PATIENCE, SECRET, eventually
+
+pytestmark = pytest.mark.integration
+
+PATHS = ["/", "/app.js", "/api/stream", "/api/rows", "/api/story", "/api/act", "/metrics", "/healthz", "/readyz", "/no"]
+METHODS = ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"]
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    with at_work("page") as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def page(program: Program) -> Iterator[Dashboard]:
+    with serve() as page:
+        yield page
+    page.close()
+
+
+class Answer:
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(
+    page: Dashboard, path: str, method: str = "GET", *, body: object = None, token: str | None = "", **more: str
+) -> Answer:
+    """Ask as the page does; `token` "" is the right one, None is none."""
+    headers = {"Host": f"127.0.0.1:{page.port}", "Origin": f"http://127.0.0.1:{page.port}"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token or page.token}"
+    for name, value in more.items():
+        headers[name.replace("_", "-").title()] = value
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        for name, value in headers.items():
+            if value != "-":
+                connection.putheader(name, value)
+        connection.putheader("Content-Length", str(len(data)))
+        connection.endheaders(data)
+        answer = connection.getresponse()
+        whole = b"" if path.startswith("/api/stream") and answer.status == 200 else answer.read()
+        return Answer(answer.status, dict(answer.getheaders()), whole)
+    finally:
+        connection.close()
+
+
+def test_o22_every_answer_has_the_headers_and_the_page_has_no_inline_script(page: Dashboard) -> None:
+    for path in PATHS:
+        for answer in (ask(page, path), ask(page, path, token=None), ask(page, path, Host="evil.example")):
+            assert {name: answer.headers.get(name.lower()) or answer.headers.get(name) for name in HEADERS} == HEADERS
+    html = ask(page, "/").body.decode()
+    assert "'unsafe" not in HEADERS["Content-Security-Policy"]
+    assert html.count("<script") == html.count('<script type="module" src="/app.js">') == 1
+    assert " style=" not in html
+    assert " on" not in html.replace(" only", "")
+    assert "http:" not in html
+    assert "https:" not in html
+
+
+@pytest.mark.parametrize("path", sorted({*PATHS} - OPEN))
+def test_o22_without_the_token_nothing_is_answered(page: Dashboard, path: str) -> None:
+    for token in (None, "wrong", page.token[:-1], page.token + "x", page.token.upper() + "é"):
+        assert ask(page, path, token=token).status == 401
+    assert ask(page, path, Authorization=f"Basic {page.token}").status == 401
+    assert ask(page, f"{path}?token={page.token}", token=None).status == 401, "an address is logged; a header is not"
+    assert ask(page, path, token=None, Cookie=f"token={page.token}").status == 401
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0", "-", "", "127.1",
+     "[::2]", "127.0.0.1@evil.example", "xn--localhost-1", "2130706433"],
+)  # fmt: skip
+def test_o22_a_name_that_was_made_to_point_here_is_refused(page: Dashboard, host: str) -> None:
+    for path in PATHS:
+        assert ask(page, path, Host=host, Origin=f"http://{host}").status in (400, 421), path
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:1", "[::1]", "[::1]:8090"])
+def test_o22_names_of_this_machine_are_known(page: Dashboard, host: str) -> None:
+    assert ask(page, "/", Host=host).status == 200
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_o22_no_other_page_can_do_anything_by_any_method(page: Dashboard, program: Program, method: str) -> None:
+    body = {"program": "here", "action": "disable", "target": "key-1", "pool": program.keys.name}
+    origins = ["http://evil.example", "null", "-", "", f"http://127.0.0.1:{page.port + 1}", "http://localhost.evil.example",
+               f"http://127.0.0.1:{page.port}.evil.example", "file://", "chrome-extension://abc"]  # fmt: skip
+    for path in PATHS:
+        for origin in origins:
+            answer = ask(page, path, method, body=body, Origin=origin)
+            assert answer.status == 403, (path, origin)
+            assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    assert program.keys.snapshot()["key-1"]["status"] == "healthy"
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_o22_the_page_itself_can_only_post_actions(page: Dashboard, method: str) -> None:
+    for path in PATHS:
+        assert ask(page, path, method, body={}).status in (404, 405)
+    for path in set(PATHS) - {"/api/act", "/no"}:
+        assert ask(page, path, "POST", body={}).status == 405
+
+
+def test_o22_a_get_from_another_page_learns_nothing_and_acts_on_nothing(page: Dashboard) -> None:
+    assert ask(page, "/api/act?action=disable&target=key-1").status == 405
+    answer = ask(page, "/api/rows", Origin="http://evil.example", token=None)
+    assert answer.status == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400), (b"no json", 400), (b"[]", 400), (b'"x"', 400), (b"[" * 9000, 400), (b"x" * 20_000, 413),
+        ({"action": "explode"}, 400), ({"action": "cancel", "target": 7}, 400),
+        ({"program": "elsewhere", "action": "cancel", "target": "x/1"}, 409),
+        ({"program": "here", "action": "cancel", "target": "x/1"}, 409),
+        ({"program": "here", "action": "disable", "target": "<img src=x>"}, 409),
+    ],
+)  # fmt: skip
+def test_o21_actions_that_make_no_sense_are_refused(page: Dashboard, body: Any, status: int) -> None:
+    answer = ask(page, "/api/act", "POST", body=body)
+    assert answer.status == status
+    assert answer.json["error"]
+
+
+def test_o21_actions_act_and_are_told(page: Dashboard, program: Program) -> None:
+    told: list[Any] = []
+    stop = headgate.subscribe(told.append, "observe.actions")
+    body = {"program": "here", "action": "disable", "target": "key-1", "pool": program.keys.name}
+    assert ask(page, "/api/act", "POST", body=body).json["done"].startswith("key-1 is disabled")
+    assert program.keys.snapshot()["key-1"]["status"] == "disabled"
+    stop()
+    program.do(program.keys.enable("key-1"))
+    assert [(one.action, one.target, one.origin, one.outcome) for one in told] == [("disable", "key-1", "page", "done")]
+
+
+def test_o20_rows_are_paged_sorted_and_filtered(page: Dashboard, program: Program) -> None:
+    number = next(one.number for one in headgate.registry.pools("tasks") if one.name == program.pool.name)
+    asked = f"/api/rows?program=here&pool=%23{number}&list=tenants"
+    answer = ask(page, f"{asked}&sort=tenant&limit=2").json
+    assert answer["total"] == 3
+    assert [row["tenant"] for row in answer["rows"]] == ["<b>eve</b>", "ann"]
+    assert [row["tenant"] for row in ask(page, f"{asked}&sort=tenant&limit=2&offset=2").json["rows"]] == ["bob"]
+    assert [row["tenant"] for row in ask(page, f"{asked}&filter=EV").json["rows"]] == ["<b>eve</b>"]
+    for wrong in ("list=secrets", "list=tenants&limit=100000", "list=tenants&pool=%23999999"):
+        assert ask(page, f"/api/rows?program=here&pool=%23{number}&{wrong}").status in (200, 409)
+    assert ask(page, "/api/rows?program=here&pool=%23x&list=tenants").status == 409
+
+
+def test_o22_no_value_of_a_resource_is_in_any_answer(page: Dashboard, program: Program) -> None:
+    eventually(lambda: b"headgate_tasks_active" in ask(page, "/metrics").body)
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)
+    connection.request("GET", "/api/stream?tasks=1", headers={"Authorization": f"Bearer {page.token}"})
+    answer = connection.getresponse()
+    program.do(program.keys.cool("key-1", 1, f"because of {SECRET}"))
+    seen = b""
+    while b"resource_cooled" not in seen:
+        seen += answer.read1(65536)
+    connection.close()
+    answer.close()
+    seen += ask(page, f"/api/story?program=here&task={program.pool.id}/1").body + ask(page, "/metrics").body
+    assert b"because of <key-1>" in seen
+    assert b"refused by <key-" in seen
+    for secret in (SECRET, SECRET[::-1]):
+        assert secret.encode() not in seen
+
+
+def test_o30_the_page_serves_metrics_and_health(page: Dashboard, program: Program) -> None:
+    assert ask(page, "/healthz", token=None).status == 200
+    eventually(lambda: ask(page, "/readyz", token=None).status == 200)
+    assert f'headgate_tasks_active{{pool="{program.pool.name}"}} 2.0' in ask(page, "/metrics").body.decode()
+
+
+def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
+    guard = Guard("t" * 32, ["Box.example"])
+    good = {"host": "box.example:8090", "authorization": "bearer " + "t" * 32, "origin": "http://box.example:8090"}
+    assert guard.refusal("GET", "/api/stream", good) is None
+    assert guard.refusal("POST", "/api/act", good) is None
+    assert guard.refusal("POST", "/api/act", {**good, "origin": "http://box.example"}) is not None
+    assert guard.refusal("GET", "/api/stream", {**good, "authorization": "Bearer " + "t" * 31}) is not None
+    assert guard.refusal("GET", "/", {}) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"host": "0.0.0.0"}, "beyond this machine"),
+        ({"token": "short"}, "at least 16"),
+        ({"token": "with a space in it and more"}, "at least 16"),
+    ],
+)
+def test_o22_what_is_not_safe_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        serve(**options)
+
+
+def test_o20_a_port_that_is_taken_is_said(page: Dashboard) -> None:
+    with pytest.raises(headgate.HeadgateError, match=r"cannot be served on 127\.0\.0\.1"):
+        serve(page.port)
+    assert page.token not in repr(page)
+    assert page.url.endswith(f"/#token={page.token}")
+
+
+def test_o20_without_the_extra_the_error_names_it() -> None:
+    code = (
+        "import sys; sys.modules['starlette'] = None\n"
+        "import headgate\n"
+        "try: headgate.dashboard.serve()\n"
+        "except headgate.HeadgateError as error: print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'headgate[dashboard]'" in ran.stdout
+
+
+def test_o20_the_command_serves_published_programs_and_their_metrics(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "token").write_text("a-token-of-my-own-1234\n")
+    publication = publish()
+    with subprocess.Popen(
+        command("dashboard", "--json", "--token-file", str(tmp_path / "token")),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+
+            class Page:
+                port, token = told["port"], "a-token-of-my-own-1234"
+
+            page: Any = Page
+            assert told["url"].endswith("#token=a-token-of-my-own-1234")
+            eventually(lambda: ask(page, "/readyz").status == 200)
+            assert f'headgate_tasks_active{{pool="{program.pool.name}"}} 2.0' in ask(page, "/metrics").body.decode()
+            name = os.path.basename(publication.path)
+            body = {"program": name, "action": "disable", "target": "key-1", "pool": program.keys.name}
+            assert ask(page, "/api/act", "POST", body=body).status == 200
+            assert program.keys.snapshot()["key-1"]["status"] == "disabled"
+            assert "failed" in ask(page, f"/api/story?program={name}&task={program.pool.id}/1").json["story"]
+            for odd in ("..", "../../etc/passwd", "1-000000000000.sock", ""):
+                assert ask(page, f"/api/story?program={odd}&task=x/1").status == 409
+            publication.close()
+            eventually(lambda: ask(page, "/readyz").status == 503)
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE)
+    assert process.returncode == 143

@@ -1,0 +1,335 @@
+"""The page in a real Chromium: values, actions, story, filters, keys, both widths, both themes, and hostile names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headgate import DisableResource, Resource, ResourcePool, TaskPool
+from headgate.dashboard import Dashboard, serve
+from headgate.testing import no_leaks
+from tests.cli.support import command, environment
+from tests.observe.browser import Browser, missing
+from tests.observe.conftest import Program, at_work
+from tests.observe.large_program import apply_big_updates
+from tests.observe.support import PATIENCE, eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
+
+
+async def quick(key: Resource[str]) -> None:
+    """A task that is over at once, if it gets a slot."""
+
+
+ROW = "[...document.querySelectorAll('#main tbody tr')].find(row => row.innerText.includes(arguments[0]))"
+BUTTON = "[...document.querySelectorAll(arguments[0])].find(one => one.innerText.trim() === arguments[1])"
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> None:
+    """A browser keeps connections open from one test to the next: what is left is checked for the whole module."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_leaves_nothing_behind() -> Iterator[None]:
+    with no_leaks():
+        yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    with at_work("seen") as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def served(program: Program) -> Iterator[Dashboard]:
+    with serve() as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Browser, served: Dashboard) -> Iterator[Browser]:
+    """The page, as somebody who was given its address sees it."""
+    browser.size(1280, 900)
+    if browser.run("return location.port") != str(served.port):  # else it is open: loading it takes most of a second
+        browser.open(served.url)
+    browser.until("return window.headgate?.applied.updates > 0")
+    browser.run("document.querySelectorAll('dialog').forEach(one => one.close()); document.activeElement.blur()")
+    browser.press("1")
+    yield browser
+    assert browser.complaints() == [], "no script failed, and the policy had nothing to stop"
+
+
+def test_o23_the_page_opens_hides_its_token_and_values_move(page: Browser, program: Program, served: Dashboard) -> None:
+    page.until_text("calls seen")
+    assert served.token not in page.run("return location.href")
+    assert page.run("return document.querySelector('#link').innerText") == "live"
+    done = program.pool.snapshot().completed
+
+    async def more() -> None:
+        program.pool.resize(6)
+        for _ in range(3):
+            await (await program.pool.submit(quick, key="ann"))
+        program.pool.resize(2)
+
+    program.do(more())
+    page.until(
+        "return [...document.querySelectorAll('#main td')].some(td => td.innerText === arguments[0])", str(done + 3)
+    )
+    assert page.run("return document.cookie") == ""
+
+
+def test_o23_a_cancelled_task_disappears_after_a_confirmation(page: Browser, program: Program) -> None:
+    handle = program.do(program.pool.submit(quick, key="to be cancelled"))
+    number = f"#{handle.id.rpartition('/')[2]}"
+    page.press("2")
+    page.until(f"return {ROW}", "to be cancelled")
+    page.click(f"{ROW}?.querySelector('td.row-actions button')", number)
+    page.until("return document.querySelector('#confirm').open")
+    page.click(BUTTON, "#confirm button", "Back")
+    assert handle.status == "queued", "who goes back has done nothing"
+    page.click(f"{ROW}?.querySelector('td.row-actions button')", number)
+    page.until("return document.querySelector('#confirm').open")
+    page.click(BUTTON, "#confirm button", "Cancel the task")
+    page.until_text("is cancelled")
+    assert eventually(lambda: handle.status == "cancelled")
+    page.until(f"return !({ROW})", number)
+
+
+def test_o23_a_story_is_shown_and_a_failed_task_runs_again(page: Browser, program: Program) -> None:
+    page.press("2")
+    page.click(f"{ROW}?.querySelector('td')", "refused by <key-")
+    page.until("return document.querySelectorAll('#story li').length > 1")
+    story = page.run("return document.querySelector('#story').innerText")
+    assert "submitted" in story
+    assert "failed: ValueError: refused by <key-" in story
+    page.press("\ue00c")  # Escape
+    page.until("return !document.querySelector('#story').open")
+    before = program.pool.snapshot().failed
+    page.click(f"{ROW}?.querySelector('td.row-actions button')", "refused by <key-")
+    page.until("return document.querySelector('#confirm').open")
+    page.click(BUTTON, "#confirm button", "Run it again")
+    eventually(lambda: program.pool.snapshot().failed > before or program.pool.snapshot().queued)
+
+
+def test_o23_a_cooled_key_counts_down_and_can_be_enabled_by_keyboard_alone(page: Browser, program: Program) -> None:
+    program.do(program.keys.cool("key-2", 900))
+    page.press("3")
+    rest = "parseFloat(document.querySelectorAll('#main td.rest')[1]?.innerText ?? '0')"
+    first = page.until(f"return {rest} > 800 && {rest}")
+    page.until(f"return {rest} < arguments[0]", first)
+    page.press("jj")
+    assert page.run("return document.activeElement.innerText").startswith("key-2")
+    page.press("x")
+    page.until("return document.querySelector('#confirm').open")
+    assert page.run("return document.querySelector('#confirm').contains(document.activeElement)")
+    page.press("\ue004\ue007")  # Tab to the second button, Enter
+    eventually(lambda: program.keys.snapshot()["key-2"]["status"] == "healthy")
+    page.until(
+        "return [...document.querySelectorAll('#main .pill')].filter(one => one.innerText === 'healthy').length > 1"
+    )
+    page.press("/")
+    assert page.run("return document.activeElement.type") == "search"
+    page.press("key-1")
+    page.until("return document.querySelectorAll('#main tbody tr').length === 1")
+    page.press("\ue00c")
+    page.until("return document.querySelectorAll('#main tbody tr').length === 2")
+
+
+def test_o21_resize_asks_for_a_number_and_events_tell_of_it(page: Browser, program: Program) -> None:
+    page.press("2")
+    page.click(BUTTON, "#main button", "Resize")
+    page.until("return document.querySelector('#confirm').open")
+    page.press("5")
+    page.click(BUTTON, "#confirm button", "Resize")
+    eventually(lambda: program.pool.max_concurrent == 5)
+    page.press("5")
+    page.until_text("resize 5, from the page: done")
+    program.do(asyncio.wait_for(_resized(program), 5))
+
+
+async def _resized(program: Program) -> None:
+    program.pool.resize(2)
+
+
+CONTRAST = """
+const linear = (v) => v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+const light = (text) => {
+  const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map(linear);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const ground = (one) => {
+  for (; one; one = one.parentElement) {
+    const colour = getComputedStyle(one).backgroundColor;
+    if (!/, 0\\)$|transparent/.test(colour)) return colour;
+  }
+  return 'rgb(255, 255, 255)';
+};
+const bad = [];
+for (const one of document.querySelectorAll('header *, nav *, main *')) {
+  const hasText = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+  if (one.closest('svg') || one.disabled || !hasText || !one.checkVisibility()) continue;
+  const [a, b] = [light(getComputedStyle(one).color), light(ground(one))].sort((x, y) => y - x);
+  if ((a + 0.05) / (b + 0.05) < 4.5) bad.push(`${one.tagName}.${one.className} ${one.innerText.slice(0, 20)}`);
+}
+return bad;
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_o23_it_can_be_read_at_both_widths_in_both_themes(page: Browser, width: int) -> None:
+    page.size(width, 844)
+    for theme in ("light", "dark"):
+        page.run("document.documentElement.dataset.theme = arguments[0]", theme)
+        for tab in "12345":
+            page.press(tab)
+            wide, faint = page.run(f"return [document.documentElement.scrollWidth, (() => {{ {CONTRAST} }})()]")
+            assert wide <= width, f"{tab} is wider than the window"
+            assert faint == [], f"{tab} in the theme {theme}"
+    page.press("t")
+    assert page.run("return document.documentElement.dataset.theme") == "light"
+    page.press("p")
+    assert page.run("return document.querySelector('#link').innerText") == "paused"
+    page.press("p?")
+    assert page.run("return document.querySelector('#keys').open")
+
+
+def test_o22_a_wrong_token_is_told_apart_from_a_broken_server(browser: Browser, served: Dashboard) -> None:
+    browser.open("about:blank")
+    browser.open(served.url.replace(served.token, "0" * 32))
+    browser.until_text("This link has no valid token")
+    browser.complaints()
+
+
+CHOOSE_HOSTILE = """
+const select = document.querySelector('#main .title select');
+if (!select.hidden) {
+  select.value = [...select.options].find(one => one.text.includes('onerror')).value;
+  select.dispatchEvent(new Event('change'));
+}
+"""
+HOSTILE = "<img src=x onerror=window.pwned=1>\"'><script>window.pwned=1</script>${7*7}"
+
+
+def test_o22_hostile_names_everywhere_are_text(browser: Browser) -> None:
+    async def begin() -> TaskPool:
+        keys = ResourcePool([Resource(HOSTILE, "v"), Resource("other", "w")], name=f"keys {HOSTILE}", max_attempts=9)
+
+        async def evil(key: Resource[str], what: str) -> None:
+            if what == "fail":
+                raise ValueError(HOSTILE)
+            await asyncio.sleep(600)
+
+        evil.__qualname__ = HOSTILE
+        pool = TaskPool(f"pool {HOSTILE}", max_concurrent=2, resources=keys, queue="fair_round_robin", keep_failed=5)
+        for _ in range(3):
+            await pool.submit(evil, "hold", key=HOSTILE, labels={HOSTILE: HOSTILE})
+        await asyncio.sleep(0)
+        await keys.cool(HOSTILE, 100, HOSTILE)
+        return pool
+
+    program = Program()
+    pool: TaskPool = program.do(begin())
+    keys = [one.pool for one in __import__("headgate").registry.pools("resources") if HOSTILE in one.name]
+
+    async def fail() -> None:
+        async def refuse(key: Resource[str]) -> None:
+            raise DisableResource(HOSTILE)
+
+        pool.resize(6)
+        for body in (refuse,):
+            await pool.submit(body, key=f"{HOSTILE}2")
+
+    try:
+        with serve() as page:
+            browser.open("about:blank")
+            browser.open(page.url)
+            browser.until("return window.headgate?.applied.updates > 0")
+            program.do(fail())
+            name = f"pool {HOSTILE}"
+            for tab, words in (("1", name), ("2", HOSTILE), ("3", HOSTILE), ("5", HOSTILE)):
+                browser.press(tab)
+                if tab in "23":
+                    browser.run(CHOOSE_HOSTILE)
+                browser.until_text(words[:60])
+            browser.press("2")
+            browser.run(CHOOSE_HOSTILE)
+            browser.click(f"{ROW.replace('tbody tr', 'tbody tr.open')}?.querySelector('td')", "onerror")
+            browser.until("return document.querySelectorAll('#story li').length > 0")
+            browser.press("\ue00c")
+            assert browser.run("return window.pwned ?? null") is None
+            assert browser.run("return document.querySelectorAll('main img, main script, dialog img').length") == 0
+            assert browser.complaints() == []
+    finally:
+        program.do(pool.close(cancel=True))
+        program.close()
+        keys.clear()
+
+
+PROGRAM = """
+import asyncio, sys, headgate
+async def main():
+    async with headgate.TaskPool(sys.argv[1], max_concurrent=1) as pool:
+        await pool.submit(asyncio.sleep, 600)
+        await pool.submit(asyncio.sleep, 600)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def started(name: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "HEADGATE_OBSERVE": "1"}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, name], env=env, stderr=subprocess.DEVNULL)
+
+
+def test_o23_programs_that_die_and_start_again_and_a_server_that_is_gone(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    server = subprocess.Popen(command("dashboard", "--json"), stdout=subprocess.PIPE, env=environment())
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        assert server.stdout is not None
+        browser.open("about:blank")
+        browser.open(json.loads(server.stdout.readline())["url"])
+        browser.until_text("No program can be seen")
+        others.append(started("first life"))
+        browser.until_text("first life")
+        others[0].kill()
+        others[0].wait()
+        browser.until_text("has ended. What you see is how it was")
+        assert "first life" in browser.text(), "its last state can still be read"
+        others.append(started("second life"))
+        browser.until_text("second life")
+        assert "has ended" not in browser.text()
+        server.terminate()
+        server.communicate(timeout=PATIENCE)
+        browser.until_text("The dashboard does not answer")
+    finally:
+        for process in (server, *others):
+            process.kill()
+            process.communicate()
+        browser.complaints()
+
+
+def test_o24_an_update_of_a_large_program_is_applied_to_every_view(page: Browser) -> None:
+    for tab in "1234":
+        assert len(apply_big_updates(page, tab, 3)) == 3
+        page.until("return document.querySelectorAll('#main tbody tr').length > 2")
+    page.press("2")
+    page.until_text("1 to 50 of 10,000")

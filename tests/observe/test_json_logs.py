@@ -1,0 +1,116 @@
+"""`headgate.observe.logging.json()`: one line of JSON for each record, with task and tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import CooldownResource, Resource, ResourcePool, TaskPool, WorkerPool
+from headgate.observe import logging as observed
+from headgate.testing import virtual
+from tests.observe import log_jobs
+from tests.observe.support import SECRET
+
+log = logging.getLogger("app.worker")
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@virtual
+async def test_o32_every_record_of_a_task_carries_its_id_and_tenant() -> None:
+    out = io.StringIO()
+    stop = observed.json(out)
+
+    def plain() -> None:
+        log.warning("in a thread")
+
+    async def helper() -> None:
+        log.info("in a child")
+
+    async def work() -> None:
+        log.info("asked %s\nand more", "twice", extra={"model": "m-1", "odd": {1}})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(helper())
+        try:
+            raise ValueError("inner")
+        except ValueError:
+            log.exception("it failed")
+
+    async with TaskPool("o32", queue="fair_round_robin") as pool:
+        first = await pool.submit(work, key="ann")
+        await first
+        log.info("outside")
+        second = await pool.submit(plain, key="bob")
+        await second
+    stop()
+    log.warning("after the end")
+    told = lines(out.getvalue())
+    assert [one["message"] for one in told] == [
+        "asked twice\nand more", "in a child", "it failed", "outside", "in a thread"
+    ]  # fmt: skip
+    assert [(one.get("task_id"), one.get("tenant")) for one in told] == [
+        *[(first.id, "ann")] * 3,
+        (None, None),
+        (second.id, "bob"),
+    ]
+    assert (told[0]["level"], told[0]["logger"], told[0]["model"]) == ("INFO", "app.worker", "m-1")
+    assert "ValueError: inner" in told[2]["exception"]
+
+
+@virtual
+async def test_o32_no_value_of_a_resource_is_in_a_line() -> None:
+    out = io.StringIO()
+    stop = observed.json(out)
+
+    async def work(key: Resource[str]) -> None:
+        log.info("uses %s", key.value, extra={"key": key.value})
+        raise CooldownResource(60, f"refused {key.value}")
+
+    async with TaskPool("o32-secret", resources=ResourcePool([Resource("key-1", SECRET)], name="o32")) as pool:
+        handle = await pool.submit(work, key="ann", ttl=1)
+        await asyncio.sleep(5)
+        handle.cancel()
+    stop()
+    assert SECRET not in out.getvalue()
+    told = lines(out.getvalue())
+    assert told[0]["message"] == "uses <key-1>"
+    assert told[1]["logger"] == "headgate.resources"
+    assert {one["task_id"] for one in told[:2]} == {handle.id}
+
+
+def test_o32_records_that_cannot_be_formatted_are_lines_all_the_same() -> None:
+    out = io.StringIO()
+    stop = observed.json(out, level="WARNING", logger="o32.odd")
+    odd = logging.getLogger("o32.odd")
+    odd.propagate = False  # the handlers of pytest raise on such records
+    odd.info("not shown")
+    odd.warning("%d things", "no number")
+    odd.warning("half a pair \ud83d")
+    stop()
+    assert [one["message"] for one in lines(out.getvalue())] == [
+        "'%d things' (its arguments do not fit)",
+        "half a pair \ud83d",
+    ]
+
+
+@pytest.mark.integration
+def test_o32_a_record_of_a_worker_names_the_task_of_the_pool(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    async def main() -> str:
+        async with WorkerPool(spawn=1) as workers, TaskPool("o32-far", workers=workers) as pool:
+            handle = await pool.submit(log_jobs.far, str(path), "hello", key="ann")
+            await handle
+            return handle.id
+
+    task_id = asyncio.run(main())
+    [told] = lines(path.read_text("utf-8"))
+    assert (told["message"], told["task_id"], told["tenant"]) == ("far: hello", task_id, "ann")

@@ -1,0 +1,259 @@
+"""Metrics: what the exporter says of pools at work, and that the queries we ship ask for what it has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from headgate import ResourcePool, TaskPool, WorkerPool
+from headgate.observe import prometheus, sampler
+from headgate.observe.history import BUCKETS, Histogram, Labels, PoolHistory
+from headgate.observe.metrics_server import MetricsServer
+from tests.cli.support import command, environment
+from tests.observe.conftest import Program
+from tests.observe.support import SECRET, eventually
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.integration
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def registry() -> Iterator[CollectorRegistry]:
+    registry = CollectorRegistry()
+    uninstall = prometheus.install(registry)
+    yield registry
+    uninstall()
+    uninstall()  # twice is fine
+
+
+def scraped(registry: CollectorRegistry) -> str:
+    from prometheus_client import generate_latest
+
+    return generate_latest(registry).decode()
+
+
+def samples(text: str) -> Samples:
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def value(seen: Samples, name: str, **labels: str) -> float:
+    [found] = [number for (known, has), number in seen.items() if known == name and frozenset(labels.items()) <= has]
+    return found
+
+
+def test_o30_counters_gauges_and_histograms_of_pools_at_work(program: Program, registry: CollectorRegistry) -> None:
+    text = scraped(registry)
+    seen, pool = samples(text), program.pool.name
+    assert value(seen, "headgate_tasks_ended_total", pool=pool, status="completed") == 4
+    assert value(seen, "headgate_tasks_ended_total", pool=pool, status="failed") == 1
+    assert value(seen, "headgate_tasks_active", pool=pool) == 2
+    assert value(seen, "headgate_tasks_queued", pool=pool) == 2
+    assert value(seen, "headgate_tenant_tasks_ended_total", pool=pool, tenant="ann", status="completed") == 3
+    assert value(seen, "headgate_task_run_seconds_count", pool=pool) == 5
+    assert value(seen, "headgate_task_wait_seconds_bucket", pool=pool, le="+Inf") == 5
+    assert value(seen, "headgate_resources", pool=program.keys.name, status="cooling_down") == 1
+    assert 200 < value(seen, "headgate_resource_cooldown_seconds", pool=program.keys.name, resource="key-2") <= 300
+    assert value(seen, "headgate_resource_in_flight", pool=program.keys.name, resource="key-1") == 1
+    again = samples(scraped(registry))
+    assert value(again, "headgate_tasks_ended_total", pool=pool, status="completed") == 4, "counted once"
+    assert value(again, "headgate_task_run_seconds_count", pool=pool) == 5
+    assert SECRET not in text
+    assert SECRET[::-1] not in text
+
+
+def test_o30_units_are_base_units_and_names_begin_alike(program: Program, registry: CollectorRegistry) -> None:
+    for family in text_string_to_metric_families(scraped(registry)):
+        assert family.name.startswith("headgate_")
+        assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|percent)\b", family.name)
+        assert family.documentation
+
+
+def test_o30_tenants_above_a_hundred_are_folded() -> None:
+    history, labels = PoolHistory("tasks"), Labels()
+    history.count([(f"t{number}", "completed", 0.1, 0.1) for number in range(1000)], 1000)
+    assert len(history.ended) == 101
+    assert history.ended["(other)", "completed"] == 900
+    assert (labels.of(None), labels.of("a")) == ("(none)", "a")
+    history.count([("t5", "failed", None, None)], 1)
+    assert history.ended["t5", "failed"] == 1, "a label, once given, stays"
+
+
+def test_o30_when_more_ended_than_a_pool_remembers_those_it_knows_stand_for_all() -> None:
+    history = PoolHistory("tasks")
+    history.count([("a", "completed", 0.2, 0.3)] * 10, 40)
+    assert history.ended["a", "completed"] == 40
+    assert history.waits.cumulated()[-1] == ("+Inf", 40)
+    assert history.waits.total == pytest.approx(8.0)
+
+
+def test_o30_a_time_on_a_bound_counts_below_it() -> None:
+    histogram = Histogram()
+    for bound in BUCKETS:
+        histogram.add(bound)
+    histogram.add(1e9)
+    assert [count for _, count in histogram.cumulated()] == list(range(1, len(BUCKETS) + 2))
+
+
+def test_o30_two_pools_of_one_name_do_not_make_one_series_twice(registry: CollectorRegistry) -> None:
+    pools = [ResourcePool(["k"], name="o30-same") for _ in range(2)]
+    text = scraped(registry)
+    assert len(re.findall(r'headgate_resources\{pool="o30-same(?:#\d+)?",status="healthy"\} 1.0', text)) == len(pools)
+
+
+def test_o30_a_loop_that_scrapes_itself_is_not_held(registry: CollectorRegistry) -> None:
+    async def main() -> str:
+        async with TaskPool("o30-self") as pool:
+            await (await pool.submit(asyncio.sleep, 0))
+            while "o30-self" not in (text := scraped(registry)):  # noqa: ASYNC110 - it asks what nobody tells
+                await asyncio.sleep(0.05)
+            return text
+
+    assert 'headgate_loop_held_seconds{pool="o30-self"} 0.0' in asyncio.run(main())
+
+
+def test_o30_a_loop_that_is_held_is_shown_as_held(program: Program) -> None:
+    import threading
+
+    watched, free = sampler.acquire(), threading.Event()
+    try:
+        eventually(lambda: watched.latest["pools"])
+        program.loop.call_soon_threadsafe(free.wait)
+        seen = [one for one in watched.look()["pools"] if one["name"] == program.pool.name]
+        assert seen[0]["held"] >= 0.3
+        assert seen[0]["active"] == 2, "with what was seen last"
+        free.set()
+        eventually(
+            lambda: all(one["held"] is None for one in watched.look()["pools"] if one["name"] == program.pool.name)
+        )
+    finally:
+        free.set()
+        sampler.release()
+
+
+# -- what we ship for Prometheus and Grafana ---------------------------------------------------------------------------
+
+SELECTOR = re.compile(r"(headgate_\w+)(?:\{([^}]*)\})?")
+GROUPED = re.compile(r"by \(([^)]*)\)")
+
+
+def shipped() -> list[str]:
+    """All queries of the Grafana dashboard and of the alerts."""
+    dashboard = json.loads((ROOT / "deploy/grafana/headgate.json").read_text("utf-8"))
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    alerts = re.findall(r"^\s+expr: (.*)$", (ROOT / "deploy/prometheus/headgate-alerts.yml").read_text("utf-8"), re.M)
+    assert len(panels) >= 15
+    assert len(alerts) >= 4
+    return [*panels, *alerts]
+
+
+def test_o30_every_query_we_ship_asks_for_what_the_exporter_has(program: Program, registry: CollectorRegistry) -> None:
+    async def worked() -> str:
+        async with WorkerPool(spawn=1):
+            return await asyncio.to_thread(scraped, registry)
+
+    load = {"running": 1.0, "finished": 2.0, "clients": 1.0, "memory": 5.0}
+    text = asyncio.run(worked()) + prometheus.exposition(prometheus.WorkerCollector(lambda: load)).decode()
+    known: dict[str, set[str]] = {}
+    for name, labels in samples(text):
+        known.setdefault(name, set()).update(label for label, _ in labels)
+    for query in shipped():
+        names = SELECTOR.findall(query)
+        assert names, query
+        for name, wanted in names:
+            assert name in known, f"{name} of {query} is exported by nobody"
+            for label in re.findall(r"(\w+)=", wanted):
+                assert label in known[name], f"{name} has no label {label}: {query}"
+            for group in GROUPED.findall(query):
+                assert {one.strip() for one in group.split(",")} <= known[name], query
+
+
+# -- the server of a worker --------------------------------------------------------------------------------------------
+
+
+def get(port: int, path: str, host: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_o30_a_metrics_server_answers_three_paths_and_no_strange_host() -> None:
+    ready = [False]
+
+    def broken() -> bytes:
+        if not ready[0]:
+            raise RuntimeError("no metrics")
+        return b"x 1\n"
+
+    server = MetricsServer("127.0.0.1", 0, broken, lambda: ready[0])
+    try:
+        assert get(server.port, "/healthz") == (200, "ok\n")
+        assert get(server.port, "/readyz")[0] == 503
+        assert get(server.port, "/metrics")[0] == 500
+        ready[0] = True
+        assert get(server.port, "/readyz")[0] == 200
+        assert get(server.port, "/metrics") == (200, "x 1\n")
+        assert get(server.port, "/")[0] == 404
+        assert get(server.port, "/metrics", "rebound.example:80")[0] == 403
+        assert get(server.port, "/metrics", "10.0.0.7:9464")[0] == 200
+        assert get(server.port, "/metrics", "[::1]:9464")[0] == 200
+    finally:
+        server.close()
+
+
+def test_o30_a_worker_serves_its_metrics(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("worker", "--none", "--metrics-port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    ) as worker:
+        assert worker.stdout is not None
+        try:
+            line: dict[str, Any] = json.loads(worker.stdout.readline())
+            port = line["metrics_port"]
+            assert get(port, "/readyz")[0] == 200
+            seen = samples(get(port, "/metrics")[1])
+            assert value(seen, "headgate_worker_calls_running") == 0
+            assert value(seen, "headgate_worker_memory_bytes") > 1_000_000
+        finally:
+            worker.terminate()
+            worker.communicate(timeout=20)
+    assert worker.returncode == 0
+
+
+def test_o30_nothing_is_imported_and_the_error_names_the_extra() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "import headgate.observe.prometheus as p, headgate\n"
+        "try: p.install()\n"
+        "except headgate.HeadgateError as error: print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'headgate[prometheus]'" in ran.stdout
+    code = "import headgate, sys; headgate.TaskPool('x'); print([m for m in sys.modules if 'prometheus' in m])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,142 @@
+"""`registry.snapshot()`: all pools of the process at one moment, frozen, as values that JSON knows."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from headgate import Resource, ResourcePool, TaskPool, WorkerPool, registry
+from headgate.testing import virtual
+
+SECRET = "sk-planted-5f6e7d8c"
+
+
+def views(kind: str, **match: Any) -> list[dict[str, Any]]:
+    """The pools of a kind in a snapshot that went through JSON."""
+    seen = json.loads(json.dumps(registry.snapshot()))["pools"]
+    return [one for one in seen if one["kind"] == kind and all(one[name] == value for name, value in match.items())]
+
+
+@virtual
+async def test_o01_one_snapshot_tells_tenants_tasks_and_resources_and_no_value() -> None:
+    keys = ResourcePool([Resource("key-1", SECRET, max_in_flight=1), Resource("key-2", "b" * 20)], name="o01-keys")
+    await keys.disable("key-2")
+
+    async def call(resource: Resource[str], number: int) -> None:
+        await asyncio.sleep(1)
+        if number == 0:
+            raise ValueError(f"refused {resource.value}")
+
+    async with TaskPool("o01-calls", max_concurrent=3, resources=keys, queue="fair_round_robin") as pool:
+        handles = [await pool.submit(call, number, key=f"tenant {number % 2}") for number in range(4)]
+        await asyncio.sleep(1.5)
+        [tasks] = views("tasks", name="o01-calls")
+        assert (tasks["active"], tasks["queued"], tasks["failed"], tasks["max_concurrent"]) == (1, 2, 1, 3)
+        assert {one["tenant"]: one["queued"] for one in tasks["tenants"]} == {"tenant 0": 1, "tenant 1": 1}
+        assert [(one["number"], one["resource"], one["seconds"]) for one in tasks["running"]] == [(2, "key-1", 0.5)]
+        assert [one["seconds"] for one in tasks["oldest"]] == [1.5, 1.5]
+        [failure] = tasks["failures"]
+        assert failure["why"] == "ValueError: refused <key-1>"
+        [resources] = views("resources", name="o01-keys")
+        assert {one["id"]: one["status"] for one in resources["resources"]} == {"key-1": "healthy", "key-2": "disabled"}
+        assert SECRET not in json.dumps(registry.snapshot())
+        with pytest.raises(ValueError, match="refused"):
+            await handles[0]
+
+
+@virtual
+async def test_o01_the_snapshot_is_frozen_at_every_depth() -> None:
+    async with TaskPool("o01-frozen"):
+        seen = registry.snapshot()
+        with pytest.raises(TypeError, match="frozen"):
+            seen["pools"] = ()
+        with pytest.raises(TypeError, match="frozen"):
+            seen["pools"][0]["name"] = "other"
+        with pytest.raises(TypeError, match="frozen"):
+            seen["pools"][0].update(name="other")
+        assert isinstance(seen["pools"], tuple)
+        assert pickle.loads(pickle.dumps(seen)) == seen
+
+
+def test_o01_lists_are_bounded_and_counts_are_of_all() -> None:
+    pool = ResourcePool([Resource(f"key-{number}", f"value-{number}") for number in range(30)], name="o01-many")
+    asyncio.run(pool.disable("key-29"))
+    [view] = [one for one in registry.snapshot(rows=5)["pools"] if one["name"] == "o01-many"]
+    assert (view["resource_count"], len(view["resources"])) == (30, 5)
+    assert view["resources"][0]["id"] == "key-29", "what is out of order is shown first"
+
+
+def test_o01_a_snapshot_keeps_no_pool_alive() -> None:
+    pool = ResourcePool(["k"], name="o01-weak")
+    weak, seen, entries = weakref.ref(pool), registry.snapshot(), registry.pools()
+    del pool
+    gc.collect()
+    assert weak() is None
+    assert [one.view() for one in entries if one.name == "o01-weak"] == [None]
+    assert "o01-weak" in json.dumps(seen)
+
+
+@virtual
+async def test_o01_hostile_tenants_do_not_break_it() -> None:
+    class Angry:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    async with TaskPool("o01-hostile", queue="fair_round_robin", max_concurrent=1) as pool:
+        for tenant in (Angry(), ("a", 1), "x" * 5000, "line\nbreak"):
+            await pool.submit(asyncio.sleep, 1, key=tenant)
+        [view] = views("tasks", name="o01-hostile")
+        shown = {one["tenant"] for one in view["tenants"]}
+        assert shown == {
+            "a test_o01_hostile_tenants_do_not_break_it.<locals>.Angry",
+            "('a', 1)",
+            "x" * 200 + "...",
+            "line break",
+        }
+
+
+@pytest.mark.integration
+def test_o01_another_thread_can_look_while_tasks_come_and_go() -> None:
+    faults: list[BaseException] = []
+    over = threading.Event()
+
+    def look() -> None:
+        try:
+            while not over.is_set():
+                json.dumps(registry.snapshot())
+        except BaseException as error:  # pragma: no cover - a fault
+            faults.append(error)
+
+    async def main() -> None:
+        async with TaskPool("o01-busy", max_concurrent=10, queue="fair_round_robin", keep=50) as pool:
+            for number in range(4000):
+                await pool.submit(asyncio.sleep, 0, key=f"t{number % 40}")
+                if number % 50 == 0:
+                    await asyncio.sleep(0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        asyncio.run(main())
+    finally:
+        over.set()
+        thread.join()
+    assert faults == []
+
+
+@pytest.mark.integration
+def test_o01_workers_are_shown_with_their_memory() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as workers:
+            [view] = [one for one in views("workers") if one["workers"][0]["pid"] == workers.workers()[0].pid]
+            assert (view["size"], view["ready"]) == (1, 1)
+            assert view["workers"][0]["memory"] is None or view["workers"][0]["memory"] > 1_000_000
+
+    asyncio.run(main())

@@ -1,0 +1,245 @@
+"""`headgate ps`, `top`, `show`, `cancel`, `retry`, `enable`, `disable`, `resize`: what they print and do."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.cli.top_frame import Settings, clean, frame
+from headgate.observe import publish
+from tests.cli.support import command, environment, run_here
+from tests.observe.conftest import Program
+from tests.observe.support import PATIENCE, SECRET, eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def published(program: Program) -> Iterator[Program]:
+    publication = publish()
+    yield program
+    publication.close()
+
+
+def test_o10_ps_lists_programs_and_their_pools(published: Program) -> None:
+    ran = run_here("ps")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    [tasks] = [line for line in ran.stdout.splitlines() if published.pool.name in line]
+    assert re.search(rf"^{os.getpid()} .* tasks +open +2/2 +2 +4 +1 ", tasks), tasks
+    assert "1 healthy, 1 cooling, 0 disabled" in ran.stdout
+    [seen] = json.loads(run_here("ps", "--json").stdout)
+    assert seen["pid"] == os.getpid()
+    assert run_here("ps", "--pid", "1").stdout == ""
+
+
+def test_o10_without_a_program_it_says_how_one_is_seen() -> None:
+    ran = run_here("ps")
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "HEADGATE_OBSERVE=1" in ran.stderr
+    for asked in (["show", "x/1"], ["cancel", "x/1"], ["resize", "x", "3"]):
+        ran = run_here(*asked)
+        assert ran.returncode == 2
+        assert "no program can be seen" in ran.stderr
+    assert "No program can be seen" in run_here("top", "--once").stdout
+
+
+def test_o10_show_prints_a_story_and_actions_act(published: Program) -> None:
+    pool, keys = published.pool, published.keys
+    ran = run_here("show", f"{pool.name}/1")
+    assert ran.returncode == 0
+    assert "failed: ValueError: refused by <key-" in ran.stdout
+    assert SECRET not in ran.stdout
+    assert json.loads(run_here("show", f"{pool.id}/1", "--json").stdout)["title"].startswith(pool.name)
+    number = next(task.id.rpartition("/")[2] for task in pool.snapshot().tasks if task.status == "queued")
+    assert run_here("cancel", f"{pool.name}#{number}").stdout == f"{pool.name}#{number} is cancelled\n"
+    assert run_here("retry", f"{pool.name}/1").returncode == 0
+    assert run_here("disable", "key-1", "--pool", keys.name).returncode == 0
+    assert keys.snapshot()["key-1"]["status"] == "disabled"
+    done = json.loads(run_here("enable", "key-1", "--pool", keys.name, "--json").stdout)
+    assert done == {"action": "enable", "target": "key-1", "pool": keys.name, "done": "key-1 is enabled"}
+    assert run_here("resize", pool.name, "9").returncode == 0
+    assert pool.max_concurrent == 9
+    eventually(lambda: pool.snapshot().cancelled == 1)
+    refused = run_here("cancel", f"{pool.name}/{number}")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "has ended already" in refused.stderr
+
+
+def test_o10_top_prints_once_and_as_json(published: Program) -> None:
+    printed = run_here("top", "--once").stdout
+    for heading in ("Task pools", "Tenants", "Resources", "Slowest tasks"):
+        assert heading in printed
+    assert re.search(r"key-2 +keys \S+ +cooling +[23]\d\d\.\d s", printed)
+    [seen] = json.loads(run_here("top", "--json").stdout)
+    assert {view["kind"] for view in seen["pools"]} >= {"tasks", "resources"}
+    assert run_here("top").returncode == 2, "without a terminal there is nothing to draw on"
+
+
+# -- a live screen -----------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A pseudo-terminal with a screen that is kept: what a person would see now."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        env = {**environment(), "TERM": "xterm", "PYTHONUTF8": "1"}
+        self.process = subprocess.Popen(
+            command("top", "--every", "0.3"),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=env,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+        )
+        os.close(theirs)
+        self.written = ""
+
+    def read(self) -> None:
+        while select.select([self.ours], [], [], 0.05)[0]:
+            try:
+                self.written += os.read(self.ours, 65536).decode("utf-8", "replace")
+            except OSError:  # nobody writes here any more
+                return
+
+    def screen(self) -> list[str]:
+        """The lines of the last whole frame."""
+        self.read()
+        frames = self.written.split("\x1b[H")[1:]
+        whole = [one for one in frames if "\x1b[J" in one]
+        if not whole:
+            return []
+        text = re.sub(r"\x1b\[[0-9;]*m", "", whole[-1].partition("\x1b[J")[0]).replace("\r\n", "\n")
+        return [line.removesuffix("\x1b[K").rstrip() for line in text.split("\n")]
+
+    def press(self, keys: str) -> None:
+        os.write(self.ours, keys.encode())
+
+    def shows(self, pattern: str) -> list[str]:
+        """Wait until a line of the screen matches, and return the screen."""
+        limit = time.monotonic() + PATIENCE
+        while True:
+            screen = self.screen()
+            if any(re.search(pattern, line) for line in screen):
+                return screen
+            assert time.monotonic() < limit, "\n".join(screen)
+
+
+@pytest.fixture
+def terminal(published: Program) -> Iterator[Terminal]:
+    terminal = Terminal(100, 40)
+    yield terminal
+    if terminal.process.poll() is None:
+        terminal.process.kill()
+    terminal.process.wait()
+    os.close(terminal.ours)
+
+
+def test_o10_top_is_a_live_screen_that_is_sorted_filtered_and_paused(published: Program, terminal: Terminal) -> None:
+    screen = terminal.shows(r"^key-2 .*cooling")
+    assert screen[0].startswith("headgate top: 1 programs, ")
+    assert max(map(len, screen)) < 100
+    assert len(screen) < 40
+    left = float(re.search(r"(\d+\.\d) s", next(line for line in screen if line.startswith("key-2")))[1])  # type: ignore[index]
+    terminal.shows(rf"^key-2 .*cooling +(?!{left})2\d\d\.\d s")  # it counts down
+    published.do(published.keys.disable("key-1"))
+    terminal.shows(r"^key-1 .*disabled")
+    terminal.press("s")
+    terminal.shows("sorted by name")
+    terminal.press("/eve")
+    terminal.shows("^filter: eve_")
+    terminal.press("\r")
+    screen = terminal.shows("only 'eve'")
+    assert any(line.startswith("<b>eve</b>") for line in screen)
+    assert not any(line.startswith("ann") for line in screen)
+    terminal.press("\x1b")
+    terminal.shows("^ann ")
+    terminal.press("p")
+    terminal.shows("PAUSED")
+    terminal.press("q")
+    assert terminal.process.wait(PATIENCE) == 0
+    terminal.read()
+    assert terminal.written.endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
+
+
+def test_o10_top_survives_the_end_of_a_program_and_ctrl_c_ends_it(published: Program, terminal: Terminal) -> None:
+    terminal.shows("^key-2 ")
+    publish().close()
+    terminal.shows("No program can be seen")
+    publication = publish()
+    terminal.shows("^key-2 ")
+    terminal.press("\x03")
+    assert terminal.process.wait(PATIENCE) == 130
+    publication.close()
+
+
+# -- frames, without a terminal ----------------------------------------------------------------------------------------
+
+
+def seen(**more: Any) -> dict[str, Any]:
+    tenants = [
+        {"tenant": f"t{n}", "queued": n, "active": 0, "lag": float(n), "started": 1, "p50": 0.1, "p99": 0.2}
+        for n in range(50)
+    ]
+    return {
+        "pid": 1, "program": "p", "at": 0.0, "started_at": 0.0,
+        "pools": [
+            {"kind": "tasks", "name": "calls\x1b[2J", "number": 1, "state": "open", "active": 1, "max_concurrent": 2,
+             "queued": 3, "completed": 4, "failed": 0, "jain": 1.0, "lag": 9.0, "tenants": tenants, "running": [],
+             "held": None, "waiting_for": {"cause": "cooldown", "seconds": 3}, **more},
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 12), (80, 24), (200, 60), (20, 5)])
+def test_o10_a_frame_fits_its_terminal_and_moves_no_cursor(width: int, height: int) -> None:
+    lines = frame([seen()], Settings(), width, height)
+    texts = ["".join(piece.text for piece in line) for line in lines]
+    assert len(texts) <= height
+    assert max(map(len, texts)) <= max(width, 20)
+    assert not any("\x1b" in text for text in texts)
+    assert any(text.startswith("t49") for text in texts) or height < 10
+
+
+def test_o10_keys_change_the_settings() -> None:
+    def after(keys: str) -> Settings | None:
+        settings: Settings | None = Settings()
+        for key in keys:
+            settings = settings.pressed(key) if settings is not None else None
+        return settings
+
+    assert after("ss") == Settings(sort="load")
+    assert after("sss") == Settings()
+    assert after("/aqb\x7f\r") == Settings(filter="aq")
+    assert after("/a\x1b") == Settings()
+    assert after("/a\r\x1b") == Settings()
+    assert after("p ") == Settings()
+    assert after("q") is None
+    assert after("/\x03") is None
+    assert clean("a\x1b\n\u202eb") == "a???b"
+
+
+def test_o10_a_held_loop_is_shown_in_a_frame() -> None:
+    lines = frame([seen(held=12.0)], Settings(), 120, 40)
+    assert any("loop held 12 s" in piece.text for line in lines for piece in line)

@@ -1,0 +1,49 @@
+"""What runs on workers in the tests of traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate import Resource, routine
+from headgate.observe import opentelemetry
+
+EXPORTER: Any = None
+
+
+def trace_here() -> None:
+    """The setup of a worker: its spans are kept in memory, to be asked for."""
+    global EXPORTER
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    EXPORTER = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(EXPORTER))
+    opentelemetry.install(provider)
+
+
+async def work(key: Resource[str], number: int) -> int:
+    """A task on a worker."""
+    if number < 0:
+        raise ValueError(f"negative with {key.value}")
+    return number
+
+
+@routine
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@routine
+async def spans_here() -> list[dict[str, Any]]:
+    """The spans that have ended on this worker."""
+    return [
+        {
+            "name": span.name,
+            "trace": span.context.trace_id,
+            "parent": span.parent.span_id if span.parent else None,
+            "text": span.to_json(),
+        }
+        for span in EXPORTER.get_finished_spans()
+    ]
