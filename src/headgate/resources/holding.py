@@ -11,7 +11,7 @@ from headgate.resources.model import Resource
 
 
 def hold(ticket: WaitTicket, now: float) -> None:
-    """Let the account that can serve a waiting call soonest serve nobody else before it, if it is the first of its kind.
+    """If a waiting call is the first of its kind, let the account that serves it soonest serve nobody before it.
 
     Only one of a member that lacks nothing else: otherwise others would wait for a quota that nobody can use.
     """
