@@ -111,6 +111,7 @@ WORKERS = {
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
     "LocalDiscovery",
+    "LocalPlacement",
     "LocalWorker",
     "RoundRobinLoadBalancer",
     "RuntimeContext",

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import marshal
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headgate.core.checks import checked_optional_count, named_options
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument, InvalidType, WorkerStartFailed
@@ -30,16 +32,25 @@ from headgate.workers.setup import TEARDOWN_SECONDS
 if TYPE_CHECKING:
     from headgate.discovery.in_process import OwnDiscovery
     from headgate.discovery.port import DiscoveryEvent, Filter
+    from headgate.workers.credentials import WorkerCredentials
     from headgate.workers.processes.placement import Launch, Retirement
 
 _LAST = 2.0  # seconds for workers to go by themselves when nothing runs any more and there is no teardown
 
 
 class LocalPlacement:
-    """Starts worker processes on this machine, each made by a factory of LocalWorkers, and restarts those that end."""
+    """Starts worker processes on this machine and restarts those that end: ``WorkerPool(placement=LocalPlacement(4))``.
 
-    def __init__(self, factory: Callable[..., object] | None = None) -> None:
-        self._factory: Callable[..., object] = factory if factory is not None else LocalWorker
+    `num_workers` is the number of CPUs by default. `worker` makes the LocalWorkers, if they are to be special.
+    """
+
+    @named_options
+    def __init__(self, num_workers: int | None = None, *, worker: Callable[..., object] | None = None) -> None:
+        checked_optional_count("num_workers", num_workers, 0)
+        if worker is not None and not callable(worker):
+            raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
+        self._factory: Callable[..., object] = worker if worker is not None else LocalWorker
+        self._num_workers = (os.cpu_count() or 1) if num_workers is None else num_workers
         self._members: dict[str, Member] = {}
         self._leaving: dict[str, Member] = {}
         self._starts = Starts()
@@ -49,14 +60,28 @@ class LocalPlacement:
         self._forks = True  # workers are forks of a fork server
         self._farewell: asyncio.Task[None] | None = None  # of a keeper that was killed
         self._size = 0
-        self._closing = False
+        self._opened = self._closing = False
+        self._credentials: WorkerCredentials | None = None
         self._launch: Launch
         self._loop: asyncio.AbstractEventLoop
         self._discovery: OwnDiscovery
 
+    @property
+    def num_workers(self) -> int:
+        """How many workers it was made for."""
+        return self._num_workers
+
+    @property
+    def credentials(self) -> WorkerCredentials | None:
+        """What clients show to its workers: what its pool was given."""
+        return self._credentials
+
     async def open(self, launch: Launch) -> None:
         """Start the keeper, and have it start the workers. Without workers there is no keeper."""
-        self._launch, self._size = launch, launch.workers
+        if self._opened:
+            raise RuntimeError("a placement is opened once: make a new one for each pool")
+        self._opened, self._launch, self._credentials = True, launch, launch.credentials
+        self._size = self._num_workers if launch.workers is None else launch.workers
         self._loop = asyncio.get_running_loop()
         if self._size:
             self._start_keeper()
@@ -96,6 +121,7 @@ class LocalPlacement:
             self._let_leave(member)
             self._discovery.announce("worker-dropped", member.worker.described())
             _emit("WorkerReplaced", member.worker, reason=redact(reason))
+            self._keeper.signal(uid, signal.SIGTERM)  # one that retires by itself knows already
             if self._missing():
                 self._start_workers(1)
             self._tell_change()
