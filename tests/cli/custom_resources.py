@@ -1,5 +1,7 @@
-"""The schemas of custom resources that the manifests use: of each only the fields that we write, as its public
-definition has them (KEDA 2, `keda.sh/v1alpha1`; cert-manager 1, `cert-manager.io/v1`). A field that is not here is refused.
+"""The schemas of custom resources that the manifests use: of each only the fields that we write.
+
+They are as in the public definitions (KEDA 2, `keda.sh/v1alpha1`; cert-manager 1, `cert-manager.io/v1`). A field that
+is not here is refused.
 
 No package brings these schemas. A new field must be copied from the public definition by hand, with its type.
 """

@@ -226,7 +226,7 @@ def test_p04_the_query_of_the_autoscaler_counts_the_queued_tasks_of_a_real_store
 
 async def _polled(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not await asyncio.to_thread(condition):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - it may be another process
             await asyncio.sleep(0.05)
 
 
