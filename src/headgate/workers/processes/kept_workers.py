@@ -165,6 +165,7 @@ class KeptWorkers:
         member.stopping = True
         del self._members[member.worker.uid]
         self._leaving[member.worker.uid] = member
+        self._keepers.vacate(member.worker.uid)
 
     async def _dismiss(self, member: Member) -> None:
         """Let a worker that leaves finish what it has, and end it if it does not go then."""

@@ -1,0 +1,113 @@
+"""`EnginePlacement`: the workers of a pool on the nodes of a cluster, where an engine such as Ray or Dask runs them.
+
+Calls go over TCP with mutual TLS. If the pool was given no certificates, they are made for it alone, and travel with
+the launch: whoever holds them may run code on its workers, and no other pool does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headgate.core.checks import checked_optional_count, checked_positive_seconds
+from headgate.core.clock import clock
+from headgate.errors import InvalidArgument
+from headgate.workers.processes.engine_keepers import EngineKeepers
+from headgate.workers.processes.kept_workers import KeptWorkers
+
+if TYPE_CHECKING:
+    from headgate.discovery.port import DiscoveryEvent, Filter
+    from headgate.workers.credentials import WorkerCredentials
+    from headgate.workers.model import WorkerView
+    from headgate.workers.processes.engine_keepers import Engine
+    from headgate.workers.processes.placement import Launch, Retirement
+
+ORPHAN_TIMEOUT = 10.0
+"""Seconds after which the workers of a program that is gone end, unless a placement says otherwise."""
+
+
+class EnginePlacement:
+    """Has the hosts of an engine start workers, and restarts those that end."""
+
+    def __init__(self, engine: Engine, num_workers: int | None, orphan_timeout: float = ORPHAN_TIMEOUT) -> None:
+        checked_optional_count("num_workers", num_workers, 1)
+        seconds = checked_positive_seconds("orphan_timeout", orphan_timeout)
+        if seconds is None:
+            raise InvalidArgument("orphan_timeout must be a number of seconds, got None")
+        self._engine = engine
+        self._num_workers = num_workers
+        self._orphan_timeout: float = seconds
+        self._credentials: WorkerCredentials | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._keepers = EngineKeepers(engine)
+        self._workers = KeptWorkers(self._keepers)
+
+    @property
+    def num_workers(self) -> int | None:
+        """How many workers it was made for; None: as many as the engine finds right, known when it is open."""
+        return self._num_workers
+
+    @property
+    def credentials(self) -> WorkerCredentials | None:
+        """What clients show to its workers, known when it is open."""
+        return self._credentials
+
+    async def open(self, launch: Launch) -> None:
+        """Connect to the engine, and have it provide places for the workers."""
+        if self._loop is not None:
+            raise RuntimeError("a placement is opened once: make a new one for each pool")
+        self._loop = asyncio.get_running_loop()
+        credentials = launch.credentials if launch.credentials is not None else await pool_credentials()
+        launch = replace(launch, credentials=credentials)
+        settings = self._settings(launch, credentials)
+        found = await self._engine.open(settings, self._keepers.on_place, self._keepers.on_trouble)
+        workers = next(count for count in (launch.workers, self._num_workers, found) if count is not None)
+        self._num_workers, self._credentials = workers, credentials
+        self._workers.open(launch, workers)
+
+    def _settings(self, launch: Launch, credentials: WorkerCredentials) -> bytes:
+        from headgate.workers.processes.worker_host import HostSettings
+        from headgate.workers.server.event_loops import kind_of
+
+        loop = kind_of(asyncio.get_running_loop())
+        timeout = self._orphan_timeout
+        return pickle.dumps(HostSettings(credentials, timeout, launch.limits, launch.lifetime, launch.setup, loop), 5)
+
+    async def scale(self, workers: int) -> None:
+        """Start what is missing, or let the surplus finish what it has and go."""
+        await self._workers.scale(workers)
+
+    def retire(self, uid: str, reason: str, how: Retirement) -> None:
+        """Put another in its place: when it has ended, or, if it finishes what it has, now."""
+        self._workers.retire(uid, reason, how)
+
+    def workers(self) -> list[WorkerView]:
+        """Return the workers that there are to be."""
+        return self._workers.workers()
+
+    def subscribe(self, filter: Filter | None = None) -> AsyncIterator[DiscoveryEvent]:
+        """Tell of the workers that take calls."""
+        return self._workers.subscribe(filter)
+
+    async def close(self, drained: Awaitable[object]) -> None:
+        """Stop the workers when what they run has ended, then the hosts, and leave the engine."""
+        try:
+            await self._workers.close(drained)
+        finally:
+            if self._loop is None or self._loop is asyncio.get_running_loop():
+                await self._engine.close()
+            else:
+                self._engine.abandon()
+
+
+async def pool_credentials() -> WorkerCredentials:
+    """Make certificates for one pool. ImportError: the package that makes them is missing."""
+    from headgate.certs import pool_certificates
+    from headgate.workers.credentials import WorkerCredentials
+
+    name = f"pool-{clock.token()[:16]}.headgate"
+    ca_cert, key, cert = await asyncio.to_thread(pool_certificates, name)
+    return WorkerCredentials(ca_cert, key, cert, identity=name)
