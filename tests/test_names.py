@@ -101,6 +101,8 @@ RESOURCES = {
 
 
 WORKERS = {
+    "DaskPlacement",
+    "RayPlacement",
     "BackpressureContext",
     "BackpressureLike",
     "ChannelOptions",

@@ -64,7 +64,9 @@ if TYPE_CHECKING:
         current_context,
         install_task_factory,
     )
+    from headgate.integrations.dask import DaskPlacement
     from headgate.integrations.http_errors import http_errors
+    from headgate.integrations.ray import RayPlacement
     from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
     from headgate.stores.shared.postgres import PostgresStore
     from headgate.stores.shared.sqlite import SqliteStore
@@ -130,6 +132,7 @@ __all__ = [
     "ContextVar",
     "ContextVarCollision",
     "CooldownResource",
+    "DaskPlacement",
     "DisableResource",
     "DiscoveryEvent",
     "DiscoveryFailed",
@@ -158,6 +161,7 @@ __all__ = [
     "PostgresStore",
     "QueueFull",
     "QueueStrategy",
+    "RayPlacement",
     "RemoteError",
     "Resource",
     "ResourcePool",
@@ -236,7 +240,9 @@ _PACKAGES = {
         "install_task_factory",
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
+    "headgate.integrations.dask": ("DaskPlacement",),
     "headgate.integrations.http_errors": ("http_errors",),
+    "headgate.integrations.ray": ("RayPlacement",),
     "headgate.resources": ("CooldownResource", "DisableResource", "Resource", "ResourcePool", "RetryOperation"),
     "headgate.stores.shared.postgres": ("PostgresStore",),
     "headgate.stores.shared.sqlite": ("SqliteStore",),

@@ -13,7 +13,7 @@ from headgate.workers.processes.host_process import HostProcess
 class Subprocesses:
     """Hosts as children of this process. `holds` keeps places from being told."""
 
-    name = "subprocesses"
+    module_remedy = "Take it along."
     keeps_places = True
 
     def __init__(self, workers: int = 1) -> None:

@@ -318,7 +318,7 @@ class Forgetful(InProcess):
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("never drops", "did not tell that .* went"),
+        ("never drops", "expected 1 workers that are ready within 0.5 s"),
         ("never tells", "expected 2 workers that are ready within 0.5 s"),
         ("does not wait", "did not wait until calls are drained"),
     ],

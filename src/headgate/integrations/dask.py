@@ -10,11 +10,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.checks import named_options
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
+from headgate.core.threads import Threads
 from headgate.errors import InvalidType, WorkerStartFailed
 from headgate.workers.processes.engine_placement import ORPHAN_TIMEOUT, EnginePlacement
 
@@ -50,7 +52,10 @@ class DaskPlacement(EnginePlacement):
 class _Dask:
     """A Dask cluster as an engine: each Dask worker is a place, known by its address."""
 
-    name = "Dask"
+    module_remedy = (
+        "Add it to the image of Dask's workers, or upload it with client.upload_file or a PipInstall plugin; or send a "
+        "module by value: cloudpickle.register_pickle_by_value(module)."
+    )
     keeps_places = False
 
     def __init__(self, client: Client) -> None:
@@ -62,6 +67,7 @@ class _Dask:
         self._on_place: OnPlace
         self._on_trouble: OnTrouble
         self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = Threads("headgate asks Dask")  # nobody waits for them at the end: Dask has long time limits
 
     async def open(self, settings: bytes, on_place: OnPlace, on_trouble: OnTrouble) -> int:
         """Have each Dask worker start a host, those of later too; return how many Dask workers there are."""
@@ -102,7 +108,7 @@ class _Dask:
             pass
 
     def look(self, key: str) -> None:
-        """Ask the Dask worker, whose host may have ended alone. If it has ended itself, another will announce itself."""
+        """Ask the Dask worker, whose host may have ended alone. If it is gone too, another will announce itself."""
         task = self._loop.create_task(self._ask(key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -131,6 +137,7 @@ class _Dask:
                     await self._call(self._leave)
             except Exception as error:
                 _log.warning("the plugin could not be taken from Dask's workers: %s", redact(repr(error)))
+        self._threads.shutdown(wait=False)
 
     def _leave(self) -> Any:
         self._client.unsubscribe_topic(self._name)
@@ -147,4 +154,4 @@ class _Dask:
         """Call a method of the client: it gives an awaitable if the client is asynchronous, and blocks if not."""
         if self._client.asynchronous:
             return await method(*args, **options)
-        return await asyncio.to_thread(method, *args, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(method, *args, **options))

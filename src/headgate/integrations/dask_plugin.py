@@ -1,4 +1,4 @@
-"""What Dask workers run for a `DaskPlacement`: a plugin that keeps a host beside each of them. Imports `distributed`."""
+"""What Dask's workers run for a `DaskPlacement`: a plugin that keeps a host beside each. Imports `distributed`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from distributed import Status, WorkerPlugin
-from distributed.comm import get_address_host
+from distributed.comm.addressing import get_address_host
 
 from headgate.workers.processes.host_process import HostProcess
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-_PAUSE = 0.02  # seconds between two looks whether a Dask worker runs: it tells that to nobody
+_PAUSE = 0.02  # seconds between two looks whether a Dask worker runs
 
 
 class HostPlugin(WorkerPlugin):
@@ -40,7 +40,7 @@ class HostPlugin(WorkerPlugin):
             told = {"key": worker.address, "address": where["address"]}
         except Exception as error:
             told = {"key": worker.address, "trouble": f"{type(error).__name__}: {error}"}
-        while worker.status == Status.init:  # what it logs before it runs is lost
+        while worker.status == Status.init:  # noqa: ASYNC110 - it tells nobody when it runs, and logs nothing before
             await asyncio.sleep(_PAUSE)
         worker.log_event(self.name, told)
 
@@ -51,7 +51,7 @@ class HostPlugin(WorkerPlugin):
         return str(found["address"])
 
     async def teardown(self, worker: Worker) -> None:
-        """End the host with the Dask worker. If that closes because the scheduler is gone, the host stays for its pool."""
+        """End the host too. If the Dask worker closes because its scheduler is gone, the host stays for its pool."""
         stream = worker.batched_stream
         lost_scheduler = stream is None or bool(stream.closed())
         if self._announcing is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headgate.workers.processes.local_worker import LocalWorker
     from headgate.workers.processes.placement import Launch
 
-PATIENCE = 1.0
+FIRST_PATIENCE, PATIENCE = 0.2, 1.0
 """Seconds after which the workers of a host that cannot be reached are asked themselves, and between two such times."""
 PROBE = 1.0
 """Seconds that a worker has to answer then."""
@@ -43,8 +43,8 @@ OnTrouble = Callable[[str], None]
 class Engine(Protocol):
     """What runs hosts on the nodes of a cluster. Used on one event loop, except where it says."""
 
-    name: str
-    """What people call it."""
+    module_remedy: str
+    """How its workers get modules that they lack, for an error."""
     keeps_places: bool
     """Whether a place that it restarts is the same place, and is dropped by us; else it gets another key."""
 
@@ -277,9 +277,11 @@ class EngineKeepers:
             self._start(self._check_while_down(place))
 
     async def _check_while_down(self, place: Place) -> None:
+        pause = FIRST_PATIENCE
         try:
             while not place.is_up and place.key in self._places:
-                await asyncio.sleep(PATIENCE)
+                await asyncio.sleep(pause)
+                pause = PATIENCE
                 if not place.is_up:
                     await self._ask_workers(place, list(place.workers.values()))
                 if not place.workers and not self._engine.keeps_places and not place.is_up:

@@ -72,9 +72,16 @@ class EnginePlacement:
         from headgate.workers.processes.worker_host import HostSettings
         from headgate.workers.server.event_loops import kind_of
 
-        loop = kind_of(asyncio.get_running_loop())
-        timeout = self._orphan_timeout
-        return pickle.dumps(HostSettings(credentials, timeout, launch.limits, launch.lifetime, launch.setup, loop), 5)
+        settings = HostSettings(
+            credentials=credentials,
+            orphan_timeout=self._orphan_timeout,
+            limits=launch.limits,
+            lifetime=launch.lifetime,
+            setup=launch.setup,
+            loop=kind_of(asyncio.get_running_loop()),
+            module_remedy=self._engine.module_remedy,
+        )
+        return pickle.dumps(settings, 5)
 
     async def scale(self, workers: int) -> None:
         """Start what is missing, or let the surplus finish what it has and go."""

@@ -39,6 +39,7 @@ from headgate.workers.processes.local_worker import LocalWorker
 from headgate.workers.processes.placement import Launch
 from headgate.workers.protocol.addresses import TcpAddress
 from headgate.workers.protocol.transport import EOF, bind, grpc, make_server
+from headgate.workers.serialization.functions import MODULE_REMEDY
 from headgate.workers.server.event_loops import new_loop
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class HostSettings(NamedTuple):
     setup: Setup | None
     loop: str
     """The kind of event loop that workers use."""
+    module_remedy: str
+    """How workers get modules that they lack."""
 
 
 class WorkerHost:
@@ -213,6 +216,7 @@ def main() -> None:
     with control.makefile("rb") as file:
         settings = pickle.loads(file.read(int.from_bytes(file.read(4), "big")))
     control.setblocking(False)
+    os.environ[MODULE_REMEDY] = settings.module_remedy
     # Not asyncio.run, which would cancel what is left of gRPC's own tasks, and they would print that.
     new_loop(settings.loop).run_until_complete(_serve(control, settings, ip))
     os._exit(0)
