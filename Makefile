@@ -30,15 +30,17 @@ demo: package-venv ## all three pools in one program, without a network
 # Tests with real timers can fail because four processes share two cores. What failed is run again, one after the other,
 # and fails for good if it fails then too. `make soak` forgives nothing.
 test: rewritten ## the whole suite, at a tenth of its length
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone" || \
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) --last-failed --last-failed-no-failures none -m "not alone"
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone and not engines" || \
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) --last-failed --last-failed-no-failures none -m "not alone and not engines"
 	$(pytest) -m alone tests/docs tests/examples
+	timeout 600 $(pytest) -m engines tests/engines
 
 check: lint types imports test ## all that CI runs: lint, types, import rules, tests
 
 soak: rewritten ## the whole suite at full length
-	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone"
+	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone and not engines"
 	HEADGATE_SCALE=1 $(pytest) -m alone tests/docs tests/examples
+	HEADGATE_SCALE=1 timeout 600 $(pytest) -m engines tests/engines
 
 # Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times. It is
 # done again when a test has changed since.

@@ -24,21 +24,21 @@ class Subprocesses:
         self._workers = workers
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._settings = b""
+        self.settings = b""
         self._on_place: OnPlace
         self.on_trouble: OnTrouble
 
     async def open(self, settings: bytes, on_place: OnPlace, on_trouble: OnTrouble) -> int:
         if self.fails:
             raise ConnectionError(self.fails)
-        self._settings, self._on_place, self.on_trouble = settings, on_place, on_trouble
+        self.settings, self._on_place, self.on_trouble = settings, on_place, on_trouble
         return self._workers
 
     def want(self, workers: int) -> Collection[str]:
         while len(self.hosts) < workers:
             self._number += 1
             key = f"place-{self._number}"
-            self.hosts[key] = HostProcess(self._settings, "127.0.0.1")
+            self.hosts[key] = HostProcess(self.settings, "127.0.0.1")
             self.look(key)
         return list(self.hosts)
 

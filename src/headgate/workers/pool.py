@@ -118,7 +118,8 @@ class WorkerPool:
             size = checked_size(spawn, lease, quorum, durable=discovery is not None)
             self._placement = LocalPlacement(size, worker=worker)
         else:
-            size = checked_placed(placement, lease, quorum, spawn=spawn, worker=worker, durable=discovery is not None)
+            durable, secure = discovery is not None, self._credentials is not None
+            size = checked_placed(placement, lease, quorum, durable=durable, secure=secure, spawn=spawn, worker=worker)
             self._placement = placement
         self._size = size  # workers of its own that it is to have; of a placement that does not know yet 1, at first
         if discovery is not None and not usable_as_discovery(discovery):

@@ -6,6 +6,7 @@ import os
 
 from headgate.core.checks import checked_optional_count
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Placement
 
 
@@ -32,7 +33,9 @@ def checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, du
     return size
 
 
-def checked_placed(placement: object, lease: int | None, quorum: int | None, *, durable: bool, **others: object) -> int:
+def checked_placed(
+    placement: object, lease: int | None, quorum: int | None, *, durable: bool, secure: bool, **others: object
+) -> int:
     """Return how many workers a placement starts; 1 if it does not know yet. InvalidArgument: options contradict it."""
     if not isinstance(placement, Placement):
         raise InvalidType(
@@ -44,6 +47,11 @@ def checked_placed(placement: object, lease: int | None, quorum: int | None, *, 
             raise InvalidArgument(
                 f"placement= and {name}= cannot be given together", remedy=f"Leave {name}= out: the placement says it."
             )
+    if durable and not secure and not isinstance(placement, LocalPlacement):
+        raise InvalidArgument(
+            "credentials= must be given when placed workers and discovered ones serve one pool",
+            remedy="Pass certificates that both have; those that a placement makes are for its own workers alone.",
+        )
     size = placement.num_workers
     if size is None:
         checked_optional_count("lease", lease, 0)

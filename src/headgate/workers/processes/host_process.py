@@ -44,14 +44,27 @@ class HostProcess:
         WorkerStartFailed: it did not come up. Blocks.
         """
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if self._has_ended():
                 self._start()
             return self._where
+
+    def _has_ended(self) -> bool:
+        """Tell whether there is no host, or it has closed its socket: it ends when nobody wants it any more."""
+        if self._process is None or self._control is None or self._process.poll() is not None:
+            return True
+        try:
+            return not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _start(self) -> None:
         import json
 
         self._close_control()
+        if self._process is not None:
+            self._process.wait()  # it has said that it ends, or was killed
         ours, theirs = socket.socketpair()
         try:
             folder = os.getcwd()
