@@ -19,13 +19,17 @@ JOBS ?= 4
 # and the tests start hundreds of interpreters.
 pytest := PYTHONDONTWRITEBYTECODE= $(py) -m pytest
 
-.PHONY: help demo test check soak rewritten bench bench-quick lint types imports wire format clean package-venv dev-venv bench-venv
+.PHONY: help demo scale test check soak rewritten bench bench-quick lint types imports wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: package-venv ## all three pools in one program, without a network
 	@$(py) -m headgate demo
+
+scale: dev-venv ## the demo on three nodes of Ray and on Dask, on this machine; a node is killed, and no call is lost
+	@$(py) -m headgate demo --on ray
+	@$(py) -m headgate demo --on dask
 
 # Tests with real timers can fail because four processes share two cores. What failed is run again, one after the other,
 # and fails for good if it fails then too. `make soak` forgives nothing.

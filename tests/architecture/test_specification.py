@@ -17,8 +17,6 @@ NAME = re.compile(r"\bdef test_(\w+)")
 ID = re.compile(r"(?<![a-z0-9])([a-z]\d\d[a-z]?)(?![a-z0-9])")
 
 NOT_BUILT_YET = {
-    # The demo on clusters.
-    *["P08"],
     # Quotas.
     *["H10", "H12"],
     # Everyday tools: clients of HTTP and of providers, web frameworks.

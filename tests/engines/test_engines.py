@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from headgate import WorkerLost, WorkerPool
 from headgate.testing import check_placement
 from tests.engines import engine_jobs
 from tests.engines.conftest import Dask, Ray, program, until_dead
-from tests.workers.support import until
+from tests.workers.support import ROOT, until
 
 pytestmark = [
     pytest.mark.integration,
@@ -131,7 +133,6 @@ def test_p06_everything_ends_when_the_client_is_killed(engine: Any, tmp_path: Pa
 
 def test_p07_a_module_that_workers_lack_is_named_with_the_remedy(engine: Any, tmp_path: Path) -> None:
     import importlib.util
-    import sys
 
     (tmp_path / "only_here.py").write_text("import headgate\n\n@headgate.routine\nasync def here():\n    return 1\n")
     spec = importlib.util.spec_from_file_location("only_here", tmp_path / "only_here.py")
@@ -223,3 +224,27 @@ def test_p06_calls_go_on_without_the_head_of_the_engine(engine: Any, tmp_path: P
         client.kill()
         client.wait()
         until_dead(pids, 2 + 5)
+
+
+# -- the demo ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dask", pytest.param("ray", marks=pytest.mark.soak)])
+def test_p08_the_demo_on_a_cluster_loses_no_call_when_a_node_is_killed(name: str, tmp_path: Path) -> None:
+    """As `make scale` runs it. It starts a cluster of its own."""
+    pytest.importorskip({"dask": "distributed", "ray": "ray"}[name], reason=f"the extra {name} is not installed")
+    ran = subprocess.run(
+        [sys.executable, "-m", "headgate", "demo", "--on", name, "--calls", "200", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(ran.stdout[ran.stdout.index("{\n") :])  # Ray prints there too
+    assert (figures["answered"], figures["lost_results"], figures["workers_killed"]) == (200, 0, 1)
+    assert "is killed" in ran.stderr
+    assert " is lost: " in ran.stderr, "the worker that was on the node"
+    target = (ROOT / "Makefile").read_text("utf-8").partition("\nscale:")[2].partition("\n\n")[0]
+    assert f"headgate demo --on {name}" in target

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 
 from headgate.cli.arguments import whole
+from headgate.cli.output import WrongCall
+
+TYPE_CHECKING = False  # see cli/main.py
+if TYPE_CHECKING:
+    from headgate.cli.demo.clusters import Theatre
 
 _DESCRIPTION = """\
 Three tenants, one of which submits too much, six keys, an API that limits and revokes keys, and two workers, one of
@@ -17,6 +24,7 @@ plain lines. Exit code 0, or 1 if a call was lost."""
 _EXAMPLE = """\
 example:
   headgate demo
+  headgate demo --on ray
   headgate demo --calls 100 --json
 """
 
@@ -27,8 +35,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", type=whole(0), default=480, metavar="N", help="calls to submit (480)")
     parser.add_argument("--slots", type=whole(1), default=40, metavar="N", help="calls at a time (40)")
     parser.add_argument("--seed", type=int, default=7, metavar="N", help="what latencies and failures are drawn from")
+    parser.add_argument(
+        "--on", choices=["ray", "dask"], help="run the workers on a cluster of three nodes, and kill a node"
+    )
     parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and the rest to stderr")
+
+
+def theatre_of(engine: str | None) -> AbstractContextManager[Theatre | None]:
+    """Return what starts a cluster for the demo, or nothing."""
+    if engine is None:
+        return nullcontext()
+    from headgate.cli.demo.clusters import CLUSTERS
+
+    if find_spec({"ray": "ray", "dask": "distributed"}[engine]) is None:
+        raise WrongCall(f"--on {engine} needs the extra: pip install 'headgate[{engine}]'")
+    return CLUSTERS[engine]()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     screen = screen_for(out, plain=options.plain, rows_needed=play.ROWS)
     chronicle = play.Chronicle(options.calls, screen)
     try:
-        ending = play.run(chronicle, slots=options.slots, seed=options.seed)
+        with theatre_of(options.on) as theatre:
+            ending = play.run(chronicle, slots=options.slots, seed=options.seed, theatre=theatre)
         say(ending.text, out)
     except KeyboardInterrupt:
         if not has_reader(out):
