@@ -111,7 +111,7 @@ def ray_cluster() -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
-    node = {"node_ip_address": "127.0.0.1", "num_cpus": 1, "object_store_memory": 100 * 2**20}
+    node = {"node_ip_address": "127.0.0.1", "num_cpus": 4, "object_store_memory": 100 * 2**20}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
@@ -128,8 +128,9 @@ async def measure_ray(turns: Turns, found: dict[str, Any], kills: int) -> None:
     """Compare with tasks and async actors of Ray, and with the time in which Ray restarts an actor."""
     import ray
 
-    # Two processes for tasks, as many as ours and as there are actors: one fits into what is left of each node.
-    @ray.remote(num_cpus=0.5)
+    # Two processes for tasks, as many as ours and as there are actors: one fits into what is left of each node. Ray
+    # ends idle processes above `num_cpus` of a node, so that is high enough for all of them to stay between turns.
+    @ray.remote(num_cpus=2)
     def task(number: int) -> int:
         return number + 1
 

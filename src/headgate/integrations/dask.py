@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headgate.workers")
 _PATIENCE = 5.0  # for a scheduler that may be gone, when a placement closes
+_PAUSE = 0.5  # seconds before a Dask worker is asked for its host
 _NO_WORKERS = "the Dask cluster has no workers: start some, or scale it up"
 
 
@@ -116,7 +117,10 @@ class _Dask:
     async def _ask(self, key: str) -> None:
         from headgate.integrations.dask_plugin import where_is_host
 
+        await asyncio.sleep(_PAUSE)  # a Dask worker that is gone is known by then, and is not asked in vain
         try:
+            if key not in await self._call(self._client.nthreads):
+                return
             found = await self._call(self._client.run, where_is_host, self._name, workers=[key], on_error="ignore")
         except Exception as error:
             _log.debug("the Dask worker %s cannot be asked for its host: %s", key, redact(repr(error)))

@@ -195,12 +195,15 @@ def _ignore(*_: object) -> None:
 async def _serve(control: socket.socket, settings: HostSettings, ip: str) -> None:
     loop, host = asyncio.get_running_loop(), WorkerHost(settings, ip)
     address = await host.start()
-    await loop.sock_sendall(control, pickle.dumps({"address": address, "id": host.id, "pid": os.getpid()}))
 
     async def watch_engine() -> None:
         said = b""
-        while data := await loop.sock_recv(control, 1):
-            said = data
+        try:
+            await loop.sock_sendall(control, pickle.dumps({"address": address, "id": host.id, "pid": os.getpid()}))
+            while data := await loop.sock_recv(control, 1):
+                said = data
+        except OSError:  # it was killed
+            pass
         if said != STAY:
             host.over.set()
 
