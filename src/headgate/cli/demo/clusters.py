@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from headgate.workers.processes.placement import Placement
@@ -60,17 +60,16 @@ def ray_nodes() -> Iterator[Theatre]:
 @contextmanager
 def dask_workers() -> Iterator[Theatre]:
     """Three workers of Dask, with one of ours beside each."""
-    import dask
-    from distributed import LocalCluster
+    import dask.config
+    from distributed import Client, LocalCluster
 
     from headgate.integrations.dask import DaskPlacement
 
     dask.config.set({"logging.distributed": "critical"})
-    with (
-        LocalCluster(n_workers=NODES, threads_per_worker=1, host=_HERE, dashboard_address=None) as cluster,
-        cluster.get_client() as client,
-    ):
-        pids = client.run(os.getpid)
+    options: dict[str, Any] = {"threads_per_worker": 1, "host": _HERE, "dashboard_address": None}
+    cluster: Any = LocalCluster(n_workers=NODES, **options)
+    with cluster, Client(cluster) as client:
+        pids: Any = client.run(os.getpid)
 
         def kill() -> str:
             pid = next(iter(pids.values()))

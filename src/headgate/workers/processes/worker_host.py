@@ -65,7 +65,7 @@ class HostSettings(NamedTuple):
     """How workers get modules that they lack."""
 
 
-class WorkerHost:
+class WorkerHost(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
     """Starts workers for the placement that is connected, and reports what becomes of them."""
 
     def __init__(self, settings: HostSettings, ip: str) -> None:
