@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,20 +16,19 @@ from headgate.core.checks import checked_optional_count, checked_positive_second
 from headgate.core.clock import clock
 from headgate.errors import InvalidArgument
 from headgate.workers.processes.engine_keepers import EngineKeepers
+from headgate.workers.processes.kept_placement import KeptPlacement
 from headgate.workers.processes.kept_workers import KeptWorkers
 
 if TYPE_CHECKING:
-    from headgate.discovery.port import DiscoveryEvent, Filter
     from headgate.workers.credentials import WorkerCredentials
-    from headgate.workers.model import WorkerView
     from headgate.workers.processes.engine_keepers import Engine
-    from headgate.workers.processes.placement import Launch, Retirement
+    from headgate.workers.processes.placement import Launch
 
 ORPHAN_TIMEOUT = 10.0
 """Seconds after which the workers of a program that is gone end, unless a placement says otherwise."""
 
 
-class EnginePlacement:
+class EnginePlacement(KeptPlacement):
     """Has the hosts of an engine start workers, and restarts those that end."""
 
     def __init__(self, engine: Engine, num_workers: int | None, orphan_timeout: float = ORPHAN_TIMEOUT) -> None:
@@ -38,22 +37,10 @@ class EnginePlacement:
         if seconds is None:
             raise InvalidArgument("orphan_timeout must be a number of seconds, got None")
         self._engine = engine
-        self._num_workers = num_workers
         self._orphan_timeout: float = seconds
-        self._credentials: WorkerCredentials | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keepers = EngineKeepers(engine)
-        self._workers = KeptWorkers(self._keepers)
-
-    @property
-    def num_workers(self) -> int | None:
-        """How many workers it was made for; None: as many as the engine finds right, known when it is open."""
-        return self._num_workers
-
-    @property
-    def credentials(self) -> WorkerCredentials | None:
-        """What clients show to its workers, known when it is open."""
-        return self._credentials
+        super().__init__(KeptWorkers(self._keepers), num_workers)
 
     async def open(self, launch: Launch) -> None:
         """Connect to the engine, and have it provide places for the workers."""
@@ -82,22 +69,6 @@ class EnginePlacement:
             module_remedy=self._engine.module_remedy,
         )
         return pickle.dumps(settings, 5)
-
-    async def scale(self, workers: int) -> None:
-        """Start what is missing, or let the surplus finish what it has and go."""
-        await self._workers.scale(workers)
-
-    def retire(self, uid: str, reason: str, how: Retirement) -> None:
-        """Put another in its place: when it has ended, or, if it finishes what it has, now."""
-        self._workers.retire(uid, reason, how)
-
-    def workers(self) -> list[WorkerView]:
-        """Return the workers that there are to be."""
-        return self._workers.workers()
-
-    def subscribe(self, filter: Filter | None = None) -> AsyncIterator[DiscoveryEvent]:
-        """Tell of the workers that take calls."""
-        return self._workers.subscribe(filter)
 
     async def close(self, drained: Awaitable[object]) -> None:
         """Stop the workers when what they run has ended, then the hosts, and leave the engine."""
