@@ -24,12 +24,12 @@ def placement(engine: str, address: str) -> Any:
     if engine == "ray":
         from headgate import RayPlacement
 
-        return RayPlacement(num_workers=2, num_cpus=0.1, address=address, orphan_timeout=2)
+        return RayPlacement(num_workers=2, num_cpus=0.1, address=address, orphan_timeout=1)
     from distributed import Client
 
     from headgate import DaskPlacement
 
-    return DaskPlacement(Client(address), 2, orphan_timeout=2)
+    return DaskPlacement(Client(address), 2, orphan_timeout=1)
 
 
 def tell(what: object) -> None:

@@ -128,7 +128,7 @@ def test_p06_everything_ends_when_the_client_is_killed(engine: Any, tmp_path: Pa
         pids = json.loads(line)
         client.kill()
         client.wait()
-        until_dead(pids, 2 + 5)  # its orphan timeout is 2 s
+        until_dead(pids, 1 + 5)  # its orphan timeout is 1 s
 
 
 def test_p07_a_module_that_workers_lack_is_named_with_the_remedy(engine: Any, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_p07_a_module_that_workers_lack_is_named_with_the_remedy(engine: Any, tm
 def test_p02_resources_that_nobody_has_are_named(ray_cluster: Ray) -> None:
     async def main() -> None:
         with pytest.raises(headgate.NoWorkersAvailable) as raised:
-            async with WorkerPool(placement=ray_cluster.placement(1, num_gpus=2), quorum_timeout=2.5):
+            async with WorkerPool(placement=ray_cluster.placement(1, num_gpus=2), quorum_timeout=1.5):
                 pass
         assert "no node of the Ray cluster has enough GPU for a worker (CPU: 0.1, GPU: 2)" in str(raised.value)
         assert "CPU: 4" in str(raised.value), "what the cluster has"
@@ -223,7 +223,7 @@ def test_p06_calls_go_on_without_the_head_of_the_engine(engine: Any, tmp_path: P
         assert told["finished_on"] in pids, "the call that ran when the head was killed has finished there"
         client.kill()
         client.wait()
-        until_dead(pids, 2 + 5)
+        until_dead(pids, 1 + 5)
 
 
 # -- the demo ---------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_p08_the_demo_on_a_cluster_loses_no_call_when_a_node_is_killed(name: str
     """As `make scale` runs it. It starts a cluster of its own."""
     pytest.importorskip({"dask": "distributed", "ray": "ray"}[name], reason=f"the extra {name} is not installed")
     ran = subprocess.run(
-        [sys.executable, "-m", "headgate", "demo", "--on", name, "--calls", "200", "--json"],
+        [sys.executable, "-m", "headgate", "demo", "--on", name, "--calls", "120", "--json"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -243,7 +243,7 @@ def test_p08_the_demo_on_a_cluster_loses_no_call_when_a_node_is_killed(name: str
     )
     assert ran.returncode == 0, ran.stderr
     figures = json.loads(ran.stdout[ran.stdout.index("{\n") :])  # Ray prints there too
-    assert (figures["answered"], figures["lost_results"], figures["workers_killed"]) == (200, 0, 1)
+    assert (figures["answered"], figures["lost_results"], figures["workers_killed"]) == (120, 0, 1)
     assert "is killed" in ran.stderr
     assert " is lost: " in ran.stderr, "the worker that was on the node"
     target = (ROOT / "Makefile").read_text("utf-8").partition("\nscale:")[2].partition("\n\n")[0]
