@@ -170,6 +170,26 @@ def test_p06_a_host_ends_without_a_placement_and_with_its_parent(placed: Placed)
         HostProcess(settings, "192.0.2.123").where()  # no address of this machine
 
 
+def test_p01_places_that_are_not_wanted_any_more_are_dropped() -> None:
+    """Also those that were not up yet when the pool became smaller again."""
+
+    async def main() -> None:
+        engine = Subprocesses()
+        async with WorkerPool(placement=EnginePlacement(engine, 1)) as pool:
+            growing = asyncio.create_task(pool.resize(3))
+            await until(lambda: len(engine.hosts) == 3)
+            growing.cancel()
+            await asyncio.wait([growing])
+            await pool.resize(1)
+            assert len(pool.workers()) == 1
+            await until(lambda: len(engine.hosts) == 1)
+            assert len(engine.dropped) == 2
+            assert await jobs.add(1, 2) == 3
+
+    with no_leaks(grace=5):
+        run(main)
+
+
 def _ancestors(pid: int) -> list[int]:
     found: list[int] = []
     while pid > 1:

@@ -81,6 +81,7 @@ class _Ray:
         self._settings = b""
         self._actors: dict[str, Any] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Future[None]] = set()
         self._number = 0
         self._owns = False  # did we connect to the cluster?
         self._on_place: OnPlace
@@ -183,14 +184,17 @@ class _Ray:
         watching = self._watching.pop(key)
         watching.cancel()
         if (actor := self._actors.pop(key, None)) is not None:
-            self._watching[f"end of {key}"] = ending = asyncio.ensure_future(self._in_thread(_kill, actor))
-            ending.add_done_callback(lambda _: self._watching.pop(f"end of {key}", None))
+            ending = asyncio.ensure_future(self._in_thread(_kill, actor))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
         """End all actors, and leave the cluster if we have connected to it."""
         for task in self._watching.values():
             task.cancel()
         await asyncio.gather(*self._watching.values(), return_exceptions=True)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=_PATIENCE)
         try:
             async with asyncio.timeout(_PATIENCE):
                 await self._in_thread(self.abandon)

@@ -124,12 +124,12 @@ class EngineKeepers:
         for key in self._engine.want(workers):
             self._places.setdefault(key, Place(key))
         self._assign()
+        self._drop_surplus()
 
     def spawn(self, worker: LocalWorker) -> None:
         """Have a worker started at the place with the fewest, as soon as there is one."""
         self._pending.append(worker)
         self._assign()
-        self._drop_surplus()
 
     def _assign(self) -> None:
         """Send workers that wait to places that have room: as many to each as are needed for all."""
@@ -148,6 +148,7 @@ class EngineKeepers:
         for worker in [worker for worker in self._pending if worker.uid == uid]:
             self._pending.remove(worker)
             self._soon({"event": "exited", "uid": uid, "pid": 0, "code": -number, "errors": b""})
+            self._drop_surplus()
         place = self._place_of(uid)
         if place is None:
             return
@@ -251,11 +252,11 @@ class EngineKeepers:
             self._drop_surplus()
 
     def _drop_surplus(self) -> None:
-        """End places without workers that nobody needs."""
+        """End places without workers that nobody needs, the newest first."""
         if not self._engine.keeps_places:
             return
-        empty = [place for place in self._places.values() if not place.workers]
-        for place in empty[: max(0, len(self._places) - max(self._size, 1))]:
+        empty = [place for place in reversed(self._places.values()) if not place.workers]
+        for place in empty[: max(0, len(self._places) - max(self._size, len(self._pending), 1))]:
             self._forget(place)
             self._engine.drop(place.key)
 

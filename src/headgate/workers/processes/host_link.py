@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import marshal
 import pickle
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from headgate.core.redaction import redact
 from headgate.workers.processes.worker_host import KEEP
 from headgate.workers.protocol.transport import EOF, dial, grpc
 
 if TYPE_CHECKING:
     from headgate.workers.credentials import WorkerCredentials
+
+_log = logging.getLogger("headgate.workers")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two tries to connect."""
@@ -71,6 +75,8 @@ class HostLink:
                     reason = "it ended the connection"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
+            except Exception as error:  # what a host of another release says, and we do not understand
+                reason = f"{type(error).__name__}: {error}"
             was_up, self.is_up = self.is_up, False
             if was_up:
                 self._pause = min(self._pause, FIRST_PAUSE)
@@ -107,5 +113,8 @@ class HostLink:
 
     async def _write(self, stream: Any) -> None:
         outbox = self._outbox
-        while True:
-            await stream.write(await outbox.get())
+        try:
+            while True:
+                await stream.write(await outbox.get())
+        except Exception as error:  # the connection has ended, which the reader sees too
+            _log.debug("a command to the host at %s was not sent: %s", self.address, redact(repr(error)))
