@@ -1,18 +1,16 @@
-"""Routines for workers on engines. The module is sent by value: the nodes of an engine do not have the tests."""
+"""Routines for workers on engines. The module is sent by value: the nodes of an engine do not have the tests.
+
+Whoever uses it says so to cloudpickle, and only while it is used: that changes how everything is pickled.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 
-import cloudpickle
-
 from headgate import ContextVar, routine
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 TENANT: ContextVar[str] = ContextVar("engine_jobs_tenant", namespace="tests", default="nobody")
 

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from headgate import WorkerPool
@@ -53,4 +55,5 @@ async def main(engine: str, address: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    cloudpickle.register_pickle_by_value(engine_jobs)
     asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import headgate
@@ -27,6 +28,13 @@ pytestmark = [
     # The clients of both engines keep threads and connections for their next use.
     pytest.mark.headgate_leaks(threads=False, files=False, tasks=True, children=False),
 ]
+
+
+@pytest.fixture(autouse=True)
+def jobs_travel_by_value() -> Iterator[None]:
+    cloudpickle.register_pickle_by_value(engine_jobs)
+    yield
+    cloudpickle.unregister_pickle_by_value(engine_jobs)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
