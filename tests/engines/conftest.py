@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -113,7 +115,9 @@ class Ray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.shutdown()
+            session = self.cluster.head_node.get_session_dir_path()
             self.cluster.shutdown()
+            shutil.rmtree(session, ignore_errors=True)
 
 
 class Dask:
@@ -126,19 +130,26 @@ class Dask:
 
         self.spoiled = False
         self.shared = SharedPool(self)
-        where = Path(f"/tmp/headgate-test-dask-{os.getpid()}.json")
-        where.unlink(missing_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="headgate-dask-"))
+        where = self._folder / "scheduler.json"
         common = [f"--scheduler-file={where}", "--no-dashboard"]
-        self._processes = [_started("dask_scheduler", *common, "--host=127.0.0.1", "--port=0")]
+        self._processes = [_started(self._folder, "dask_scheduler", *common, "--host=127.0.0.1", "--port=0")]
         self._processes.append(
-            _started("dask_worker", *common, "--host=127.0.0.1", "--nworkers=2", "--nthreads=1", "--memory-limit=0")
+            _started(
+                self._folder,
+                "dask_worker",
+                *common,
+                "--host=127.0.0.1",
+                "--nworkers=2",
+                "--nthreads=1",
+                "--memory-limit=0",
+            )
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.client = Client(scheduler_file=str(where), timeout=60)
             self.client.wait_for_workers(2, timeout=60)
         self.address: str = self.client.scheduler.address
-        where.unlink(missing_ok=True)
 
     def placement(self, workers: int | None, **options: Any) -> DaskPlacement:
         return DaskPlacement(self.client, workers, **options)
@@ -165,12 +176,12 @@ class Dask:
         for process in self._processes:
             os.killpg(process.pid, signal.SIGKILL)  # with the workers of a nanny; to close in order takes 10 s
             process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _started(folder: Path, module: str, *arguments: str) -> subprocess.Popen[bytes]:
     program = [sys.executable, "-m", f"distributed.cli.{module}", *arguments]
-    log = open(f"/tmp/headgate-test-{module}-{os.getpid()}.log", "wb")  # noqa: SIM115 - it is the process's
-    with log:
+    with (folder / f"{module}.log").open("wb") as log:
         return subprocess.Popen(program, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 
 
