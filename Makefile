@@ -19,7 +19,7 @@ JOBS ?= 4
 # and the tests start hundreds of interpreters.
 pytest := PYTHONDONTWRITEBYTECODE= $(py) -m pytest
 
-.PHONY: help demo test check soak rewritten bench bench-quick lint types imports events pictures wire format clean package-venv dev-venv bench-venv
+.PHONY: help demo scale test check soak rewritten bench bench-quick lint types imports events pictures wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,18 +28,24 @@ help: ## this list
 demo: package-venv ## all three pools in one program, without a network
 	@$(py) -m headgate demo $(if $(filter 0,$(DASHBOARD)),,--dashboard)
 
+scale: dev-venv ## the demo on three nodes of Ray and on Dask, on this machine; a node is killed, and no call is lost
+	@$(py) -m headgate demo --on ray
+	@$(py) -m headgate demo --on dask
+
 # Tests with real timers can fail because four processes share two cores. What failed is run again, one after the other,
 # and fails for good if it fails then too. `make soak` forgives nothing.
 test: rewritten ## the whole suite, at a tenth of its length
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone" || \
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) --last-failed --last-failed-no-failures none -m "not alone"
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone and not engines" || \
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) --last-failed --last-failed-no-failures none -m "not alone and not engines"
 	$(pytest) -m alone tests/docs tests/examples
+	timeout 600 $(pytest) -m engines tests/engines
 
 check: lint types imports test ## all that CI runs: lint, types, import rules, tests
 
 soak: rewritten ## the whole suite at full length
-	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone"
+	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone and not engines"
 	HEADGATE_SCALE=1 $(pytest) -m alone tests/docs tests/examples
+	HEADGATE_SCALE=1 timeout 600 $(pytest) -m engines tests/engines
 
 # Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times. It is
 # done again when a test has changed since.
@@ -61,11 +67,10 @@ bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/shared.py
 	$(py) benchmarks/map.py
 	$(py) benchmarks/batch.py
-<<<<<<< HEAD
 	$(py) benchmarks/http_costs.py
-=======
+	$(py) benchmarks/http_proxy.py
 	$(py) benchmarks/quotas.py
->>>>>>> quotabench
+	$(py) benchmarks/observe.py
 	$(py) benchmarks/summary.py
 
 bench-quick: bench-venv ## the same, shorter and coarser
@@ -79,11 +84,10 @@ bench-quick: bench-venv ## the same, shorter and coarser
 	$(py) benchmarks/shared.py --quick
 	$(py) benchmarks/map.py --quick
 	$(py) benchmarks/batch.py --quick
-<<<<<<< HEAD
 	$(py) benchmarks/http_costs.py --quick
-=======
+	$(py) benchmarks/http_proxy.py --quick
 	$(py) benchmarks/quotas.py --quick
->>>>>>> quotabench
+	$(py) benchmarks/observe.py --quick
 
 lint: dev-venv ## ruff, rules and format
 	$(py) -m ruff check .

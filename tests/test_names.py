@@ -102,6 +102,8 @@ RESOURCES = {
 
 
 WORKERS = {
+    "DaskPlacement",
+    "RayPlacement",
     "BackpressureContext",
     "BackpressureLike",
     "ChannelOptions",
@@ -112,6 +114,7 @@ WORKERS = {
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
     "LocalDiscovery",
+    "LocalPlacement",
     "LocalWorker",
     "RoundRobinLoadBalancer",
     "RuntimeContext",

@@ -65,7 +65,9 @@ if TYPE_CHECKING:
         current_context,
         install_task_factory,
     )
+    from headgate.integrations.dask import DaskPlacement
     from headgate.integrations.http_errors import http_errors
+    from headgate.integrations.ray import RayPlacement
     from headgate.resources import CooldownResource, DisableResource, Quota, Resource, ResourcePool, RetryOperation
     from headgate.stores.shared.postgres import PostgresStore
     from headgate.stores.shared.sqlite import SqliteStore
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
         LeastLoadedLoadBalancer,
         LoadBalancerLike,
         LocalDiscovery,
+        LocalPlacement,
         LocalWorker,
         RoundRobinLoadBalancer,
         RuntimeContext,
@@ -130,6 +133,7 @@ __all__ = [
     "ContextVar",
     "ContextVarCollision",
     "CooldownResource",
+    "DaskPlacement",
     "DisableResource",
     "DiscoveryEvent",
     "DiscoveryFailed",
@@ -147,6 +151,7 @@ __all__ = [
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
     "LocalDiscovery",
+    "LocalPlacement",
     "LocalWorker",
     "NoActivePool",
     "NoWorkersAvailable",
@@ -158,6 +163,7 @@ __all__ = [
     "QueueFull",
     "QueueStrategy",
     "Quota",
+    "RayPlacement",
     "RemoteError",
     "Resource",
     "ResourcePool",
@@ -236,7 +242,9 @@ _PACKAGES = {
         "install_task_factory",
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
+    "headgate.integrations.dask": ("DaskPlacement",),
     "headgate.integrations.http_errors": ("http_errors",),
+    "headgate.integrations.ray": ("RayPlacement",),
     "headgate.resources": (
         "CooldownResource",
         "DisableResource",
@@ -278,6 +286,7 @@ _PACKAGES = {
         "LeastLoadedLoadBalancer",
         "LoadBalancerLike",
         "LocalDiscovery",
+        "LocalPlacement",
         "LocalWorker",
         "RoundRobinLoadBalancer",
         "RuntimeContext",

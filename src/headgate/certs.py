@@ -123,32 +123,59 @@ def make_certificates(
     return CertificateReport(folder, tuple(made), report.names, report.expires, report.ca_expires, report.findings)
 
 
-def _make_ca(folder: str, made: list[str]) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
+def pool_certificates(name: str) -> tuple[bytes, bytes, bytes]:
+    """Make a CA for one pool and a certificate of it that has this name; return CA certificate, key and certificate.
 
-    key = ec.generate_private_key(ec.SECP256R1())
+    Nothing is written anywhere, and the key of the CA is forgotten: nobody can make another certificate of this pool.
+    They are valid for as long as a CA of `make_certificates`, because nobody could renew them.
+    """
+    _need_cryptography()
+    ca_key, ca = _new_ca(f"headgate pool {name}")
+    key, cert = _new_worker(ca, ca_key, (name,), timedelta(days=CA_DAYS))
+    return _cert_pem(ca), _key_pem(key), _cert_pem(cert)
+
+
+def _make_ca(folder: str, made: list[str]) -> None:
     # Two CAs are told apart by their names, also in what other programs print.
-    name = _named(f"headgate development CA {clock.token()[:8]}")
-    signs = _usage(key_cert_sign=True, crl_sign=True)
-    builder = _builder(name, key.public_key(), timedelta(days=CA_DAYS)).issuer_name(name)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    cert = builder.add_extension(signs, critical=True).sign(key, hashes.SHA256())
+    key, cert = _new_ca(f"headgate development CA {clock.token()[:8]}")
     _write(folder, CA_KEY, _key_pem(key), 0o600, made)
     _write(folder, CA_CERT, _cert_pem(cert), 0o644, made)
 
 
+def _new_ca(subject: str) -> tuple[PrivateKeyTypes, x509.Certificate]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), _named(subject)
+    signs = _usage(key_cert_sign=True, crl_sign=True)
+    builder = _builder(name, key.public_key(), timedelta(days=CA_DAYS)).issuer_name(name)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    return key, builder.add_extension(signs, critical=True).sign(key, hashes.SHA256())
+
+
 def _make_worker(folder: str, names: tuple[str, ...], valid: timedelta, made: list[str]) -> None:
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
+    from cryptography.hazmat.primitives import serialization
 
     ca = x509.load_pem_x509_certificate(_read(folder, CA_CERT))
     ca_key = serialization.load_pem_private_key(_read(folder, CA_KEY), None)
     if _public_pem(ca_key.public_key()) != _public_pem(ca.public_key()):
         raise InvalidArgument(f"{CA_KEY} is not the key of {CA_CERT}", remedy="Use another directory.")
+    key, cert = _new_worker(ca, ca_key, names, valid)
+    _write(folder, WORKER_KEY, _key_pem(key), 0o600, made)
+    _write(folder, WORKER_CERT, _cert_pem(cert), 0o644, made)
+
+
+def _new_worker(
+    ca: x509.Certificate, ca_key: PrivateKeyTypes, names: tuple[str, ...], valid: timedelta
+) -> tuple[PrivateKeyTypes, x509.Certificate]:
+    """Make a key and its certificate with these names, for both ends of a connection."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
+
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_named("headgate worker"), key.public_key(), valid).issuer_name(ca.subject)
     for extension, critical in (
@@ -159,9 +186,7 @@ def _make_worker(folder: str, names: tuple[str, ...], valid: timedelta, made: li
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False),  # type: ignore[arg-type]
     ):
         builder = builder.add_extension(extension, critical)
-    cert = builder.sign(ca_key, hashes.SHA256())  # type: ignore[arg-type]
-    _write(folder, WORKER_KEY, _key_pem(key), 0o600, made)
-    _write(folder, WORKER_CERT, _cert_pem(cert), 0o644, made)
+    return key, builder.sign(ca_key, hashes.SHA256())  # type: ignore[arg-type]
 
 
 def _builder(subject: x509.Name, key: CertificatePublicKeyTypes, valid: timedelta) -> x509.CertificateBuilder:

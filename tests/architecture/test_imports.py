@@ -44,7 +44,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tasks": ("stores", "resources", *_LOWEST),
     "stores": ("tasks", "resources", *_LOWEST),
     "context": ("resources", *_LOWEST),
-    "workers": ("context", "discovery", "resources", *_LOWEST),
+    "workers": ("certs", "context", "discovery", "resources", *_LOWEST),
     "discovery": ("context", "workers", "resources", *_LOWEST),
     "combined": _BELOW_COMBINED,
     "observe": ("combined", *_BELOW_COMBINED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from headgate import routine
 @routine
 async def double(number: int) -> int:
     return 2 * number
+
+
+@routine
+async def pid() -> int:
+    return os.getpid()
 
 
 def tell(began: str) -> None:

@@ -287,6 +287,8 @@ async def call() -> None:
         max_tasks_per_worker=100, max_memory_per_worker="2GB", setup=connected, teardown=bye
     ):
         assert_type(headgate.setup_result(), Any)
+    headgate.WorkerPool(placement=headgate.LocalPlacement(2), quorum=2)
+    headgate.WorkerPool(placement=headgate.RayPlacement(4, num_gpus=1, resources={"tpu": 0.5}, runtime_env={"pip": []}))
     headgate.WorkerPool(max_memory_per_worker=2**30, setup=load, teardown=lambda: None)
 
 

@@ -64,6 +64,8 @@ async def add(x: int, y: int) -> int:
 
 
 headgate.WorkerPool(spawn="two")  # type: ignore[arg-type]
+headgate.WorkerPool(placement=4)  # type: ignore[arg-type]
+headgate.RayPlacement(num_gpus="one")  # type: ignore[arg-type]
 headgate.WorkerPool(setup="load")  # type: ignore[arg-type]
 headgate.WorkerPool(teardown=lambda client: None)  # type: ignore[arg-type,misc]
 headgate.routine(timeout="5")  # type: ignore[call-overload]

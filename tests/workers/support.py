@@ -65,8 +65,8 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 def keeper_client_of(pool: WorkerPool) -> KeeperClient:
     """What speaks to the keeper of an open pool."""
     assert isinstance(pool._placement, LocalPlacement)
-    assert pool._placement._keeper is not None
-    return pool._placement._keeper
+    assert pool._placement.keepers.keeper is not None
+    return pool._placement.keepers.keeper
 
 
 class Shared:

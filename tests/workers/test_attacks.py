@@ -173,7 +173,7 @@ def test_w24_a_worker_that_stops_is_waited_for_to_be_replaced() -> None:
 
 
 def test_w22_a_pool_that_cannot_connect_in_time_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.workers.processes.local_placement._LAST", 0.3)
+    monkeypatch.setattr("headgate.workers.processes.kept_workers._LAST", 0.3)
     stopped: list[int] = []
 
     def stop(event: Any) -> None:
@@ -533,7 +533,7 @@ def test_w52_whoever_cancels_all_tasks_finds_the_workers_again() -> None:
 
 def test_w33_a_stopped_keeper_does_not_hold_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.workers.processes.keeper_client._PATIENCE", 0.3)
-    monkeypatch.setattr("headgate.workers.processes.local_placement._LAST", 0.3)
+    monkeypatch.setattr("headgate.workers.processes.kept_workers._LAST", 0.3)
 
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:

@@ -6,25 +6,33 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
 
-from headgate import NoWorkersAvailable, PoolClosed, WorkerPool, WorkerStartFailed
+from headgate import (
+    InvalidArgument,
+    InvalidType,
+    LocalPlacement,
+    LocalWorker,
+    NoWorkersAvailable,
+    PoolClosed,
+    WorkerPool,
+    WorkerStartFailed,
+)
 from headgate._version import __version__
 from headgate.discovery import DiscoveryEvent, OwnDiscovery
 from headgate.discovery.port import Filter
-from headgate.testing import no_leaks
-from headgate.workers.model import Limits, WorkerMetadata, WorkerView
+from headgate.testing import check_placement, no_leaks
+from headgate.workers.model import WorkerMetadata, WorkerView
 from headgate.workers.processes.exit_status import Ending
-from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Launch, Placement, Retirement
 from headgate.workers.processes.restarts import Trouble
 from headgate.workers.protocol.transport import bind, make_server
 from headgate.workers.server.service import Service
 from tests.workers import jobs
-from tests.workers.support import ROOT, alive, run, until
+from tests.workers.support import ROOT, run, until
 
 pytestmark = pytest.mark.integration
 
@@ -61,8 +69,11 @@ class Server:
 class InProcess:
     """A Placement whose workers are servers in this process. It notes what it is asked."""
 
-    def __init__(self, folder: Path, holds: asyncio.Event | None = None) -> None:
+    credentials = None
+
+    def __init__(self, folder: Path, holds: asyncio.Event | None = None, workers: int = 2) -> None:
         self.folder = folder
+        self.num_workers = workers
         self.asked: list[str] = []
         self.servers: dict[str, Server] = {}
         self.holds = holds  # workers become ready when it is set
@@ -72,9 +83,11 @@ class InProcess:
         self._busy: set[asyncio.Task[None]] = set()
 
     async def open(self, launch: Launch) -> None:
+        if self.asked:
+            raise RuntimeError("opened before")
         self.asked.append(f"open {launch.workers}")
         self.launch = launch
-        self._wanted = launch.workers
+        self._wanted = self.num_workers
         self._fill()
 
     async def scale(self, workers: int) -> None:
@@ -105,8 +118,13 @@ class InProcess:
     async def close(self, drained: Awaitable[object]) -> None:
         self._wanted = 0
         self.asked.append("close")
-        await drained
-        self.asked.append("drained")
+        try:
+            await drained
+        finally:
+            self.asked.append("drained")
+            await self._end_all()
+
+    async def _end_all(self) -> None:
         if self.holds is not None:
             self.holds.set()
         await asyncio.gather(*self._busy)
@@ -151,9 +169,7 @@ class InProcess:
 
 
 def placed(placement: Placement, **options: float | None) -> WorkerPool:
-    pool = WorkerPool(**{"spawn": 2, **options})  # type: ignore[arg-type]
-    pool._placement = placement
-    return pool
+    return WorkerPool(placement=placement, **options)  # type: ignore[arg-type]
 
 
 # -- a pool with another placement ------------------------------------------------------------------------------------
@@ -261,105 +277,112 @@ def test_a_placement_that_cannot_open_is_closed(tmp_path: Path) -> None:
     run(main)
 
 
-# -- what every placement does ----------------------------------------------------------------------------------------
-
-Make = Callable[[Path], Placement]
+# -- the contract -----------------------------------------------------------------------------------------------------
 
 
-class Told:
-    """What a placement tells its pool."""
+def test_p01_a_placement_of_the_tests_keeps_the_contract(tmp_path: Path) -> None:
+    folders = (tmp_path / str(number) for number in range(100))
 
-    def __init__(self) -> None:
-        self.ready = 0
-        self.ended: list[str] = []
-        self.troubles: list[Trouble | None] = []
+    def make(workers: int) -> InProcess:
+        folder = next(folders)
+        folder.mkdir()
+        return InProcess(folder, workers=workers)
 
-    def launch(self, workers: int) -> Launch:
-        return Launch(
-            workers=workers,
-            tags=("tagged",),
-            limits=Limits(),
-            stop_timeout=5.0,
-            on_change=lambda ready: setattr(self, "ready", ready),
-            on_ended=lambda uid, _: self.ended.append(uid),
-            on_trouble=self.troubles.append,
-        )
+    check_placement(make, patience=10)
 
 
-@pytest.fixture(params=[InProcess, lambda _: LocalPlacement()], ids=["in_process", "local"])
-def make(request: pytest.FixtureRequest) -> Make:
-    found: Make = request.param
-    return found
+def test_p01_the_local_placement_keeps_the_contract() -> None:
+    check_placement(LocalPlacement, patience=20)
 
 
-def test_what_a_placement_tells_from_opening_to_closing(make: Make, tmp_path: Path) -> None:
+class Forgetful(InProcess):
+    """Breaks the contract in one way each."""
+
+    fault = ""
+
+    def _drop(self, server: Server) -> None:
+        del self.servers[server.metadata.uid]
+        if self.fault != "never drops":
+            self._discovery.announce("worker-dropped", server.metadata)
+
+    def _tell(self) -> None:
+        if self.fault != "never tells":
+            super()._tell()
+
+    async def close(self, drained: Awaitable[object]) -> None:
+        await super().close(asyncio.sleep(0) if self.fault == "does not wait" else drained)
+        if asyncio.iscoroutine(drained):
+            drained.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("never drops", "expected 1 workers that are ready within 0.5 s"),
+        ("never tells", "expected 2 workers that are ready within 0.5 s"),
+        ("does not wait", "did not wait until calls are drained"),
+    ],
+)
+@pytest.mark.headgate_leaks(tasks=False, threads=False, files=False)
+def test_p01_a_placement_that_breaks_the_contract_is_told_how(tmp_path: Path, fault: str, says: str) -> None:
+    class Faulty(Forgetful):
+        pass
+
+    Faulty.fault = fault
+    folders = (tmp_path / str(number) for number in range(100))
+
+    def make(workers: int) -> InProcess:
+        folder = next(folders)
+        folder.mkdir()
+        return Faulty(folder, workers=workers)
+
+    with pytest.raises(AssertionError, match=says):
+        check_placement(make, patience=0.5)
+
+
+# -- the option of a pool ---------------------------------------------------------------------------------------------
+
+
+def test_p01_spawn_is_a_local_placement() -> None:
     async def main() -> None:
-        placement, told = make(tmp_path), Told()
-        seen: list[tuple[str, str]] = []
+        async with WorkerPool(placement=LocalPlacement(2)) as pool:
+            assert [view.state for view in pool.workers()] == ["ready", "ready"]
+            assert await jobs.add(1, 2) == 3
+            await pool.resize(1)
+            assert len(pool.workers()) == 1
 
-        async def follow() -> None:
-            async for event in placement.subscribe():
-                seen.append((event.type, event.metadata.uid))
-
-        await placement.open(told.launch(2))
-        assert [view.state for view in placement.workers()] == ["starting", "starting"]
-        following = asyncio.create_task(follow())
-        await until(lambda: told.ready == 2)
-        assert set(told.troubles) == {None}
-        first, second = (view.uid for view in placement.workers())
-        assert {view.tags for view in placement.workers()} == {frozenset({"tagged"})}
-        await until(lambda: sorted(seen) == sorted([("worker-added", first), ("worker-added", second)]))
-
-        await placement.scale(1)
-        assert [view.uid for view in placement.workers()] == [first]
-        await until(lambda: ("worker-dropped", second) in seen)
-
-        placement.retire(first, "because", "finish")
-        placement.retire("unknown", "because", "end")
-        await until(lambda: told.ready == 1 and placement.workers()[0].uid not in (first, second))
-        [third] = (view.uid for view in placement.workers())
-        await until(lambda: seen[-2:] == [("worker-dropped", first), ("worker-added", third)])
-
-        placement.retire(third, "because", "end")
-        await until(lambda: third in told.ended)
-        await until(lambda: told.ready == 1)
-        [fourth] = (view.uid for view in placement.workers())
-        drained = asyncio.Event()
-        closing = asyncio.create_task(placement.close(drained.wait()))
-        await asyncio.sleep(0)
-        assert ("worker-dropped", fourth) not in seen
-        drained.set()
-        await closing
-        await following
-        assert seen[-1] == ("worker-dropped", fourth)
-
-    with no_leaks(grace=3):
-        run(main)
+    assert isinstance(WorkerPool(spawn=3)._placement, LocalPlacement)
+    assert WorkerPool(spawn=3)._placement.num_workers == 3
+    assert LocalPlacement().num_workers == os.cpu_count()
+    run(main)
 
 
-def test_a_placement_that_was_not_opened_can_be_closed(make: Make, tmp_path: Path) -> None:
+def test_p01_a_placement_serves_one_pool() -> None:
     async def main() -> None:
-        await make(tmp_path).close(asyncio.sleep(0))
+        placement = LocalPlacement(1)
+        async with WorkerPool(placement=placement):
+            pass
+        with pytest.raises(RuntimeError, match="a placement is opened once"):
+            async with WorkerPool(placement=placement):
+                pass
 
     run(main)
 
 
-def test_a_failure_while_it_drains_ends_the_workers_of_this_machine_all_the_same() -> None:
-    async def main() -> None:
-        placement, told = LocalPlacement(), Told()
-        await placement.open(told.launch(1))
-        await until(lambda: told.ready == 1)
-        [view] = placement.workers()
-
-        async def fails() -> None:
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            await placement.close(fails())
-        assert not alive(view.pid)
-
-    with no_leaks(grace=3):
-        run(main)
+def test_p01_options_that_contradict_a_placement_are_refused() -> None:
+    for options, says in (
+        ({"spawn": 2}, r"placement= and spawn= cannot be given together\. Leave spawn= out"),
+        ({"worker": LocalWorker}, "placement= and worker= cannot"),
+        ({"quorum": 3}, r"quorum must be at most the capacity of the pool \(2\), got 3"),
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            WorkerPool(placement=LocalPlacement(2), **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match=r"placement must be a Placement, got int\. Pass LocalPlacement"):
+        WorkerPool(placement=4)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="num_workers must be >= 0, got -1"):
+        LocalPlacement(-1)
+    with pytest.raises(InvalidType, match="worker must be a factory of workers, got int"):
+        LocalPlacement(1, worker=3)  # type: ignore[arg-type]
 
 
 # -- a forked child ---------------------------------------------------------------------------------------------------

@@ -606,7 +606,7 @@ def test_w35_after_the_timeout_callers_get_pool_closed(log: str, timeout: float)
 
 
 def test_w35_a_worker_that_holds_the_gil_does_not_hold_the_exit(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.workers.processes.local_placement._LAST", 0.3)
+    monkeypatch.setattr("headgate.workers.processes.kept_workers._LAST", 0.3)
 
     async def main() -> None:
         begun = time.monotonic()

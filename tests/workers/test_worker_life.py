@@ -27,7 +27,7 @@ from headgate import (
     WorkerStartFailed,
 )
 from headgate.testing import capture_events, no_leaks
-from headgate.workers.processes import local_placement, restarts
+from headgate.workers.processes import kept_workers, restarts
 from tests.workers import jobs, life_jobs
 from tests.workers.support import alive, all_ready, lines, pids, run, script, states, times, until
 
@@ -592,8 +592,8 @@ def test_w90_a_teardown_that_fails_is_logged_and_the_rest_is_closed(
 def test_w90_a_teardown_that_hangs_is_not_waited_for_for_ever(
     teardown: Any, life: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_placement, "TEARDOWN_SECONDS", 0.1)
-    monkeypatch.setattr(local_placement, "_LAST", 0.3)
+    monkeypatch.setattr(kept_workers, "TEARDOWN_SECONDS", 0.1)
+    monkeypatch.setattr(kept_workers, "_LAST", 0.3)
 
     async def main() -> None:
         async with WorkerPool(spawn=1, teardown=teardown):

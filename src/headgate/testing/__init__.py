@@ -13,8 +13,9 @@ May import every package; no package imports it, and only `plugin` imports pytes
 `run` and `virtual` put a test on a `VirtualLoop`: timers jump, a hang is a `Hang` that says who waits, a task left over
 is a `Leak`. `settle` lets everything ready happen while time stands. `capture_events` remembers what pools report, and
 `no_leaks` fails a block that leaves tasks, threads, files or child processes behind; `check_strategy`, `check_store`,
-`check_shared_state`, `check_slot_budget` and `check_discovery` tell whether a strategy, a store, a budget or a
-discovery of yours keeps its contract. `headgate.testing.plugin` is a plugin for pytest. See docs/testing.md.
+`check_shared_state`, `check_slot_budget`, `check_discovery` and `check_placement` tell whether a strategy, a store, a
+budget, a discovery or a placement of yours keeps its contract. `headgate.testing.plugin` is a plugin for pytest. See
+docs/testing.md.
 
 Names are loaded when they are first used: pytest imports this package for the plugin, whether it is used or not.
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from headgate.testing.capture import Captured, capture_events
     from headgate.testing.discoveries import check_discovery
     from headgate.testing.leaks import no_leaks
+    from headgate.testing.placements import check_placement
     from headgate.testing.running import run, settle, virtual
     from headgate.testing.shared_states import check_shared_state
     from headgate.testing.stores import check_store
@@ -43,6 +45,7 @@ __all__ = [
     "VirtualLoop",
     "capture_events",
     "check_discovery",
+    "check_placement",
     "check_shared_state",
     "check_slot_budget",
     "check_store",
@@ -60,6 +63,7 @@ _named = lazy(
         "headgate.testing.capture": ("Captured", "capture_events"),
         "headgate.testing.discoveries": ("check_discovery",),
         "headgate.testing.leaks": ("no_leaks",),
+        "headgate.testing.placements": ("check_placement",),
         "headgate.testing.running": ("run", "settle", "virtual"),
         "headgate.testing.shared_states": ("check_shared_state",),
         "headgate.testing.stores": ("check_store",),

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     )
     from headgate.workers.options import ChannelOptions, WorkerOptions
     from headgate.workers.pool import WorkerPool
+    from headgate.workers.processes.local_placement import LocalPlacement
     from headgate.workers.processes.local_worker import LocalWorker
+    from headgate.workers.processes.placement import Launch, Placement
     from headgate.workers.routines import RuntimeContext, current_task, do_dispatch, routine
     from headgate.workers.server.standalone import WorkerProcess
     from headgate.workers.setup import setup_result
@@ -40,10 +42,13 @@ __all__ = [
     "DiscoveryLike",
     "DnsDiscovery",
     "LanDiscovery",
+    "Launch",
     "LeastLoadedLoadBalancer",
     "LoadBalancerLike",
     "LocalDiscovery",
+    "LocalPlacement",
     "LocalWorker",
+    "Placement",
     "RoundRobinLoadBalancer",
     "RuntimeContext",
     "StaticDiscovery",
@@ -69,7 +74,9 @@ _MODULES = {
     "headgate.discovery.port": ("DiscoveryEvent", "DiscoveryLike"),
     "headgate.discovery.static": ("StaticDiscovery",),
     "headgate.workers.client.balancing": ("LeastLoadedLoadBalancer", "LoadBalancerLike", "RoundRobinLoadBalancer"),
+    "headgate.workers.processes.local_placement": ("LocalPlacement",),
     "headgate.workers.processes.local_worker": ("LocalWorker",),
+    "headgate.workers.processes.placement": ("Launch", "Placement"),
     "headgate.workers.credentials": ("WorkerCredentials",),
     "headgate.workers.mapping": ("map",),
     "headgate.workers.model": (

@@ -47,7 +47,7 @@ from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
 from headgate.workers.model import Follower, Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
 from headgate.workers.options import checked_credentials
-from headgate.workers.pool_size import checked_size, refuse_for_discovered
+from headgate.workers.pool_size import checked_placed, checked_size, refuse_for_discovered
 from headgate.workers.processes.local_placement import LocalPlacement
 from headgate.workers.processes.placement import Launch, Placement, Retirement
 from headgate.workers.routines import ACTIVE, CALLER, OPEN, dispatch_limit
@@ -87,6 +87,7 @@ class WorkerPool:
         self,
         *tags: str,
         spawn: int | None = None,
+        placement: Placement | None = None,
         discovery: DiscoverySource | None = None,
         lease: int | None = None,
         lazy: bool = True,
@@ -112,7 +113,15 @@ class WorkerPool:
             )
         check_tags(tags)
         self._discovery_source, self._credentials = discovery, checked_credentials(credentials)
-        self._size = checked_size(spawn, lease, quorum, durable=discovery is not None)
+        self._placement: Placement
+        if placement is None:
+            size = checked_size(spawn, lease, quorum, durable=discovery is not None)
+            self._placement = LocalPlacement(size, worker=worker)
+        else:
+            durable, secure = discovery is not None, self._credentials is not None
+            size = checked_placed(placement, lease, quorum, durable=durable, secure=secure, spawn=spawn, worker=worker)
+            self._placement = placement
+        self._size = size  # workers of its own that it is to have; of a placement that does not know yet 1, at first
         if discovery is not None and not usable_as_discovery(discovery):
             raise InvalidType(
                 f"discovery must have publisher and subscribe(), or make something that has, got {discovery!r}"
@@ -140,8 +149,6 @@ class WorkerPool:
                 setup=setup,
                 teardown=teardown,
             )
-        if worker is not None and not callable(worker):
-            raise InvalidType(f"worker must be a factory of workers, got {type(worker).__name__}")
         if loadbalancer is not None and not usable_as_balancer(loadbalancer):
             raise InvalidType(
                 f"loadbalancer must have order() and report(), or make something that has, got {loadbalancer!r}"
@@ -150,7 +157,6 @@ class WorkerPool:
         self._balancer: LoadBalancerLike
         self._serves_tasks = False  # does a TaskPool use it?
         self._followers: WeakSet[Follower] = WeakSet()
-        self._placement: Placement = LocalPlacement(worker)
         self._finder: Finder | None = None
         self._announcer: Announcer | None = None
         self._lazy, self._quorum = lazy, quorum
@@ -186,7 +192,7 @@ class WorkerPool:
             discovery = await self._resolved_discovery()
             await self._placement.open(
                 Launch(
-                    workers=self._size,
+                    workers=self._placement.num_workers,
                     tags=self.tags,
                     limits=self._limits,
                     stop_timeout=self._shutdown_timeout,
@@ -199,6 +205,7 @@ class WorkerPool:
                     setup=dumped(self._setup, self._teardown, self._quorum_timeout),
                 )
             )
+            self._size, self._credentials = self._placement.num_workers or 0, self._placement.credentials
             from headgate.workers.client import dispatcher  # noqa: F401 - imports grpc, while the workers start
             from headgate.workers.client.peers import Introductions
 

@@ -6,10 +6,12 @@ import os
 
 from headgate.core.checks import checked_optional_count
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.workers.processes.local_placement import LocalPlacement
+from headgate.workers.processes.placement import Placement
 
 
 def checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, durable: bool) -> int:
-    """Return how many workers to spawn; InvalidArgument: the numbers do not go together."""
+    """Return how many workers to start; InvalidArgument: the numbers do not go together."""
     checked_optional_count("spawn", spawn, 0 if durable else 1)
     checked_optional_count("lease", lease, 0)
     checked_optional_count("quorum", quorum, 1)
@@ -29,6 +31,33 @@ def checked_size(spawn: int | None, lease: int | None, quorum: int | None, *, du
             remedy="Lower quorum, spawn more workers, or raise lease.",
         )
     return size
+
+
+def checked_placed(
+    placement: object, lease: int | None, quorum: int | None, *, durable: bool, secure: bool, **others: object
+) -> int:
+    """Return how many workers a placement starts; 1 if it does not know yet. InvalidArgument: options contradict it."""
+    if not isinstance(placement, Placement):
+        raise InvalidType(
+            f"placement must be a Placement, got {type(placement).__name__}",
+            remedy="Pass LocalPlacement(4), RayPlacement(num_workers=4) or DaskPlacement(client).",
+        )
+    for name, given in others.items():
+        if given is not None:
+            raise InvalidArgument(
+                f"placement= and {name}= cannot be given together", remedy=f"Leave {name}= out: the placement says it."
+            )
+    if durable and not secure and not isinstance(placement, LocalPlacement):
+        raise InvalidArgument(
+            "credentials= must be given when placed workers and discovered ones serve one pool",
+            remedy="Pass certificates that both have; those that a placement makes are for its own workers alone.",
+        )
+    size = placement.num_workers
+    if size is None:
+        checked_optional_count("lease", lease, 0)
+        checked_optional_count("quorum", quorum, 1)
+        return 1
+    return checked_size(size, lease, quorum, durable=durable)
 
 
 def refuse_for_discovered(**options: object) -> None:

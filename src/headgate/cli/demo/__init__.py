@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 
 from headgate.cli.arguments import whole
+from headgate.cli.output import WrongCall
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from headgate.cli.demo.clusters import Theatre
     from headgate.dashboard import Dashboard
 
 _DESCRIPTION = """\
@@ -23,6 +27,7 @@ plain lines. Exit code 0, or 1 if a call was lost."""
 _EXAMPLE = """\
 example:
   headgate demo
+  headgate demo --on ray
   headgate demo --calls 100 --json
 """
 
@@ -33,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", type=whole(0), default=480, metavar="N", help="calls to submit (480)")
     parser.add_argument("--slots", type=whole(1), default=40, metavar="N", help="calls at a time (40)")
     parser.add_argument("--seed", type=int, default=7, metavar="N", help="what latencies and failures are drawn from")
+    parser.add_argument(
+        "--on", choices=["ray", "dask"], help="run the workers on a cluster of three nodes, and kill a node"
+    )
     parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
     parser.add_argument("--dashboard", action="store_true", help="show it on a web page too, while it runs")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and the rest to stderr")
@@ -53,6 +61,17 @@ def _page(out: TextIO) -> Dashboard | None:
     return page
 
 
+def theatre_of(engine: str | None) -> AbstractContextManager[Theatre | None]:
+    """Return what starts a cluster for the demo, or nothing."""
+    if engine is None:
+        return nullcontext()
+    from headgate.cli.demo.clusters import CLUSTERS
+
+    if find_spec({"ray": "ray", "dask": "distributed"}[engine]) is None:
+        raise WrongCall(f"--on {engine} needs the extra: pip install 'headgate[{engine}]'")
+    return CLUSTERS[engine]()
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the demo."""
     import logging
@@ -67,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
     screen = screen_for(out, plain=options.plain, rows_needed=play.ROWS + (2 if page else 0))
     chronicle = play.Chronicle(options.calls, screen)
     try:
-        ending = play.run(chronicle, slots=options.slots, seed=options.seed)
+        with theatre_of(options.on) as theatre:
+            ending = play.run(chronicle, slots=options.slots, seed=options.seed, theatre=theatre)
         say(ending.text, out)
     except KeyboardInterrupt:
         if not has_reader(out):

@@ -37,6 +37,13 @@ from headgate.resources import (
 from headgate.tasks import KeyAge, PoolDequeue, PoolFinish, PoolRequeue, TaskHandle, fair_round_robin
 from headgate.workers.events import WorkerLostEvent, WorkerReady
 from headgate.workers.pool import WorkerPool
+from headgate.workers.processes.local_placement import LocalPlacement
+
+TYPE_CHECKING = False  # see cli/main.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headgate.cli.demo.clusters import Theatre
 
 BUCKETS = {
     "sk-a": Bucket(rate=18, burst=24),
@@ -71,6 +78,8 @@ class Stage:
     upstream: Upstream
     api: str
     chronicle: Chronicle
+    kill_node: Callable[[], str] | None = None
+    """Kills a node of the cluster on which the workers run; None: they run on this machine."""
     handles: list[TaskHandle[str]] = field(default_factory=list)
 
     async def submit(self, tenant: str, number: int) -> None:
@@ -91,10 +100,13 @@ class Stage:
             self.upstream.revoke(REVOKED)
 
     def kill_a_worker(self) -> None:
-        """Kill the worker with the most calls in flight."""
+        """Kill the worker with the most calls in flight, or a node of the cluster."""
+        self.chronicle.counts["killed"] += 1
+        if self.kill_node is not None:
+            self.chronicle.tell(f"{self.kill_node()} is killed")
+            return
         victim = max(self.workers.workers(), key=lambda worker: worker.in_flight)
         self.chronicle.tell(f"worker {victim.pid} is killed, with {victim.in_flight} calls in flight")
-        self.chronicle.counts["killed"] += 1
         os.kill(victim.pid, signal.SIGKILL)
 
     def served(self) -> Service:
@@ -287,13 +299,16 @@ def summary_of(stage: Stage) -> str:
 # -- running it -------------------------------------------------------------------------------------------------------
 
 
-async def play(keys: ResourcePool[str], upstream: Upstream, chronicle: Chronicle, slots: int) -> Stage:
+async def play(
+    keys: ResourcePool[str], upstream: Upstream, chronicle: Chronicle, slots: int, theatre: Theatre | None = None
+) -> Stage:
     """Run all calls to their end."""
     unsubscribe = [subscribe(chronicle.hear, topic) for topic in ("lifecycle", "resources", "workers")]
     try:
         with tempfile.TemporaryDirectory(prefix="headgate-demo-") as folder:
             api = os.path.join(folder, "api")
-            async with upstream.listening(api), WorkerPool(spawn=WORKERS) as workers:
+            placement = LocalPlacement(WORKERS) if theatre is None else theatre.placement
+            async with upstream.listening(api), WorkerPool(placement=placement) as workers:
                 tasks = TaskPool(
                     "calls",
                     max_concurrent=slots,
@@ -301,7 +316,8 @@ async def play(keys: ResourcePool[str], upstream: Upstream, chronicle: Chronicle
                     resources=keys,
                     workers=workers,
                 )
-                stage = Stage(keys, workers, tasks, upstream, api, chronicle)
+                kill = None if theatre is None else theatre.kill
+                stage = Stage(keys, workers, tasks, upstream, api, chronicle, kill)
                 await perform(stage)
                 return stage
     finally:
@@ -312,7 +328,7 @@ async def play(keys: ResourcePool[str], upstream: Upstream, chronicle: Chronicle
 async def perform(stage: Stage) -> None:
     chronicle = stage.chronicle
     chronicle.began = clock.now()
-    who = f"{len(TENANTS)} tenants, {len(BUCKETS)} keys, {WORKERS} workers, one API"
+    who = f"{len(TENANTS)} tenants, {len(BUCKETS)} keys, {len(stage.workers.workers())} workers, one API"
     title = f"headgate: {chronicle.calls} calls, {who}"
     painter = asyncio.create_task(keep_drawing(stage, title))
     try:
@@ -335,9 +351,9 @@ class Ending:
     """Has every call the answer to its own question?"""
 
 
-def run(chronicle: Chronicle, *, slots: int, seed: int) -> Ending:
-    """Run the demo to its end; KeyboardInterrupt: it was stopped by Ctrl-C."""
-    stage = asyncio.run(play(make_keys(), Upstream(BUCKETS, seed=seed), chronicle, slots))
+def run(chronicle: Chronicle, *, slots: int, seed: int, theatre: Theatre | None = None) -> Ending:
+    """Run the demo to its end, on this machine or on a cluster; KeyboardInterrupt: it was stopped by Ctrl-C."""
+    stage = asyncio.run(play(make_keys(), Upstream(BUCKETS, seed=seed), chronicle, slots, theatre))
     served = stage.served()
     parts = [comparison_of(served, first_in_first_out(served.turns), first=3 * slots)]
     if stage.handles:

@@ -1,9 +1,8 @@
-"""A worker of this machine as its placement knows it."""
+"""A worker as its placement knows it."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 
 from headgate.workers.model import WorkerState
 from headgate.workers.processes.local_worker import LocalWorker
@@ -34,22 +33,9 @@ class Member:
         """Done when its process has ended."""
 
     def state(self) -> WorkerState:
-        """Tell how the worker is. One that has died is lost, though its keeper may not have said so yet."""
+        """Tell how the worker is, as far as was told."""
         if self.stopping:
             return "stopping"
         if self.replaced:
             return "lost"
-        if not self.is_ready:
-            return "starting"
-        return "lost" if is_dead(self.worker.pid) else "ready"
-
-
-def is_dead(pid: int) -> bool:
-    """Tell whether a process has ended, even if nobody has noticed yet (Linux; elsewhere it is taken to live)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except FileNotFoundError:
-        return os.path.isdir("/proc/self")
-    except OSError:
-        return False
+        return "ready" if self.is_ready else "starting"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from headgate.workers.model import ENDLESS, Lifetime
 
@@ -33,8 +33,8 @@ class Launch:
     The callbacks are called on the event loop on which the placement was opened, and return at once.
     """
 
-    workers: int
-    """How many workers there are to be, until `scale` says otherwise."""
+    workers: int | None
+    """How many workers there are to be, until `scale` says otherwise; None: as many as the placement finds right."""
     tags: tuple[str, ...]
     """What each worker is marked with."""
     limits: Limits
@@ -57,11 +57,25 @@ class Launch:
     """What each worker runs before its first call and at its end."""
 
 
+@runtime_checkable
 class Placement(Protocol):
-    """What starts and ends the workers of one pool. All methods are called on one event loop, except where it says."""
+    """What starts and ends the workers of one pool. All methods are called on one event loop, except where it says.
+
+    `headgate.testing.check_placement` tells whether a placement of yours keeps this contract.
+    """
+
+    @property
+    def num_workers(self) -> int | None:
+        """How many workers it was made for; None: it knows when it is open."""
+        ...
+
+    @property
+    def credentials(self) -> WorkerCredentials | None:
+        """What clients show to its workers, known when it is open: those of the launch, or its own; None: no TLS."""
+        ...
 
     async def open(self, launch: Launch) -> None:
-        """Begin to start the workers; return before they are ready. Called once."""
+        """Begin to start the workers; return before they are ready. RuntimeError: it was opened before."""
 
     async def scale(self, workers: int) -> None:
         """Want so many workers from now on. Return when those too many have left; new ones need not be ready."""

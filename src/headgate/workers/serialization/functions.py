@@ -21,6 +21,7 @@ import hashlib
 import importlib
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, ModuleType
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 PYTHON = f"{sys.implementation.cache_tag}"
 HEAVY_BYTES, HEAVY_SECONDS = 1024 * 1024, 0.005
+
+MODULE_REMEDY = "HEADGATE_MODULE_REMEDY"
+"""The environment variable with which who placed a worker says how it gets modules that it lacks."""
 
 _COMPANY = 64  # classes of arguments that a function takes along at most
 _NO_NAMES: Mapping[int, str] = {}
@@ -360,7 +364,9 @@ def missing_module(tag: str, error: ModuleNotFoundError) -> RemoteError:
     """Make the error for a module that a function needs and the worker does not have."""
     return RemoteError(
         f"{tag} needs the module {error.name or error!s}, which the worker cannot import",
-        remedy="Install it where the worker runs, or add its folder to sys.path before the pool is made.",
+        remedy=os.environ.get(
+            MODULE_REMEDY, "Install it where the worker runs, or add its folder to sys.path before the pool is made."
+        ),
     )
 
 
