@@ -155,12 +155,12 @@ class LeasedBudget:
             self._untold[name] = self._untold.get(name, 0.0) + amount
         self._is_news = True
 
-    def observe(self, limits: Iterable[Limit], now: float) -> None:
-        """Tell what an answer said."""
+    def observe(self, limits: Iterable[Limit], now: float, began: float) -> None:
+        """Tell what an answer said that arrived at `now`, to a call that began at `began`."""
         at = now + self._offset
         for told in limits:
             resets_at = None if told.reset_after is None else at + told.reset_after
-            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at))
+            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, began + self._offset))
         del self._told[:-_MOST_TOLD]
         self._is_news = True
 
