@@ -276,37 +276,37 @@ def left(remaining: float, reset_after: float | None) -> Limit:
 
 def test_h11_the_lowest_remaining_of_a_window_counts() -> None:
     window = LearnedWindow()
-    window.observe(left(7, 30.0), now=0.0)
-    window.observe(left(9, 29.9), now=0.1)  # was sent before, arrives after
+    window.observe(left(7, 30.0), now=0.0, began=0.0)
+    window.observe(left(9, 29.9), now=0.1, began=0.1)  # was sent before, arrives after
     assert window.room(0.0, 0.2) == 7
-    window.observe(left(3, 28.5), now=1.0)
+    window.observe(left(3, 28.5), now=1.0, began=1.0)
     assert window.room(0.0, 1.0) == 3
     assert window.room_at(4.0, 0.0, 1.0) == 30.0
 
 
 def test_h11_a_new_window_begins_when_the_old_one_ends() -> None:
     window = LearnedWindow()
-    window.observe(left(0, 30.0), now=0.0)
+    window.observe(left(0, 30.0), now=0.0, began=0.0)
     window.lack(1.0)
     assert window.room(0.0, 29.9) == 0
     assert not window.is_over(29.9)
     assert window.is_over(30.0)
-    window.observe(left(59, 60.0), now=31.0)
+    window.observe(left(59, 60.0), now=31.0, began=31.0)
     assert (window.room(0.0, 31.0), window.is_over(31.0)) == (59, False)
 
 
 def test_h11_an_answer_of_the_last_window_says_nothing_about_this_one() -> None:
     window = LearnedWindow()
-    window.observe(left(59, 60.0), now=31.0)
-    window.observe(left(0, 0.0), now=31.1)
-    window.observe(left(0, 0.4), now=31.2)
+    window.observe(left(59, 60.0), now=31.0, began=31.0)
+    window.observe(left(0, 0.0), now=31.1, began=31.1)
+    window.observe(left(0, 0.4), now=31.2, began=31.2)
     assert window.room(0.0, 31.3) == 59
 
 
 def test_h11_nothing_is_left_until_now_is_believed_for_a_moment() -> None:
     """A server that rounds down says so in the last second of a window."""
     window = LearnedWindow()
-    window.observe(left(0, 0.0), now=31.0)
+    window.observe(left(0, 0.0), now=31.0, began=31.0)
     window.lack(31.0)
     assert (window.room(0.0, 31.5), window.is_over(31.5), window.is_over(32.0)) == (0, False, True)
 
@@ -314,8 +314,8 @@ def test_h11_nothing_is_left_until_now_is_believed_for_a_moment() -> None:
 def test_h11_without_windows_the_last_answer_counts() -> None:
     window = LearnedWindow()
     for remaining in (5, 3, 4):
-        window.observe(left(remaining, None), now=1.0)
-    window.observe(Limit("requests", 60), now=1.0)
+        window.observe(left(remaining, None), now=1.0, began=1.0)
+    window.observe(Limit("requests", 60), now=1.0, began=1.0)
     assert (window.room(0.0, 2.0), window.resets_at) == (4, None)
 
 
@@ -331,8 +331,40 @@ def test_h11_any_order_of_arrival_ends_the_same(answers: list[tuple[int, int, fl
     chance.shuffle(answers)
     learned = LearnedWindow()
     for window, remaining, _ in answers:
-        learned.observe(left(remaining, max(0.0, (window + 1) * 100.0 - now)), now)
+        learned.observe(left(remaining, max(0.0, (window + 1) * 100.0 - now)), now, now)
     if expected:
         assert learned.room(0.0, now) == min(expected)
     else:  # an answer that says "nothing is left, until now" is believed for a moment
         assert learned.room(0.0, now) in (math.inf, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 400), st.floats(0, 60), st.floats(0, 1)), min_size=1, max_size=40),
+)
+@EXAMPLES
+def test_h11_answers_that_were_written_long_before_they_arrived_are_told_apart(
+    calls: list[tuple[float, float, float]],
+) -> None:
+    """Windows of 100 s. A call begins, its answer is written, and arrives up to 60 s after the beginning."""
+    limit = 1000
+    writings = sorted((began + seconds * part, began, began + seconds) for began, seconds, part in calls)
+    left_of: dict[int, int] = {}
+    answers = []
+    for written, began, arrives in writings:
+        window = int(written // 100)
+        left_of[window] = left_of.get(window, limit) - 1
+        answers.append((arrives, began, window, left_of[window], (window + 1) * 100.0 - written))
+    learned, newest, lowest = LearnedWindow(), -1, limit
+    for arrives, began, window, remaining, reset_after in sorted(answers):
+        learned.observe(Limit("requests", limit, remaining, reset_after), arrives, began)
+        if window > newest:
+            newest, lowest = window, remaining
+        elif window == newest:
+            lowest = min(lowest, remaining)
+        assert learned.remaining is not None
+        if arrives >= (newest + 1) * 100.0:
+            continue  # that window is over
+        assert learned.remaining <= lowest  # never more than there is
+        if began >= newest * 100.0:
+            assert learned.remaining == lowest  # and not less, once a call was answered that began in the window
+        lowest = int(learned.remaining)

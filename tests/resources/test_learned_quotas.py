@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -81,6 +82,20 @@ def left(pool: ResourcePool[str], name: str = "a") -> dict[str, float | None]:
     return pool.snapshot()[name]["quota"]["left"]
 
 
+def slow(service: Service, seconds: float) -> Callable[[Resource[str]], Awaitable[Response]]:
+    """An operation whose answers are written when the call arrives, and are read up to so many seconds later."""
+    numbers = itertools.count()
+
+    async def operation(key: Resource[str]) -> Response:
+        await asyncio.sleep(0.01)
+        answer = service.call()
+        refused = answer.status_code != 200
+        await asyncio.sleep(0.02 if refused else seconds * (next(numbers) * 7 % 13) / 13)
+        return answer
+
+    return operation
+
+
 async def many(pool: ResourcePool[str], service: Service, calls: int, **options: Any) -> None:
     async def operation(key: Resource[str]) -> Response:
         await asyncio.sleep(0.01)
@@ -110,6 +125,22 @@ async def test_h10_learning_uses_the_whole_quota_with_at_most_one_refusal_per_re
     full = [service.by_window[window] for window in sorted(service.by_window)][:-1]
     assert all(number >= 0.95 * 50 for number in full), full
     assert service.refused <= len(full)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 5.0, 40.0])
+def test_h10_answers_may_be_slow(seconds: float) -> None:
+    """As those of language models are: what they say about the limit was true when the call arrived."""
+
+    @virtual
+    async def scenario() -> None:
+        pool, service = learning("a", cancel_siblings=False), Service(50, per=60.0)
+        operation = slow(service, seconds)
+        await asyncio.gather(*(pool.run(operation, wait_for_capacity=True, max_attempts=20) for _ in range(400)))
+        full = [service.by_window[window] for window in sorted(service.by_window)][:-1]
+        assert all(number >= 0.95 * 50 for number in full), full
+        assert service.refused <= 1
+
+    scenario()
 
 
 @virtual

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from headgate import PoolExhausted, Quota, Resource, ResourcePool
+from headgate import CooldownResource, PoolExhausted, Quota, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import settle, virtual
@@ -146,3 +146,25 @@ async def test_h10_a_cost_that_only_the_own_quota_allows_fails_and_keeps_nobody_
     with pytest.raises(PoolExhausted, match="cost=500"):
         await large.run(ident, cost=500, wait_for_capacity=True)
     assert await small.run(ident, cost=90, wait_for_capacity=True, within=5) == "a"
+
+
+@virtual
+async def test_h10_processes_do_not_ask_for_a_quota_that_they_cannot_use_now() -> None:
+    """Two of them, whose key cools down: what is left of the quota does not go to and fro between them."""
+    place = SharedMemory()
+    stores = [place.member(), place.member()]
+    one, other = [share(store, Quota(requests=10, per=10.0)) for store in stores]
+    asked = [count_exchanges(store) for store in stores]
+
+    async def refused(key: Resource[str]) -> None:
+        raise CooldownResource(30.0)
+
+    with pytest.raises(PoolExhausted):
+        await one.run(refused)
+    await settle()
+    waiting = [asyncio.create_task(pool.run(ident, wait_for_capacity=True)) for pool in (one, other) for _ in range(20)]
+    await asyncio.sleep(29)
+    assert not any(task.done() for task in waiting)
+    assert sum(map(len, asked)) <= 40
+    await asyncio.gather(*waiting)
+    assert clock.now() <= 75

@@ -24,7 +24,7 @@ from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
 from tests.resources.support import Gate, ident
-from tests.resources.test_learned_quotas import Response, Service
+from tests.resources.test_learned_quotas import Response, Service, slow
 from tests.resources.test_quotas import Upstream
 from tests.resources.test_shared_health import count_exchanges
 
@@ -217,18 +217,19 @@ async def test_h10_a_store_that_cannot_be_reached_gives_nothing_more() -> None:
 # -- quotas that are learned ------------------------------------------------------------------------------------------
 
 
-async def three_processes(service: Service, calls: int, cost: int = 0) -> None:
+async def three_processes(service: Service, calls: int, cost: int = 0, operation: Any = None) -> None:
     """Three processes with a backlog each, on one key of a service."""
     place = SharedMemory()
     options: dict[str, Any] = {"classify": headgate.http_errors, "cancel_siblings": False}
     pools = [share(place, "learn", **options) for _ in range(3)]
 
-    async def operation(key: Resource[str]) -> Response:
+    async def quick(key: Resource[str]) -> Response:
         await asyncio.sleep(0.01)
         answer = service.call(cost)
         await asyncio.sleep(0.04)
         return answer
 
+    operation = operation or quick
     how: dict[str, Any] = {"wait_for_capacity": True, "max_attempts": 50, "cost": cost}
     await asyncio.gather(*(pool.run(operation, **how) for pool in pools for _ in range(calls)))
 
@@ -245,6 +246,19 @@ async def test_h12_three_processes_learn_one_quota_with_one_refusal_per_reset() 
     assert service.served == 1500
     assert service.refused <= len(service.by_window)
     assert utilisation(service) >= 0.95
+
+
+@pytest.mark.parametrize("seconds", [5.0, 40.0])
+def test_h12_three_processes_learn_one_quota_from_slow_answers(seconds: float) -> None:
+    @virtual
+    async def scenario() -> None:
+        service = Service(50, per=60.0)
+        await three_processes(service, 130, operation=slow(service, seconds))
+        assert service.served == 390
+        assert service.refused <= 1
+        assert utilisation(service) >= 0.95
+
+    scenario()
 
 
 @virtual

@@ -42,7 +42,7 @@ class Budget(Protocol):
     def release(self, need: Need, *, used: bool = True) -> None: ...
     def count(self, name: str, amount: float, until: float) -> None: ...
     def count_untold(self, used: Need) -> None: ...
-    def observe(self, limits: Iterable[Limit], now: float) -> None: ...
+    def observe(self, limits: Iterable[Limit], now: float, began: float) -> None: ...
     def probed(self, now: float, *, answered: bool, told: bool) -> None: ...
     def room(self, name: str, now: float) -> float: ...
 
@@ -102,10 +102,15 @@ class Account:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether calls wait for one of its resources."""
+        """Whether calls wait that could use one of its resources now, if the quota allowed that."""
         if self.shared is not None and self.shared.askers:
             return True
-        return any(member.rotation.wait_queue for member in self.members)
+        return any(
+            ticket.requirement.fits(member.resource)
+            for member in self.members
+            if member.rotation.wait_queue and member.lacks_only_quota
+            for ticket in member.rotation.wait_queue.heads()
+        )
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +175,7 @@ class Account:
         limits = list(limits)
         told = any(one.remaining is not None for one in limits)
         if limits:
-            self.budget.observe(limits, now)
+            self.budget.observe(limits, now, now if reservation is None else reservation.began)
         if reservation is None or reservation not in self._running:
             return
         reservation.is_told = reservation.is_told or told

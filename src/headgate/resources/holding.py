@@ -43,7 +43,7 @@ def ask_others(members: Iterable[Member], now: float) -> None:
     """Ask other processes for what a call waits for that has just joined the queue."""
     for member in members:
         account = member.sharing.account
-        if account is not None and account.is_closed:
+        if account is not None:
             account.refresh(now)
 
 

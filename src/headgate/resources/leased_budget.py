@@ -27,9 +27,20 @@ _MOST_TOLD: Final = 64
 class LeasedBudget:
     """The part of this process in one shared quota. Implements `accounts.Budget`."""
 
-    def __init__(self, quota: QuotaSetting, token: str, needed: Callable[[], None]) -> None:
-        """`needed` is called, with the lock held, when there is something to send."""
+    def __init__(
+        self,
+        quota: QuotaSetting,
+        token: str,
+        needed: Callable[[], None],
+        lease_ends: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """`needed` is called, with the lock held, when there is something to send.
+
+        `lease_ends` says until when this process has what it holds: if it was stopped for a while, others may have
+        been given it before the store could tell.
+        """
         self.quota: QuotaSetting = quota
+        self._lease_ends = lease_ends
         self.is_alone: bool = False
         """Can the store not be reached?"""
         self._token = token
@@ -77,7 +88,7 @@ class LeasedBudget:
 
     def allows(self, need: Need, now: float) -> bool:
         """Whether this process holds so much."""
-        return all(self.room(name, now) >= amount for name, amount in need.items())
+        return now < self._lease_ends() and all(self.room(name, now) >= amount for name, amount in need.items())
 
     def room(self, name: str, now: float) -> float:
         """How much of one limit this process holds and does not use."""
@@ -155,12 +166,12 @@ class LeasedBudget:
             self._untold[name] = self._untold.get(name, 0.0) + amount
         self._is_news = True
 
-    def observe(self, limits: Iterable[Limit], now: float) -> None:
-        """Tell what an answer said."""
+    def observe(self, limits: Iterable[Limit], now: float, began: float) -> None:
+        """Tell what an answer said that arrived at `now`, to a call that began at `began`."""
         at = now + self._offset
         for told in limits:
             resets_at = None if told.reset_after is None else at + told.reset_after
-            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at))
+            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, began + self._offset))
         del self._told[:-_MOST_TOLD]
         self._is_news = True
 

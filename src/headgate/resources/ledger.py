@@ -132,8 +132,8 @@ class Ledger:
         for name, window in self.learned.items():
             window.count(used.get(name, 0.0))
 
-    def observe(self, limits: Iterable[Limit], now: float) -> None:
-        """Learn what an answer told that arrived at `now`."""
+    def observe(self, limits: Iterable[Limit], now: float, began: float) -> None:
+        """Learn what an answer told that arrived at `now`, to a call that began at `began`."""
         if not self.learned:
             return
         self.heard = True
@@ -142,7 +142,7 @@ class Ledger:
             if window is None and len(self.learned) < _MOST_WINDOWS:
                 window = self.learned[told.name] = LearnedWindow()
             if window is not None:
-                window.observe(told, now)
+                window.observe(told, now, began)
 
     def probed(self, now: float, *, answered: bool, told: bool) -> None:
         """Note that the call has ended that had to find out what there is; `told`: its answer said something."""
@@ -173,10 +173,10 @@ class Ledger:
                 self.fixed[name] = SlidingWindow(known.limit, known.per, pairs)
         if self.learned:
             for name, row in list(_mapping(body.get("learned")).items())[:_MOST_WINDOWS]:
-                if not isinstance(row, list) or len(row) != 4 or type(row[3]) is not bool:
+                if not isinstance(row, list) or len(row) != 5 or type(row[4]) is not bool:
                     raise ValueError("a learned limit has the wrong form")
-                limit, remaining, resets_at = (None if one is None else _number(one) for one in row[:3])
-                self.learned[name] = LearnedWindow((limit, remaining, resets_at, row[3]))
+                limit, remaining, first, last = (None if one is None else _number(one) for one in row[:4])
+                self.learned[name] = LearnedWindow((limit, remaining, first, last, row[4]))
         self.heard = body.get("heard") is True
         self.probing = body.get("probing") is True
 

@@ -33,6 +33,8 @@ class Told(NamedTuple):
     remaining: float | None
     resets_at: float | None
     at: float
+    began: float
+    """When the call began that was answered."""
 
 
 class Want(NamedTuple):
@@ -219,7 +221,7 @@ class _Step:
                 ledger.count(name, amount, until)
         for told in message.told:
             left = None if told.resets_at is None else told.resets_at - told.at
-            ledger.observe([Limit(told.name, told.limit, told.remaining, left)], told.at)
+            ledger.observe([Limit(told.name, told.limit, told.remaining, left)], told.at, told.began)
         ledger.count_untold(message.untold)
 
     def _reserve_held(self) -> None:

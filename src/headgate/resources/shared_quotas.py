@@ -139,7 +139,8 @@ class SharedQuota:
         self._key = key
         self._rotation = weakref.ref(rotation)
         self._token = clock.token()[:12]
-        self._budget = LeasedBudget(account.quota, self._token, self._needs)
+        self._budget = LeasedBudget(account.quota, self._token, self._needs, lambda: store.deadline)
+        self._leases_lost = 0
         self._busy = False
         self._again = False
         self._stopped = False
@@ -181,12 +182,13 @@ class SharedQuota:
             if message is None:
                 return
             self._busy = True
+            lost = self._leases_lost
         try:
             future = self._store.transact(self._key, _step(message))
         except Exception as error:
             future = Future()
             future.set_exception(error)
-        future.add_done_callback(partial(_answered, weakref.ref(self), message, then))
+        future.add_done_callback(partial(_answered, weakref.ref(self), message, lost, then))
 
     def want_no_more(self) -> None:
         """Leave to others what was asked for here, if no call waits for it any more."""
@@ -200,6 +202,7 @@ class SharedQuota:
     def lease_lost(self) -> None:
         """Note that what this process held belongs to others."""
         with lock:
+            self._leases_lost += 1
             self._budget.forget()
             effects = self._changed()
         _carry_out(effects)
@@ -215,13 +218,14 @@ class SharedQuota:
 
     def after_fork(self) -> None:
         """Take part as a process of its own: what was granted is the parent's."""
+        self._leases_lost += 1
         self._busy = self._again = False
         self.askers.clear()
         self._budget.forget()
         self.account.refresh(clock.now())
 
-    def answered(self, message: Message, future: Future[tuple[Reply, float]]) -> None:
-        """Take the answer to a message, in the thread of the store."""
+    def answered(self, message: Message, lost: int, future: Future[tuple[Reply, float]]) -> None:
+        """Take the answer to a message, in the thread of the store. `lost`: how many leases had been lost by then."""
         try:
             reply, offset = future.result()
         except (Exception, CancelledError) as error:
@@ -229,6 +233,11 @@ class SharedQuota:
             return
         if not reply.is_usable:
             self._stop(f"its state in the store cannot be used: {reply.trouble}")
+            return
+        if lost != self._leases_lost:  # what it says is of an id that this process has no more: ask again
+            with lock:
+                self._busy = False
+            self.look()
             return
         with lock:
             self._busy = False
@@ -335,12 +344,13 @@ def _step(message: Message) -> Step:
 def _answered(
     quota: weakref.ref[SharedQuota],
     message: Message,
+    lost: int,
     then: Callable[[], object] | None,
     future: Future[Any],
 ) -> None:
     known = quota()
     if known is not None:
-        known.answered(message, future)
+        known.answered(message, lost, future)
     if then is not None:
         then()
 

@@ -78,55 +78,64 @@ _UNTOLD_RESET: Final = 1.0
 """Seconds after which a limit is asked again whose answers do not say when it is reset."""
 
 
-class LearnedWindow:
-    """A limit that answers tell of, which may come out of order.
+LearnedRow = tuple[float | None, float | None, float | None, float | None, bool]
+"""What a `LearnedWindow` knows: limit, remaining, resets_from, resets_at, lacked."""
 
-    Answers whose windows end at the same time are of one window, and the lowest `remaining` among them counts: within a
-    window it only falls. A window that ends later is newer, and one that ends earlier is old news. This is right for
-    fixed windows, and for buckets that fill steadily too: the time when a bucket will be full moves only when something
-    is taken from it.
+
+class LearnedWindow:
+    """A limit that answers tell of, which may come late and out of order.
+
+    An answer says when its window ends, counted from when the service wrote it. That was after the call began and
+    before the answer arrived, so its window ends within some span. Answers whose spans have a time in common are of one
+    window, and the lowest `remaining` among them counts: within a window it only falls. A window that ends later is
+    newer, and one that ends earlier is old news. This is right for fixed windows, and for buckets that fill steadily
+    too: the time when a bucket will be full moves only when something is taken from it.
 
     When the window is over in which somebody found too little, one call has to find out what there is now.
     """
 
-    __slots__ = ("lacked", "limit", "remaining", "resets_at")
+    __slots__ = ("lacked", "limit", "remaining", "resets_at", "resets_from")
 
-    def __init__(self, row: tuple[float | None, float | None, float | None, bool] = (None, None, None, False)) -> None:
+    def __init__(self, row: LearnedRow = (None, None, None, None, False)) -> None:
         """`row` is that of another window, to go on from there."""
         self.limit: float | None
         """How much there is in a window; None: not known."""
         self.remaining: float | None
         """How much of it is left; None: no answer has said so."""
+        self.resets_from: float | None
+        """Not before this all of it is there again."""
         self.resets_at: float | None
-        """When all of it is there again; None: no answer has said so."""
+        """When all of it is there again, at the latest; None: no answer has said so."""
         self.lacked: bool
         """Did somebody find too little left, since the window began?"""
-        self.limit, self.remaining, self.resets_at, self.lacked = row
+        self.limit, self.remaining, self.resets_from, self.resets_at, self.lacked = row
 
-    def observe(self, told: Limit, now: float) -> None:
-        """Learn from an answer that arrived at `now`."""
+    def observe(self, told: Limit, now: float, began: float) -> None:
+        """Learn from an answer that arrived at `now`, to a call that began at `began`."""
         if told.limit is not None:
             self.limit = told.limit
         remaining, known = told.remaining, self.resets_at
         if remaining is None:
             return
-        if known is not None and now >= known:
-            known = None
         if told.reset_after is None:
-            if known is None:  # without windows the last answer is the best there is
-                self._begin(remaining, None)
+            if known is None or now >= known:  # without windows the last answer is the best there is
+                self._begin(remaining, None, None)
             else:
                 self._lower(remaining)
-            return
-        resets_at = now + told.reset_after
-        if resets_at <= now:  # its window is over, or ends in this second: some servers round the time down
-            if known is None and remaining < 1:
-                self._begin(remaining, None)
-            return
-        if known is None or resets_at > known + _SAME_WINDOW:
-            self._begin(remaining, resets_at)
-        elif resets_at >= known - _SAME_WINDOW:
+        elif told.reset_after > 0:
+            self._place(remaining, min(began, now) + told.reset_after, now + told.reset_after, now, began)
+        elif remaining < 1 and (known is None or now >= known):
+            self._begin(remaining, None, None)  # its window ends in this second: some servers round the time down
+
+    def _place(self, remaining: float, first: float, last: float, now: float, began: float) -> None:
+        """Learn what was left in a window that ends between `first` and `last`."""
+        known_first, known_last = self.resets_from, self.resets_at
+        if known_first is None or known_last is None or began >= known_last or first > known_last + _SAME_WINDOW:
+            self._begin(remaining, first, last)
+        elif now < known_last and last >= known_first - _SAME_WINDOW:
             self._lower(remaining)
+            self.resets_from = max(known_first, min(first, known_last))
+            self.resets_at = max(self.resets_from, min(last, known_last))
 
     def room(self, reserved: float, now: float) -> float:
         """How much may be taken now; if the window is over, by one call."""
@@ -144,7 +153,7 @@ class LearnedWindow:
         """Note that somebody found too little left."""
         self.lacked = True
         if self.resets_at is None:
-            self.resets_at = now + _UNTOLD_RESET
+            self.resets_from = self.resets_at = now + _UNTOLD_RESET
 
     def room_at(self, amount: float, reserved: float, now: float) -> float:
         """When `amount` may be taken, as far as answers have said."""
@@ -161,15 +170,15 @@ class LearnedWindow:
 
     def forget(self) -> None:
         """Know nothing any more: answers have ceased to tell of this limit."""
-        self.limit = self.remaining = self.resets_at = None
+        self.limit = self.remaining = self.resets_from = self.resets_at = None
         self.lacked = False
 
-    def row(self) -> tuple[float | None, float | None, float | None, bool]:
+    def row(self) -> LearnedRow:
         """What is known, for another window to go on from."""
-        return self.limit, self.remaining, self.resets_at, self.lacked
+        return self.limit, self.remaining, self.resets_from, self.resets_at, self.lacked
 
-    def _begin(self, remaining: float, resets_at: float | None) -> None:
-        self.remaining, self.resets_at, self.lacked = remaining, resets_at, False
+    def _begin(self, remaining: float, first: float | None, last: float | None) -> None:
+        self.remaining, self.resets_from, self.resets_at, self.lacked = remaining, first, last, False
 
     def _lower(self, remaining: float) -> None:
         self.remaining = remaining if self.remaining is None else min(self.remaining, remaining)
