@@ -17,7 +17,7 @@ HEADGATE_SCALE ?= 0.1
 JOBS ?= 4
 # Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: pytest takes 20 s to rewrite the assertions of all tests,
 # and the tests start hundreds of interpreters.
-pytest := PYTHONDONTWRITEBYTECODE= $(py) -m pytest
+pytest := env PYTHONDONTWRITEBYTECODE= $(py) -m pytest
 
 .PHONY: help demo scale test check soak rewritten bench bench-quick lint types imports events pictures wire format clean package-venv dev-venv bench-venv
 
@@ -37,14 +37,14 @@ scale: dev-venv ## the demo on three nodes of Ray and on Dask, on this machine; 
 test: rewritten ## the whole suite, at a tenth of its length
 	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone and not engines" || \
 	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) --last-failed --last-failed-no-failures none -m "not alone and not engines"
-	$(pytest) -m alone tests/docs tests/examples
+	$(pytest) -m alone tests/docs tests/examples tests/observe
 	timeout 600 $(pytest) -m engines tests/engines
 
 check: lint types imports test ## all that CI runs: lint, types, import rules, tests
 
 soak: rewritten ## the whole suite at full length
 	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone and not engines"
-	HEADGATE_SCALE=1 $(pytest) -m alone tests/docs tests/examples
+	HEADGATE_SCALE=1 $(pytest) -m alone tests/docs tests/examples tests/observe
 	HEADGATE_SCALE=1 timeout 600 $(pytest) -m engines tests/engines
 
 # Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times. It is

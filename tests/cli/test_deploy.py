@@ -294,8 +294,10 @@ def test_p04_a_pod_that_is_terminated_finishes_its_calls_and_others_take_the_new
     async def main() -> None:
         async with program(certificates, lambda: list(addresses)) as pool:
             await _polled(lambda: len(there(pool.workers())) == 2)
-            running = [asyncio.create_task(cli_jobs.wait_for(str(gate), str(tmp_path / "began"))) for _ in range(6)]
-            await _polled(lambda: sorted(view.in_flight for view in pool.workers()) == [3, 3])
+            began = [tmp_path / f"began-{number}" for number in range(6)]
+            running = [asyncio.create_task(cli_jobs.wait_for(str(gate), str(path))) for path in began]
+            await _polled(lambda: all(path.exists() for path in began))
+            assert sorted(view.in_flight for view in pool.workers()) == [3, 3]
             leaving.signal(signal.SIGTERM)  # as the kubelet does, before it waits for the grace period
             await asyncio.to_thread(leaving.until_logged, "got SIGTERM: it finishes 3 calls")
             assert not await asyncio.to_thread(ready, leaving, certificates)

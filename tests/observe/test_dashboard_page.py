@@ -21,7 +21,11 @@ from tests.observe.conftest import Program, at_work
 from tests.observe.large_program import apply_big_updates
 from tests.observe.support import PATIENCE, eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.alone,  # a browser draws what it shows, and two cores are few for it already
+    pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
+]
 
 
 async def quick(key: Resource[str]) -> None:
