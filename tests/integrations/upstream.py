@@ -192,12 +192,16 @@ def _key(headers: dict[str, str]) -> str | None:
     return headers.get("authorization", "").removeprefix("Bearer ") or None
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 200  # of more connections at a time some would be made a second later
+
+
 @contextmanager
 def serving() -> Iterator[Upstream]:
     """Serve on a port of the loopback, in threads that end with the block."""
     upstream = Upstream()
     handler = type("Handler", (_Handler,), {"upstream": upstream})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = False
         upstream.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
