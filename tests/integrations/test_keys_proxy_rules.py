@@ -141,7 +141,9 @@ def test_c24_the_list_of_paths_is_relative_to_the_upstream() -> None:
     assert accepted("/v1/messages", judge=rules("https://api.example.com")).what == "forward"
 
 
-@pytest.mark.parametrize("query", ["key=sk-1", "a=b&API_KEY=x", "access_token=1", "api-key"])
+@pytest.mark.parametrize(
+    "query", ["key=sk-1", "a=b&API_KEY=x", "access_token=1", "api-key", "%6bey=x", "a=1;key=x", "token=x"]
+)
 def test_c24_credentials_in_the_query_are_refused(query: str) -> None:
     assert refused(f"/v1/models?{query}") == (400, "key_in_query")
 
@@ -510,3 +512,16 @@ def test_c24_tokens_check_their_types() -> None:
 def test_c24_limits_check_themselves(field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
         Limits(**{field: 0})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"sk-PLANTED\/abcdefgh+SECRETTAIL99==",
+        r"sk-PLANTED/abcdefgh\u002bSECRETTAIL99\u003d\u003d",
+        "sk-PLANTED/abcdefgh+SECRETTA...",
+    ],
+)
+def test_c24_keys_with_signs_are_redacted_however_they_are_escaped(written: str) -> None:
+    text = ErrorTexts(["sk-PLANTED/abcdefgh+SECRETTAIL99=="]).text(f'{{"error": "bad key \\"{written}\\" here"}}')
+    assert text == '{"error": "bad key \\"[redacted]\\" here"}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from headgate.cli.arguments import name
 from headgate.cli.observing import HOW
@@ -42,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
     if options.token_file is not None:
         try:
             with open(options.token_file, encoding="utf-8") as file:
+                if os.fstat(file.fileno()).st_mode & 0o077:
+                    raise WrongCall(f"others can read --token-file {options.token_file}: chmod 600 it")
                 token = file.read().strip()
         except (OSError, ValueError) as error:
             raise WrongCall(f"--token-file {options.token_file} cannot be read: {error}") from error

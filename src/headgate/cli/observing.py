@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headgate.cli.arguments import whole
-from headgate.cli.output import WrongCall, complain, print_json
+from headgate.cli.output import WrongCall, complain, one_line, print_json
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
@@ -65,5 +65,5 @@ def run_action(options: argparse.Namespace, action: str, target: str | None = No
     if options.json:
         print_json({"action": action, **given, "done": done})
     else:
-        print(done)
+        print(one_line(done))
     return 0

@@ -87,3 +87,8 @@ def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], fold: Sequ
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
     return True
+
+
+def one_line(text: str) -> str:
+    """Return a text without characters that would move the cursor of a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headgate.cli.observing import HOW, add_program
-from headgate.cli.output import complain, print_json, print_table
+from headgate.cli.output import complain, one_line, print_json, print_table
 from headgate.cli.workers import shown_age
 
 TYPE_CHECKING = False  # see cli/main.py
@@ -70,8 +70,3 @@ def _pool(view: dict[str, Any]) -> tuple[str, ...]:
         state = f"{view['ready']} of {view['worker_count']} ready"
         return name, kind, state, str(view["in_flight"]), "", "", str(view["losses"] or "")
     return name, kind, str(view.get("state", "")), "", "", "", ""
-
-
-def one_line(text: str) -> str:
-    """Return a text without characters that would move the cursor of a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headgate.cli.observing import add_program, ask_all
-from headgate.cli.output import print_json
+from headgate.cli.output import one_line, print_json
 
 _DESCRIPTION = """\
 Print the story of a task of a running program: when it was submitted, what it waited for, each attempt with its
@@ -30,5 +30,5 @@ def run(options: argparse.Namespace) -> int:
         title, *lines = story.splitlines()
         print_json({"task": options.task, "title": title, "lines": [line.strip() for line in lines]})
     else:
-        print(story)
+        print("\n".join(map(one_line, story.splitlines())))
     return 0

@@ -27,7 +27,7 @@ from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.integrations.http_errors import http_errors
 from headgate.integrations.key_rules import Header, KeyRules
-from headgate.integrations.request_call import RequestCall, proxy_errors
+from headgate.integrations.request_call import RequestCall, Verdict, errors_of_strangers, proxy_errors
 from headgate.integrations.token_usage import estimated_tokens
 from headgate.resources.engine import engine_of
 from headgate.resources.model import Resource
@@ -122,6 +122,8 @@ class _Rotating:
         self._tls: Any = None
         self._strangers: set[str] = set()
         self._most_errors: int | None = None
+        self._verdict: Verdict = proxy_errors if proxies else http_errors
+        self._most_disabled: int | None = None
 
     def keep_to(self, url: Any) -> None:
         """Let keys go only to the scheme, host and port of this URL, unless `hosts` was given."""
@@ -130,6 +132,10 @@ class _Rotating:
     def bound_errors(self) -> None:
         """Let `max_attempts` count refusals of keys, and the pool's own number the errors that are of no key."""
         self._most_errors = self._engine.plan.max_attempts
+
+    def distrust_requests(self) -> None:
+        """Let no single request take away the keys from others: it may disable one, and let keys rest for a minute."""
+        self._verdict, self._most_disabled = errors_of_strangers, 1
 
     def _uses_pool(self, url: Any) -> bool:
         if self._proxies or self._rules.may_carry(url):
@@ -142,11 +148,16 @@ class _Rotating:
         return False
 
     def _call(self, request: Any, may_repeat: bool) -> RequestCall:
-        verdict = proxy_errors if self._proxies else http_errors
         plan = replace(self._plan, cost=self._cost_of(request, may_repeat)) if self._has_costs else self._plan
         is_retry = partial(_is_retry, request)
         return RequestCall(
-            self._engine, plan, verdict, may_repeat=may_repeat, is_retry=is_retry, most_errors=self._most_errors
+            self._engine,
+            plan,
+            self._verdict,
+            may_repeat=may_repeat,
+            is_retry=is_retry,
+            most_errors=self._most_errors,
+            most_disabled=self._most_disabled,
         )
 
     def _cost_of(self, request: Any, loaded: bool) -> float:

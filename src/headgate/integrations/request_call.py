@@ -40,6 +40,24 @@ def proxy_errors(outcome: object) -> Signal | None:
     return http_errors(outcome) if status is not None and status >= 500 else None
 
 
+LONGEST_REST_FOR_STRANGERS = 60.0
+"""Seconds for which a key rests at most because of a request that somebody else wrote."""
+
+
+def errors_of_strangers(outcome: object) -> Signal | None:
+    """What an answer says about its key, if the request was written by somebody who may want to harm others.
+
+    A 403 may be due to the request (a model to which nobody has access), and says nothing. A limit may be that of one
+    model, so the key rests for a minute at most.
+    """
+    if status_of(outcome) == 403:
+        return None
+    signal = http_errors(outcome)
+    if isinstance(signal, CooldownResource) and (signal.cooldown_seconds or 0.0) > LONGEST_REST_FOR_STRANGERS:
+        return CooldownResource(LONGEST_REST_FOR_STRANGERS, signal.reason)
+    return signal
+
+
 class RequestCall:
     """The attempts of one request."""
 
@@ -52,14 +70,17 @@ class RequestCall:
         may_repeat: bool,
         is_retry: Callable[[], bool],
         most_errors: int | None = None,
+        most_disabled: int | None = None,
     ) -> None:
         """`may_repeat`: the body can be sent again. `is_retry` says whether an SDK sends this again after an error.
 
         `most_errors`: end after so many attempts that say nothing against their key (5xx, broken connections).
+        `most_disabled`: so many keys may be disabled because of this request; what refuses more is the request's fault.
         """
         self._engine = engine
         self._plan = plan
         self._errors_left = most_errors
+        self._disables_left = most_disabled
         self._verdict = verdict
         self._may_repeat = may_repeat
         self._is_retry = is_retry
@@ -195,4 +216,8 @@ class RequestCall:
     def _signal(self, outcome: object) -> Signal | None:
         """The pool's own classifier goes first; what it has no opinion on is judged as HTTP."""
         signal = self._engine.classified(outcome) if self._engine.classify is not None else None
-        return self._verdict(outcome) if signal is None else signal
+        signal = self._verdict(outcome) if signal is None else signal
+        if self._disables_left is not None and isinstance(signal, DisableResource):
+            self._disables_left -= 1
+            return signal if self._disables_left >= 0 else None
+        return signal

@@ -10,6 +10,7 @@ the upstream is closed. The body of a request is read as a whole, so that it can
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,6 +95,8 @@ class KeysProxy:
             max_attempts=MOST_REFUSALS,
         )
         self._transport.bound_errors()
+        self._transport.distrust_requests()
+        self._waiting: Counter[str] = Counter()  # requests that wait for their turn, by tenant
         self._transport.keep_to(self._base)
         self._timeouts = {"connect": _CONNECTING, "read": None, "write": None, "pool": None}
         self._url = lru_cache(256)(lambda target: self._base.copy_with(raw_path=target))
@@ -180,12 +183,18 @@ class KeysProxy:
         if resting is not None and resting > self.limits.wait:
             await answer.refuse(_exhausted(resting))
             return
+        if self._waiting[tenant] >= max(1, self.limits.max_waiting // 2):  # the rest is for other tenants
+            await answer.refuse(Refusal(503, "proxy_busy", "too many requests of this tenant wait", retry_after(1)))
+            return
+        leave = self._wait(tenant)
         try:
-            task = self._tasks.submit_nowait(self._exchange, request, answer, key=tenant, ttl=self.limits.wait)
+            task = self._tasks.submit_nowait(self._exchange, request, answer, leave, key=tenant, ttl=self.limits.wait)
         except QueueFull:
+            leave()
             await answer.refuse(Refusal(503, "proxy_busy", "too many requests wait for their turn", retry_after(1)))
             return
         except PoolClosed:
+            leave()
             await answer.refuse(_ENDS)
             return
 
@@ -207,10 +216,24 @@ class KeysProxy:
             task.cancel()
             raise
         finally:
+            leave()
             watch.cancel()
 
-    async def _exchange(self, request: Any, answer: Answer) -> None:
+    def _wait(self, tenant: str) -> Callable[[], None]:
+        """Count a request that waits for its turn. Returns what to call when it does not any more, once or oftener."""
+        self._waiting[tenant] += 1
+        places = [tenant]
+
+        def leave() -> None:
+            if places:
+                self._waiting -= Counter(places)  # drops tenants with none
+                places.clear()
+
+        return leave
+
+    async def _exchange(self, request: Any, answer: Answer, begun: Callable[[], None]) -> None:
         """Send a request with a key, and pass the answer on. Its use of the key ends with this."""
+        begun()
         try:
             async with asyncio.timeout(self.limits.timeout):
                 response = await self._transport.handle_async_request(request)

@@ -22,7 +22,7 @@ _BEGINNING = 6
 """Characters of a key that give it away. Words of prose that begin like a key are hidden too."""
 _END = 4
 """Characters at the end of a key that providers show after dots or asterisks."""
-_FOLLOWS = r"[\w*.\x80-\xff-]*"
+_FOLLOWS = r"(?:[\w*.\x80-\xff/+=-]|\\/|\\u00[0-9a-fA-F]{2})*"
 _HIDDEN = "[redacted]"
 
 

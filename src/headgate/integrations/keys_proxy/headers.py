@@ -23,7 +23,12 @@ _INBOUND = _HOP_BY_HOP.union(
     (b"cookie", b"x-amz-security-token", b"x-auth-token", TENANT),
     # Where a client is, and what it runs on, is not for the upstream to know.
     (b"forwarded", b"via", b"x-real-ip", b"referer", b"origin", b"x-forwarded-for", b"x-forwarded-host"),
-    (b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-prefix"),
+    (b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-prefix", b"x-forwarded-server"),
+    (b"true-client-ip", b"x-client-ip", b"x-goog-iam-authorization-token"),
+    # Some servers take them for another method or path than the one that was looked at.
+    (b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-original-url", b"x-rewrite-url"),
+    # Of the account to which a key belongs: with another one the upstream would refuse good keys.
+    (b"openai-organization", b"openai-project"),
     # Written anew: the body has been read as a whole, and the host is another one.
     (b"host", b"content-length", b"expect", b"accept-encoding"),
 )

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import unquote_to_bytes
 
 from headgate.errors import InvalidArgument
 from headgate.integrations.key_rules import is_loopback
@@ -39,7 +40,7 @@ _PATH = re.compile(rb"(?:/(?:[A-Za-z0-9_.~!$&'()*+,=:@-]|%[0-9A-Fa-f]{2})+)+")
 # decode them, and read another path than the one that was allowed.
 _TRICKY = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff]|2[EeFf]|5[Cc]|25|3[BbFf]|23|[89A-Fa-f][0-9A-Fa-f])")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_CREDENTIALS_IN_QUERY = frozenset((b"key", b"api_key", b"api-key", b"apikey", b"access_token"))
+_CREDENTIALS_IN_QUERY = frozenset((b"key", b"api_key", b"api-key", b"apikey", b"access_token", b"token"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,8 @@ def _path_fault(path: bytes, query: bytes) -> Refusal | None:
     segments = path.split(b"/")
     if _PATH.fullmatch(path) is None or _TRICKY.search(path) or b".." in segments or b"." in segments:
         return Refusal(400, "invalid_path", _PLAIN_PATH)
-    if b"#" in query or any(part.partition(b"=")[0].lower() in _CREDENTIALS_IN_QUERY for part in query.split(b"&")):
+    names = (unquote_to_bytes(part.partition(b"=")[0]).strip().lower() for part in re.split(rb"[&;]", query))
+    if b"#" in query or any(name in _CREDENTIALS_IN_QUERY for name in names):
         return Refusal(400, "key_in_query", "a key or token in the query is refused: send the token in a header")
     return None
 
