@@ -183,3 +183,22 @@ def test_c14_a_call_that_may_be_paid_for_is_not_interrupted_unless_the_file_says
     assert read_keys([str(path)], {}, no_command).options["cancel_siblings"] is False
     path = keys_file(tmp_path, f'cancel_siblings = true\n[keys]\na = "{SECRET}"', 0o600)
     assert read_keys([str(path)], {}, no_command).options["cancel_siblings"] is True
+
+
+def test_c14_h10_a_file_of_keys_may_have_quotas(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        'quota = { requests = 5, per = 60.0 }\n[keys]\na = "sk-1"\nb = { value = "sk-2", quota = "learn" }\n'
+    )
+    path.chmod(0o600)
+    seen = read_keys([str(path)], {}).pool().snapshot()
+    assert [seen[name]["quota"]["left"] for name in "ab"] == [{"requests": 5.0}, {"requests": None}]
+
+
+@pytest.mark.parametrize("quota", ['"lern"', "60", "{ request = 5 }", "{ requests = 0 }", "{}"])
+def test_c14_h10_a_wrong_quota_in_a_file_of_keys_is_named(tmp_path: Path, quota: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'quota = {quota}\n[keys]\na = "sk-1"\n')
+    path.chmod(0o600)
+    with pytest.raises(WrongCall, match=r'keys\.toml: .*write quota = "learn" or'):
+        read_keys([str(path)], {})

@@ -1,6 +1,7 @@
 """Keys for `headgate map` and `headgate serve-keys`: from TOML files, environment variables and the output of commands.
 
     strategy = "primary_backup"               # and other options of ResourcePool
+    quota = { requests = 60, per = 60.0 }     # or "learn"
     [keys]
     team-a = "env:OPENAI_KEY_1"
     team-b = { value = "command:pass show openai/b", max_in_flight = 4, tags = ["gpt"] }
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.cli.output import WrongCall
 from headgate.cli.secret_files import Command, Environment, Resolver, check_known, read_table, run_command
+from headgate.errors import HeadgateError
 
 if TYPE_CHECKING:
     from headgate.resources.pool import ResourcePool
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 ATTEMPTS = 20
 """How many verdicts about keys a record may get before it fails. A batch must outlast many rate limits."""
 
-_SETTINGS = ("strategy", "cooldown_table", "max_attempts", "probe_on_recovery", "cancel_siblings")
-_FIELDS = ("value", "max_in_flight", "tags", "weight")
+_SETTINGS = ("strategy", "cooldown_table", "max_attempts", "probe_on_recovery", "cancel_siblings", "quota")
+_FIELDS = ("value", "max_in_flight", "tags", "weight", "quota", "quota_group")
 
 
 @dataclass(slots=True)
@@ -72,14 +74,30 @@ def _read_file(keys: Keys, path: Path, resolve: Resolver) -> None:
     table, settings = read_table(path, "keys", "value", 'team-a = "env:OPENAI_KEY_1"')
     for name in settings:
         check_known(name, _SETTINGS, f"option in {path}")
-    keys.settings |= settings
+    keys.settings |= _with_quota(settings, str(path))
     for name, value in table.items():
         fields = dict(value) if isinstance(value, dict) else {"value": value}
         for known in fields:
             check_known(known, _FIELDS, f"field of the key {name} in {path}")
         if not isinstance(fields.get("value"), (str, dict, list)) or not fields["value"]:
             raise WrongCall(f'the key {name} in {path} has no value: write {name} = "env:NAME" or {{ value = ... }}')
+        fields = _with_quota(fields, f"{path}, key {name}")
         _add(keys, name, {**fields, "value": resolve.everywhere(fields["value"])})
+
+
+def _with_quota(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields with a Quota in place of its description: "learn", or { requests = 60, per = 60.0 }."""
+    from headgate.resources.quota import Quota, checked_quota
+
+    if "quota" not in fields:
+        return fields
+    given = fields["quota"]
+    try:
+        quota = Quota(**given) if isinstance(given, dict) else checked_quota(given)
+    except (HeadgateError, TypeError) as error:
+        form = 'write quota = "learn" or { requests = 60, per = 60.0, tokens = 90000 }'
+        raise WrongCall(f"{where}: {error}: {form}") from error
+    return {**fields, "quota": quota}
 
 
 def _add(keys: Keys, name: str, fields: dict[str, Any]) -> None:
