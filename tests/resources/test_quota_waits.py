@@ -188,3 +188,25 @@ async def test_h10_a_task_that_takes_less_than_was_kept_for_it_leaves_the_rest_t
         assert await small == "a"
         assert await call == "a"
         assert clock.now() <= 11
+
+
+@virtual
+async def test_h10_calls_with_and_without_a_cost_wait_for_one_group() -> None:
+    quota = Quota(requests=3, per=10.0, delay=0.0)
+    one, other = limited("a", quota=quota, group="mixed"), limited("b", quota=quota, group="mixed")
+    calls = [await waits(one) for _ in range(7)]
+    calls += [await waits(other, 1), await waits(other)]
+    await asyncio.gather(*calls)
+    assert clock.now() == pytest.approx(20.0, abs=0.3)
+
+
+@virtual
+async def test_h10_a_call_that_waited_for_a_busy_resource_goes_on_to_wait_for_its_quota() -> None:
+    pool = ResourcePool([Resource("a", "a", quota=TOKENS, max_in_flight=1)])
+    gate = Gate()
+    busy = await running(pool, gate, cost=50)
+    call = await waits(pool, 90)
+    gate.finish(0)
+    await busy
+    assert await call == "a"
+    assert clock.now() == pytest.approx(10.0, abs=0.2)

@@ -25,6 +25,7 @@ from headgate.resources.rate_limits import Limit
 if TYPE_CHECKING:
     from headgate.resources.members import Member, WaitTicket
     from headgate.resources.model import Resource, Sharing
+    from headgate.resources.rotation import Rotation
     from headgate.resources.shared_quotas import SharedQuota
 
 
@@ -85,10 +86,13 @@ class Account:
         """Is too little left for whoever comes next?"""
         self.opens_at: float = math.inf
         """When it is worth looking again, while it is closed."""
+        self.unwatched: set[Rotation] = set()
+        """With calls that wait, and were not told of the last change of `opens_at`."""
         self.shared: SharedQuota | None = None
         """Shares it with other processes, if a pool of its resources has a store."""
         self._running: dict[Reservation, None] = {}  # oldest first
         self._holder: WaitTicket | None = None
+        self._has_opened = False
 
     @property
     def members(self) -> Iterator[Member]:
@@ -185,18 +189,28 @@ class Account:
 
     # -- open and closed ----------------------------------------------------------------------------------------------
 
-    def refresh(self, now: float) -> bool:
-        """Close or open its resources, after anything has changed. True: they were closed and are open now."""
+    def has_opened(self, now: float) -> bool:
+        """Look again, and say whether there may be something for waiting calls since this was asked last.
+
+        That is if its resources were closed and are open, or were held for a call that holds them no more.
+        """
+        self.refresh(now)
+        has_opened, self._has_opened = self._has_opened, False
+        return has_opened and not self.is_closed
+
+    def refresh(self, now: float) -> None:
+        """Close or open its resources, after anything has changed."""
         self._release_arrived(now)
         need = self.budget.need(self.cost_now())
         was_closed, self.is_closed = self.is_closed, not self.budget.allows(need, now)
+        self._has_opened = self._has_opened or was_closed
         if not was_closed and not self.is_closed:
-            return False
+            return
         if self.is_closed:
             self.budget.lack(need, now, waits=self.is_waited_for)
             opens_at = min(self.budget.opens_at(need, now), self._next_arrived())
             if was_closed and opens_at == self.opens_at:
-                return False
+                return
             self.opens_at = opens_at
         for member in self.members:
             if self.is_closed != was_closed:
@@ -206,7 +220,8 @@ class Account:
                     picker.offer(member)
             elif self.opens_at < math.inf:
                 member.rotation.openings.note(member, self.opens_at)
-        return not self.is_closed
+                if member.rotation.wait_queue:
+                    self.unwatched.add(member.rotation)
 
     def _release_arrived(self, now: float) -> None:
         """Give back the requests of calls that still run and have left the window: long streams, for example."""
@@ -235,7 +250,7 @@ class Account:
         """The waiting call that is served next by this account, because it waits for more than there was."""
         holder = self._holder
         if holder is not None and not self._serves(holder):
-            self._holder = None
+            self.let_go(holder)
         return self._holder
 
     def _serves(self, holder: WaitTicket) -> bool:
@@ -251,7 +266,7 @@ class Account:
     def let_go(self, ticket: WaitTicket) -> None:
         """Do not hold it for this call any more."""
         if self._holder is ticket:
-            self._holder = None
+            self._holder, self._has_opened = None, True
 
 
 # -- the accounts of this process --------------------------------------------------------------------------------------

@@ -83,5 +83,12 @@ class Starve:
     ticket: WaitTicket
 
 
-Effect = Cool | Disable | Recover | Enable | Tell | Cancel | Serve | Starve
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The time has changed at which something opens that a waiter may wait for."""
+
+    ticket: WaitTicket
+
+
+Effect = Cool | Disable | Recover | Enable | Tell | Cancel | Serve | Starve | Watch
 Effects = list[Effect]

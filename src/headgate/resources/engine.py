@@ -17,31 +17,43 @@ lock. Its use is then left in `_abandoned`, and ended by the next call of any po
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from headgate.core.cancellation import Steered, adopt
+from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.core.weakrefs import WeakList
-from headgate.errors import InvalidType, PoolExhausted
+from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.accounts import Account
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.current_use import attributed, use_of
-from headgate.resources.effects import Cancel, Cool, Disable, Effect, Effects, Enable, Recover, Serve, Starve, Tell
+from headgate.resources.effects import (
+    Cancel,
+    Cool,
+    Disable,
+    Effect,
+    Effects,
+    Enable,
+    Recover,
+    Serve,
+    Starve,
+    Tell,
+    Watch,
+)
 from headgate.resources.http_status import headers_of, status_of
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
+from headgate.resources.operations import coroutine_of, require_operation
 from headgate.resources.quota import LEARN
 from headgate.resources.quota_news import send_due
 from headgate.resources.rate_limits import RateLimits, read_rate_limits
@@ -133,10 +145,10 @@ class Engine(Generic[T]):
                     context = copy_context() if plan.isolate else None
                     resource = use.member.resource
                     if use.reservation is not None:
-                        made: Any = attributed(operation, use, lambda made: _coroutine_of(made)[0])
+                        made: Any = attributed(operation, use, lambda made: coroutine_of(made)[0])
                     else:
                         made = operation(resource) if context is None else context.run(operation, resource)
-                    coroutine, cancellable = (made, True) if type(made) is CoroutineType else _coroutine_of(made)
+                    coroutine, cancellable = (made, True) if type(made) is CoroutineType else coroutine_of(made)
                     try:
                         first = coroutine.send(None) if context is None else context.run(coroutine.send, None)
                     except StopIteration as done:
@@ -575,10 +587,10 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
             if handle is not None:  # it may have ended, or opened its stream, since then
                 handle.interrupt(_SIBLING)
             _engine(use.member).reporter.sibling_cancelled(use)
-        elif isinstance(effect, (Serve, Starve)):
+        elif isinstance(effect, (Serve, Starve, Watch)):
             ticket = effect.ticket
             touched.add(_engine(ticket))
-            if not _waiter(ticket).wake():
+            if not isinstance(effect, Watch) and not _waiter(ticket).wake():
                 with lock:
                     todo.extend(ticket.rotation.leave(ticket, clock.now()) or ())
         else:
@@ -644,33 +656,6 @@ def _outcome(signal: Signal) -> events.UsageOutcome:
     if isinstance(signal, RetryOperation):
         return "retry"
     return "disable" if isinstance(signal, DisableResource) else "cooldown"
-
-
-def _coroutine_of(made: object) -> tuple[Coroutine[Any, Any, Any], bool]:
-    """A coroutine for what an operation returned, and whether siblings may cancel it."""
-    if isinstance(made, Coroutine):
-        return made, True
-    if isinstance(made, Awaitable):
-        return adopt(made), asyncio.isfuture(made)
-    if inspect.isawaitable(made):
-        return adopt(made), False
-    streams = hasattr(made, "__anext__")
-    raise InvalidType(
-        f"operation must return an Awaitable, got {type(made).__name__}",
-        remedy="Use stream() for an async generator." if streams else "Pass an async function, or use run_sync().",
-    )
-
-
-def require_operation(operation: object) -> None:
-    """Raise InvalidType when what was passed as operation cannot be called at all."""
-    if callable(operation):
-        return
-    if inspect.iscoroutine(operation):
-        operation.close()
-    raise InvalidType(
-        f"operation must be a function that takes the resource, got {type(operation).__name__}",
-        remedy="Pass the function itself, or a lambda: pool.run(lambda resource: fetch(resource, url)).",
-    ) from None
 
 
 def set_handle(use: Use, steered: Steered[Any]) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headgate.resources.accounts import Account
 from headgate.resources.members import Member, Use, WaitTicket
 from headgate.resources.model import Resource
 
+if TYPE_CHECKING:
+    from headgate.resources.rotation import Rotation
+
 
 def hold(ticket: WaitTicket, now: float) -> None:
-    """If a waiting call is the first of its kind, let the account that serves it soonest serve nobody before it.
+    """Let the account that can serve a waiting call soonest serve nobody else before it, if it is first of its kind.
 
     Only one of a member that lacks nothing else: otherwise others would wait for a quota that nobody can use.
     """
-    rotation = ticket.rotation
-    if rotation.wait_queue.head(ticket.requirement) is not ticket or holds(ticket):
+    if ticket.rotation.wait_queue.head(ticket.requirement) is not ticket or _holds(ticket):
         return
     best: tuple[float, Member, Account] | None = None
-    for member in rotation.matching_members(ticket.requirement):
+    for member in ticket.rotation.matching_members(ticket.requirement):
         account = member.sharing.account
         if account is None or not member.lacks_only_quota or not member.can_ever_serve(ticket.cost):
             continue
@@ -33,15 +35,14 @@ def hold(ticket: WaitTicket, now: float) -> None:
         account.refresh(now)
 
 
-def holds(ticket: WaitTicket) -> bool:
-    """Whether an account is held for this call."""
+def _holds(ticket: WaitTicket) -> bool:
     account = None if ticket.held is None else ticket.held.sharing.account
     return account is not None and account.holder() is ticket
 
 
-def ask_others(members: Iterable[Member], now: float) -> None:
+def ask_others(ticket: WaitTicket, now: float) -> None:
     """Ask other processes for what a call waits for that has just joined the queue."""
-    for member in members:
+    for member in ticket.rotation.matching_members(ticket.requirement):
         account = member.sharing.account
         if account is not None:
             account.refresh(now)
@@ -54,16 +55,26 @@ def let_go(ticket: WaitTicket, now: float) -> list[Resource[Any]]:
     if account is None:
         return []
     account.let_go(ticket)
-    return account.resources if account.refresh(now) else []
+    return account.resources if account.has_opened(now) else []
 
 
 def with_opened(resources: Iterable[Resource[Any]], now: float) -> list[Resource[Any]]:
     """These resources, and those that share a quota with one of them if there is some of it again."""
     found = list(resources)
     for account in {one.sharing.account for one in found}:
-        if account is not None and account.refresh(now):
+        if account is not None and account.has_opened(now):
             found += account.resources
     return found
+
+
+def unwatched(resources: Iterable[Resource[Any]]) -> list[WaitTicket]:
+    """The first waiters of pools that are to look again when a quota opens that one of these resources has."""
+    rotations: set[Rotation] = set()
+    for account in {one.sharing.account for one in resources}:
+        if account is not None and account.unwatched:
+            rotations |= account.unwatched
+            account.unwatched = set()
+    return [ticket for one in rotations if (ticket := one.wait_queue.first()) is not None]
 
 
 def unspent(use: Use, now: float) -> None:

@@ -30,8 +30,8 @@ from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
-from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell
-from headgate.resources.holding import ask_others, hold, let_go, unspent, with_opened
+from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell, Watch
+from headgate.resources.holding import ask_others, hold, let_go, unspent, unwatched, with_opened
 from headgate.resources.members import (
     ANY,
     Adopted,
@@ -231,7 +231,7 @@ class Rotation:
             if resource.status == "cooling_down" and resource.cooldown_until <= now:
                 opened.append(resource)
                 effects += self._reopen(resource, on_trial=True)
-            if account is not None and account.refresh(now):
+            if account is not None and account.has_opened(now):
                 opened += account.resources
         effects += self._serve(opened, now) or ()
         return effects
@@ -251,7 +251,7 @@ class Rotation:
         if ticket.cost:
             hold(ticket, now)
         if self.shares_quotas:
-            ask_others(self.matching_members(ticket.requirement), now)
+            ask_others(ticket, now)
 
     def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
         """Remove a waiter from the queue; what it was granted meanwhile goes to the next."""
@@ -266,11 +266,9 @@ class Rotation:
         """Whether a resource that fits `requirement` can come free without anybody's help."""
         return any(member.can_ever_serve(cost) for member in self.matching_members(requirement))
 
-    # -- quotas -------------------------------------------------------------------------------------------------------
-
     def quota_changed(self, account: Account, now: float) -> Effects | None:
         """Note that there is more or less of a quota than before."""
-        return self._serve(account.resources, now) if account.refresh(now) else None
+        return self._serve(account.resources[:1], now)
 
     # -- steering -----------------------------------------------------------------------------------------------------
 
@@ -605,7 +603,7 @@ class Rotation:
         if reservation is not None:
             account = reservation.account
             account.settle(reservation, now, answered=well)
-        if account is not None and (account.refresh(now) or (reservation is None and not account.is_closed)):
+        if account is not None and (account.has_opened(now) or (reservation is None and not account.is_closed)):
             offered += account.resources
         successor = self.members.get(member.resource.resource_id) if member.gone else None
         if successor is not None:
@@ -643,10 +641,15 @@ class Rotation:
     def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
         """Give what came free to waiters of every rotation that holds one of these; longest wait first."""
         resources = with_opened(resources, now)
+        effects = self._give_out(resources, now)
+        effects += map(Watch, unwatched(resources))
+        return effects or None
+
+    def _give_out(self, resources: list[Resource[Any]], now: float) -> Effects:
         holders = [*(member.rotation for resource in resources for member in resource.sharing.members), *self._requeued]
         waiting = {rotation: None for rotation in holders if rotation.wait_queue}
         if not waiting:
-            return None
+            return []
         freed = [] if self._requeued else resources  # nothing else is new to those who wait
         served = serve([(one.wait_queue, partial(one.grant, now, freed)) for one in waiting])
         reopened: list[Resource[Any]] = []
