@@ -249,6 +249,11 @@ def test_o20_the_command_serves_published_programs_and_their_metrics(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "token").write_text("a-token-of-my-own-1234\n")
+    open_to_others = subprocess.run(
+        command("dashboard", "--token-file", str(tmp_path / "token")), capture_output=True, text=True, check=False
+    )
+    assert (open_to_others.returncode, "chmod 600" in open_to_others.stderr) == (2, True)
+    (tmp_path / "token").chmod(0o600)
     publication = publish()
     with subprocess.Popen(
         command("dashboard", "--json", "--token-file", str(tmp_path / "token")),
