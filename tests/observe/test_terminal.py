@@ -158,7 +158,7 @@ def terminal(published: Program) -> Iterator[Terminal]:
 
 def test_o10_top_is_a_live_screen_that_is_sorted_filtered_and_paused(published: Program, terminal: Terminal) -> None:
     screen = terminal.shows(r"^key-2 .*cooling")
-    assert screen[0].startswith("headgate top: 1 programs, ")
+    assert screen[0].startswith("headgate top: 1 program, ")
     assert max(map(len, screen)) < 100
     assert len(screen) < 40
     left = float(re.search(r"(\d+\.\d) s", next(line for line in screen if line.startswith("key-2")))[1])  # type: ignore[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from headgate.cli.arguments import name
 from headgate.cli.observing import HOW
@@ -59,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print_json({"url": page.url, "port": page.port}, indent=None)
         else:
-            print(f"The page is at {page.url}\nCtrl-C ends it.", flush=True)
+            print(f"The page is at {page.url}", flush=True)
+            print("Ctrl-C ends it.", file=sys.stderr)
         page.wait()
     return 0
 

@@ -61,7 +61,7 @@ def _once(sources: Sources, options: argparse.Namespace) -> int:
         print_json(seen)
         return 0
     width = shutil.get_terminal_size().columns
-    for line in frame(seen, Settings(), width, 10_000):
+    for line in frame(seen, Settings(), width, 10_000, keys=False):
         print(_text(line).rstrip())
     return 0
 

@@ -70,10 +70,19 @@ class Table(NamedTuple):
 
 
 def frame(
-    seen: Sequence[dict[str, Any]], settings: Settings, width: int, height: int, since: float = 0.0
+    seen: Sequence[dict[str, Any]],
+    settings: Settings,
+    width: int,
+    height: int,
+    since: float = 0.0,
+    *,
+    keys: bool = True,
 ) -> list[Line]:
-    """Return the lines. `since`: seconds that have passed since the programs were asked; countdowns go on."""
-    lines: list[Line] = [_title(seen, settings, width), _bar(settings, width)]
+    """Return the lines. `since`: seconds that have passed since the programs were asked; countdowns go on.
+
+    `keys`: say which keys can be pressed.
+    """
+    lines: list[Line] = [_title(seen, settings, width), *([_bar(settings, width)] if keys else [])]
     if not seen:
         return [*lines, [], [Piece("No program can be seen. Start one with HEADGATE_OBSERVE=1.", "yellow")]][:height]
     tables = [table for table in _tables(seen, settings, since) if table.rows]
@@ -94,7 +103,8 @@ def _title(seen: Sequence[dict[str, Any]], settings: Settings, width: int) -> Li
     rate = sum(view.get("point", {}).get("done", 0.0) for view in pools)
     active, queued = sum(view["active"] for view in pools), sum(view["queued"] for view in pools)
     state = "  PAUSED" if settings.paused else ""
-    text = f"headgate top: {len(seen)} programs, {rate:.0f} tasks/s, {active} running, {queued} queued{state}"
+    programs = "1 program" if len(seen) == 1 else f"{len(seen)} programs"
+    text = f"headgate top: {programs}, {rate:.0f} tasks/s, {active} running, {queued} queued{state}"
     return [Piece(_cut(text, width), "bold")]
 
 
