@@ -14,7 +14,7 @@ import pytest
 from headgate import CooldownResource, InvalidArgument, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.resources import least_latency
-from headgate.resources.members import Requirement, Use
+from headgate.resources.members import Requirement, Use, offer
 from headgate.resources.rotation import Rotation
 from headgate.testing import virtual
 from tests.resources.support import keys
@@ -49,7 +49,7 @@ def choice(rotation: Rotation, now: float) -> str:
     """Whom a call at this time would be given."""
     flight = take(rotation, now)
     del flight.member.uses[flight.order]
-    rotation._offer(flight.member.resource)
+    offer(flight.member.resource)
     return name_of(flight)
 
 

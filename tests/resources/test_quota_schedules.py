@@ -26,6 +26,7 @@ from headgate.core.clock import clock
 from headgate.resources.engine import engine_of
 from headgate.resources.members import Member, WaitTicket
 from headgate.resources.signals import SIGNALS
+from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
 from tests.resources.test_quotas import Upstream
@@ -111,6 +112,7 @@ class World:
     def __init__(self, keys: list[Key], pools: list[list[int]], options: dict[str, Any], stores: list[Any]) -> None:
         number = next(_groups)
         self.group = f"schedule {number}"
+        self.is_shared = any(stores)
         self.keys = keys
         self._kept: list[Resource[str]] = []  # so that no other has the same id()
         self.upstreams: dict[str, Upstream] = {}
@@ -147,7 +149,8 @@ class World:
         quota = resource.quota
         if not isinstance(quota, Quota):
             return
-        account = resource.quota_group or f"{resource.resource_id} {id(resource)}"
+        own = resource.resource_id if self.is_shared else f"{resource.resource_id} {id(resource)}"
+        account = resource.quota_group or own
         self._kept.append(resource)
         upstream = self.upstreams.setdefault(account, Upstream(quota.requests, quota.tokens, PER))
         upstream.arrive(account, ask.cost if ask.spends is None else min(ask.spends, ask.cost))
@@ -260,6 +263,7 @@ def whole(pool: ResourcePool[str]) -> bool:
     steers=st.lists(STEERS, max_size=5),
     strategy=st.sampled_from(STRATEGIES),
     probes=st.booleans(),
+    shared=st.booleans(),
 )
 @settings(max_examples=max(60, int(1000 * SCALE)), deadline=None)
 def test_h10_every_call_ends_and_nothing_is_lost(
@@ -269,12 +273,16 @@ def test_h10_every_call_ends_and_nothing_is_lost(
     steers: list[Steer],
     strategy: str,
     probes: bool,
+    shared: bool,
 ) -> None:
+    """`shared`: each pool stands for a process of its own, and they have one store."""
+
     @virtual
     async def scenario() -> None:
         options = {"strategy": strategy, "probe_on_recovery": probes}
         members = [[nth for nth in range(len(keys)) if chosen >> nth & 1] or [0] for chosen in pools]
-        world = World(keys, members, options, [None, None])
+        place = SharedMemory()
+        world = World(keys, members, options, [place.member() if shared else None for _ in members])
         watching = asyncio.create_task(world.watch())
         everything = asyncio.gather(*(world.call(ask) for ask in asks), *(world.steer(steer) for steer in steers))
         await asyncio.wait([watching, everything], timeout=1000, return_when=asyncio.FIRST_COMPLETED)
@@ -289,6 +297,6 @@ def test_h10_every_call_ends_and_nothing_is_lost(
             assert upstream.exceeded == []
         for pool in world.pools:
             assert all(one["in_flight"] == 0 for one in pool.snapshot().values())
-            assert whole(pool), pool.snapshot()
+            assert shared or whole(pool), pool.snapshot()
 
     scenario()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate import PoolExhausted, Quota
+from headgate import PoolExhausted, Quota, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.core.shared_state import Step
 from headgate.resources.shared_quotas import PATIENCE
@@ -17,6 +17,7 @@ from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.testing import settle, virtual
 from tests.resources.support import Gate, ident
 from tests.resources.test_quotas import Upstream
+from tests.resources.test_shared_health import count_exchanges
 from tests.resources.test_shared_quotas import share, use_up
 
 QUOTA = Quota(requests=10, per=60.0)
@@ -114,3 +115,42 @@ async def test_h10_a_call_without_a_wait_mode_waits_for_the_store_only_for_a_mom
     with pytest.raises(PoolExhausted):
         await pool.run(ident)
     assert clock.now() - began <= PATIENCE
+
+
+@pytest.mark.parametrize("cost", [0, 60])
+def test_h10_a_call_without_a_wait_mode_gives_up_that_lacks_both_a_permit_and_the_quota(cost: int) -> None:
+    @virtual
+    async def scenario() -> None:
+        place = SharedMemory()
+        store = place.member()
+        quota = Quota(requests=1, per=60.0) if not cost else Quota(tokens=100, per=60.0)
+        one, other = share(place, quota, max_in_flight=1), share(store, quota, max_in_flight=1)
+        assert await one.run(ident, cost=cost) == "a"
+        asked = count_exchanges(store)
+        with pytest.raises(PoolExhausted):
+            await other.run(ident, cost=cost)
+        assert len(asked) < 20
+        assert await other.run(ident, cost=cost, wait_for_capacity=True) == "a"
+
+    scenario()
+
+
+@pytest.mark.parametrize("group", [None, "one account of two pools"])
+def test_h10_processes_that_wait_for_a_quota_do_not_pass_a_permit_to_and_fro(group: str | None) -> None:
+    @virtual
+    async def scenario() -> None:
+        place, quota = SharedMemory(), Quota(requests=3, per=10.0, delay=0.0)
+        stores = [place.member() for _ in range(2)]
+        asked = [count_exchanges(store) for store in stores]
+        pools = [
+            ResourcePool(
+                [Resource("a", "a", quota=quota, quota_group=group, max_in_flight=1)], name="keys", store=store
+            )
+            for store in stores
+        ]
+        calls = [pools[number == 11].run(ident, wait_for_capacity=True) for number in range(12)]
+        assert await asyncio.gather(*calls) == ["a"] * 12
+        assert clock.now() == pytest.approx(30.0, abs=1.0)
+        assert sum(map(len, asked)) < 200
+
+    scenario()

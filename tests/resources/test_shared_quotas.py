@@ -198,6 +198,23 @@ async def test_h10_tasks_of_several_processes_wait_for_one_quota() -> None:
 
 
 @virtual
+async def test_h10_a_task_waits_for_a_shared_quota_that_its_pool_has_spent() -> None:
+    pool = share(store := SharedMemory().member(), Quota(tokens=100, per=10.0, delay=0.0))
+    asked = count_exchanges(store)
+
+    async def slow(key: Resource[str]) -> None:
+        await asyncio.sleep(1)
+
+    async with TaskPool(max_concurrent=2, resources=pool) as tasks:
+        call = asyncio.create_task(pool.run(ident, cost=10, wait_for_capacity=True))
+        await tasks.submit(slow, cost=1)
+        large = await tasks.submit(ident, cost=90)
+        assert await call == await large == "a"
+        assert clock.now() == pytest.approx(10.0, abs=0.2)
+    assert len(asked) < 50
+
+
+@virtual
 async def test_h10_a_store_that_cannot_be_reached_gives_nothing_more() -> None:
     """No fallback to a limit for each process: what is held may be used, and then calls wait."""
     place = SharedMemory()

@@ -106,11 +106,15 @@ class Account:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether calls wait that could use one of its resources now, if the quota allowed that."""
+        """Whether calls wait that could use one of its resources now, if the quota allowed that.
+
+        A call with a cost waits for the account that it holds, and not for a little of another one.
+        """
         if self.shared is not None and self.shared.askers:
             return True
+        holder = self.holder()
         return any(
-            ticket.requirement.fits(member.resource)
+            ticket is holder or (not ticket.cost and ticket.requirement.fits(member.resource))
             for member in self.members
             if member.rotation.wait_queue and member.lacks_only_quota
             for ticket in member.rotation.wait_queue.heads()

@@ -78,6 +78,8 @@ lock: threading.RLock = threading.RLock()
 _abandoned: deque[Use | WaitTicket] = deque()
 
 _SIBLING, _TIMEOUT = "sibling", "timeout"
+MOST_ASKED = 4
+"""How often a call without a wait mode asks other processes. Each time, somebody else may be quicker."""
 
 
 class Follower(Protocol):
@@ -212,13 +214,14 @@ class Engine(Generic[T]):
         """Begin the next use for `call`; waits for a resource if its plan says so, else raises PoolExhausted."""
         if call.plan.waits == "no" and self.shared is None:
             return self._started(call, self._try(call, None))
-        taken = None
+        taken, asked = None, 0
         while not isinstance(taken, Use):
             waiter = LoopWaiter()
             try:
                 taken = self._stand(call, taken, waiter)
             except PoolExhausted:
-                if self.shared is None or not await self.shared.permit_came(call):
+                asked += 1
+                if self.shared is None or asked > MOST_ASKED or not await self.shared.permit_came(call):
                     raise
                 continue
             if isinstance(taken, WaitTicket):
@@ -234,13 +237,14 @@ class Engine(Generic[T]):
         """`take` for a thread without a loop."""
         if call.plan.waits == "no" and self.shared is None:
             return self._started(call, self._try(call, None))
-        taken = None
+        taken, asked = None, 0
         while not isinstance(taken, Use):
             waiter = ThreadWaiter()
             try:
                 taken = self._stand(call, taken, waiter)
             except PoolExhausted:
-                if self.shared is None or not self.shared.permit_came_sync(call):
+                asked += 1
+                if self.shared is None or asked > MOST_ASKED or not self.shared.permit_came_sync(call):
                     raise
                 continue
             if isinstance(taken, WaitTicket):

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from headgate.resources.rotation import Rotation
 
 
-def hold(ticket: WaitTicket, now: float) -> None:
+def hold(ticket: WaitTicket, now: float) -> Account | None:
     """Let the account that can serve a waiting call soonest serve nobody else before it, if it is first of its kind.
 
     Only one of a member that lacks nothing else: otherwise others would wait for a quota that nobody can use.
+    Returns the account if it was not held for this call before.
     """
     if ticket.rotation.wait_queue.head(ticket.requirement) is not ticket or _holds(ticket):
-        return
+        return None
     best: tuple[float, Member, Account] | None = None
     for member in ticket.rotation.matching_members(ticket.requirement):
         account = member.sharing.account
@@ -29,10 +30,12 @@ def hold(ticket: WaitTicket, now: float) -> None:
             at = account.would_open_at(ticket.cost, now)
             if best is None or at < best[0]:
                 best = at, member, account
-    if best is not None:
-        _, ticket.held, account = best
-        account.hold(ticket)
-        account.refresh(now)
+    if best is None:
+        return None
+    _, ticket.held, account = best
+    account.hold(ticket)
+    account.refresh(now)
+    return account
 
 
 def _holds(ticket: WaitTicket) -> bool:
@@ -48,29 +51,25 @@ def ask_others(ticket: WaitTicket, now: float) -> None:
             account.refresh(now)
 
 
-def let_go(ticket: WaitTicket, now: float) -> list[Resource[Any]]:
-    """Do not hold an account for this call any more. Returns the resources that are open again because of that."""
+def let_go(ticket: WaitTicket) -> Account | None:
+    """Do not hold an account for this call any more. Returns the account: others may have it, if it has opened."""
     held, ticket.held = ticket.held, None
     account = None if held is None else held.sharing.account
-    if account is None:
-        return []
-    account.let_go(ticket)
-    return account.resources if account.has_opened(now) else []
+    if account is not None:
+        account.let_go(ticket)
+    return account
 
 
-def with_opened(resources: Iterable[Resource[Any]], now: float) -> list[Resource[Any]]:
-    """These resources, and those that share a quota with one of them if there is some of it again."""
-    found = list(resources)
-    for account in {one.sharing.account for one in found}:
-        if account is not None and account.has_opened(now):
-            found += account.resources
-    return found
+def opened(accounts: Iterable[Account | None], now: float) -> list[Resource[Any]]:
+    """The resources that share one of these quotas, of which there is some again."""
+    open_ones = [account for account in accounts if account is not None and account.has_opened(now)]
+    return [resource for account in open_ones for resource in account.resources]
 
 
-def unwatched(resources: Iterable[Resource[Any]]) -> list[WaitTicket]:
-    """The first waiters of pools that are to look again when a quota opens that one of these resources has."""
+def unwatched(accounts: Iterable[Account | None]) -> list[WaitTicket]:
+    """The first waiters of pools that are to look again when one of these quotas opens."""
     rotations: set[Rotation] = set()
-    for account in {one.sharing.account for one in resources}:
+    for account in accounts:
         if account is not None and account.unwatched:
             rotations |= account.unwatched
             account.unwatched = set()

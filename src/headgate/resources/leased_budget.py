@@ -19,6 +19,8 @@ _LOW: Final = 0.25
 """More is asked for when less than this part is left of what was granted last."""
 _ASKED_AGAIN: Final = 1.0
 """Seconds after which a process asks again that was not told when to."""
+_OTHERS_USE_IT: Final = 5.0
+"""Seconds after which it asks again for what others hold: they keep a part of it while they are busy."""
 _BUSY: Final = 1.0
 """Seconds since its last call for which a process keeps half of what it does not use, when others want it."""
 _MOST_TOLD: Final = 64
@@ -56,6 +58,7 @@ class LeasedBudget:
         self._disowned: dict[str, float] = {}  # reserved under a former id: ends of these are not told
         self._chunk: dict[str, float] = {}  # what was granted last
         self._want: Want | None = None
+        self._asks = False
         self._asks_at = -math.inf
         self._ahead_at = -math.inf
         self._used_at = -math.inf
@@ -106,7 +109,7 @@ class LeasedBudget:
         want = Want(dict(need), is_urgent=True)
         if want != self._want or now >= self._asks_at:
             self._return(now, 1.0)
-            self._want, self._asks_at = want, now + _ASKED_AGAIN
+            self._want, self._asks, self._asks_at = want, True, now + _ASKED_AGAIN
             self._send()
 
     def want_no_more(self) -> None:
@@ -201,7 +204,9 @@ class LeasedBudget:
             told=tuple(self._told),
             probed=self._probed,
             want=self._want,
+            asks=self._asks,
         )
+        self._asks = False
         self._rows, self._untold, self._told, self._probed, self._is_news = {}, {}, [], None, False
         self.wants_exchange = False
         return message
@@ -224,7 +229,7 @@ class LeasedBudget:
         elif self._want is not None and not self._want.is_urgent:
             self._want, self._ahead_at = None, now + _ASKED_AGAIN
         elif self._want is not None:
-            soon = math.inf if reply.opens_at is None else reply.opens_at - offset
+            soon = now + _OTHERS_USE_IT if reply.opens_at is None else reply.opens_at - offset
             self._asks_at = min(max(soon, now + 0.001), now + 60.0)
             if message.want != self._want:
                 self._send()

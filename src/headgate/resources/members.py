@@ -319,6 +319,13 @@ def holders(resource: Resource[Any]) -> list[Rotation]:
     return [member.rotation for member in resource.sharing.members]
 
 
+def offer(resource: Resource[Any]) -> None:
+    """Tell the pickers of every rotation that holds this resource that it may have moved forward."""
+    for member in resource.sharing.members:
+        for picker in member.pickers:
+            picker.offer(member)
+
+
 def refresh(resource: Resource[Any]) -> None:
     """Note for each rotation that has a resource whether its use needs no further thought."""
     for member in resource.sharing.members:

@@ -66,6 +66,8 @@ class Message(NamedTuple):
     probed: tuple[bool, bool] | None = None
     """The call has ended that had to find out what there is: was it answered, and did the answer say something?"""
     want: Want | None = None
+    asks: bool = False
+    """Is this want new, or asked for again? Then others are asked to give back what they do not use."""
     leaves: bool = False
 
 
@@ -212,6 +214,7 @@ class _Step:
         part.want = dict(want.need) if want is not None and want.is_urgent else None
         if part.want is not None and had is None:
             part.since = self._seen.now
+        if part.want is not None and (had is None or message.asks):
             self._wakes.update(who for who, one in state.parts.items() if who != self._me and one.held())
 
     def _count(self) -> None:

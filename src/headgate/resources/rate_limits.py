@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from headgate.resources.http_times import YEAR, duration_of, moment_of, number_of, seconds_of, seconds_until
@@ -77,11 +78,19 @@ def read_rate_limits(headers: object, now: float) -> RateLimits | None:
 
 def may_be_spent(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether headers may say that nothing remains of a limit. False is certain and quick; True wants a closer look."""
-    return _SPENT.search(b"\n".join([b":".join(pair) for pair in headers]).lower()) is not None
+    pairs = list(headers)
+    telling = _telling(tuple([name for name, _ in pairs]))
+    return any(pairs[place][1][:1] not in _ONE_TO_NINE for place in telling)
 
 
-# IETF's header, or one that says what remains and whose value does not begin with a digit from 1 to 9.
-_SPENT = re.compile(rb"ratelimit(?::|[^:\n]*remaining[^:\n]*:(?![1-9]))")
+_ONE_TO_NINE = frozenset(b"%d" % digit for digit in range(1, 10))
+_SAYS_WHAT_REMAINS = re.compile(rb"ratelimit(?:$|.*remaining)", re.DOTALL | re.IGNORECASE)
+
+
+@lru_cache(maxsize=64)  # a service names its headers in the same order again and again
+def _telling(names: tuple[bytes, ...]) -> tuple[int, ...]:
+    """The places of the headers that say what remains. IETF's does, in a value that never begins with a digit."""
+    return tuple(place for place, name in enumerate(names) if _SAYS_WHAT_REMAINS.search(name))
 
 
 # -- families of headers ----------------------------------------------------------------------------------------------

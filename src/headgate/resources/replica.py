@@ -95,7 +95,7 @@ class Replica:
         return effects
 
     def _drop(self, track: _Track) -> None:
-        for mark, lease, limit, _ in self._leases(track):
+        for mark, lease, limit, _, _ in self._leases(track):
             if lease.told is not None:
                 self._returned[mark] = Wish(lease.granted, lease.granted, 0, limit)
         track.member.lease = track.member.probe = None
@@ -153,14 +153,17 @@ class Replica:
 
     # -- permits ------------------------------------------------------------------------------------------------------
 
-    def lacks(self, requirement: Requirement, avoid: Collection[str], now: float) -> float | None:
-        """Note that a call found nothing to use. Returns until when it may wait for a permit; None: none can come."""
+    def lacks(self, requirement: Requirement, avoid: Collection[str], now: float, cost: float = 0.0) -> float | None:
+        """Note that a call found nothing to use. Returns until when it may wait for a permit; None: none can help."""
         limit: float | None = None
         for track in self._limited:
             resource = track.member.resource
             if resource.resource_id in avoid or not requirement.fits(resource):
                 continue
-            for _, lease, _, lacking in self._leases(track):
+            account = track.member.sharing.account
+            if account is not None and not account.admits(cost, now, None):
+                continue
+            for _, lease, _, lacking, _ in self._leases(track):
                 if lacking:
                     lease.lacked_until = now + LACK
                     lease.asked_since = now if lease.asked_since is None else lease.asked_since
@@ -173,7 +176,7 @@ class Replica:
         reserved = [asker.requirement for asker in askers]
         waiting: dict[Requirement, int] | None = None
         for track in self._limited:
-            for mark, lease, limit, lacking in self._leases(track):
+            for mark, lease, limit, lacking, keeps in self._leases(track):
                 fits = track.member.resource
                 wanted = 0
                 if lacking:
@@ -181,25 +184,37 @@ class Replica:
                     wanted = sum(number for one, number in waiting.items() if one.fits(fits))
                     wanted = min(limit - lease.permits, max(wanted, int(lease.lacked_until > now)))
                 else:
-                    lease.release(self._in_use(track, mark), sum(one.fits(fits) for one in reserved))
+                    kept = sum(one.fits(fits) for one in reserved)
+                    if keeps:
+                        waiting = self._waiting(reserved) if waiting is None else waiting
+                        fitting = sum(number for one, number in waiting.items() if one.fits(fits))
+                        kept = max(kept, min(fitting, max(1, lease.share)))
+                    lease.release(self._in_use(track, mark), kept)
                 wish = Wish(lease.granted, lease.returned, wanted, limit)
                 if not lease.is_told(wish):
                     lease.told = wishes[mark] = wish
                     self._rotation.leases_shrank(track.member)
         return wishes
 
-    def _leases(self, track: _Track) -> Iterable[tuple[str, Lease, int, bool]]:
-        """The leases of a resource: mark, lease, how many there are, and whether a call could use one more now."""
+    def _leases(self, track: _Track) -> Iterable[tuple[str, Lease, int, bool, bool]]:
+        """The leases of a resource: mark, lease, how many there are, whether to ask for one more, or to keep it.
+
+        A call may lack several things: the right to try the resource, a permit to use it, some of its quota. They are
+        asked for in this order, and what came is kept until the rest has come. Otherwise processes of which each has
+        one of them would exchange these for ever.
+        """
         member = track.member
-        resource, trial = member.resource, member.trial
-        healthy = resource.status == "healthy"
-        if member.lease is not None and resource.max_in_flight is not None:
+        resource, trial, account = member.resource, member.trial, member.sharing.account
+        healthy, lease = resource.status == "healthy", member.lease
+        lacks_quota = account is not None and account.is_closed
+        lacks_probe = member.probe is not None and trial is not None and trial.limit == 0
+        lacks_permit = False
+        if lease is not None and resource.max_in_flight is not None:
             limit = resource.max_in_flight
-            lease = member.lease
-            yield track.mark, lease, limit, healthy and len(member.uses) >= lease.permits and lease.permits < limit
+            lacks_permit = healthy and not lacks_probe and len(member.uses) >= lease.permits and lease.permits < limit
+            yield track.mark, lease, limit, lacks_permit, lacks_quota and not lacks_probe
         if member.probe is not None:
-            lacking = healthy and trial is not None and trial.limit == 0
-            yield f"probe/{track.mark}", member.probe, 1, lacking
+            yield f"probe/{track.mark}", member.probe, 1, healthy and lacks_probe, lacks_permit or lacks_quota
 
     def _in_use(self, track: _Track, mark: str) -> int:
         trial = track.member.trial
@@ -234,7 +249,7 @@ class Replica:
         asks = now >= self._asked_at + LACK  # not oftener: permits that nobody uses must not go round
         self._asked_at = now if asks else self._asked_at
         for track in self._limited:
-            for _, lease, _, lacking in self._leases(track):
+            for _, lease, _, lacking, _ in self._leases(track):
                 if lacking and (asks or lease is track.member.probe):
                     lease.lacked_until = now + LACK
 
@@ -289,7 +304,7 @@ class Replica:
         effects: Effects = []
         for track in self._limited:
             changed = False
-            for mark, lease, _, _ in list(self._leases(track)):
+            for mark, lease, _, _, _ in list(self._leases(track)):
                 share: Share | None = reply.shares.get(mark)
                 before = lease.permits, lease.suspended
                 self.grants += lease.take(share)
@@ -334,7 +349,7 @@ class Replica:
     def forget_permits(self) -> None:
         """Have no permits any more: this process takes part under a new id."""
         for track in self._limited:
-            for _, lease, _, _ in list(self._leases(track)):
+            for _, lease, _, _, _ in list(self._leases(track)):
                 lease.forget()
                 self._rotation.leases_shrank(track.member)
 

@@ -31,7 +31,7 @@ from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell, Watch
-from headgate.resources.holding import ask_others, hold, let_go, unspent, unwatched, with_opened
+from headgate.resources.holding import ask_others, hold, let_go, opened, unspent, unwatched
 from headgate.resources.members import (
     ANY,
     Adopted,
@@ -44,6 +44,7 @@ from headgate.resources.members import (
     advance_trials,
     holders,
     hopeless,
+    offer,
     refresh,
 )
 from headgate.resources.model import Resource, fields_of, set_account, update_limit
@@ -225,15 +226,15 @@ class Rotation:
     def advance(self, now: float) -> Effects:
         """End the cooldowns that are over, open what has some of its quota again, and serve those who waited."""
         effects: Effects = []
-        opened: list[Resource[Any]] = []
+        rested: list[Resource[Any]] = []
+        accounts: set[Account | None] = set()
         while (member := self.openings.pop(now)) is not None:
-            resource, account = member.resource, member.sharing.account
+            resource = member.resource
             if resource.status == "cooling_down" and resource.cooldown_until <= now:
-                opened.append(resource)
+                rested.append(resource)
                 effects += self._reopen(resource, on_trial=True)
-            if account is not None and account.has_opened(now):
-                opened += account.resources
-        effects += self._serve(opened, now) or ()
+            accounts.add(member.sharing.account)
+        effects += self._serve(rested, now, accounts) or ()
         return effects
 
     def next_expiry(self, requirement: Requirement = ANY, cost: float = 0.0, now: float = 0.0) -> float | None:
@@ -260,7 +261,7 @@ class Rotation:
         if grant is not None:
             unspent(grant, now)
             return self.ended(grant, now)
-        return self._serve(let_go(ticket, now), now) if ticket.held is not None else None
+        return self._serve((), now, {let_go(ticket)}) if ticket.held is not None else None
 
     def can_become_free(self, requirement: Requirement, cost: float = 0.0) -> bool:
         """Whether a resource that fits `requirement` can come free without anybody's help."""
@@ -268,7 +269,7 @@ class Rotation:
 
     def quota_changed(self, account: Account, now: float) -> Effects | None:
         """Note that there is more or less of a quota than before."""
-        return self._serve(account.resources[:1], now)
+        return self._serve((), now, {account})
 
     # -- steering -----------------------------------------------------------------------------------------------------
 
@@ -326,7 +327,7 @@ class Rotation:
             self.openings.tidy()  # lest its value stays in memory until then
         self.totals.absorb(member)
         refresh(resource)
-        self._offer(resource)
+        offer(resource)
         self._dropped.append(resource)
 
     def settle(self, now: float) -> Effects:
@@ -410,7 +411,7 @@ class Rotation:
         effects = self._reopen(resource, on_trial=True) if resource.status == "cooling_down" else []
         resource.consecutive_cooldown, resource.cooldown_until = 0, 0.0
         advance_trials(resource, None)
-        self._offer(resource)
+        offer(resource)
         return effects
 
     def leases_changed(self, member: Member, now: float) -> Effects:
@@ -426,7 +427,7 @@ class Rotation:
             trial.limit = 1 if probe.usable or trial.running else 0
             member.update_availability()
         refresh(member.resource)
-        self._offer(member.resource)
+        offer(member.resource)
 
     # -- steering of many ---------------------------------------------------------------------------------------------
 
@@ -612,17 +613,11 @@ class Rotation:
         if reservation is not None and reservation.account.budget.wants_exchange:
             told.append(Tell(member))
         for resource in offered:
-            self._offer(resource)
+            offer(resource)
         served = self._serve(offered, now) or None
         if rested:
             rested += self._tell_hopeless(holders(member.resource), now)
         return [*rested, *told, *(served or ())] if told or rested else served
-
-    def _offer(self, resource: Resource[Any]) -> None:
-        """Tell the pickers of every rotation that holds this resource that it may have moved forward."""
-        for member in resource.sharing.members:
-            for picker in member.pickers:
-                picker.offer(member)
 
     def drained(self, use: Use) -> None:
         """Note the end of a use of a removed member: a successor of the same id may have one use more."""
@@ -632,43 +627,48 @@ class Rotation:
         draining.pop(use.order, None)
         successor = self.members.get(resource_id)
         if successor is not None and successor.uses.pop(use.order, None) is not None:
-            self._offer(successor.resource)
+            offer(successor.resource)
         if not draining:
             self._draining.pop(resource_id, None)
             if successor is not None:
                 refresh(successor.resource)
 
-    def _serve(self, resources: Iterable[Resource[Any]], now: float) -> Effects | None:
-        """Give what came free to waiters of every rotation that holds one of these; longest wait first."""
-        resources = with_opened(resources, now)
-        effects = self._give_out(resources, now)
-        effects += map(Watch, unwatched(resources))
+    def _serve(
+        self, resources: Iterable[Resource[Any]], now: float, accounts: Iterable[Account | None] = ()
+    ) -> Effects | None:
+        """Give what came free, and has opened of these quotas, to waiters of every rotation; longest wait first."""
+        resources = list(resources)
+        changed = {*accounts, *(one.sharing.account for one in resources)}
+        effects = self._give_out(resources + opened(changed, now), now, changed)
+        effects += map(Watch, unwatched(changed))
         return effects or None
 
-    def _give_out(self, resources: list[Resource[Any]], now: float) -> Effects:
+    def _give_out(self, resources: list[Resource[Any]], now: float, accounts: set[Account | None]) -> Effects:
         holders = [*(member.rotation for resource in resources for member in resource.sharing.members), *self._requeued]
         waiting = {rotation: None for rotation in holders if rotation.wait_queue}
         if not waiting:
             return []
         freed = [] if self._requeued else resources  # nothing else is new to those who wait
-        served = serve([(one.wait_queue, partial(one.grant, now, freed)) for one in waiting])
-        reopened: list[Resource[Any]] = []
+        served = serve([(one.wait_queue, partial(one.grant, now, freed, accounts)) for one in waiting])
+        left: set[Account | None] = set()
         for ticket in served:
             if ticket.grant is not None:
                 ticket.grant.ticket = ticket
             if ticket.held is not None:
-                reopened += let_go(ticket, now)
+                left.add(let_go(ticket))
         effects: Effects = [Serve(ticket) for ticket in served]
-        return [*effects, *(self._serve(reopened, now) or ())] if reopened else effects
+        return [*effects, *(self._serve((), now, left) or ())] if left else effects
 
-    def grant(self, now: float, freed: list[Resource[Any]], ticket: WaitTicket) -> Use | None:
-        """Take a resource for a waiter; None when none of those `freed` fits, or none is eligible."""
+    def grant(
+        self, now: float, freed: list[Resource[Any]], accounts: set[Account | None], ticket: WaitTicket
+    ) -> Use | None:
+        """Take a resource for a waiter; None if none is free. An account that is held for it is added to `accounts`."""
         requirement = ticket.requirement
         if freed and requirement is not ANY and not any(map(requirement.fits, freed)):
             return None
         use = self.acquire(now, requirement, (), ticket.affinity, ticket.cost, ticket)
         if use is None and ticket.cost:
-            hold(ticket, now)
+            accounts.add(hold(ticket, now))
         return use
 
     def _revoke(self, resource: Resource[Any], now: float) -> None:
@@ -688,13 +688,13 @@ class Rotation:
     def _tell_hopeless(self, rotations: Iterable[Rotation], now: float) -> Effects:
         """Remove waiters that nothing can come for any more, and have them told."""
         effects: Effects = []
-        reopened: list[Resource[Any]] = []
+        left: set[Account | None] = set()
         looked_at = dict.fromkeys([*rotations, *self._requeued])
         self._requeued = []
         for rotation in looked_at:
             if rotation.wait_queue:
                 for ticket in hopeless(rotation):
                     rotation.wait_queue.leave(ticket)
-                    reopened += let_go(ticket, now)
+                    left.add(let_go(ticket))
                     effects.append(Starve(ticket))
-        return [*effects, *(self._serve(reopened, now) or ())] if reopened else effects
+        return [*effects, *(self._serve((), now, left) or ())] if left else effects

@@ -152,7 +152,7 @@ class SharedHealth:
     def _ask(self, call: Call, waiter: Waiter) -> _Asker | None:
         requirement = call.plan.requirement
         with lock:
-            limit = self._replica.lacks(requirement, call.choices()[-1], clock.now())
+            limit = self._replica.lacks(requirement, call.choices()[-1], clock.now(), call.plan.cost)
             if limit is None or self._unreachable or self._stopped:
                 return None
             if call.deadline is not None:
