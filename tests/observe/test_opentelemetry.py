@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -14,9 +16,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
-from headgate import CooldownResource, Resource, ResourcePool, TaskPool, WorkerPool
+from headgate import CooldownResource, InvalidArgument, InvalidType, Resource, ResourcePool, TaskPool, WorkerPool
 from headgate.observe import opentelemetry
 from headgate.tasks.runtime.executor import START_HOOKS
+from headgate.testing import virtual
 from headgate.workers import hooks
 from tests.observe import trace_jobs
 from tests.observe.support import SECRET
@@ -140,6 +143,39 @@ def test_o31_what_is_not_sampled_is_not_sampled_inside_either() -> None:
     asyncio.run(main())
     uninstall()
     assert traces.names() == []
+
+
+@pytest.mark.parametrize("sample", [0.0, 0.05, 1.0])
+def test_o31_a_share_of_the_tasks_is_traced_each_as_a_whole(sample: float) -> None:
+    traces = Traces(TracerProvider())
+    uninstall = opentelemetry.install(traces.provider, sample=sample)
+
+    async def work() -> None:
+        with traces.tracer.start_as_current_span("inside"):
+            await asyncio.sleep(0)
+
+    @virtual
+    async def main() -> None:
+        async with TaskPool("o31-share", max_concurrent=10) as pool:
+            for _ in range(1000):
+                await pool.submit(work)
+            await pool.drain()
+            inside = traces.names().count("inside")
+            with traces.tracer.start_as_current_span("request"):
+                await pool.run(work)
+            assert traces.names().count("inside") == inside + 1, "a task follows the span in which it was submitted"
+
+    main()
+    uninstall()
+    counts = Counter(traces.names())
+    assert counts["inside"] == counts["submit o31-share"] == counts["queue o31-share"] == counts["run o31-share"]
+    assert abs(counts["inside"] - 1 - 1000 * sample) <= (30 if 0 < sample < 1 else 0)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan"), "all"])
+def test_o31_a_share_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises((InvalidArgument, InvalidType), match="sample must be"):
+        opentelemetry.install(sample=wrong)
 
 
 def test_o31_a_call_without_a_task_has_its_lease(traces: Traces) -> None:
