@@ -170,7 +170,7 @@ class _Rotating:
         """A copy of the request that carries the key. The client keeps its own, for redirects and errors."""
         headers = request.headers.copy()
         if not self._proxies:
-            for name, value in self._rules.headers(resource, headers).items():
+            for name, value in self._rules.headers(resource, headers.raw).items():
                 headers[name] = value  # `update` takes five times as long
         return _keyed_request(library)(request, headers)
 

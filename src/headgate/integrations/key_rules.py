@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from headgate.errors import InvalidArgument, InvalidType
@@ -12,7 +13,7 @@ from headgate.resources.model import Resource
 Header = str | Callable[[Resource[Any]], Mapping[str, str]] | None
 
 # Headers in which SDKs put a key, if it is not `Authorization: Bearer`: Anthropic, Google, Azure.
-_KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
+_KEY_HEADERS = (b"x-api-key", b"x-goog-api-key", b"api-key")
 
 
 class KeyRules:
@@ -51,17 +52,12 @@ class KeyRules:
             self._require_tls(url)
         return allowed
 
-    def headers(self, resource: Resource[Any], present: Container[str]) -> Mapping[str, str]:
+    def headers(self, resource: Resource[Any], present: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
         """The headers that carry the key of a resource, in the place of those `present` that the client has filled."""
         if callable(self._header):
             return self._header(resource)
         key = _checked_key(resource)
-        name = self._header
-        if name is None:
-            for name in _KEY_HEADERS:
-                if name in present:
-                    return {name: key}
-            name = "Authorization"
+        name = _filled(b"\n".join([name for name, _ in present])) if self._header is None else self._header
         return {name: f"Bearer {key}" if name.lower() == "authorization" else key}
 
     def _require_tls(self, url: Any) -> None:
@@ -71,6 +67,13 @@ class KeyRules:
             f"keys do not go to {url.scheme}://{url.host}: without TLS everybody on the way can read them",
             remedy="Use https://, or pass insecure=True if the network is yours alone.",
         )
+
+
+@lru_cache(maxsize=64)  # the requests of a program have the same few lists of headers
+def _filled(names: bytes) -> str:
+    """In which of these headers, one on each line, a client puts its key."""
+    present = names.lower().split(b"\n")
+    return next((name.decode() for name in _KEY_HEADERS if name in present), "Authorization")
 
 
 _PORTS = {"http": 80, "https": 443}

@@ -16,7 +16,7 @@ clock on either side does no harm.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,21 +76,22 @@ def read_rate_limits(headers: object, now: float) -> RateLimits | None:
     return RateLimits(retry_after, limits) if limits or retry_after is not None else None
 
 
-def may_be_spent(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def may_be_spent(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether headers may say that nothing remains of a limit. False is certain and quick; True wants a closer look."""
-    pairs = list(headers)
-    telling = _telling(tuple([name for name, _ in pairs]))
-    return any(pairs[place][1][:1] not in _ONE_TO_NINE for place in telling)
+    for place in _telling(b"\n".join([name for name, _ in headers])):
+        if headers[place][1][:1] not in _ONE_TO_NINE:
+            return True
+    return False
 
 
 _ONE_TO_NINE = frozenset(b"%d" % digit for digit in range(1, 10))
-_SAYS_WHAT_REMAINS = re.compile(rb"ratelimit(?:$|.*remaining)", re.DOTALL | re.IGNORECASE)
+_SAYS_WHAT_REMAINS = re.compile(rb"ratelimit(?:$|.*remaining)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=64)  # a service names its headers in the same order again and again
-def _telling(names: tuple[bytes, ...]) -> tuple[int, ...]:
+def _telling(names: bytes) -> tuple[int, ...]:
     """The places of the headers that say what remains. IETF's does, in a value that never begins with a digit."""
-    return tuple(place for place, name in enumerate(names) if _SAYS_WHAT_REMAINS.search(name))
+    return tuple(place for place, name in enumerate(names.split(b"\n")) if _SAYS_WHAT_REMAINS.search(name))
 
 
 # -- families of headers ----------------------------------------------------------------------------------------------
