@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +246,22 @@ def test_o20_without_the_extra_the_error_names_it() -> None:
     assert "pip install 'headgate[dashboard]'" in ran.stdout
 
 
+@contextmanager
+def stopped_program() -> Iterator[int]:
+    """A published program that the test may stop. Gives its pid."""
+    code = "import sys, headgate; pool = headgate.TaskPool('other'); print(flush=True); sys.stdin.read()"
+    environ = {**environment(), "HEADGATE_OBSERVE": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def test_o20_the_command_serves_published_programs_and_their_metrics(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +295,12 @@ def test_o20_the_command_serves_published_programs_and_their_metrics(
             assert "failed" in ask(page, f"/api/story?program={name}&task={program.pool.id}/1").json["story"]
             for odd in ("..", "../../etc/passwd", "1-000000000000.sock", ""):
                 assert ask(page, f"/api/story?program={odd}&task=x/1").status == 409
+            with stopped_program() as pid:
+                eventually(lambda: f'headgate_program_up{{program="{pid}"}} 1.0' in ask(page, "/metrics").body.decode())
+                os.kill(pid, signal.SIGSTOP)
+                metrics = ask(page, "/metrics").body.decode()
+                assert f'headgate_program_up{{program="{pid}"}} 0.0' in metrics
+                assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{os.getpid()}"}} 2.0' in metrics
             publication.close()
             eventually(lambda: ask(page, "/readyz").status == 503)
         finally:

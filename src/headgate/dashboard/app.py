@@ -16,7 +16,7 @@ from starlette.routing import Route
 from headgate.core.redaction import log_exception, redact
 from headgate.dashboard.security import HEADERS, Guard
 from headgate.dashboard.sources import Seen, Source
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe.actions import ACTIONS_KNOWN
 from headgate.observe.history import POINTS
 from headgate.observe.lines import said
@@ -30,6 +30,8 @@ SOONEST: Final = 0.2
 QUIET: Final = 10.0
 """Seconds after which a stream says that it is alive."""
 MOST_STREAMS: Final = 16
+SCRAPED_WITHIN: Final = 5.0
+"""Seconds that a program has to give its metrics."""
 _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _LISTS: Final = ("tenants", "resources", "workers")
 
@@ -164,10 +166,21 @@ class Answers:
         """What Prometheus scrapes, of all programs."""
         from headgate.dashboard.merging import merged
 
-        texts = {}
-        for name, seen in list(self._hub.source.programs.items()):
-            texts[str(seen.look.get("pid", name))] = await self._ask(name, {"ask": "metrics"})
+        programs = {name: str(seen.look.get("pid", name)) for name, seen in self._hub.source.programs.items()}
+        told = await asyncio.gather(*map(self._metrics_of, programs), return_exceptions=True)
+        failed = [one for one in told if isinstance(one, BaseException)]
+        if failed and len(failed) == len(told):
+            raise failed[0]
+        texts = {pid: one if isinstance(one, str) else None for pid, one in zip(programs.values(), told, strict=True)}
         return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
+
+    async def _metrics_of(self, program: str) -> str:
+        """The metrics of one program. One that is stopped must not keep the others out of a scrape."""
+        try:
+            async with asyncio.timeout(SCRAPED_WITHIN):
+                return str(await self._ask(program, {"ask": "metrics"}))
+        except TimeoutError as error:
+            raise InvalidArgument(f"the program does not answer within {SCRAPED_WITHIN:g} s") from error
 
     async def healthz(self, request: Request) -> Response:
         """The server runs."""

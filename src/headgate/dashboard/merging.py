@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 
-def merged(texts: Mapping[str, str]) -> bytes:
-    """Return one exposition of several, by the process ids of their programs. One alone stays as it is."""
-    if len(texts) == 1:
-        return next(iter(texts.values())).encode()
+def merged(texts: Mapping[str, str | None]) -> bytes:
+    """Return one exposition of several, by the process ids of their programs; None: that program did not answer.
+
+    One alone stays as it is. Otherwise `headgate_program_up` says which have answered.
+    """
+    answered = {program: text for program, text in texts.items() if text is not None}
+    if len(answered) == len(texts) == 1:
+        return next(iter(answered.values())).encode()
     from headgate.observe.prometheus import exposition
 
-    return exposition(_Joined(texts))
+    return exposition(_Joined(answered, set(texts) - set(answered)))
 
 
 class _Joined:
-    def __init__(self, texts: Mapping[str, str]) -> None:
+    def __init__(self, texts: Mapping[str, str], silent: Collection[str]) -> None:
         self._texts = texts
+        self._silent = silent
 
     def describe(self) -> tuple[()]:
         return ()
@@ -34,4 +39,7 @@ class _Joined:
                     joined = families[family.name] = Metric(family.name, family.documentation, family.type)
                 for sample in family.samples:
                     joined.add_sample(sample.name, {**sample.labels, "program": program}, sample.value)
-        yield from families.values()
+        up = Metric("headgate_program_up", "1: the program has answered in time", "gauge")
+        for program in (*self._texts, *sorted(self._silent)):
+            up.add_sample(up.name, {"program": program}, float(program not in self._silent))
+        yield from (*families.values(), up)
