@@ -298,6 +298,7 @@ def test_o20_the_command_serves_published_programs_and_their_metrics(
             with stopped_program() as pid:
                 eventually(lambda: f'headgate_program_up{{program="{pid}"}} 1.0' in ask(page, "/metrics").body.decode())
                 os.kill(pid, signal.SIGSTOP)
+                os.waitpid(pid, os.WUNTRACED)  # it has stopped, and answers nothing more
                 metrics = ask(page, "/metrics").body.decode()
                 assert f'headgate_program_up{{program="{pid}"}} 0.0' in metrics
                 assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{os.getpid()}"}} 2.0' in metrics
