@@ -17,8 +17,9 @@ import pytest
 
 import headgate
 from headgate import InvalidArgument
-from headgate.dashboard import Dashboard, serve
+from headgate.dashboard import Dashboard, app, serve
 from headgate.dashboard.security import HEADERS, OPEN, Guard
+from headgate.dashboard.sources import PublishedPrograms
 from headgate.observe import publish
 from tests.cli.support import command, environment
 from tests.observe.conftest import Program, at_work
@@ -262,6 +263,22 @@ def stopped_program() -> Iterator[int]:
             process.kill()
 
 
+def test_o20_a_program_that_does_not_answer_keeps_no_other_out_of_a_scrape(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(app, "SCRAPED_WITHIN", 1.0)
+    publication = publish()
+    with serve(source=PublishedPrograms()) as page, stopped_program() as pid:
+        eventually(lambda: f'headgate_program_up{{program="{pid}"}} 1.0' in ask(page, "/metrics").body.decode())
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)  # it has stopped, and answers nothing more
+        metrics = ask(page, "/metrics").body.decode()
+        assert f'headgate_program_up{{program="{pid}"}} 0.0' in metrics
+        assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{os.getpid()}"}} 2.0' in metrics
+    publication.close()
+
+
 def test_o20_the_command_serves_published_programs_and_their_metrics(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,13 +312,6 @@ def test_o20_the_command_serves_published_programs_and_their_metrics(
             assert "failed" in ask(page, f"/api/story?program={name}&task={program.pool.id}/1").json["story"]
             for odd in ("..", "../../etc/passwd", "1-000000000000.sock", ""):
                 assert ask(page, f"/api/story?program={odd}&task=x/1").status == 409
-            with stopped_program() as pid:
-                eventually(lambda: f'headgate_program_up{{program="{pid}"}} 1.0' in ask(page, "/metrics").body.decode())
-                os.kill(pid, signal.SIGSTOP)
-                os.waitpid(pid, os.WUNTRACED)  # it has stopped, and answers nothing more
-                metrics = ask(page, "/metrics").body.decode()
-                assert f'headgate_program_up{{program="{pid}"}} 0.0' in metrics
-                assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{os.getpid()}"}} 2.0' in metrics
             publication.close()
             eventually(lambda: ask(page, "/readyz").status == 503)
         finally:
