@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate import DisableResource, Resource, ResourcePool, TaskPool
+from headgate import DisableResource, Quota, Resource, ResourcePool, TaskPool
 from headgate.dashboard import Dashboard, serve
 from headgate.testing import no_leaks
 from tests.cli.support import command, environment
@@ -153,6 +154,24 @@ def test_o23_a_cooled_key_counts_down_and_can_be_enabled_by_keyboard_alone(page:
     page.until("return document.querySelectorAll('#main tbody tr').length === 1")
     page.press("\ue00c")
     page.until("return document.querySelectorAll('#main tbody tr').length === 2")
+
+
+def test_o20_a_spent_quota_is_shown_with_what_is_left_and_when_it_opens(page: Browser) -> None:
+    limited = Resource("limited", "sk-1", quota=Quota(requests=1, tokens=5000, per=300.0, delay=0.0))
+    pool = ResourcePool([limited, Resource("other", "sk-2", quota=Quota(requests=2000, per=300.0))], name="with quotas")
+    asyncio.run(pool.run(quick, cost=2000, exclude=["other"]))
+    page.press("3")
+    page.until("return document.querySelector('#main select')?.innerText.includes('with quotas')")
+    page.run(
+        "const pick = document.querySelector('#main select');"
+        "pick.value = [...pick.options].find(one => one.innerText.includes('with quotas')).value;"
+        "pick.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    page.until(f"const row = {ROW}; return row && row.innerText.includes('quota spent')", "limited")
+    row = page.run(f"return {ROW}.innerText", "limited")
+    assert re.search(r"(29|30)\d\.\d s", row), row
+    assert "0 requests, 3.0k tokens" in row, row
+    assert "2.0k requests" in page.run(f"return {ROW}.innerText", "other")
 
 
 def test_o21_resize_asks_for_a_number_and_events_tell_of_it(page: Browser, program: Program) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Resource, ResourcePool, TaskPool, WorkerPool, registry
+from headgate import Quota, Resource, ResourcePool, TaskPool, WorkerPool, registry
 from headgate.testing import virtual
 
 SECRET = "sk-planted-5f6e7d8c"
@@ -49,6 +49,17 @@ async def test_o01_one_snapshot_tells_tenants_tasks_and_resources_and_no_value()
         assert SECRET not in json.dumps(registry.snapshot())
         with pytest.raises(ValueError, match="refused"):
             await handles[0]
+
+
+@virtual
+async def test_o01_a_row_of_a_resource_says_what_is_left_of_its_quota() -> None:
+    limited = Resource("limited", "sk-1", quota=Quota(requests=1, per=60.0, delay=0.0))
+    pool = ResourcePool([limited, Resource("free", "sk-2")], name="quotas in a snapshot")
+    async with pool.lease(exclude=["free"]):
+        pass
+    rows = {row["id"]: row for row in pool._view(10)["resources"]}
+    assert rows["limited"]["quota"] == {"left": {"requests": 0.0}, "seconds_until_open": 60.0}
+    assert "quota" not in rows["free"]
 
 
 @virtual

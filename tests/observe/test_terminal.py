@@ -240,6 +240,16 @@ def test_o10_keys_change_the_settings() -> None:
     assert clean("a\x1b\n\u202eb") == "a???b"
 
 
+def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:
+    row = {"id": "k", "status": "healthy", "cooldown": 0.0, "in_flight": 0, "max_in_flight": None}
+    row |= {"cooldowns": 0, "disables": 0, "successes": 1, "quota": {"left": {}, "seconds_until_open": 9.0}}
+    keys = {"kind": "resources", "name": "keys", "resources": [row]}
+    lines = frame([{**seen(), "pools": [keys]}], Settings(), 120, 40, since=2.0)
+    assert any(
+        " ".join(piece.text for piece in line).split()[:6] == ["k", "keys", "no", "quota", "7.0", "s"] for line in lines
+    )
+
+
 def test_o10_a_held_loop_is_shown_in_a_frame() -> None:
     lines = frame([seen(held=12.0)], Settings(), 120, 40)
     assert any("loop held 12 s" in piece.text for line in lines for piece in line)

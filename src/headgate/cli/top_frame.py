@@ -176,7 +176,7 @@ def _tenants(views: Views, settings: Settings, since: float) -> Table:
     return Table("Tenants", titles, (None, 16, 8, 8, 10, 10, 10), _sorted(rows, settings))
 
 
-_COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red"}
+_COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red", "no_quota": "yellow"}
 
 
 def _resources(views: Views, settings: Settings, since: float) -> Table:
@@ -186,12 +186,15 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
             if _fits(settings, row["id"], view["name"]):
                 left = max(0.0, row["cooldown"] - since)
                 status = row["status"] if row["status"] != "cooling_down" or left else "healthy"
+                spent = max(0.0, row.get("quota", {}).get("seconds_until_open", 0.0) - since)
+                if status == "healthy" and spent:
+                    status, left = "no_quota", spent
                 most = "" if row["max_in_flight"] is None else f"/{row['max_in_flight']}"
                 refused = row["cooldowns"] + row["disables"]
                 cells = [
                     Piece(clean(row["id"]), "bold"),
                     Piece(clean(view["name"])),
-                    Piece(status.removesuffix("_down"), _COLOURS[status]),
+                    Piece(status.removesuffix("_down").replace("_", " "), _COLOURS[status]),
                     Piece(f"{left:.1f} s" if left else ""),
                     Piece(f"{row['in_flight']}{most}"),
                     Piece(str(row["successes"])),

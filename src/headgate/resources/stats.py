@@ -115,7 +115,13 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
 _WORST_FIRST: dict[ResourceStatus, int] = {"disabled": 0, "cooling_down": 1, "healthy": 2}
 
 
-def pool_view(stats: PoolStats, rows: int) -> dict[str, Any]:
+def quotas(rotation: Rotation, now: float) -> dict[str, QuotaSnapshot]:
+    """What is left of the quotas of resources that have one, by id."""
+    found = {resource_id: _quota(member, now) for resource_id, member in rotation.members.items()}
+    return {resource_id: one["quota"] for resource_id, one in found.items() if one}
+
+
+def pool_view(stats: PoolStats, quotas: Mapping[str, QuotaSnapshot], rows: int) -> dict[str, Any]:
     """The state of a pool as values that JSON knows; of more resources than `rows`, those that are out of order."""
     shown = list(stats.resources.values())
     if len(shown) > rows:
@@ -149,6 +155,7 @@ def pool_view(stats: PoolStats, rows: int) -> dict[str, Any]:
                 "successes": one.successes,
                 "cooldowns": one.cooldowns,
                 "disables": one.disables,
+                **({"quota": quotas[one.resource_id]} if one.resource_id in quotas else {}),
             }
             for one in shown
         ],

@@ -447,8 +447,9 @@ function resourcesView() {
   let pool = null;
   const list = new LongList("Resources", "resources", [
     text("Resource", (row) => row.id, { className: "name", sort: "id" }),
-    pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : ["healthy", "good"]), { sort: "status" }),
-    { ...meter("Back in", (row) => { const rest = left(row); return rest > 0 ? [rest / longestRest(row), `${rest.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
+    pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : rest(row) > 0 ? ["quota spent", "warn"] : ["healthy", "good"]), { sort: "status" }),
+    { ...meter("Back in", (row) => { const seconds = rest(row); return seconds > 0 ? [seconds / longestRest(row), `${seconds.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
+    text("Quota left", (row) => Object.entries(row.quota?.left ?? {}).map(([name, amount]) => `${amount === null ? "any" : short(amount)} ${name}`).join(", "), { less: true }),
     meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { sort: "in_flight" }),
     text("Ok", (row) => whole(row.successes), { num: true, sort: "successes" }),
     text("Refused", (row) => whole(row.cooldowns + row.disables), { num: true, sort: "cooldowns" }),
@@ -456,8 +457,10 @@ function resourcesView() {
     buttons((row) => (row.status === "disabled" || left(row) > 0 ? [["Enable", () => enable(pool, row)]] : [["Disable", () => disable(pool, row)]])),
   ], { key: (row) => row.id, name: (row) => row.id, empty: "No resource fits.", defaultSort: null });
   const left = (row) => Math.max(0, row.cooldown - since());
+  const restAtFirst = (row) => Math.max(row.cooldown, row.quota?.seconds_until_open ?? 0);
+  const rest = (row) => Math.max(0, restAtFirst(row) - since());
   const rests = new Map();
-  const longestRest = (row) => { const key = `${pool.number}/${row.id}`; const most = Math.max(rests.get(key) ?? 0, row.cooldown); rests.set(key, row.cooldown ? most : 0); return most || 1; };
+  const longestRest = (row) => { const key = `${pool.number}/${row.id}`; const most = Math.max(rests.get(key) ?? 0, restAtFirst(row)); rests.set(key, restAtFirst(row) ? most : 0); return most || 1; };
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[healthy, cooling, disabled, flight, ok, refused].map((one) => one.element)),
     h("div", { class: "two" }, card("Calls", rates.element).element, card("In flight", use.element).element), list.element);
   const none = nothing("No resource pool", "This program has no ResourcePool now.");
