@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -233,6 +234,32 @@ def test_c24_a_line_that_nobody_reads_does_not_stop_the_proxy(upstream: Upstream
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         assert b"the line for stdout could not be written" in process.stderr.read()
+
+
+def test_c24_more_connections_than_there_are_files_are_refused_and_the_proxy_lives(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    arguments = command("serve-keys", "--upstream", upstream.url, "--keys", "env:THE_KEY", "--json")
+    few_files = ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh", *arguments]
+    with subprocess.Popen(
+        few_files, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment({"THE_KEY": KEY}), cwd=tmp_path
+    ) as process:
+        try:
+            assert process.stdout is not None
+            port = urlsplit(json.loads(process.stdout.readline())["base_url"]).port
+            assert port is not None
+            with ExitStack() as many:
+                idle = [many.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
+                idle[-1].settimeout(PATIENCE)
+                answer = idle[-1].recv(1000)
+                assert answer.startswith(b"HTTP/1.1 503")
+                assert b"too_many_connections" in answer
+            until(lambda: healthy(port))
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr is not None
+        assert b"accept" not in process.stderr.read()
 
 
 def healthy(port: int) -> bool:

@@ -26,6 +26,8 @@ from headgate.integrations.keys_proxy.rules import LONGEST_HEAD
 _log = logging.getLogger("headgate.integrations")
 
 _IDLE = 75.0  # seconds that a connection is kept without a request: longer than clients keep theirs
+_USUAL_CONNECTIONS = 10_000
+_OWN_FILES = 64  # files that are no connections
 _FAREWELL = 0.5  # seconds in which clients can be told that the proxy ends
 
 
@@ -102,10 +104,10 @@ class ProxyServer:
         self.stop()
 
     def _config(self) -> uvicorn.Config:
-        limit = self._proxy.limits.client_timeout
+        limit, most = self._proxy.limits.client_timeout, _most_connections()
 
         def connection(**given: Any) -> _Connection:
-            return _Connection(limit, **given)
+            return _Connection(limit, most, **given)
 
         return uvicorn.Config(
             self._proxy,
@@ -172,17 +174,20 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed if a request does not arrive in time."""
+    """A connection that is closed if a request does not arrive in time, or if there are too many."""
 
-    def __init__(self, limit: float, **given: Any) -> None:
+    def __init__(self, limit: float, most: int, **given: Any) -> None:
         super().__init__(**given)
         self._limit = limit
+        self._most = most
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
+        if len(self.connections) > self._most:
+            self._refuse(Refusal(503, "too_many_connections", f"{self._most} connections are open, and that is all"))
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -241,6 +246,20 @@ class _Connection(H11Protocol):
         self._forget()
         self.transport.write_eof()
         self.loop.call_later(_FAREWELL, self.transport.close)
+
+
+def _most_connections() -> int:
+    """How many clients may be connected: as many as there are files to open, half of which are for the upstream.
+
+    Without such a number the system refuses connections at some point, and asyncio logs that again and again.
+    """
+    try:
+        import resource
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError):  # Windows
+        return _USUAL_CONNECTIONS
+    return _USUAL_CONNECTIONS if files < 0 else max(1, min(_USUAL_CONNECTIONS, (files - _OWN_FILES) // 2))
 
 
 def _listening(host: str, port: int) -> socket.socket:
