@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from unittest.mock import Mock
 
 import pytest
 
 from headgate import CooldownResource, PoolExhausted, Quota, Resource, ResourcePool
 from headgate.core.clock import clock
+from headgate.resources.accounts import Account
+from headgate.resources.leased_budget import LeasedBudget
+from headgate.resources.quota_exchange import Reply
 from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import settle, virtual
 from tests.resources.support import Gate, ident
@@ -39,6 +43,67 @@ def test_h10_a_pool_without_a_store_takes_part_in_a_group_that_is_shared(first_p
         assert clock.now() <= 30
 
     scenario()
+
+
+# -- resources that join ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["add", "reconcile"])
+def test_h10_a_call_that_waits_does_not_exceed_a_quota_of_a_resource_that_is_added(how: str) -> None:
+    """Another process has spent it: this one has to ask before its waiting call uses the resource."""
+
+    @virtual
+    async def scenario() -> None:
+        place, upstream = SharedMemory(), Upstream(1, None, 10.0)
+        quota = Quota(requests=1, per=10.0)
+        busy, other = share(place, quota), share(place, quota, "b")
+        for pool in (busy, other):
+            upstream.arrive(await pool.run(ident, wait_for_capacity=True), 0)
+        waiting = asyncio.create_task(busy.run(ident, wait_for_capacity=True))
+        await settle()
+        await (busy.add("b", "secret-b") if how == "add" else busy.reconcile([Resource("b", "secret-b")]))
+        upstream.arrive(await waiting, 0)
+        assert upstream.exceeded == []
+        assert clock.now() == pytest.approx(10.0, abs=1.5)
+
+    scenario()
+
+
+@virtual
+async def test_h10_a_call_that_waits_does_not_exceed_the_limit_of_a_resource_that_is_added() -> None:
+    place, gate = SharedMemory(), Gate()
+    pools = [ResourcePool([Resource(name, name, max_in_flight=1)], name="keys", store=place.member()) for name in "ab"]
+    running = [asyncio.create_task(pool.run(gate)) for pool in pools]
+    await settle()
+    running.append(asyncio.create_task(pools[0].run(gate, wait_for_capacity=True)))
+    await settle()
+    await pools[0].add(Resource("b", "b", max_in_flight=1))
+    await settle()
+    assert gate.entered == ["a", "b"]
+    gate.finish(1)
+    await settle()
+    assert gate.entered == ["a", "b", "b"]
+    gate.finish(0)
+    gate.finish(2)
+    await asyncio.gather(*running)
+
+
+def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_was_shared() -> None:
+    quota = Quota(requests=4, per=10.0)
+    account = Account(quota)
+    before = account.reserve(0.0, 0.0)
+    budget = LeasedBudget(quota, "token", lambda: None)
+    account.lease(budget, Mock(askers=[]), 0.0)
+    message = budget.message(looks=True)
+    assert message is not None
+    budget.take(message, Reply(0.0, "me", {"requests": 2.0}, {"requests": 4.0}, None, False, quota), 0.0, 0.0)
+    account.reserve(0.0, 0.0)
+    account.settle(before, 1.0, answered=True)
+    assert budget.room("requests", 1.0) == 1.0
+    message = budget.message()
+    assert message is not None
+    assert message.ended == {}
+    assert [amount for _, amount in message.rows["requests"]] == [1.0]
 
 
 # -- calls of different costs -----------------------------------------------------------------------------------------

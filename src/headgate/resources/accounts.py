@@ -23,6 +23,7 @@ from headgate.resources.quota import Quota, QuotaSetting
 from headgate.resources.rate_limits import Limit
 
 if TYPE_CHECKING:
+    from headgate.resources.leased_budget import LeasedBudget
     from headgate.resources.members import Member, WaitTicket
     from headgate.resources.model import Resource, Sharing
     from headgate.resources.rotation import Rotation
@@ -119,6 +120,13 @@ class Account:
             if member.rotation.wait_queue and member.lacks_only_quota
             for ticket in member.rotation.wait_queue.heads()
         )
+
+    def lease(self, budget: LeasedBudget, shared: SharedQuota, now: float) -> None:
+        """Share it with other processes from now on. Calls that run have taken nothing of what this process leases."""
+        for reservation in self._running:
+            budget.disown(reservation.need)
+        self.budget, self.shared = budget, shared
+        self.refresh(now)
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
