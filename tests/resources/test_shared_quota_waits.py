@@ -233,3 +233,29 @@ async def test_h10_processes_do_not_ask_for_a_quota_that_they_cannot_use_now() -
     assert sum(map(len, asked)) <= 40
     await asyncio.gather(*waiting)
     assert clock.now() <= 75
+
+
+@virtual
+async def test_h10_permits_do_not_go_to_and_fro_between_calls_for_which_a_quota_has_too_little() -> None:
+    """The quota is open, so a process that has the permit keeps it until there is enough for its call."""
+    place = SharedMemory()
+    stores = [place.member(), place.member()]
+    quota = Quota(requests=3, tokens=100, per=10.0, delay=0.0)
+    limits = {"a": (quota, None), "b": (Quota(tokens=100, per=10.0, delay=0.0), 2)}
+    pools = [
+        ResourcePool(
+            [Resource(name, name, quota=one, max_in_flight=most) for name, (one, most) in limits.items()],
+            name="keys",
+            store=store,
+        )
+        for store in stores
+    ]
+    asked = [count_exchanges(store) for store in stores]
+    await asyncio.sleep(3.5)
+    calls = [asyncio.create_task(pools[1].run(ident, cost=cost, wait_for_capacity=True)) for cost in (1, 100)]
+    await asyncio.sleep(3)
+    calls.append(asyncio.create_task(pools[0].run(lambda key: asyncio.sleep(1.0, "slow"), wait_for_capacity=True)))
+    await asyncio.sleep(0.5)
+    calls.append(asyncio.create_task(pools[0].run(ident, cost=50, wait_for_capacity=True)))
+    await asyncio.gather(*calls)
+    assert sum(map(len, asked)) <= 60

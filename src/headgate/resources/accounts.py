@@ -125,6 +125,11 @@ class Account:
             for ticket in member.rotation.wait_queue.heads()
         )
 
+    @property
+    def is_short(self) -> bool:
+        """Whether it has too little for a waiting call that does not hold it."""
+        return bool(self._short)
+
     def lease(self, budget: LeasedBudget, shared: SharedQuota, now: float) -> None:
         """Share it with other processes from now on. Calls that run have taken nothing of what this process leases."""
         for reservation in self._running:

@@ -210,7 +210,7 @@ class Replica:
         member = track.member
         resource, trial, account = member.resource, member.trial, member.sharing.account
         healthy, lease = resource.status == "healthy", member.lease
-        lacks_quota = account is not None and account.is_closed
+        lacks_quota = account is not None and (account.is_closed or account.is_short)
         lacks_probe = member.probe is not None and trial is not None and trial.limit == 0
         lacks_permit = False
         if lease is not None and resource.max_in_flight is not None:
