@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -28,6 +29,16 @@ async def running(pool: ResourcePool[str], gate: Gate, **options: Any) -> asynci
     task = asyncio.create_task(pool.run(gate, **options))
     await settle()
     return task
+
+
+def spending_nothing(ends: asyncio.Event) -> Callable[[Resource[str]], Awaitable[None]]:
+    """An operation that spends nothing of its cost, and says so when it ends."""
+
+    async def operation(key: Resource[str]) -> None:
+        await ends.wait()
+        key.spent(0)
+
+    return operation
 
 
 # -- groups over several pools ----------------------------------------------------------------------------------------
@@ -210,3 +221,58 @@ async def test_h10_a_call_that_waited_for_a_busy_resource_goes_on_to_wait_for_it
     await busy
     assert await call == "a"
     assert clock.now() == pytest.approx(10.0, abs=0.2)
+
+
+# -- several quotas that a call may wait for --------------------------------------------------------------------------
+
+
+@virtual
+async def test_h10_a_call_is_served_by_the_first_quota_that_has_enough() -> None:
+    """It holds that of a call that runs: nobody knows when that ends. The other one opens at a time that is known."""
+    pool, gate = limited("a", "b", quota=TOKENS), Gate()
+    first = await running(pool, gate, cost=50)
+    assert await took(pool, cost=60) == "b"
+    waiting = await waits(pool, 100)
+    await asyncio.sleep(11)
+    assert waiting.done()
+    assert await waiting == "b"
+    gate.finish(0)
+    await first
+
+
+@virtual
+async def test_h10_a_call_is_served_by_a_group_when_a_call_of_another_pool_did_not_spend_its_cost() -> None:
+    """The call that waits holds another quota, and the group was never closed."""
+    one = limited("a", quota=TOKENS, group="not spent")
+    both = ResourcePool(
+        [
+            Resource("b", "b", quota=TOKENS, quota_group="not spent"),
+            Resource("c", "c", quota=Quota(tokens=100, per=5.0)),
+        ]
+    )
+    ends = asyncio.Event()
+    first = asyncio.create_task(one.run(spending_nothing(ends), cost=50))
+    assert await took(both, cost=100, exclude=["b"]) == "c"
+    waiting = await waits(both, 90)
+    ends.set()
+    await first
+    assert await waiting == "b"
+    assert clock.now() < 1
+
+
+@virtual
+async def test_h10_a_call_behind_one_that_gave_up_is_served_by_a_quota_that_had_too_little_for_that() -> None:
+    spent = Resource("a", "a", quota=Quota(requests=1, tokens=100, per=10.0))
+    pool = ResourcePool([spent, Resource("b", "b", quota=Quota(tokens=100, per=20.0))], strategy="primary_backup")
+    assert [await took(pool, cost=40) for _ in range(2)] == ["a", "b"]
+    ends = asyncio.Event()
+    running = asyncio.create_task(pool.run(spending_nothing(ends), cost=20))
+    await settle()
+    first, second = await waits(pool, 70), await waits(pool, 50)
+    ends.set()
+    await running
+    assert not first.done()
+    assert not second.done()
+    first.cancel()
+    assert await second == "b"
+    assert clock.now() < 1

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from unittest.mock import Mock
 
 import pytest
 
 from headgate import CooldownResource, PoolExhausted, Quota, Resource, ResourcePool
 from headgate.core.clock import clock
+from headgate.resources.accounts import Account
+from headgate.resources.leased_budget import LeasedBudget
+from headgate.resources.quota_exchange import Reply
 from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import settle, virtual
 from tests.resources.support import Gate, ident
@@ -39,6 +43,67 @@ def test_h10_a_pool_without_a_store_takes_part_in_a_group_that_is_shared(first_p
         assert clock.now() <= 30
 
     scenario()
+
+
+# -- resources that join ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["add", "reconcile"])
+def test_h10_a_call_that_waits_does_not_exceed_a_quota_of_a_resource_that_is_added(how: str) -> None:
+    """Another process has spent it: this one has to ask before its waiting call uses the resource."""
+
+    @virtual
+    async def scenario() -> None:
+        place, upstream = SharedMemory(), Upstream(1, None, 10.0)
+        quota = Quota(requests=1, per=10.0)
+        busy, other = share(place, quota), share(place, quota, "b")
+        for pool in (busy, other):
+            upstream.arrive(await pool.run(ident, wait_for_capacity=True), 0)
+        waiting = asyncio.create_task(busy.run(ident, wait_for_capacity=True))
+        await settle()
+        await (busy.add("b", "secret-b") if how == "add" else busy.reconcile([Resource("b", "secret-b")]))
+        upstream.arrive(await waiting, 0)
+        assert upstream.exceeded == []
+        assert clock.now() == pytest.approx(10.0, abs=1.5)
+
+    scenario()
+
+
+@virtual
+async def test_h10_a_call_that_waits_does_not_exceed_the_limit_of_a_resource_that_is_added() -> None:
+    place, gate = SharedMemory(), Gate()
+    pools = [ResourcePool([Resource(name, name, max_in_flight=1)], name="keys", store=place.member()) for name in "ab"]
+    running = [asyncio.create_task(pool.run(gate)) for pool in pools]
+    await settle()
+    running.append(asyncio.create_task(pools[0].run(gate, wait_for_capacity=True)))
+    await settle()
+    await pools[0].add(Resource("b", "b", max_in_flight=1))
+    await settle()
+    assert gate.entered == ["a", "b"]
+    gate.finish(1)
+    await settle()
+    assert gate.entered == ["a", "b", "b"]
+    gate.finish(0)
+    gate.finish(2)
+    await asyncio.gather(*running)
+
+
+def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_was_shared() -> None:
+    quota = Quota(requests=4, per=10.0)
+    account = Account(quota)
+    before = account.reserve(0.0, 0.0)
+    budget = LeasedBudget(quota, "token", lambda: None)
+    account.lease(budget, Mock(askers=[]), 0.0)
+    message = budget.message(looks=True)
+    assert message is not None
+    budget.take(message, Reply(0.0, "me", {"requests": 2.0}, {"requests": 4.0}, None, False, quota), 0.0, 0.0)
+    account.reserve(0.0, 0.0)
+    account.settle(before, 1.0, answered=True)
+    assert budget.room("requests", 1.0) == 1.0
+    message = budget.message()
+    assert message is not None
+    assert message.ended == {}
+    assert [amount for _, amount in message.rows["requests"]] == [1.0]
 
 
 # -- calls of different costs -----------------------------------------------------------------------------------------
@@ -168,3 +233,29 @@ async def test_h10_processes_do_not_ask_for_a_quota_that_they_cannot_use_now() -
     assert sum(map(len, asked)) <= 40
     await asyncio.gather(*waiting)
     assert clock.now() <= 75
+
+
+@virtual
+async def test_h10_permits_do_not_go_to_and_fro_between_calls_for_which_a_quota_has_too_little() -> None:
+    """The quota is open, so a process that has the permit keeps it until there is enough for its call."""
+    place = SharedMemory()
+    stores = [place.member(), place.member()]
+    quota = Quota(requests=3, tokens=100, per=10.0, delay=0.0)
+    limits = {"a": (quota, None), "b": (Quota(tokens=100, per=10.0, delay=0.0), 2)}
+    pools = [
+        ResourcePool(
+            [Resource(name, name, quota=one, max_in_flight=most) for name, (one, most) in limits.items()],
+            name="keys",
+            store=store,
+        )
+        for store in stores
+    ]
+    asked = [count_exchanges(store) for store in stores]
+    await asyncio.sleep(3.5)
+    calls = [asyncio.create_task(pools[1].run(ident, cost=cost, wait_for_capacity=True)) for cost in (1, 100)]
+    await asyncio.sleep(3)
+    calls.append(asyncio.create_task(pools[0].run(lambda key: asyncio.sleep(1.0, "slow"), wait_for_capacity=True)))
+    await asyncio.sleep(0.5)
+    calls.append(asyncio.create_task(pools[0].run(ident, cost=50, wait_for_capacity=True)))
+    await asyncio.gather(*calls)
+    assert sum(map(len, asked)) <= 60

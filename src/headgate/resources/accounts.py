@@ -6,7 +6,8 @@ is to the rotation as a cooldown is, and calls that need no quota pay nothing fo
 
 Calls cost different amounts, so an account may be open and still have too little for a call. That call takes another
 resource, or waits. So that small calls cannot keep out a large one for ever, the first of the waiting calls *holds* the
-account that can serve it soonest: nobody else is served by that account until it was.
+account that can serve it soonest: nobody else is served by that account until it was. It is *short of* the others:
+they serve whom they can, and serve it too when they have enough for it before the account that it holds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headgate.resources.quota import Quota, QuotaSetting
 from headgate.resources.rate_limits import Limit
 
 if TYPE_CHECKING:
+    from headgate.resources.leased_budget import LeasedBudget
     from headgate.resources.members import Member, WaitTicket
     from headgate.resources.model import Resource, Sharing
     from headgate.resources.rotation import Rotation
@@ -91,7 +93,10 @@ class Account:
         self.shared: SharedQuota | None = None
         """Shares it with other processes, if a pool of its resources has a store."""
         self._running: dict[Reservation, None] = {}  # oldest first
+        self.enough_at: float = math.inf
+        """When it has enough for one of the calls that are short of it, while it is open."""
         self._holder: WaitTicket | None = None
+        self._short: dict[WaitTicket, None] = {}
         self._has_opened = False
 
     @property
@@ -120,6 +125,18 @@ class Account:
             for ticket in member.rotation.wait_queue.heads()
         )
 
+    @property
+    def is_short(self) -> bool:
+        """Whether it has too little for a waiting call that does not hold it."""
+        return bool(self._short)
+
+    def lease(self, budget: LeasedBudget, shared: SharedQuota, now: float) -> None:
+        """Share it with other processes from now on. Calls that run have taken nothing of what this process leases."""
+        for reservation in self._running:
+            budget.disown(reservation.need)
+        self.budget, self.shared = budget, shared
+        self.refresh(now)
+
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def admits(self, cost: float, now: float, ticket: WaitTicket | None) -> bool:
@@ -137,7 +154,7 @@ class Account:
 
     def would_open_at(self, cost: float, now: float) -> float:
         """When a call that costs so much may begin, as far as can be told: soon, if others find out about it now."""
-        opens_at = min(self.budget.opens_at(self.budget.need(cost), now), self._next_arrived())
+        opens_at = self._opens_at(cost, now)
         return now if math.isinf(opens_at) else opens_at
 
     def cost_now(self) -> float:
@@ -209,10 +226,12 @@ class Account:
         was_closed, self.is_closed = self.is_closed, not self.budget.allows(need, now)
         self._has_opened = self._has_opened or was_closed
         if not was_closed and not self.is_closed:
+            self._look_at_short(now)
             return
+        self.enough_at = math.inf
         if self.is_closed:
             self.budget.lack(need, now, waits=self.is_waited_for)
-            opens_at = min(self.budget.opens_at(need, now), self._next_arrived())
+            opens_at = self._opens_at(self.cost_now(), now)
             if was_closed and opens_at == self.opens_at:
                 return
             self.opens_at = opens_at
@@ -227,6 +246,20 @@ class Account:
                 if member.rotation.wait_queue:
                     self.unwatched.add(member.rotation)
 
+    def _look_at_short(self, now: float) -> None:
+        """Open for calls that are short of it if it has enough for one of them, or note when that will be."""
+        if not self._short or self.holder() is not None:
+            return
+        at = min(self._opens_at(ticket.cost, now) for ticket in self._short)
+        if at <= now:
+            self._has_opened = True
+        elif at != self.enough_at and self.shared is None:  # nobody knows when other processes return some
+            self.enough_at = at
+            for member in self.members if at < math.inf else ():
+                member.rotation.openings.note(member, at)
+                if member.rotation.wait_queue:
+                    self.unwatched.add(member.rotation)
+
     def _release_arrived(self, now: float) -> None:
         """Give back the requests of calls that still run and have left the window: long streams, for example."""
         quota = self.quota
@@ -238,6 +271,10 @@ class Account:
             amount = reservation.need.pop(REQUESTS, None)
             if amount is not None:
                 self.budget.release({REQUESTS: amount})
+
+    def _opens_at(self, cost: float, now: float) -> float:
+        """When to look again whether there is enough for a call that costs so much."""
+        return min(self.budget.opens_at(self.budget.need(cost), now), self._next_arrived())
 
     def _next_arrived(self) -> float:
         """When the first of the running calls leaves the window, if it still counts there."""
@@ -266,6 +303,17 @@ class Account:
     def hold(self, ticket: WaitTicket) -> None:
         """Let this waiting call be served next."""
         self._holder = ticket
+
+    def note_short(self, ticket: WaitTicket, now: float) -> None:
+        """Note that it has too little for a waiting call that does not hold it."""
+        self._short[ticket] = None
+        self.enough_at = math.inf
+        self.refresh(now)
+
+    def forget_short(self, ticket: WaitTicket, *, for_others: bool) -> None:
+        """Forget such a call. `for_others`: it does not wait any more, and those behind it may need less."""
+        self._short.pop(ticket, None)
+        self._has_opened = self._has_opened or for_others
 
     def let_go(self, ticket: WaitTicket) -> None:
         """Do not hold it for this call any more."""

@@ -529,8 +529,13 @@ class Engine(Generic[T]):
         if effects:
             _carry_out(effects, reason)
 
+    def follow_members(self) -> None:
+        """Let other processes limit what the pool has now, if it shares that. With the lock held, before it is used."""
+        if self.shared is not None:
+            self.shared.follow_members()
+
     def members_changed(self) -> None:
-        """Tell the store which resources the pool has now, if it shares their health."""
+        """Tell the store which resources the pool has now, if it shares their health. After `follow_members`."""
         if self.shared is not None:
             self.shared.members_changed()
 

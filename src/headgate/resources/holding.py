@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headgate.resources.accounts import Account
@@ -13,29 +13,53 @@ if TYPE_CHECKING:
     from headgate.resources.rotation import Rotation
 
 
-def hold(ticket: WaitTicket, now: float) -> Account | None:
+def hold(ticket: WaitTicket, freed: Collection[Resource[Any]], now: float) -> set[Account]:
     """Let the account that can serve a waiting call soonest serve nobody else before it, if it is first of its kind.
 
-    Only one of a member that lacks nothing else: otherwise others would wait for a quota that nobody can use.
-    Returns the account if it was not held for this call before.
+    The accounts of the others that came free (of all that fit, if `freed` is empty) are to look at it again when they
+    have enough. Returns the accounts about which something has changed.
     """
-    if ticket.rotation.wait_queue.head(ticket.requirement) is not ticket or _holds(ticket):
-        return None
-    best: tuple[float, Member, Account] | None = None
-    for member in ticket.rotation.matching_members(ticket.requirement):
+    if ticket.rotation.wait_queue.head(ticket.requirement) is not ticket:
+        return set()
+    changed = set() if _holds(ticket) else _hold_soonest(ticket, now)
+    for member in _candidates(ticket, freed):
         account = member.sharing.account
-        if account is None or not member.lacks_only_quota or not member.can_ever_serve(ticket.cost):
-            continue
-        if account.holder() is None:
+        if account is not None and account not in changed and not account.is_closed:
+            ticket.short_of |= {account}
+            account.note_short(ticket, now)
+            changed.add(account)
+    return changed
+
+
+def _hold_soonest(ticket: WaitTicket, now: float) -> set[Account]:
+    best: tuple[float, Member, Account] | None = None
+    for member in _candidates(ticket, ()):
+        account = member.sharing.account
+        if account is not None:
             at = account.would_open_at(ticket.cost, now)
             if best is None or at < best[0]:
                 best = at, member, account
     if best is None:
-        return None
+        return set()
     _, ticket.held, account = best
     account.hold(ticket)
     account.refresh(now)
-    return account
+    return {account}
+
+
+def _candidates(ticket: WaitTicket, freed: Collection[Resource[Any]]) -> Iterator[Member]:
+    """The members with accounts that could serve a call and that nobody holds: of those `freed`, or all if it is empty.
+
+    Only those that lack nothing else: otherwise others would wait for a quota that nobody can use.
+    """
+    rotation, requirement = ticket.rotation, ticket.requirement
+    known = (rotation.members.get(resource.resource_id) for resource in freed if requirement.fits(resource))
+    found = (member for member in known if member is not None) if freed else rotation.matching_members(requirement)
+    for member in found:
+        account = member.sharing.account
+        usable = account is not None and member.lacks_only_quota and member.can_ever_serve(ticket.cost)
+        if usable and account is not None and account.holder() is None:
+            yield member
 
 
 def _holds(ticket: WaitTicket) -> bool:
@@ -51,13 +75,17 @@ def ask_others(ticket: WaitTicket, now: float) -> None:
             account.refresh(now)
 
 
-def let_go(ticket: WaitTicket) -> Account | None:
-    """Do not hold an account for this call any more. Returns the account: others may have it, if it has opened."""
+def let_go(ticket: WaitTicket, *, is_served: bool) -> set[Account]:
+    """Do not hold an account for this call any more. Returns those that others may have, if they have opened."""
     held, ticket.held = ticket.held, None
-    account = None if held is None else held.sharing.account
-    if account is not None:
-        account.let_go(ticket)
-    return account
+    short_of, ticket.short_of = ticket.short_of, frozenset()
+    for account in short_of:
+        account.forget_short(ticket, for_others=not is_served)
+    left = set() if is_served else set(short_of)
+    if held is not None and held.sharing.account is not None:
+        held.sharing.account.let_go(ticket)
+        left.add(held.sharing.account)
+    return left
 
 
 def opened(accounts: Iterable[Account | None], now: float) -> list[Resource[Any]]:

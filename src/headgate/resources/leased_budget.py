@@ -234,6 +234,12 @@ class LeasedBudget:
             if message.want != self._want:
                 self._send()
 
+    def disown(self, need: Need) -> None:
+        """Note a call that runs, and took nothing of what this process holds: its end is not told, but its use is."""
+        for name, amount in need.items():
+            self._reserved[name] = self._reserved.get(name, 0.0) + amount
+            self._disowned[name] = self._disowned.get(name, 0.0) + amount
+
     def forget(self) -> None:
         """Hold nothing any more: this process takes part under a new id, and the former counts as having used it."""
         self._granted, self._ended, self._chunk = {}, {}, {}

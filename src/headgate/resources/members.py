@@ -9,7 +9,7 @@ from headgate.core.wait_queue import Ticket
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
 
 if TYPE_CHECKING:
-    from headgate.resources.accounts import Reservation
+    from headgate.resources.accounts import Account, Reservation
     from headgate.resources.permits import Lease
     from headgate.resources.pickers import Picker
     from headgate.resources.rotation import Rotation
@@ -233,7 +233,7 @@ class Use:
 class WaitTicket(Ticket[Requirement, Use]):
     """A waiter's place in the wait queue of one rotation."""
 
-    __slots__ = ("affinity", "cost", "deadline", "held", "rotation", "waiter")
+    __slots__ = ("affinity", "cost", "deadline", "held", "rotation", "short_of", "waiter")
 
     def __init__(
         self,
@@ -256,6 +256,8 @@ class WaitTicket(Ticket[Requirement, Use]):
         """Tokens that its call takes of a quota."""
         self.held: Member | None = None
         """The member whose account serves it next, because it waits for more than there was."""
+        self.short_of: frozenset[Account] = frozenset()
+        """Other accounts that have too little for it."""
 
     def passes(self) -> bool:
         """Whether its waiter could not use any resource now."""

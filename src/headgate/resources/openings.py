@@ -67,4 +67,4 @@ def _is_valid(member: Member, at: float) -> bool:
     resource, account = member.resource, member.sharing.account
     if resource.status == "cooling_down" and resource.cooldown_until == at:
         return True
-    return account is not None and account.is_closed and account.opens_at == at
+    return account is not None and at == (account.opens_at if account.is_closed else account.enough_at)

@@ -407,8 +407,11 @@ class ResourcePool(Generic[T]):
             resource = Resource(resource_id, value, **fields)
         given = {name: None for name in self._defaults._fields if name in fields}
         self._defaults._replace(**given).give([resource])
+        rotation = self._engine.rotation
         with lock:
-            effects = self._engine.rotation.add(resource, clock.now())
+            rotation.admit(resource)
+            self._engine.follow_members()
+            effects = rotation.leases_changed(rotation.members[resource.resource_id], clock.now())
         hide_value(resource)
         self._engine.reporter.membership(events.ResourceAdded, resource.resource_id)
         self._engine.carry_out(effects)
@@ -420,6 +423,7 @@ class ResourcePool(Generic[T]):
         """Forget a resource at once. What is in flight drains, and counts against a successor of the same id."""
         with lock:
             effects = self._engine.rotation.remove(resource_id, clock.now())
+            self._engine.follow_members()
         self._engine.reporter.membership(events.ResourceRemoved, resource_id)
         self._engine.carry_out(effects)
         self._engine.tell_followers()
@@ -469,6 +473,7 @@ class ResourcePool(Generic[T]):
                 elif id(resource) not in plain:
                     rotation.retag(rotation.members[resource.resource_id].resource, resource)
             rotation.reorder([resource.resource_id for resource in wanted])
+            engine.follow_members()
             effects = rotation.settle(clock.now())
         for resource in fresh:
             hide_value(resource)

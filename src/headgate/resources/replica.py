@@ -78,15 +78,19 @@ class Replica:
         """Follow resources that were added, removed or given another limit."""
         effects: Effects = []
         left = dict(self._tracks)
-        for member in self._rotation.members.values():
+        fresh: list[_Track] = []
+        for member in self._rotation.members.values():  # all of them, before calls are served that wait
             mark = mark_of(self._pool, member.resource)
             track = left.pop(mark, None)
             if track is None or track.member is not member:
                 track = self._tracks[mark] = _Track(member, mark)
-                self._set_leases(track)
-                known = self._known.get(mark, UNKNOWN)
-                effects += self._apply(track, Record(known.generation), known, now) if known.is_trouble else ()
+                fresh.append(track)
             self._set_leases(track)
+            self._rotation.leases_shrank(member)
+        for track in fresh:
+            known = self._known.get(track.mark, UNKNOWN)
+            effects += self._apply(track, Record(known.generation), known, now) if known.is_trouble else ()
+        for member in self._rotation.members.values():
             effects += self._rotation.leases_changed(member, now)
         for mark, track in left.items():
             self._drop(track)
@@ -206,7 +210,7 @@ class Replica:
         member = track.member
         resource, trial, account = member.resource, member.trial, member.sharing.account
         healthy, lease = resource.status == "healthy", member.lease
-        lacks_quota = account is not None and account.is_closed
+        lacks_quota = account is not None and (account.is_closed or account.is_short)
         lacks_probe = member.probe is not None and trial is not None and trial.limit == 0
         lacks_permit = False
         if lease is not None and resource.max_in_flight is not None:

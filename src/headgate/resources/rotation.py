@@ -250,7 +250,7 @@ class Rotation:
         """Add a waiter to the queue, for whom nothing was found."""
         self.wait_queue.join(ticket)
         if ticket.cost:
-            hold(ticket, now)
+            hold(ticket, (), now)
         if self.shares_quotas:
             ask_others(ticket, now)
 
@@ -261,7 +261,7 @@ class Rotation:
         if grant is not None:
             unspent(grant, now)
             return self.ended(grant, now)
-        return self._serve((), now, {let_go(ticket)}) if ticket.held is not None else None
+        return self._serve((), now, let_go(ticket, is_served=False)) if ticket.cost else None
 
     def can_become_free(self, requirement: Requirement, cost: float = 0.0) -> bool:
         """Whether a resource that fits `requirement` can come free without anybody's help."""
@@ -654,21 +654,21 @@ class Rotation:
         for ticket in served:
             if ticket.grant is not None:
                 ticket.grant.ticket = ticket
-            if ticket.held is not None:
-                left.add(let_go(ticket))
+            if ticket.cost:
+                left |= let_go(ticket, is_served=True)
         effects: Effects = [Serve(ticket) for ticket in served]
         return [*effects, *(self._serve((), now, left) or ())] if left else effects
 
     def grant(
         self, now: float, freed: list[Resource[Any]], accounts: set[Account | None], ticket: WaitTicket
     ) -> Use | None:
-        """Take a resource for a waiter; None if none is free. An account that is held for it is added to `accounts`."""
+        """Take a resource for a waiter; None if none is free. Accounts that this changed are added to `accounts`."""
         requirement = ticket.requirement
         if freed and requirement is not ANY and not any(map(requirement.fits, freed)):
             return None
         use = self.acquire(now, requirement, (), ticket.affinity, ticket.cost, ticket)
         if use is None and ticket.cost:
-            accounts.add(hold(ticket, now))
+            accounts |= hold(ticket, freed, now)
         return use
 
     def _revoke(self, resource: Resource[Any], now: float) -> None:
@@ -695,6 +695,6 @@ class Rotation:
             if rotation.wait_queue:
                 for ticket in hopeless(rotation):
                     rotation.wait_queue.leave(ticket)
-                    left.add(let_go(ticket))
+                    left |= let_go(ticket, is_served=False)
                     effects.append(Starve(ticket))
         return [*effects, *(self._serve((), now, left) or ())] if left else effects

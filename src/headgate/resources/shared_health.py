@@ -33,7 +33,7 @@ from headgate.resources.exchange import Message, Reply, exchange
 from headgate.resources.members import Member, Requirement
 from headgate.resources.quota_news import send_due
 from headgate.resources.replica import Replica
-from headgate.resources.shared_quotas import quota_came, quota_came_sync, share_quotas
+from headgate.resources.shared_quotas import SharedQuota, lease_quotas, quota_came, quota_came_sync, share_quotas
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class SharedHealth:
         self._stopped = False
         self._troubles: set[str] = set()  # what was logged
         self._askers: list[_Asker] = []
+        self._followed: Effects = []  # since `members_changed` was last called
+        self._unstarted: list[SharedQuota] = []  # the same
 
     def start(self) -> None:
         """Take part; returns when the health that others know is known here too. Blocks this thread."""
@@ -117,13 +119,23 @@ class SharedHealth:
         self._send()
         send_due()
 
+    def follow_members(self) -> None:
+        """Follow resources that were added, removed or changed, before calls use them. With the lock held.
+
+        Otherwise calls that wait would use a resource whose limits other processes use up.
+        """
+        self._unstarted += lease_quotas(self._engine.rotation, self._store, self._name)
+        self._followed += self._replica.refresh(clock.now())
+
     def members_changed(self) -> None:
-        """Follow resources that were added, removed or changed."""
+        """Carry out what followed from that, and ask for what calls need of these resources."""
         with lock:
-            effects = self._replica.refresh(clock.now())
+            effects, self._followed = self._followed, []
+            fresh, self._unstarted = self._unstarted, []
         self._engine.carry_out(effects, FROM_ANOTHER)
         self._send(looks=True)
-        share_quotas(self._engine.rotation, self._store, self._name, None)
+        for quota in fresh:
+            quota.start()
 
     async def permit_came(self, call: Call) -> bool:
         """Wait for a permit or a quota that a call without a wait mode lacks; False: none came within `PATIENCE`."""

@@ -41,28 +41,34 @@ _log = logging.getLogger("headgate.resources")
 _living: weakref.WeakSet[SharedQuota] = weakref.WeakSet()
 
 
-def share_quotas(rotation: Rotation, store: SharedState, name: str, timeout: float | None) -> None:
+def share_quotas(rotation: Rotation, store: SharedState, name: str, timeout: float) -> None:
     """Share the quotas of the resources of a pool with all pools of this name; those of groups with all of the group.
 
-    Returns when it is known what is left, and blocks this thread for that; not if `timeout` is None.
+    Returns when it is known what is left, and blocks this thread for that.
     """
-    fresh: list[SharedQuota] = []
     with lock:
-        for member in rotation.members.values():
-            account = member.sharing.account
-            if account is None or isinstance(account.budget, LeasedBudget):
-                continue
-            own = f"{name}/{mark_of(name, member.resource)}"
-            key = f"quotas/pool/{own}" if account.group is None else f"quotas/group/{account.group}"
-            fresh.append(SharedQuota(account, store, key, rotation))
+        fresh = lease_quotas(rotation, store, name)
     waits = []
     for quota in fresh:
         first = threading.Event()
         quota.start(first.set)
         waits.append(first)
-    for first in waits if timeout is not None else ():
+    for first in waits:
         if not first.wait(timeout):
             raise StoreUnreachable(f"the store did not answer within {timeout:g} s")
+
+
+def lease_quotas(rotation: Rotation, store: SharedState, name: str) -> list[SharedQuota]:
+    """Let calls take nothing of quotas that are not shared yet, until `start` is called for what is returned."""
+    fresh: list[SharedQuota] = []
+    for member in rotation.members.values():
+        account = member.sharing.account
+        if account is None or isinstance(account.budget, LeasedBudget):
+            continue
+        own = f"{name}/{mark_of(name, member.resource)}"
+        key = f"quotas/pool/{own}" if account.group is None else f"quotas/group/{account.group}"
+        fresh.append(SharedQuota(account, store, key, rotation))
+    return fresh
 
 
 async def quota_came(rotation: Rotation, call: Call) -> bool:
@@ -132,6 +138,7 @@ class SharedQuota:
     """Shares one quota with other processes."""
 
     def __init__(self, account: Account, store: SharedState, key: str, rotation: Rotation) -> None:
+        """Calls may take nothing until `start`. With the lock held."""
         self.account: Account = account
         self.askers: list[Waiter] = []
         """Calls without a wait mode that wait for an answer."""
@@ -141,29 +148,28 @@ class SharedQuota:
         self._token = clock.token()[:12]
         self._budget = LeasedBudget(account.quota, self._token, self._needs, lambda: store.deadline)
         self._leases_lost = 0
-        self._busy = False
+        self._busy = True  # until `start`
         self._again = False
         self._stopped = False
         self._troubles: set[str] = set()
+        account.lease(self._budget, self, clock.now())
+        for member in account.members:
+            member.rotation.shares_quotas = True
+        _living.add(self)
 
     @property
     def is_reachable(self) -> bool:
         """Whether the store answers, as far as is known."""
         return not self._stopped and not self._budget.is_alone
 
-    def start(self, then: Callable[[], object]) -> None:
+    def start(self, then: Callable[[], object] | None = None) -> None:
         """Take part, and call `then` when the first answer is there."""
         leaving = Message(self._token, 0, None, self.account.quota, leaves=True)
         listener = _Listener(weakref.ref(self), self._store, self._key, leaving)
         listener.stop = self._store.listen(self._key, listener)
         with lock:
-            now = clock.now()
-            self._budget.lack(self._budget.need(0.0), now)
-            self.account.budget, self.account.shared = self._budget, self
-            for member in self.account.members:
-                member.rotation.shares_quotas = True
-            self.account.refresh(now)
-            _living.add(self)
+            self._busy = False
+            self._budget.lack(self._budget.need(0.0), clock.now())
         self.send(looks=True, then=then)
 
     def _needs(self) -> None:
