@@ -364,7 +364,7 @@ def template() -> Iterator[Template | None]:
     template.close()
 
 
-SLOW = {"anthropic_stream", "context_strict", "four_processes", "streamed_fib"}
+SLOW = {"anthropic_stream", "context_strict", "fastapi_service", "four_processes", "streamed_fib"}
 """They use what others use too, and take a second or more: run in `make soak`."""
 
 
