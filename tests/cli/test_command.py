@@ -140,7 +140,9 @@ def test_c01_a_closed_stdout_is_endured() -> None:
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
+)
 def test_c01_a_signal_ends_a_command_without_a_traceback(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with subprocess.Popen(
         command("demo", "--calls", "5000", "--plain"),

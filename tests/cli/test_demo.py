@@ -115,9 +115,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
     built = subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)],
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         capture_output=True,
         text=True,
+        cwd=ROOT,
         timeout=5 * PATIENCE,
         check=False,
     )

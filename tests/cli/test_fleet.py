@@ -90,7 +90,7 @@ def test_w61_w41_a_worker_that_is_killed_and_started_again_under_load_fails_no_c
             there = stack.enter_context(worker(tmp_path, "--namespace", namespace))
             async with WorkerPool(discovery=LocalDiscovery(namespace)):
                 load = Load(fleet_jobs.somewhere)
-                for _ in range(max(2, int(20 * scale))):
+                for _ in range(max(1, int(20 * scale**1.5))):
                     await load.until_on(there.process.pid)
                     os.kill(there.process.pid, signal.SIGKILL)
                     there = stack.enter_context(worker(tmp_path, "--namespace", namespace))
@@ -107,7 +107,9 @@ def test_w31_w35_a_rolling_restart_of_all_workers_under_load_fails_no_call_witho
 
     async def main() -> None:
         with ExitStack() as stack:
-            fleet = [stack.enter_context(worker(tmp_path, "--namespace", namespace)) for _ in range(3)]
+            fleet = [
+                stack.enter_context(worker(tmp_path, "--namespace", namespace)) for _ in range(3 if scale >= 1 else 2)
+            ]
             async with WorkerPool(discovery=LocalDiscovery(namespace)):
                 load = Load(fleet_jobs.where)
                 for _ in range(max(1, int(5 * scale))):

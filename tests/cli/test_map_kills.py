@@ -58,7 +58,7 @@ def test_c11_after_kills_at_random_points_every_record_is_written_once(
     order: list[str], tmp_path: Path, scale: float
 ) -> None:
     """The moment of a kill is a length of the output that it is waited for: time means nothing on a busy machine."""
-    kills = max(5, round(50 * scale))
+    kills = max(2, round(50 * scale**1.4))
     count = 60 * kills
     chance = random.Random(f"kills {order}")
     numbered(tmp_path / "in.jsonl", count)
@@ -98,7 +98,9 @@ def test_c11_c12_a_retry_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert sorted(ids(tmp_path / "out.jsonl")) == list(range(300))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
+)
 def test_c01_c11_a_signal_lets_what_runs_finish_and_starts_nothing(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -121,7 +123,7 @@ def test_c01_c11_a_signal_lets_what_runs_finish_and_starts_nothing(
     assert (tmp_path / "out.jsonl").read_text().split() == [str(number) for number in range(100)]
 
 
-@pytest.mark.parametrize("options", [[], ["--fair", "id"]])
+@pytest.mark.parametrize("options", [[], pytest.param(["--fair", "id"], marks=pytest.mark.soak)])
 def test_c01_a_second_signal_ends_at_once(options: list[str], tmp_path: Path) -> None:
     numbered(tmp_path / "in.jsonl", 100)
     with running(tmp_path, "waits_for_a_file", *options) as process:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
-import openai
 import pytest
 
 from headgate.cli.client_tokens import read_tokens
@@ -24,6 +23,7 @@ from headgate.cli.output import WrongCall
 from headgate.integrations.keys_proxy import Client
 from tests.cli.support import PATIENCE, command, environment, run, run_here, started, until
 from tests.integrations.upstream import Answer, Seen, Upstream, openai_events, refusal, serving, streamed, usual
+from tests.sdks import openai
 
 pytestmark = pytest.mark.integration
 

@@ -503,18 +503,22 @@ async def rests_and_streams(resource: Resource[str], seconds: float) -> AsyncGen
     yield 2
 
 
-async def asks_an_sdk(key: Resource[str]) -> str:
-    """Raises errors of the OpenAI SDK for some keys, as its clients do."""
+async def asks(key: Resource[str], client: str) -> str:
+    """Raises the errors of httpx2 or of the OpenAI SDK for some keys, as these clients do."""
     import httpx2
-    import openai
 
     if key.resource_id not in ("revoked", "limited"):
         return "fine"
     request = httpx2.Request("POST", "https://api.example")
-    if key.resource_id == "revoked":
-        raise openai.AuthenticationError("no", response=httpx2.Response(401, request=request), body=None)
-    response = httpx2.Response(429, headers={"retry-after": "60"}, request=request)
-    raise openai.RateLimitError("no", response=response, body=None)
+    refused = httpx2.Response(401, request=request)
+    if key.resource_id == "limited":
+        refused = httpx2.Response(429, headers={"retry-after": "60"}, request=request)
+    if client == "httpx2":
+        refused.raise_for_status()
+    import openai
+
+    error = openai.AuthenticationError if key.resource_id == "revoked" else openai.RateLimitError
+    raise error("no", response=refused, body=None)
 
 
 async def spends(key: Resource[str], tokens: float) -> str:

@@ -263,7 +263,7 @@ def test_r64_a_stream_that_opens_after_it_was_asked_to_stop_is_not_interrupted_l
 
 def test_r61_random_schedules_of_interrupted_tasks(scale: float) -> None:
     asked = cancelled = requeued = 0
-    for seed in range(max(1, round(1500 * scale**1.2))):
+    for seed in range(max(1, round(1500 * scale**1.5))):
         world = schedules.World(seed)
         try:
             world.run()

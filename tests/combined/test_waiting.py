@@ -56,6 +56,7 @@ from tests.combined.support import (
     watched,
     which,
 )
+from tests.conftest import seeds
 from tests.resources.support import Gate, in_flight, status
 
 
@@ -168,7 +169,7 @@ async def test_t50_waiting_for_when_some_rest_and_some_are_in_use_is_in_use() ->
         assert clock.now() == 6
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, at_a_tenth=2))
 @pytest.mark.parametrize("why", ["cooling", "leased"])
 @pytest.mark.parametrize("queue", EVERY_STRATEGY)
 @virtual

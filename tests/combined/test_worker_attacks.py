@@ -180,7 +180,7 @@ def left(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("what", ["leaves", "leaves_plainly"])
+@pytest.mark.parametrize("what", ["leaves", pytest.param("leaves_plainly", marks=pytest.mark.soak)])
 def test_line_sys_exit_in_a_task_that_runs_here_ends_the_program_as_in_asyncio(tmp_path: Path, what: str) -> None:
     ran = left(tmp_path, "here", what, "")
     assert (ran.returncode, ran.stdout) == (3, "failed\n"), ran.stderr
@@ -191,11 +191,15 @@ def test_line_sys_exit_in_a_task_that_runs_here_ends_the_program_as_in_asyncio(t
     ("what", "how"),
     [
         ("leaves", "sent"),
-        ("leaves_plainly", "sent"),
         ("interrupts", "Task"),
         *(
             pytest.param(what, how, marks=pytest.mark.soak)
-            for what, how in [("leaves", "Task"), ("leaves_plainly", "Task"), ("interrupts", "sent")]
+            for what, how in [
+                ("leaves", "Task"),
+                ("leaves_plainly", "sent"),
+                ("leaves_plainly", "Task"),
+                ("interrupts", "sent"),
+            ]
         ),
     ],
 )

@@ -116,7 +116,14 @@ def test_t03_a_pool_follows_its_workers() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("given", ["nothing", "nothing, connected", "round robin", "least loaded"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "nothing",
+        "round robin",
+        *(pytest.param(given, marks=pytest.mark.soak) for given in ("nothing, connected", "least loaded")),
+    ],
+)
 def test_t81_tasks_go_to_the_worker_with_the_least_to_do_unless_told_otherwise(tmp_path: Path, given: str) -> None:
     balancer = {"round robin": RoundRobinLoadBalancer(), "least loaded": LeastLoadedLoadBalancer()}.get(given)
 

@@ -1078,11 +1078,12 @@ def test_t81_many_tasks_with_trouble_and_none_is_lost(shared: Apart) -> None:
     shared(main)
 
 
-def test_r80_errors_of_an_sdk_on_a_worker_reach_the_classifier(shared: Apart) -> None:
+@pytest.mark.parametrize("client", ["httpx2", pytest.param("openai", marks=pytest.mark.soak)])
+def test_r80_errors_of_a_client_on_a_worker_reach_the_classifier(shared: Apart, client: str) -> None:
     async def main() -> None:
         pool = keys("revoked", "limited", "good", strategy="primary_backup", classify=headgate.http_errors)
         async with TaskPool("asking", resources=pool, workers=shared.pool) as tasks:
-            assert await (await tasks.submit(combined_jobs.asks_an_sdk)) == "fine"
+            assert await (await tasks.submit(combined_jobs.asks, client)) == "fine"
         assert [status(pool, name) for name in ("revoked", "limited", "good")] == [
             "disabled",
             "cooling_down",

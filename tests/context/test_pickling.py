@@ -499,7 +499,10 @@ def tenant() -> headgate.ContextVar[Any]:
 
 
 @pytest.mark.integration
-@each_pickler
+@pytest.mark.parametrize(
+    "pickler",
+    [pytest.param(name, marks=() if name in ("newest", "cloudpickle") else pytest.mark.soak) for name in PICKLERS],
+)
 @apart
 def test_w88_a_variable_lands_on_the_one_instance(
     tmp_path: Path, tenant: headgate.ContextVar[Any], pickler: str

@@ -303,7 +303,7 @@ def resident() -> int:
 
 
 def test_w62_a_flood_of_records_costs_bounded_memory(scale: float) -> None:
-    count = max(3 * MAX_WORKERS, int(10_000 * scale))
+    count = max(2 * MAX_WORKERS, int(10_000 * scale))
 
     async def flood(namespace: str, events: Events) -> None:
         found = {"w-real": True}

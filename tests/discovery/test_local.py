@@ -145,7 +145,7 @@ def test_w61_a_stopped_publisher_is_no_killed_one() -> None:
 
 
 def test_w61_there_is_no_limit_of_workers(scale: float) -> None:
-    count = int(3000 * scale) + 100
+    count = int(3000 * scale**1.3) + 100
 
     async def main() -> None:
         discovery = LocalDiscovery("space")
@@ -220,7 +220,7 @@ def test_w61a_owner_or_joiner_may_exit_first(first: str, runtime: Path) -> None:
 
 
 def test_w61a_rapid_reuse_of_a_namespace(runtime: Path, scale: float) -> None:
-    rounds = int(200 * scale) + 20
+    rounds = int(200 * scale**1.5) + 20
 
     async def main() -> None:
         discovery = LocalDiscovery("space")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from headgate import DaskPlacement, RayPlacement, WorkerPool
+from tests.conftest import SCALE
 from tests.workers.support import ROOT, Shared, alive, wait_until
 
 LIMIT = 120
@@ -69,7 +70,7 @@ class SharedPool:
 
 
 class Ray:
-    """Three nodes, and this process as a client of them."""
+    """Three nodes, or two below full length, and this process as a client of them."""
 
     name = "ray"
 
@@ -80,7 +81,7 @@ class Ray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False})
-            for number in range(2):
+            for number in range(2 if SCALE >= 1 else 1):
                 self.cluster.add_node(wait=False, resources={f"node-{number}": 1}, **_NODE)
             self.cluster.wait_for_nodes()
             self.address: str = self.cluster.address

@@ -30,6 +30,10 @@ pytestmark = [
 ]
 
 
+mostly_dask = pytest.mark.parametrize("engine", ["dask", pytest.param("ray", marks=pytest.mark.soak)], indirect=True)
+"""For tests that show much the same with both engines: an actor of Ray takes seconds to start."""
+
+
 @pytest.fixture(autouse=True)
 def jobs_travel_by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(engine_jobs)
@@ -105,6 +109,7 @@ def test_p06_nothing_outlives_the_process_of_the_engine_and_another_worker_comes
     engine.shared(main)
 
 
+@mostly_dask
 def test_p06_resizing_under_load_loses_no_call(engine: Any) -> None:
     async def main(pool: WorkerPool) -> None:
         over, made = asyncio.Event(), 0
@@ -128,6 +133,7 @@ def test_p06_resizing_under_load_loses_no_call(engine: Any) -> None:
     engine.shared(main)
 
 
+@mostly_dask
 def test_p06_everything_ends_when_the_client_is_killed(engine: Any, tmp_path: Path) -> None:
     with program(engine.name, engine.address, tmp_path) as client:
         assert client.stdout is not None
@@ -178,7 +184,7 @@ def test_p02_resources_that_nobody_has_are_named(ray_cluster: Ray) -> None:
 
 def test_p02_resources_choose_the_node_and_the_environment_reaches_the_worker(ray_cluster: Ray) -> None:
     async def main() -> None:
-        options = {"resources": {"node-1": 1}, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "7"}}}
+        options = {"resources": {"node-0": 1}, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "7"}}}
         async with WorkerPool(placement=ray_cluster.placement(1, **options)):
             assert await engine_jobs.environment("CUDA_VISIBLE_DEVICES") == "7"
             # A routine that holds the interpreter's lock does not hold up Ray, whose actor is another process.
@@ -217,6 +223,7 @@ def test_p03_what_is_no_client_is_refused() -> None:
 # -- the head: last, because a cluster without one is of no more use --------------------------------------------------
 
 
+@mostly_dask
 def test_p06_calls_go_on_without_the_head_of_the_engine(engine: Any, tmp_path: Path) -> None:
     with program(engine.name, engine.address, tmp_path) as client:
         assert client.stdout is not None

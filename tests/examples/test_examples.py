@@ -364,8 +364,14 @@ def template() -> Iterator[Template | None]:
     template.close()
 
 
+SLOW = {"anthropic_stream", "context_strict", "fastapi_service", "four_processes", "streamed_fib"}
+"""They use what others use too, and take a second or more: run in `make soak`."""
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("name", PRINTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if name in SLOW else ()) for name in PRINTS]
+)
 def test_an_example_prints_what_it_promises(name: str, tmp_path: Path, template: Template | None) -> None:
     command = [sys.executable, *FLAGS, str(EXAMPLES / f"{name}.py")]
     if template is not None and template.makes(command, os.environ):

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
-import anthropic
 import httpx
 import httpx2
-import openai
 import pytest
 import requests
 
@@ -22,6 +20,7 @@ import headgate
 from headgate import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation, TaskPool, http_errors
 from headgate.testing import run
 from tests.integrations.upstream import Answer, Upstream, anthropic_events, refusal, streamed
+from tests.sdks import anthropic, openai
 
 pytestmark = pytest.mark.integration
 MESSAGES: Any = [{"role": "user", "content": "hi"}]

@@ -10,10 +10,8 @@ import time
 from collections import deque
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,7 +183,6 @@ def test_h10_sdks_settle_what_their_answers_say(upstream: Upstream) -> None:
     with openai_clients.sync_client(pool, base_url=upstream.url) as other:
         other.chat.completions.create(model="m", max_completion_tokens=100, messages=messages)
     assert 10_000 - 5 - 200 < (left(pool) or 0) <= 10_000 - 105  # this answer has no usage: the estimate stays
-    assert (anthropic.__name__, openai.__name__) == ("anthropic", "openai")
 
 
 def test_h10_estimates_count_the_text_and_the_longest_answer() -> None:

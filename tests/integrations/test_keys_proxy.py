@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from headgate import Resource, ResourcePool
@@ -33,6 +31,7 @@ from tests.integrations.proxies import (
     written,
 )
 from tests.integrations.upstream import Answer, Seen, Upstream, openai_events, refusal, serving, streamed, usual
+from tests.sdks import anthropic, openai
 
 pytestmark = pytest.mark.integration
 MESSAGES: Any = [{"role": "user", "content": "hi"}]

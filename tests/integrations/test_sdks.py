@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-import anthropic
 import httpx2
-import openai
 import pytest
 
 from headgate import InvalidArgument, InvalidType, ResourcePool
@@ -28,6 +26,7 @@ from tests.integrations.upstream import (
     streamed,
     usual,
 )
+from tests.sdks import anthropic, openai
 
 pytestmark = pytest.mark.integration
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -58,20 +57,23 @@ async def stream_anthropic(client: Any) -> str:
 class Sdk(NamedTuple):
     module: Any
     ours: Any
-    usual: Any
+    name: str
     ask: Callable[[Any], Awaitable[str]]
     stream: Callable[[Any], Awaitable[str]]
     events: list[bytes]
     path: str
 
+    @property
+    def usual(self) -> Any:
+        """The client of the SDK itself."""
+        return getattr(self.module, self.name)
+
     def base_url(self, upstream: Upstream) -> str:
         return upstream.url + self.path
 
 
-OPENAI = Sdk(openai, our_openai, openai.AsyncOpenAI, ask_openai, stream_openai, openai_events(), "/v1")
-ANTHROPIC = Sdk(
-    anthropic, our_anthropic, anthropic.AsyncAnthropic, ask_anthropic, stream_anthropic, anthropic_events(), ""
-)
+OPENAI = Sdk(openai, our_openai, "AsyncOpenAI", ask_openai, stream_openai, openai_events(), "/v1")
+ANTHROPIC = Sdk(anthropic, our_anthropic, "AsyncAnthropic", ask_anthropic, stream_anthropic, anthropic_events(), "")
 every_sdk = pytest.mark.parametrize("sdk", [OPENAI, ANTHROPIC], ids=["openai", "anthropic"])
 LIMITS = {
     "openai": {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "40s"},

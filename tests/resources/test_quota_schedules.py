@@ -265,7 +265,7 @@ def whole(pool: ResourcePool[str]) -> bool:
     probes=st.booleans(),
     shared=st.booleans(),
 )
-@settings(max_examples=max(60, int(1000 * SCALE)), deadline=None)
+@settings(max_examples=max(50, int(1000 * SCALE**1.3)), deadline=None)
 def test_h10_every_call_ends_and_nothing_is_lost(
     keys: list[Key],
     pools: tuple[int, int],

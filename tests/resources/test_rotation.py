@@ -1204,7 +1204,7 @@ def test_r24_the_heap_is_compacted(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["round_robin", "primary_backup", "weighted"])
-@pytest.mark.parametrize("busy", [0, 3, 13])
+@pytest.mark.parametrize("busy", [0, pytest.param(3, marks=pytest.mark.soak), 13])
 def test_r24_compacting_loses_nobody(strategy: str, busy: int) -> None:
     """Whenever it happens: after each number of changes that leave old entries behind."""
     for changes in range(1, 200, 3):

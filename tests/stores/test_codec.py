@@ -88,7 +88,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 VALUES = st.recursive(LEAVES, containers, max_leaves=8)
 EXAMPLES = settings(
-    max_examples=max(100, int(1500 * SCALE**1.2)), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=max(60, int(1500 * SCALE**1.4)), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

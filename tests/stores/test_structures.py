@@ -18,6 +18,7 @@ from headgate.errors import InvalidType
 from headgate.stores import Opaque, canonical, decode, encode
 from headgate.stores.codec import text_of, why_opaque
 from headgate.stores.result_types import ResultTypes, checked_types
+from tests.conftest import SCALE
 from tests.stores import structure_samples as samples
 from tests.stores.structure_samples import (
     RAN,
@@ -540,7 +541,7 @@ FORGED = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=max(60, int(200 * SCALE)), deadline=None)
 @given(FORGED)
 def test_t60c_decoding_forged_values_never_raises_and_runs_nothing(encoded: Any) -> None:
     RAN.clear()
@@ -565,7 +566,7 @@ ORDERS = st.recursive(
 ANY_PAGE = Page[Any]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=max(50, int(150 * SCALE)), deadline=None)
 @given(ORDERS)
 def test_t60c_nested_values_come_back_equal(value: Any) -> None:
     again = back(value)

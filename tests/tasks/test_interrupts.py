@@ -148,7 +148,14 @@ class Program:
         return out, err.splitlines()
 
 
-@pytest.mark.parametrize("way", ["in_as_completed", "in_tasks", "in_gather", "in_the_exit", "in_map"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "in_tasks",
+        "in_map",
+        *(pytest.param(way, marks=pytest.mark.soak) for way in ("in_as_completed", "in_gather", "in_the_exit")),
+    ],
+)
 def test_t18_a_pool_that_is_left_by_ctrl_c_says_so_in_one_line(tmp_path: Path, way: str) -> None:
     program = Program(tmp_path, way)
     assert program.line() == "ready\n"

@@ -105,7 +105,7 @@ async def test_t15c_memory_is_constant_by_default_too(ordered: bool) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("ordered", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_t15c_a_million_items_take_no_more_memory_than_ten_thousand(ordered: bool, scale: float) -> None:
     async def items(count: int) -> AsyncIterator[int]:
         for number in range(count):

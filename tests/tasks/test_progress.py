@@ -97,7 +97,14 @@ def screen(received: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("words", [(), ("configured",), ("plain",), ("plain", "configured")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("plain", "configured"),
+        *(pytest.param((word,), marks=pytest.mark.soak) for word in ("configured", "plain")),
+    ],
+)
 def test_t15c_what_others_write_does_not_tear_a_bar(words: tuple[str, ...]) -> None:
     if "plain" not in words:
         pytest.importorskip("rich")

@@ -52,7 +52,7 @@ def test_the_judge_sees_an_overshoot() -> None:
 # -- the limit and the order ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("queue", ["fifo", "fair_round_robin"])
+@pytest.mark.parametrize("queue", [pytest.param("fifo", marks=pytest.mark.soak), "fair_round_robin"])
 def test_g10_four_processes_never_run_more_than_the_limit(world: World, queue: str, scale: float) -> None:
     number = max(40, int(400 * scale))
     children = world.some(4, max_concurrent=3, queue=queue)
@@ -129,7 +129,7 @@ def test_g11_a_tenant_that_comes_late_waits_for_one_round(world: World) -> None:
     assert late < started[-1]["at"], "the others had tasks left"
 
 
-@pytest.mark.parametrize("queue", ["fifo", "lifo", "priority"])
+@pytest.mark.parametrize("queue", ["fifo", pytest.param("lifo", marks=pytest.mark.soak), "priority"])
 def test_g11_tasks_of_four_processes_have_one_order(world: World, queue: str) -> None:
     children = world.some(4, max_concurrent=1, queue=queue)
     children[0]("submit", name="gate")
@@ -218,9 +218,9 @@ def test_g20_processes_killed_at_random_never_overshoot(world: World, scale: flo
     children = world.some(6, max_concurrent=4)
     for child in children:
         child.send("feed", 0.003)
-    ends = time.monotonic() + (60.0 if scale >= 1 else 5.0)
+    ends = time.monotonic() + (60.0 if scale >= 1 else 1.5)
     killed = 0
-    while time.monotonic() < ends:
+    while killed <= 5 or time.monotonic() < ends:
         time.sleep(chance.random() * 0.2)  # at any moment of what they do
         victim = chance.randrange(6)
         children[victim].kill()
@@ -230,7 +230,6 @@ def test_g20_processes_killed_at_random_never_overshoot(world: World, scale: flo
     counts = {child.pid: child("stop_feeding") for child in children}
     for child in children:
         child("drain")
-    assert killed > 5
     done = Counter(event["pid"] for event in world.told("end"))
     for pid, count in counts.items():
         assert done[pid] == count, "everything that the living submitted is done"
@@ -438,7 +437,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=() if how in ("forgets to close", "is interrupted") else pytest.mark.soak)
+        for how in ENDS
+    ],
+)
 def test_g20_a_program_that_ends_anyhow_frees_its_slots_at_once(world: World, how: str) -> None:
     other = world.child(max_concurrent=2, heartbeat=600.0)
     command = [sys.executable, "-c", PROGRAM + ENDS[how], str(world.path), str(world.events)]
@@ -611,7 +616,7 @@ def admission_file(world: World) -> Path:
     return found
 
 
-@pytest.mark.parametrize("newcomer", [False, True])
+@pytest.mark.parametrize("newcomer", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_g21_when_the_file_is_removed_nothing_starts_until_all_have_spoken(world: World, newcomer: bool) -> None:
     one, two, three = world.some(3, max_concurrent=4, heartbeat=0.2)
     for child, name in ((one, "a"), (two, "b"), (two, "c"), (three, "d")):

@@ -281,7 +281,15 @@ def interrupted(folder: Path, way: str, *signals: signal.Signals) -> tuple[int, 
 DRAINS = "batch was interrupted: SIGTERM, waits for 10 running tasks, starts no more (90 queued); again to cancel"
 
 
-@pytest.mark.parametrize("way", ["in_tasks", "in_group", "in_the_exit", "in_unordered", "without_a_block", "two_pools"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "in_tasks",
+        "in_unordered",
+        "without_a_block",
+        *(pytest.param(way, marks=pytest.mark.soak) for way in ("in_group", "in_the_exit", "two_pools")),
+    ],
+)
 def test_t18_a_signal_finishes_what_runs_and_ends_the_program_in_one_line(tmp_path: Path, way: str) -> None:
     code, out, log = interrupted(tmp_path, way, signal.SIGTERM)
     assert code == 143

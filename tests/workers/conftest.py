@@ -92,6 +92,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def told_soon(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have callers whose worker does not keep a timeout told of it sooner than 5 s later, except at full length."""
+    if scale < 1:
+        for module in ("dispatcher", "connection"):
+            monkeypatch.setattr(f"headgate.workers.client.{module}.CONFIRMATION", 2.0)
+
+
+@pytest.fixture
 def log(tmp_path: Path) -> str:
     """A file in which routines note what they did."""
     return str(tmp_path / "log")

@@ -21,12 +21,13 @@ from headgate import (
     WorkerPool,
 )
 from headgate.testing import capture_events
+from headgate.workers.client import dispatcher
 from headgate.workers.server.task_loop import THREADS
 from tests.workers import jobs
 from tests.workers import limit_jobs as limits
 from tests.workers.support import alive, in_flight, lines, pids, run, states, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("told_soon")]
 
 
 class Favourite:
@@ -60,12 +61,13 @@ async def first_item(stream: Any, after: int) -> Any:
 
 def test_w34_timeouts_hold_whatever_the_worker_does(log: str) -> None:
     """All at once, each on a worker of its own: they end within their timeout and 5 s, or would after a minute."""
+    long = dispatcher.CONFIRMATION + 1.5
 
     async def main() -> None:
         stop = f"{log}.stop"
         async with WorkerPool(spawn=7, loadbalancer=Favourite(by_tag=True), max_overdue=None) as pool:
             # More than its places: one with a timeout stands in line for longer than that and 5 s, and is not ended.
-            crowd = [asyncio.create_task(limits.stays_within_time(log, 6.5)) for _ in range(THREADS)]
+            crowd = [asyncio.create_task(limits.stays_within_time(log, long)) for _ in range(THREADS)]
             await until(lambda: len(lines(log)) == THREADS)
             [busy] = [view.uid for view in pool.workers() if view.in_flight]
             routine = limits.short.__headgate_routine__  # type: ignore[attr-defined]
@@ -202,11 +204,12 @@ def test_w34_a_worker_whose_places_are_held_past_their_timeout_is_drained_and_re
 @pytest.mark.parametrize(
     ("holds", "says"),
     [
-        (limits.holds_the_loop, "limit_jobs.holds_the_loop"),
-        (limits.holds_the_loop_in_a_child, "something a routine started"),
-        (limits.holds_the_gil, "0.5 s or more past its timeout"),
+        pytest.param(limits.holds_the_loop, "limit_jobs.holds_the_loop", id="loop"),
+        pytest.param(
+            limits.holds_the_loop_in_a_child, "something a routine started", id="child", marks=pytest.mark.soak
+        ),
+        pytest.param(limits.holds_the_gil, "0.5 s or more past its timeout", id="gil"),
     ],
-    ids=["loop", "child", "gil"],
 )
 def test_w34_a_worker_that_is_held_past_a_timeout_is_killed_and_replaced(
     holds: Any, says: str, caplog: pytest.LogCaptureFixture, log: str
@@ -243,7 +246,7 @@ def test_w34_what_else_runs_on_a_worker_that_is_killed_is_worker_lost(log: str) 
     run(main)
 
 
-@pytest.mark.parametrize("held", ["loop", "gil"])
+@pytest.mark.parametrize("held", ["loop", pytest.param("gil", marks=pytest.mark.soak)])
 def test_w34_a_routine_without_a_timeout_computes_for_as_long_as_it_likes(log: str, held: str) -> None:
     """Beside it is one past its timeout, which does not hold anything."""
 
@@ -261,7 +264,7 @@ def test_w34_a_routine_without_a_timeout_computes_for_as_long_as_it_likes(log: s
     run(main)
 
 
-@pytest.mark.parametrize("held", ["loop", "gil"])
+@pytest.mark.parametrize("held", [pytest.param("loop", marks=pytest.mark.soak), "gil"])
 def test_w34_max_blocked_limits_that_too(log: str, held: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, max_blocked=1.5) as pool:

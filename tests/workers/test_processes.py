@@ -165,7 +165,7 @@ def test_w33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent
     assert sum(len(parent.spare) for parent in parents) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_w33_whatever_the_parent_dies_of(doomed: Callable[[str], Parent], number: signal.Signals) -> None:
     parent = doomed("busy" if number != signal.SIGINT else "idle")
     parent.ready()
@@ -174,7 +174,7 @@ def test_w33_whatever_the_parent_dies_of(doomed: Callable[[str], Parent], number
     parent.check_that_all_are_gone()
 
 
-@pytest.mark.parametrize("variant", ["os._exit", "raising"])
+@pytest.mark.parametrize("variant", [pytest.param("os._exit", marks=pytest.mark.soak), "raising"])
 def test_w33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: str) -> None:
     parent = doomed(variant)
     assert parent.process.stdout is not None
@@ -504,7 +504,7 @@ def test_w52_on_uvloop() -> None:
     ("body", "cause"),
     [
         ("import headgate_that_is_not_there", "headgate_that_is_not_there"),
-        ("os._exit(77)", "77"),
+        pytest.param("os._exit(77)", "77", marks=pytest.mark.soak),
         ("os.kill(os.getpid(), 9)", r"9|KILL"),
     ],
     ids=["missing module", "exiting", "killed"],

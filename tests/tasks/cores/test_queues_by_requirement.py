@@ -19,7 +19,7 @@ from headgate.tasks.scheduling.queues import by_requirement
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue, Holder
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import Strategy, fair_round_robin, fair_share, fifo, lifo, priority
-from tests.conftest import SCALE
+from tests.conftest import SCALE, seeds
 from tests.tasks.cores.model import BacklogModel, ClassedModel, OldestModel, cost_of, record
 
 KEYS: tuple[Hashable, ...] = ("a", "b", "c", "d", None)
@@ -228,7 +228,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize(("kind", "by_key"), CASES)
 def test_t81_a_queue_of_several_needs_is_the_line_it_stands_for(kind: str, by_key: bool, scale: float) -> None:
-    for seed in range(int(212 * scale**1.2)):
+    for seed in range(int(212 * scale**1.5)):
         chance = random.Random(f"{kind} {seed}")
         twin = Twin(kind, by_key, chance, NEEDS[: chance.randint(1, 3)])
         liked = chance.sample(COMMANDS, k=chance.randrange(12, len(COMMANDS)))
@@ -294,7 +294,7 @@ class Pair:
 def test_t21_with_nothing_shut_the_order_is_that_of_the_plain_queue(
     kind: str, by_key: bool, needs: tuple[Hashable, ...], scale: float
 ) -> None:
-    for seed in range(int(2 + 158 * scale)):
+    for seed in range(int(2 + 158 * scale**1.5)):
         chance = random.Random(f"{kind} {seed}")
         pair = Pair(kind, by_key, needs)
         out: list[tuple[TaskRecord, TaskRecord]] = []
@@ -332,7 +332,7 @@ def test_t23_shares_are_those_of_the_plain_queue_where_no_tags_are_equal(
     needs: tuple[Hashable, ...], scale: float
 ) -> None:
     """Every key is charged something of its own first, and none runs empty: each comes back where virtual time is."""
-    for seed in range(int(2 + 158 * scale)):
+    for seed in range(int(2 + 158 * scale**1.5)):
         chance = random.Random(seed)
         pair = Pair("fair_share", True, needs)
         for key in KEYS:
@@ -364,7 +364,7 @@ def test_t23_shares_are_those_of_the_plain_queue_where_no_tags_are_equal(
             pair.same_index()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10, at_a_tenth=4))
 def test_t23_shares_are_those_of_the_plain_queue_but_for_equals(seed: int, scale: float) -> None:
     """What is queued at once comes out tag by tag, in both: the same tasks at the same virtual time."""
     for walk in range(int(3 + 30 * scale)):
@@ -489,7 +489,7 @@ def test_t22_a_key_has_one_turn_a_round_whatever_its_tasks_need(kind: str) -> No
         assert Counter(task.partition for task in first if task is not None)["big"] == 1
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5, at_a_tenth=2))
 def test_t22_whoever_can_be_served_waits_one_round_at_most(seed: int, scale: float) -> None:
     """From when it came, was served or was opened, every other key has one turn at most before it has its own."""
     chance = random.Random(seed)
@@ -516,7 +516,7 @@ def test_t22_whoever_can_be_served_waits_one_round_at_most(seed: int, scale: flo
         turns = {key: turns.get(key, Counter()) for key in servable}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5, at_a_tenth=2))
 def test_t23_the_gap_is_bounded_between_all_who_can_be_served(seed: int, scale: float) -> None:
     """Whatever is unserved and opened meanwhile, and whoever comes: the theorem holds for any two and any interval."""
     largest = {key: 5.0 / weight for key, weight in WEIGHTS.items()}
@@ -825,7 +825,7 @@ def all_next(scheduler: Scheduler) -> Iterator[TaskRecord]:
 @pytest.mark.parametrize("kind", ["fifo", "lifo", "priority", "fair_round_robin"])
 def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -> None:
     """Beside a scheduler that never hears of needs: the same commands, the same order, whenever the needs begin."""
-    for seed in range(int(5 + 215 * scale)):
+    for seed in range(int(5 + 215 * scale**1.5)):
         chance = random.Random(f"{kind} {seed}")
         schedulers = Scheduler(STRATEGIES[kind], UNBOUNDED, 2), Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
         runs: list[tuple[TaskRecord, TaskRecord]] = []
@@ -1049,7 +1049,7 @@ ROOM_COMMANDS = ("submit",) * 5 + ("next",) * 4 + ("end",) * 3 + ("close", "open
 def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps: bool, scale: float) -> None:
     """`next` and `succeed`, with one need or several, with caps (b24) and live changes of them."""
     commands = (*ROOM_COMMANDS, "limit_keys") if caps else ROOM_COMMANDS
-    for seed in range(int(215 * scale**1.2)):
+    for seed in range(int(215 * scale**1.5)):
         chance = random.Random(f"{kind} {seed}")
         room = Room(STRATEGIES[kind], chance)
         for _ in range(200):

@@ -2047,7 +2047,7 @@ to_client = st.builds(
     stopping=st.booleans(),
     **both,
 )
-fuzz = settings(max_examples=int(730 * SCALE**1.2), derandomize=SCALE < 1, deadline=None, database=None)
+fuzz = settings(max_examples=int(730 * SCALE**1.5), derandomize=SCALE < 1, deadline=None, database=None)
 
 
 def borrowed_in(payloads: Sequence[Any]) -> list[int]:
@@ -2474,7 +2474,7 @@ def test_w40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
     run_state_machine_as_test(
         Conversations,
         settings=settings(
-            max_examples=int(410 * SCALE**1.2),
+            max_examples=int(410 * SCALE**1.4),
             stateful_step_count=50,
             derandomize=SCALE < 1,
             deadline=None,
