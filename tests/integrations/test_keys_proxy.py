@@ -286,6 +286,26 @@ def test_c24_redirects_are_not_followed(upstream: Upstream) -> None:
 # -- hostile requests -------------------------------------------------------------------------------------------------
 
 
+def test_c24_bodies_of_all_requests_are_bounded_together_and_one_tenant_leaves_some_to_others(
+    upstream: Upstream,
+) -> None:
+    half = written(body=b"x" * 600, content_length="1000")
+    with (
+        proxying(upstream, limits=Limits(max_body=1000, max_bodies=1500)) as proxy,
+        proxy.connect() as anns,
+    ):
+        anns.sendall(half)
+        until(lambda: proxy.send(written(body=b"x" * 600)).status == 503)
+        refused = proxy.send(written(body=b"x" * 600))
+        assert (refused.code, refused.headers["retry-after"]) == ("proxy_busy", "1")
+        bobs = f"Bearer {OTHER_TOKEN}"
+        assert proxy.send(written(body=b"x" * 600, authorization=bobs)).status == 200
+        assert proxy.send(written(body=b"x" * 950, authorization=bobs)).status == 503, "more than all may have"
+        anns.sendall(b"x" * 400)
+        assert read_reply(anns).status == 200
+        assert proxy.send(written(body=b"x" * 950, authorization=bobs)).status == 200, "nothing is held any more"
+
+
 @pytest.mark.parametrize(
     ("raw", "status", "code"),
     [

@@ -508,7 +508,9 @@ def test_c24_tokens_check_their_types() -> None:
     assert tokens.client([b"", TOKEN.encode()]) == Client("ann")
 
 
-@pytest.mark.parametrize("field", ["max_concurrent", "max_waiting", "max_body", "timeout", "wait", "client_timeout"])
+@pytest.mark.parametrize(
+    "field", ["max_concurrent", "max_waiting", "max_body", "max_bodies", "timeout", "wait", "client_timeout"]
+)
 def test_c24_limits_check_themselves(field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
         Limits(**{field: 0})

@@ -79,6 +79,7 @@ def _configure_limits(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-concurrent", type=whole(1), metavar="N", help="requests at a time (what keys allow)")
     limits.add_argument("--max-waiting", type=whole(1), default=1000, metavar="N", help="that wait for a turn (1000)")
     limits.add_argument("--max-body", type=memory, default=10 << 20, metavar="SIZE", help="of a request (10M)")
+    limits.add_argument("--max-bodies", type=memory, default=256 << 20, metavar="SIZE", help="of all (256M)")
     limits.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="for an answer (600)")
     limits.add_argument("--wait", type=seconds, default=60.0, metavar="S", help="for a turn, and for a key (60)")
     limits.add_argument("--client-timeout", type=seconds, default=30.0, metavar="S", help="to send a request (30)")
@@ -181,6 +182,7 @@ async def _serve(options: argparse.Namespace, rules: ProxyRules, keys: Keys, mad
         max_concurrent=options.max_concurrent or _allowed(keys),
         max_waiting=options.max_waiting,
         max_body=options.max_body,
+        max_bodies=options.max_bodies,
         timeout=options.timeout,
         wait=options.wait,
         client_timeout=options.client_timeout,

@@ -51,6 +51,8 @@ class Limits:
     """Requests that wait for their turn; the next one is refused."""
     max_body: int = 10 << 20
     """Bytes of a request's body."""
+    max_bodies: int = 256 << 20
+    """Bytes of all bodies that the proxy holds at a time. One tenant may have half of it, or one whole body."""
     timeout: float = 600.0
     """Seconds that an answer may take, from the turn of the request to its last byte."""
     wait: float = 60.0
@@ -59,7 +61,7 @@ class Limits:
     """Seconds in which a client must have sent its request."""
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrent", "max_waiting", "max_body"):
+        for name in ("max_concurrent", "max_waiting", "max_body", "max_bodies"):
             checked_whole(name, getattr(self, name), 1)
         for name in ("timeout", "wait", "client_timeout"):
             checked_seconds(f"{name} must be a number of seconds >= 0.001", getattr(self, name), 0.001)
@@ -97,6 +99,7 @@ class KeysProxy:
         self._transport.bound_errors()
         self._transport.distrust_requests()
         self._waiting: Counter[str] = Counter()  # requests that wait for their turn, by tenant
+        self._bodies: Counter[str] = Counter()  # bytes of the bodies of requests that have not ended, by tenant
         self._transport.keep_to(self._base)
         self._timeouts = {"connect": _CONNECTING, "read": None, "write": None, "pool": None}
         self._url = lru_cache(256)(lambda target: self._base.copy_with(raw_path=target))
@@ -134,17 +137,21 @@ class KeysProxy:
         if isinstance(judged, Refusal):
             await answer.refuse(judged)
         elif judged.what == "forward":
-            body = await self._body(judged, receive)
-            if isinstance(body, Refusal):
-                await answer.refuse(body)
-            elif body is not None:
-                await self._take_turn(self._request(request.method, judged, body), judged.tenant, receive, answer)
+            held: Counter[str] = Counter()
+            try:
+                body = await self._body(judged, receive, held)
+                if isinstance(body, Refusal):
+                    await answer.refuse(body)
+                elif body is not None:
+                    await self._take_turn(self._request(request.method, judged, body), judged.tenant, receive, answer)
+            finally:
+                self._bodies -= held  # drops tenants with none
         else:
             await answer.tell({"status": "ok"} if judged.what == "health" else self._state())
 
-    async def _body(self, accepted: Accepted, receive: Receive) -> bytes | Refusal | None:
-        """Read the body; None: the client has gone."""
-        most = self.limits.max_body
+    async def _body(self, accepted: Accepted, receive: Receive, held: Counter[str]) -> bytes | Refusal | None:
+        """Read the body, and count its bytes in `held` too; None: the client has gone."""
+        most, tenant = self.limits.max_body, accepted.tenant
         too_long = Refusal(413, "body_too_long", f"the body is longer than {most} bytes (--max-body)")
         if accepted.length is not None and accepted.length > most:
             return too_long
@@ -159,10 +166,20 @@ class KeysProxy:
                     length += len(parts[-1])
                     if length > most:
                         return too_long
+                    if not self._has_room(tenant, len(parts[-1])):
+                        return Refusal(503, "proxy_busy", "the bodies of all requests are too long together", _LATER)
+                    self._bodies[tenant] += len(parts[-1])
+                    held[tenant] = length
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
             return Refusal(408, "client_too_slow", "the request took too long to arrive", _CLOSE)
+
+    def _has_room(self, tenant: str, length: int) -> bool:
+        """Whether so many bytes may be held in addition; one tenant leaves some to the others."""
+        most = max(self.limits.max_bodies, self.limits.max_body)
+        share = max(most // 2, self.limits.max_body)
+        return self._bodies.total() + length <= most and self._bodies[tenant] + length <= share
 
     def _request(self, method: str, accepted: Accepted, body: bytes) -> Any:
         """Make the request for the upstream, without a key."""
@@ -298,6 +315,7 @@ class KeysProxy:
 
 
 _CLOSE = ((b"connection", b"close"),)
+_LATER = (*retry_after(1), *_CLOSE)
 _ENDS = Refusal(503, "proxy_ends", "the proxy ends", _CLOSE)
 
 
