@@ -21,7 +21,7 @@ from headgate.errors import IdempotencyConflict, StoreWriteFailed, TaskFailed
 from headgate.stores.codec import decode, encode, is_opaque
 from headgate.stores.losses import Losses
 from headgate.stores.result_types import ResultTypes
-from headgate.stores.shared.claims import Answer, Ended, Work, claim, follow, release, settle
+from headgate.stores.shared import claims
 from headgate.tasks.model import Dropped, Failure, TaskRecord, TaskStatus, Told
 from headgate.tasks.runtime.durable import digest_difference, digest_of
 from headgate.tasks.runtime.results import ResultPolicy
@@ -83,26 +83,26 @@ class SharedKeys:
             return await submitter.exchanged(entered, options.get("wait_timeout"), self._budget)
         task = submitter.make(fn, args, options)
         function, given = work_of(fn, args, task.terms.payload_id)
-        work = Work(function, digest_of(function, given), task.terms.window)
+        work = claims.Work(function, digest_of(function, given), task.terms.window)
         serial = next(self._serials)
         reruns = self._results.reruns
-        answer = await self._ask(key, partial(claim, serial, work, reruns=reruns))
+        answer = await self._ask(key, partial(claims.claim, serial, work, reruns=reruns))
         if answer.kind != "yours":
             self._refuse_other_work(key, work, given, answer)
             submitter.set_aside(task)
-            self._listen(task, key, partial(follow, answer.owner, serial, work, reruns=reruns))
+            self._listen(task, key, partial(claims.follow, answer.owner, serial, work, reruns=reruns))
             self._heard(task, key, answer)
             return task
         try:
             entered = submitter.enter(fn, args, options, wait=True)
             handle = await submitter.exchanged(entered, options.get("wait_timeout"), self._budget)
         except BaseException:
-            self._post(key, partial(release, answer.owner))
+            self._post(key, partial(claims.release, answer.owner))
             raise
         handle.on_end(partial(self._settle, key, answer.owner))
         return handle
 
-    def _refuse_other_work(self, key: str, work: Work, given: tuple[Any, ...], answer: Answer) -> None:
+    def _refuse_other_work(self, key: str, work: claims.Work, given: tuple[Any, ...], answer: claims.Answer) -> None:
         known = answer.work
         if known is None or self._on_conflict == "trust_key":
             return
@@ -133,14 +133,14 @@ class SharedKeys:
             future = self._state.transact(self._row(key), step, durable=True)
             future.add_done_callback(lambda done: self._budget.post(self._looked, task, key, done))
 
-    def _looked(self, task: TaskHandle[Any], key: str, future: Future[Answer]) -> None:
+    def _looked(self, task: TaskHandle[Any], key: str, future: Future[claims.Answer]) -> None:
         self._looking.discard(task)
         if task in self._following and not task.finished and not future.cancelled() and future.exception() is None:
             self._heard(task, key, future.result())
         elif not future.cancelled() and future.exception() is None and future.result().kind == "yours":
-            self._post(key, partial(release, future.result().owner))  # nobody here wants it any more
+            self._post(key, partial(claims.release, future.result().owner))  # nobody here wants it any more
 
-    def _heard(self, task: TaskHandle[Any], key: str, answer: Answer) -> None:
+    def _heard(self, task: TaskHandle[Any], key: str, answer: claims.Answer) -> None:
         if answer.kind == "ended" and answer.ended is not None:
             self._end(task, *_outcome(task, answer.ended, self._results.types))
         elif answer.kind == "yours":  # the process that ran it is gone: it is run here
@@ -164,11 +164,12 @@ class SharedKeys:
     def _settle(self, key: str, owner: str, task: TaskRecord) -> None:
         ended = _ended(task)
         if not is_opaque(ended.result):
-            self._post(key, partial(settle, owner, ended))
+            self._post(key, partial(claims.settle, owner, ended))
             return
         self._losses.tell(task.outcome)
         # With "rerun" the key is free: those who follow it ask again, and the first of them runs it.
-        self._post(key, partial(release, owner) if self._results.reruns else partial(settle, owner, ended))
+        reruns = self._results.reruns
+        self._post(key, partial(claims.release, owner) if reruns else partial(claims.settle, owner, ended))
 
     def _post(self, key: str, step: Callable[..., Outcome]) -> None:
         future = self._state.transact(self._row(key), step, durable=True)
@@ -182,8 +183,8 @@ class SharedKeys:
         if not future.cancelled() and isinstance(future.exception(), StoreWriteFailed) and loop is not None:
             loop.call_later(_AGAIN, self._post, key, step)
 
-    async def _ask(self, key: str, step: Callable[..., Outcome]) -> Answer:
-        future: Future[Answer] = self._state.transact(self._row(key), step, durable=True)
+    async def _ask(self, key: str, step: Callable[..., Outcome]) -> claims.Answer:
+        future: Future[claims.Answer] = self._state.transact(self._row(key), step, durable=True)
         return await asyncio.wrap_future(future)
 
     async def settled(self, timeout: float) -> None:
@@ -212,19 +213,19 @@ class _Ears:
         """Do nothing: `woken` is called when the store answers again."""
 
 
-def _ended(task: TaskRecord) -> Ended:
+def _ended(task: TaskRecord) -> claims.Ended:
     outcome = task.outcome
     if task.status == "completed":
-        return Ended("completed", encode(outcome))
+        return claims.Ended("completed", encode(outcome))
     if task.status == "failed":
         kind = type(outcome.error)
-        return Ended("failed", None, (f"{kind.__module__}:{kind.__qualname__}", redact(outcome.told.text)))
+        return claims.Ended("failed", None, (f"{kind.__module__}:{kind.__qualname__}", redact(outcome.told.text)))
     if task.status == "rejected":
-        return Ended("rejected", None, (outcome.reason, outcome.policy))
-    return Ended(task.status)
+        return claims.Ended("rejected", None, (outcome.reason, outcome.policy))
+    return claims.Ended(task.status)
 
 
-def _outcome(task: TaskRecord, ended: Ended, types: ResultTypes) -> tuple[Any, Any]:
+def _outcome(task: TaskRecord, ended: claims.Ended, types: ResultTypes) -> tuple[Any, Any]:
     """The status and the outcome of a task that another process ran."""
     if ended.status == "completed":
         return "completed", decode(ended.result, types=types)
