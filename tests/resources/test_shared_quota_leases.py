@@ -154,3 +154,18 @@ def test_h10_processes_that_wait_for_a_quota_do_not_pass_a_permit_to_and_fro(gro
         assert sum(map(len, asked)) < 200
 
     scenario()
+
+
+@virtual
+async def test_h10_a_call_without_a_wait_mode_asks_for_what_it_costs_and_not_for_less_again_and_again() -> None:
+    place, quota = SharedMemory(), Quota(tokens=100, per=10.0, delay=0.0)
+    store = place.member()
+    one, other = share(place, quota), share(store, quota)
+    await one.run(ident, cost=60)
+    waiting = asyncio.create_task(one.run(ident, cost=100, wait_for_capacity=True))
+    await asyncio.sleep(0.1)
+    asked = count_exchanges(store)
+    with pytest.raises(PoolExhausted):
+        await other.run(ident, cost=50)
+    assert len(asked) < 10
+    assert await waiting == "a"

@@ -109,21 +109,23 @@ class Account:
         """The resources that share it, as far as a pool has them."""
         return list({id(member.resource): member.resource for member in self.members}.values())
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether calls wait that could use one of its resources now, if the quota allowed that.
+    def cost_waited_for(self) -> float | None:
+        """The least that a call costs which waits, and could use one of its resources now; None: no call does.
 
         A call with a cost waits for the account that it holds, and not for a little of another one.
         """
-        if self.shared is not None and self.shared.askers:
-            return True
         holder = self.holder()
-        return any(
-            ticket is holder or (not ticket.cost and ticket.requirement.fits(member.resource))
+        if holder is not None:
+            return holder.cost
+        heads = (
+            (ticket, member.resource)
             for member in self.members
             if member.rotation.wait_queue and member.lacks_only_quota
             for ticket in member.rotation.wait_queue.heads()
         )
+        if any(not ticket.cost and ticket.requirement.fits(resource) for ticket, resource in heads):
+            return 0.0
+        return None if self.shared is None else min(self.shared.askers.values(), default=None)
 
     @property
     def is_short(self) -> bool:
@@ -230,7 +232,8 @@ class Account:
             return
         self.enough_at = math.inf
         if self.is_closed:
-            self.budget.lack(need, now, waits=self.is_waited_for)
+            cost = self.cost_waited_for()
+            self.budget.lack(self.budget.need(cost or 0.0), now, waits=cost is not None)
             opens_at = self._opens_at(self.cost_now(), now)
             if was_closed and opens_at == self.opens_at:
                 return

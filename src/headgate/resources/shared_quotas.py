@@ -113,7 +113,7 @@ def _ask(rotation: Rotation, call: Call, waiter: Waiter) -> list[SharedQuota]:
             if member.resource.resource_id in call.choices()[-1] or not member.can_ever_serve(call.plan.cost):
                 continue
             account.budget.lack(account.budget.need(call.plan.cost), now, waits=True)
-            quota.askers.append(waiter)
+            quota.askers[waiter] = call.plan.cost
             asked.append(quota)
     send_due()
     return asked
@@ -122,8 +122,7 @@ def _ask(rotation: Rotation, call: Call, waiter: Waiter) -> list[SharedQuota]:
 def _asked(quotas: Iterable[SharedQuota], waiter: Waiter) -> None:
     with lock:
         for quota in quotas:
-            if waiter in quota.askers:
-                quota.askers.remove(waiter)
+            quota.askers.pop(waiter, None)
             quota.want_no_more()
     send_due()
 
@@ -140,8 +139,8 @@ class SharedQuota:
     def __init__(self, account: Account, store: SharedState, key: str, rotation: Rotation) -> None:
         """Calls may take nothing until `start`. With the lock held."""
         self.account: Account = account
-        self.askers: list[Waiter] = []
-        """Calls without a wait mode that wait for an answer."""
+        self.askers: dict[Waiter, float] = {}
+        """Calls without a wait mode that wait for an answer, and what they cost."""
         self._store = store
         self._key = key
         self._rotation = weakref.ref(rotation)
@@ -198,7 +197,7 @@ class SharedQuota:
 
     def want_no_more(self) -> None:
         """Leave to others what was asked for here, if no call waits for it any more."""
-        if not self.account.is_waited_for:
+        if self.account.cost_waited_for() is None:
             self._budget.want_no_more()
 
     def look(self) -> None:
