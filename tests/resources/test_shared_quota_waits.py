@@ -93,7 +93,7 @@ def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_w
     account = Account(quota)
     before = account.reserve(0.0, 0.0)
     budget = LeasedBudget(quota, "token", lambda: None)
-    account.lease(budget, Mock(askers=[]), 0.0)
+    account.lease(budget, Mock(askers={}), 0.0)
     message = budget.message(looks=True)
     assert message is not None
     budget.take(message, Reply(0.0, "me", {"requests": 2.0}, {"requests": 4.0}, None, False, quota), 0.0, 0.0)
