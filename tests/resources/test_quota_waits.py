@@ -11,7 +11,7 @@ import pytest
 from headgate import CooldownResource, PoolExhausted, Quota, Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
 from headgate.testing import settle, virtual
-from tests.resources.support import Gate
+from tests.resources.support import Gate, ident
 from tests.resources.test_quotas import limited, took
 
 TOKENS = Quota(tokens=100, per=10.0)
@@ -276,3 +276,20 @@ async def test_h10_a_call_behind_one_that_gave_up_is_served_by_a_quota_that_had_
     first.cancel()
     assert await second == "b"
     assert clock.now() < 1
+
+
+@virtual
+async def test_h10_when_a_call_that_held_a_quota_gives_up_others_are_served_as_soon_as_it_opens() -> None:
+    quota, group = Quota(requests=3, tokens=100, per=10.0, delay=0.0), "given up"
+    one, other = limited("a", quota=quota, group=group), limited("b", quota=quota, group=group)
+    for _ in range(2):
+        await one.run(ident)
+    await asyncio.sleep(0.5)
+    await one.run(ident, cost=1)
+    calls = [asyncio.create_task(one.run(ident, wait_for_capacity=True)) for _ in range(2)]
+    await settle()
+    large = asyncio.create_task(other.run(ident, cost=100, wait_for_capacity=True))
+    await settle()
+    large.cancel()
+    assert await asyncio.gather(*calls) == ["a", "a"]
+    assert clock.now() == pytest.approx(10.0, abs=0.2)

@@ -130,7 +130,7 @@ class Tracing:
     def _starts(self, task: TaskRecord) -> None:
         """Make the spans of an attempt that begins, and let the last one be current inside the task.
 
-        Of ten thousand tasks a second most come to the end of the second branch here: see benchmarks/observe.py.
+        Most tasks are not sampled, so what is done for these has to be cheap: see benchmarks/observe.py.
         """
         inner = task.context
         if self._open and (known := self._open.pop(task, None)) is not None:
