@@ -93,8 +93,8 @@ class Tracing:
         from opentelemetry import context, propagate, trace
 
         self._trace = trace
-        self._attach = context.attach
         self._variable, self._nothing = _variable_of(context), context.Context()
+        self._set = self._variable.set
         self._inject, self._extract = propagate.inject, propagate.extract
         self._tracer = trace.get_tracer("headgate", tracer_provider=provider)
         self._sample = sample
@@ -135,17 +135,18 @@ class Tracing:
         inner = task.context
         if self._open and (known := self._open.pop(task, None)) is not None:
             self._close(known, task, task.since.wall, "requeued")  # the attempt before this one
-            self._begin(task, known.context)
+            self._begin(task, known.context, self._about(task))
         elif inner is not None:
             parent = inner.get(self._variable, self._nothing)
             if not parent and self._skips > 0:
                 self._skips -= 1
-                inner.run(self._variable.set, self._dropped)
+                inner.run(self._set, self._dropped)
                 return
             if not parent:
                 self._skips = self._drawn()
-            if (context := self._submitted(task, inner, parent)) is not None:
-                self._begin(task, context)
+            about = self._about(task)
+            if (context := self._submitted(task, inner, parent, about)) is not None:
+                self._begin(task, context, about)
                 task.on_end(self._ended)  # type: ignore[attr-defined] # every record of a pool is a handle
 
     def _drawn(self) -> float:
@@ -156,49 +157,45 @@ class Tracing:
             return math.inf
         return math.floor(math.log(1.0 - clock.uniform(0.0, 1.0)) / math.log(1.0 - self._sample))
 
-    def _submitted(self, task: TaskRecord, inner: Context, parent: Any) -> Any:
+    def _submitted(self, task: TaskRecord, inner: Context, parent: Any, about: dict[str, Any]) -> Any:
         """Make the span of the submit, which says whether the task is sampled. None: it is not."""
         trace = self._trace
-        above = trace.get_current_span(parent).get_span_context()
-        if above.is_valid and not above.trace_flags.sampled and not above.is_remote:
-            return None  # nor is what the task traces itself
+        if parent:
+            above = trace.get_current_span(parent).get_span_context()
+            if above.is_valid and not above.trace_flags.sampled and not above.is_remote:
+                return None  # nor is what the task traces itself
         at = int(task.moment.wall * _BILLION)
+        sent = {**about, "messaging.operation.type": "send"}
         span = self._tracer.start_span(
-            f"submit {task.owner.name}",
-            parent,
-            kind=trace.SpanKind.PRODUCER,
-            start_time=at,
-            attributes=self._about(task, "send"),
+            f"submit {task.owner.name}", parent, kind=trace.SpanKind.PRODUCER, attributes=sent, start_time=at
         )
         inside = trace.set_span_in_context(span, parent)
         if not span.is_recording():
-            inner.run(self._attach, inside)
+            inner.run(self._set, inside)
             return None
         span.end(at)
         return inside
 
-    def _begin(self, task: TaskRecord, context: Any) -> None:
-        trace, tracer = self._trace, self._tracer
-        assert task.started is not None, "it starts"
-        now, name = int(task.started.wall * _BILLION), task.owner.name
+    def _begin(self, task: TaskRecord, context: Any, about: dict[str, Any]) -> None:
+        trace, tracer, started, name = self._trace, self._tracer, task.started, task.owner.name
+        assert started is not None, "it starts"
+        now = int(started.wall * _BILLION)
         tracer.start_span(f"queue {name}", context, start_time=int(task.since.wall * _BILLION)).end(now)
         lease, inside = None, context
         resource = getattr(task.permit, "resource_id", None)
         if resource is not None:
-            about = {"headgate.resource.id": resource}
-            lease = tracer.start_span(f"lease {resource}", context, start_time=now, attributes=about)
+            held = {"headgate.resource.id": resource}
+            lease = tracer.start_span(f"lease {resource}", context, start_time=now, attributes=held)
             inside = trace.set_span_in_context(lease, context)
-        is_remote = getattr(task.owner.launcher, "is_remote", False)
-        attempt = tracer.start_span(
-            f"{'dispatch' if is_remote else 'run'} {name}",
-            inside,
-            kind=trace.SpanKind.CLIENT if is_remote else trace.SpanKind.CONSUMER,
-            start_time=now,
-            attributes=self._about(task, "process"),
-        )
+        if getattr(task.owner.launcher, "is_remote", False):
+            name, kind = f"dispatch {name}", trace.SpanKind.CLIENT
+        else:
+            name, kind = f"run {name}", trace.SpanKind.CONSUMER
+        ran = {**about, "messaging.operation.type": "process", "headgate.attempt": task.attempt}
+        attempt = tracer.start_span(name, inside, kind=kind, attributes=ran, start_time=now)
         self._open[task] = _Open(context, attempt, lease)
         assert task.context is not None, "it has not ended"
-        task.context.run(self._attach, trace.set_span_in_context(attempt, inside))
+        task.context.run(self._set, trace.set_span_in_context(attempt, inside))
 
     def _ended(self, task: TaskRecord) -> None:
         known = self._open.pop(task, None)
@@ -218,17 +215,14 @@ class Tracing:
         if known.lease is not None:
             known.lease.end(at)
 
-    def _about(self, task: TaskRecord, operation: str) -> dict[str, Any]:
+    def _about(self, task: TaskRecord) -> dict[str, Any]:
         about: dict[str, Any] = {
             "messaging.system": "headgate",
-            "messaging.operation.type": operation,
             "messaging.destination.name": task.owner.name,
             "messaging.message.id": f"{task.owner.id}/{task.number}",
         }
         if task.partition is not None:
             about["headgate.tenant"] = shown(task.partition)
-        if task.attempt:
-            about["headgate.attempt"] = task.attempt
         for name, value in (task.terms.labels or {}).items():
             if str(name).startswith("gen_ai.") and isinstance(value, (str, int, float, bool)):
                 about[str(name)] = redact(value) if isinstance(value, str) else value
@@ -289,7 +283,7 @@ class Tracing:
         parent = self._extract({"traceparent": came})
         described = running.describe()
         span = self._tracer.start_span(f"run {described.tag}", parent, kind=trace.SpanKind.CONSUMER)
-        self._attach(trace.set_span_in_context(span, parent))
+        self._set(trace.set_span_in_context(span, parent))
         if not span.is_recording():
             return None
         about = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
 from headgate.resources.effects import Effects
@@ -48,6 +48,16 @@ class _Track:
         self.mark = mark
         self.before: Local = local_of(member.resource)
         self.began = 0.0  # when its last outage began, by the store's clock
+
+
+class _Held(NamedTuple):
+    """One lease of a resource, and what is to be done about it."""
+
+    mark: str
+    lease: Lease
+    limit: int  # of all processes together
+    lacking: bool  # ask for one more
+    keeps: bool  # do not give it back: a call here waits for something else
 
 
 class Replica:
@@ -99,9 +109,9 @@ class Replica:
         return effects
 
     def _drop(self, track: _Track) -> None:
-        for mark, lease, limit, _, _ in self._leases(track):
-            if lease.told is not None:
-                self._returned[mark] = Wish(lease.granted, lease.granted, 0, limit)
+        for held in self._leases(track):
+            if held.lease.told is not None:
+                self._returned[held.mark] = Wish(held.lease.granted, held.lease.granted, 0, held.limit)
         track.member.lease = track.member.probe = None
 
     def _set_leases(self, track: _Track) -> None:
@@ -167,12 +177,11 @@ class Replica:
             account = track.member.sharing.account
             if account is not None and not account.admits(cost, now, None):
                 continue
-            for _, lease, _, lacking, _ in self._leases(track):
-                if lacking:
-                    lease.lacked_until = now + LACK
-                    lease.asked_since = now if lease.asked_since is None else lease.asked_since
-                    until = lease.asked_since + PATIENCE
-                    limit = until if limit is None else max(limit, until)
+            for lease in (held.lease for held in self._leases(track) if held.lacking):
+                lease.lacked_until = now + LACK
+                lease.asked_since = now if lease.asked_since is None else lease.asked_since
+                until = lease.asked_since + PATIENCE
+                limit = until if limit is None else max(limit, until)
         return limit if limit is not None and limit > now else None
 
     def _wishes(self, now: float, askers: Collection[Asker]) -> dict[str, Wish]:
@@ -182,16 +191,15 @@ class Replica:
         for track in self._limited:
             for mark, lease, limit, lacking, keeps in self._leases(track):
                 fits = track.member.resource
-                wanted = 0
-                if lacking:
+                fitting = wanted = 0
+                if lacking or keeps:
                     waiting = self._waiting(reserved) if waiting is None else waiting
-                    wanted = sum(number for one, number in waiting.items() if one.fits(fits))
-                    wanted = min(limit - lease.permits, max(wanted, int(lease.lacked_until > now)))
+                    fitting = sum(number for one, number in waiting.items() if one.fits(fits))
+                if lacking:
+                    wanted = min(limit - lease.permits, max(fitting, int(lease.lacked_until > now)))
                 else:
                     kept = sum(one.fits(fits) for one in reserved)
                     if keeps:
-                        waiting = self._waiting(reserved) if waiting is None else waiting
-                        fitting = sum(number for one, number in waiting.items() if one.fits(fits))
                         kept = max(kept, min(fitting, max(1, lease.share)))
                     lease.release(self._in_use(track, mark), kept)
                 wish = Wish(lease.granted, lease.returned, wanted, limit)
@@ -200,8 +208,8 @@ class Replica:
                     self._rotation.leases_shrank(track.member)
         return wishes
 
-    def _leases(self, track: _Track) -> Iterable[tuple[str, Lease, int, bool, bool]]:
-        """The leases of a resource: mark, lease, how many there are, whether to ask for one more, or to keep it.
+    def _leases(self, track: _Track) -> Iterable[_Held]:
+        """The leases of a resource.
 
         A call may lack several things: the right to try the resource, a permit to use it, some of its quota. They are
         asked for in this order, and what came is kept until the rest has come. Otherwise processes of which each has
@@ -216,9 +224,10 @@ class Replica:
         if lease is not None and resource.max_in_flight is not None:
             limit = resource.max_in_flight
             lacks_permit = healthy and not lacks_probe and len(member.uses) >= lease.permits and lease.permits < limit
-            yield track.mark, lease, limit, lacks_permit, lacks_quota and not lacks_probe
+            yield _Held(track.mark, lease, limit, lacks_permit, lacks_quota and not lacks_probe)
         if member.probe is not None:
-            yield f"probe/{track.mark}", member.probe, 1, healthy and lacks_probe, lacks_permit or lacks_quota
+            lacking = healthy and lacks_probe
+            yield _Held(f"probe/{track.mark}", member.probe, 1, lacking, lacks_permit or lacks_quota)
 
     def _in_use(self, track: _Track, mark: str) -> int:
         trial = track.member.trial
@@ -253,9 +262,9 @@ class Replica:
         asks = now >= self._asked_at + LACK  # not oftener: permits that nobody uses must not go round
         self._asked_at = now if asks else self._asked_at
         for track in self._limited:
-            for _, lease, _, lacking, _ in self._leases(track):
-                if lacking and (asks or lease is track.member.probe):
-                    lease.lacked_until = now + LACK
+            for held in self._leases(track):
+                if held.lacking and (asks or held.lease is track.member.probe):
+                    held.lease.lacked_until = now + LACK
 
     # -- being told ---------------------------------------------------------------------------------------------------
 
@@ -308,7 +317,7 @@ class Replica:
         effects: Effects = []
         for track in self._limited:
             changed = False
-            for mark, lease, _, _, _ in list(self._leases(track)):
+            for mark, lease, *_ in list(self._leases(track)):
                 share: Share | None = reply.shares.get(mark)
                 before = lease.permits, lease.suspended
                 self.grants += lease.take(share)
@@ -353,8 +362,8 @@ class Replica:
     def forget_permits(self) -> None:
         """Have no permits any more: this process takes part under a new id."""
         for track in self._limited:
-            for _, lease, _, _, _ in list(self._leases(track)):
-                lease.forget()
+            for held in list(self._leases(track)):
+                held.lease.forget()
                 self._rotation.leases_shrank(track.member)
 
     def set_alone(self, now: float, *, alone: bool) -> Effects:
