@@ -23,6 +23,7 @@ from headgate.observe.lines import LONGEST_REQUEST, encoded
 from headgate.observe.programs import Program as Connection
 from headgate.observe.programs import Refused, programs
 from headgate.observe.publishing import MOST_CLIENTS, Publication
+from tests.cli.support import run_here
 from tests.observe.conftest import Program
 from tests.observe.support import PATIENCE, SECRET, eventually
 
@@ -260,11 +261,49 @@ def test_o10_a_program_that_ends_removes_its_socket_and_a_fork_is_not_the_progra
     assert sockets.paths() == []
 
 
-def test_o10_a_directory_that_others_can_enter_is_refused(runtime: Path) -> None:
-    (runtime / "headgate").mkdir(mode=0o700)
-    (runtime / "headgate" / "programs").mkdir(mode=0o755)
-    os.chmod(runtime / "headgate" / "programs", 0o755)
-    with pytest.raises(headgate.HeadgateError, match="not a directory of this user alone"):
+@pytest.mark.parametrize("folder", ["headgate", "headgate/programs"])
+def test_o10_a_directory_that_others_can_enter_is_refused(runtime: Path, folder: str) -> None:
+    (runtime / folder).mkdir(parents=True)
+    for one in (runtime / "headgate", runtime / folder):
+        one.chmod(0o700)
+    (runtime / folder).chmod(0o755)
+    with pytest.raises(headgate.HeadgateError, match=r"0755, so others can enter it.*mode 0700"):
+        publish()
+
+
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [(0o777, "0777, so others can write"), (0o720, "0720, so others"), (0o1777, ""), (0o755, ""), (0o500, "")],
+)
+def test_o10_a_directory_above_that_others_can_write_to_is_refused(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, variable: str, mode: int, words: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setenv(variable, str(runtime))
+    for folder in (f"headgate-{os.getuid()}", "headgate"):
+        (runtime / folder).mkdir(mode=0o700)
+    runtime.chmod(mode)
+    try:
+        if words:
+            with pytest.raises(headgate.HeadgateError, match=f"{variable} is .*{words}.*Set {variable} to a directory"):
+                publish()
+            ran = run_here("ps")
+            assert (ran.returncode, ran.stdout) == (1, "")
+            assert words in ran.stderr
+        else:
+            publish().close()
+    finally:
+        runtime.chmod(0o700)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("folder", ["", "headgate", "headgate/programs"])
+def test_o10_a_directory_of_another_user_is_refused(runtime: Path, folder: str) -> None:
+    for one in (runtime / "headgate", runtime / "headgate" / "programs"):
+        one.mkdir(mode=0o700)
+    os.chown(runtime / folder, 65534, -1)
+    with pytest.raises(headgate.HeadgateError, match=f"{runtime / folder},? .*belongs to user 65534.*XDG_RUNTIME_DIR"):
         publish()
 
 

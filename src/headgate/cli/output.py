@@ -33,8 +33,9 @@ def say(text: str, out: TextIO | None) -> None:
 def discard(stream: TextIO) -> None:
     """Have everything that is written to a stream forgotten, also what it could not write so far."""
     try:
+        number = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(nowhere, number)
         os.close(nowhere)
     except (OSError, ValueError):
         pass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from headgate.core.redaction import log_exception, redact
 from headgate.dashboard.security import HEADERS, Guard
@@ -29,7 +31,10 @@ SOONEST: Final = 0.2
 """Seconds between two messages of a stream."""
 QUIET: Final = 10.0
 """Seconds after which a stream says that it is alive."""
+ALIVE: Final = ": alive\n\n"
 MOST_STREAMS: Final = 16
+BODY_WITHIN: Final = 10.0
+"""Seconds that a client has to send the body of a request."""
 SCRAPED_WITHIN: Final = 5.0
 """Seconds that a program has to give its metrics."""
 _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
@@ -41,6 +46,8 @@ class Hub:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.streams: int = 0
+        """How many streams are open."""
         self._waiting: set[asyncio.Event] = set()
         self.closed: bool = False
 
@@ -54,7 +61,7 @@ class Hub:
         self.closed = True
         self.changed()
 
-    async def messages(self, tasks: bool) -> AsyncIterator[str]:
+    async def messages(self, tasks: bool) -> AsyncGenerator[str]:
         """Give messages for one stream: first all that is known, then what is new."""
         event, sent = asyncio.Event(), _Sent()
         self._waiting.add(event)
@@ -66,7 +73,7 @@ class Hub:
                 try:
                     await asyncio.wait_for(event.wait(), QUIET)
                 except TimeoutError:
-                    yield ": alive\n\n"
+                    yield ALIVE
                     continue
                 event.clear()  # before the message is made: what comes after that is in the next one
                 yield sent.message(self.source.programs)
@@ -76,10 +83,25 @@ class Hub:
             if tasks:
                 self.source.want_tasks(False)
 
-    @property
-    def streams(self) -> int:
-        """How many streams are open."""
-        return len(self._waiting)
+
+class _Stream(Response):
+    """An answer that goes on until the client leaves, if there are not too many of them."""
+
+    def __init__(self, hub: Hub, tasks: bool) -> None:
+        super().__init__()
+        self._hub, self._tasks = hub, tasks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hub = self._hub
+        if hub.streams >= MOST_STREAMS:
+            await JSONResponse({"error": "too many pages are open"}, 503)(scope, receive, send)
+            return
+        hub.streams += 1  # no await since it was compared; and here it is given back whatever happens
+        try:
+            async with aclosing(hub.messages(self._tasks)) as messages:
+                await StreamingResponse(messages, media_type="text/event-stream")(scope, receive, send)
+        finally:
+            hub.streams -= 1
 
 
 class _Sent:
@@ -123,10 +145,7 @@ class Answers:
 
     async def stream(self, request: Request) -> Response:
         """A stream of what is seen."""
-        if self._hub.streams >= MOST_STREAMS:
-            return JSONResponse({"error": "too many pages are open"}, 503)
-        messages = self._hub.messages(request.query_params.get("tasks") == "1")
-        return StreamingResponse(messages, media_type="text/event-stream")
+        return _Stream(self._hub, request.query_params.get("tasks") == "1")
 
     async def rows(self, request: Request) -> Response:
         """A page of a long list."""
@@ -146,10 +165,14 @@ class Answers:
     async def act(self, request: Request) -> Response:
         """Carry out an action."""
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST:
-                return JSONResponse({"error": "the request is too long"}, 413)
+        try:
+            async with asyncio.timeout(BODY_WITHIN):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > LONGEST:
+                        return JSONResponse({"error": "the request is too long"}, 413)
+        except TimeoutError:
+            return JSONResponse({"error": "the request took too long to arrive"}, 408)
         try:
             asked = json.loads(body)
             texts = {name: asked.get(name, "") for name in ("program", "action", "target", "pool")}

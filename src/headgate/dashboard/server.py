@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SHORTEST: Final = 16
 _CLOSING: Final = 1
+_AT_ONCE: Final = 128
+"""Connections that are taken before the first of them is looked at: each is a file of this program."""
 
 
 class Dashboard:
@@ -57,6 +59,7 @@ class Dashboard:
     async def _serve(self) -> None:
         import uvicorn
 
+        from headgate.dashboard import connections
         from headgate.dashboard.app import make_app
         from headgate.dashboard.security import Guard
 
@@ -64,7 +67,10 @@ class Dashboard:
         await self._source.open(hub.changed)
         config = uvicorn.Config(
             app,
+            http=connections.PageConnection,
+            backlog=_AT_ONCE,
             access_log=False,
+            proxy_headers=False,
             log_config=None,
             lifespan="off",
             server_header=False,

@@ -16,7 +16,7 @@ import sys
 from typing import Final
 
 from headgate.core.clock import clock
-from headgate.discovery.local_files import runtime_directory
+from headgate.discovery.local_files import private_directory, runtime_directory
 from headgate.errors import HeadgateError
 
 NAME: Final = re.compile(r"(\d+)-[0-9a-f]{12}\.sock")
@@ -25,18 +25,8 @@ _LONGEST: Final = 100
 
 
 def folder() -> str:
-    """Return the directory of the sockets, made if it is not there."""
-    path = os.path.join(runtime_directory(), "programs")
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    about = os.lstat(path)
-    if about.st_uid != os.getuid() or about.st_mode & 0o077 or not os.path.isdir(path) or os.path.islink(path):
-        raise HeadgateError(
-            f"{path} is not a directory of this user alone", remedy="Remove it, or set XDG_RUNTIME_DIR to another one."
-        )
-    return path
+    """Return the directory of the sockets, made if it is not there, or raise `DiscoveryFailed`."""
+    return private_directory(os.path.join(runtime_directory(), "programs"))
 
 
 class ShortPath:
