@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,11 @@ import pytest
 
 import headgate
 from headgate import InvalidArgument
-from headgate.dashboard import Dashboard, app, serve
+from headgate.dashboard import Dashboard, app, serve, sources
 from headgate.dashboard.security import HEADERS, OPEN, Guard
 from headgate.dashboard.sources import PublishedPrograms
-from headgate.observe import publish
+from headgate.observe import publish, sockets
+from headgate.observe.lines import encoded
 from tests.cli.support import command, environment
 from tests.observe.conftest import Program, at_work
 from tests.observe.support import PATIENCE, SECRET, eventually
@@ -277,6 +281,57 @@ def test_o20_a_program_that_does_not_answer_keeps_no_other_out_of_a_scrape(
         assert f'headgate_program_up{{program="{pid}"}} 0.0' in metrics
         assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{os.getpid()}"}} 2.0' in metrics
     publication.close()
+
+
+def test_o20_a_program_that_talks_nonsense_or_dies_in_the_middle_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(sources, "RESCAN", 0.05)
+    name, source = f"{os.getpid()}-{'0' * 12}.sock", PublishedPrograms()
+    with socket.socket(socket.AF_UNIX) as listener, serve(source=source) as page, ThreadPoolExecutor(1) as pool:
+        listener.bind(f"{sockets.folder()}/{name}")
+        listener.settimeout(PATIENCE)
+        listener.listen()
+        for nonsense in (b"no json\n", encoded({"ok": [1]}), encoded({"ok": {}}) + encoded({"look": 7, "events": 7})):
+            with listener.accept()[0] as watched:
+                watched.sendall(nonsense)
+                assert watched.recv(1000).startswith(b'{"v":1,"id":1,"ask":"watch"')
+                assert watched.recv(1000) == b"", "it is left, and tried again"
+        with listener.accept()[0] as watched:
+            watched.sendall(encoded({"ok": {}}) + encoded({"look": {"pools": []}, "events": []}))
+            eventually(lambda: name in source.programs)
+            body = {"program": name, "action": "cancel", "target": "x/1"}
+            asked = pool.submit(ask, page, "/api/act", "POST", body=body)
+            with listener.accept()[0] as acted:
+                acted.recv(1000)  # and then it dies, in the middle of the action
+            assert asked.result(PATIENCE).json == {"error": "the program has ended before it answered"}
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_o20_a_directory_that_is_open_to_others_for_a_while_blinds_the_page_only_so_long(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    looks: list[str] = []
+    folder = sockets.folder()
+
+    def noted() -> str:
+        looks.append("")
+        return folder_of()
+
+    folder_of = sockets.folder
+    monkeypatch.setattr(sources, "RESCAN", 0.05)
+    monkeypatch.setattr(sockets, "folder", noted)
+    with serve(source=PublishedPrograms()) as page:
+        os.chmod(folder, 0o755)
+        looks.clear()
+        eventually(lambda: len(looks) > 2)
+        os.chmod(folder, 0o700)
+        publication = publish()
+        eventually(lambda: ask(page, "/readyz").status == 200)
+        publication.close()
 
 
 def test_o20_the_command_serves_published_programs_and_their_metrics(

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import headgate
-from headgate.observe import publish, sockets
+from headgate import registry
+from headgate.observe import publish, publishing, sockets
 from headgate.observe.events import ActionTaken
 from headgate.observe.lines import LONGEST_REQUEST, encoded
 from headgate.observe.programs import Program as Connection
@@ -183,6 +184,68 @@ def test_o10_garbage_ends_the_connection_and_nothing_else(published: Publication
     [other] = programs(os.getpid())
     with other:
         assert other.ask("hello")["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("garbage", [b"no json\n", b'{"v": 99}\n', b"x" * (2 * LONGEST_REQUEST)])
+def test_o10_garbage_from_who_watches_ends_the_connection_too(
+    published: Publication, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    connected = sockets.connected(published.path, PATIENCE)
+    assert connected is not None
+    with connected, connected.makefile("rb") as lines:
+        connected.sendall(encoded({"id": 5, "ask": "watch"}))
+        assert b'"history"' in lines.readline()
+        connected.sendall(garbage)
+        try:
+            got = lines.read()
+        except ConnectionError:  # it has closed while there was more to read
+            got = b'{"error"'
+        assert b'"error"' in got
+    assert not [one for one in caplog.records if one.name == "headgate.observe"]
+
+
+def test_o10_who_reads_nothing_is_left(published: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "SLOWEST", 0.2)
+    deaf = sockets.connected(published.path, PATIENCE)
+    assert deaf is not None
+    with deaf:
+        deaf.setblocking(False)
+        request = encoded({"id": 1, "ask": "snapshot"}) * 100
+
+        def is_left() -> bool:
+            try:
+                deaf.send(request)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            return False
+
+        eventually(is_left)
+    [other] = programs(os.getpid())
+    with other:
+        assert other.ask("hello")["pid"] == os.getpid()
+
+
+def test_o10_a_program_that_fails_to_answer_says_so(
+    program: Program, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Strange:
+        name = "strange"
+
+    strange = Strange()
+
+    def broken(pool: Strange, rows: int) -> Any:
+        raise ZeroDivisionError("made to fail")
+
+    registry.register(strange, "resources", lambda pool: None, view=broken)
+    try:
+        with pytest.raises(Refused, match="something went wrong in the program"):
+            connection.ask("snapshot")
+    finally:
+        registry.unregister(strange)
+    assert "made to fail" in caplog.text
+    assert connection.ask("hello")["pid"] == os.getpid(), "the connection goes on"
 
 
 def test_o10_who_watches_gets_looks_and_events(program: Program, published: Publication) -> None:

@@ -45,7 +45,12 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
     """Print a value as JSON; `indent` None: on one line."""
     import json
 
-    print(json.dumps(value, indent=indent, ensure_ascii=False), flush=True)
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # half a character in the name of something, or a terminal that has few letters
+        text = json.dumps(value, indent=indent)
+    print(text, flush=True)
 
 
 def is_coloured(out: TextIO | None) -> bool:

@@ -41,6 +41,14 @@ _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css"
 _LISTS: Final = ("tenants", "resources", "workers")
 
 
+class Json(JSONResponse):
+    """JSON in ASCII: names may have halves of characters, which UTF-8 cannot have."""
+
+    def render(self, content: Any) -> bytes:
+        """Return what is sent."""
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
 class Hub:
     """Tells the open streams when something is new."""
 
@@ -94,7 +102,7 @@ class _Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hub = self._hub
         if hub.streams >= MOST_STREAMS:
-            await JSONResponse({"error": "too many pages are open"}, 503)(scope, receive, send)
+            await Json({"error": "too many pages are open"}, 503)(scope, receive, send)
             return
         hub.streams += 1  # no await since it was compared; and here it is given back whatever happens
         try:
@@ -154,13 +162,13 @@ class Answers:
         for name in ("offset", "limit"):
             if (text := query.get(name, "")).isdecimal():
                 asked[name] = int(text[:9])
-        return JSONResponse(await self._ask(query.get("program", ""), {"ask": "rows", **asked}))
+        return Json(await self._ask(query.get("program", ""), {"ask": "rows", **asked}))
 
     async def story(self, request: Request) -> Response:
         """What happened to a task."""
         query = request.query_params
         asked = {"ask": "story", "task": query.get("task", "")[:1000], "pool": query.get("pool", "")[:1000]}
-        return JSONResponse({"story": await self._ask(query.get("program", ""), asked)})
+        return Json({"story": await self._ask(query.get("program", ""), asked)})
 
     async def act(self, request: Request) -> Response:
         """Carry out an action."""
@@ -170,20 +178,20 @@ class Answers:
                 async for part in request.stream():
                     body += part
                     if len(body) > LONGEST:
-                        return JSONResponse({"error": "the request is too long"}, 413)
+                        return Json({"error": "the request is too long"}, 413)
         except TimeoutError:
-            return JSONResponse({"error": "the request took too long to arrive"}, 408)
+            return Json({"error": "the request took too long to arrive"}, 408)
         try:
             asked = json.loads(body)
             texts = {name: asked.get(name, "") for name in ("program", "action", "target", "pool")}
         except (ValueError, AttributeError, RecursionError):
-            return JSONResponse({"error": "the request is no JSON object"}, 400)
+            return Json({"error": "the request is no JSON object"}, 400)
         if not all(isinstance(text, str) and len(text) <= 1000 for text in texts.values()):
-            return JSONResponse({"error": "program, action, target and pool must be texts"}, 400)
+            return Json({"error": "program, action, target and pool must be texts"}, 400)
         if texts["action"] not in ACTIONS_KNOWN:
-            return JSONResponse({"error": f"action must be one of {', '.join(ACTIONS_KNOWN)}"}, 400)
+            return Json({"error": f"action must be one of {', '.join(ACTIONS_KNOWN)}"}, 400)
         program = texts.pop("program")
-        return JSONResponse({"done": await self._ask(program, {"ask": "act", **texts})})
+        return Json({"done": await self._ask(program, {"ask": "act", **texts})})
 
     async def metrics(self, request: Request) -> Response:
         """What Prometheus scrapes, of all programs."""
@@ -230,11 +238,11 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadgateError), "it is the handler of those"
-    return JSONResponse({"error": redact(said(error))}, 409)
+    return Json({"error": redact(said(error))}, 409)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "something went wrong here; the log of the dashboard says what"}, 500)
+    return Json({"error": "something went wrong here; the log of the dashboard says what"}, 500)
 
 
 class Guarded:
@@ -263,7 +271,7 @@ class Guarded:
             headers["host"] = ""  # which of them is meant?
         refusal = self._guard.refusal(scope["method"], scope["path"], headers)
         if refusal is not None:
-            answer = JSONResponse({"error": refusal.reason}, refusal.status)
+            answer = Json({"error": refusal.reason}, refusal.status)
             await answer(scope, receive, with_headers)
             return
         try:

@@ -22,6 +22,8 @@ from headgate.errors import HeadgateError
 NAME: Final = re.compile(r"(\d+)-[0-9a-f]{12}\.sock")
 _LONGEST: Final = 100
 """Bytes of the path of a socket; the system allows 104 to 108."""
+_WAITING: Final = 128
+"""Connections that wait until the program takes them; more would find nobody."""
 
 
 def folder() -> str:
@@ -58,7 +60,7 @@ def listening() -> tuple[socket.socket, str]:
         with ShortPath(path) as short:
             made.bind(short)
         os.chmod(path, 0o600)  # before it listens: until then nobody can connect
-        made.listen(16)
+        made.listen(_WAITING)
     except BaseException:
         made.close()
         remove(path)
