@@ -107,7 +107,8 @@ def test_o22_without_the_token_nothing_is_answered(page: Dashboard, path: str) -
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0", "-", "", "127.1",
-     "[::2]", "127.0.0.1@evil.example", "xn--localhost-1", "2130706433"],
+     "[::2]", "127.0.0.1@evil.example", "xn--localhost-1", "2130706433", "localhost:80:80", "[::1]evil", "[::1",
+     "[", ":", "localhost:port"],
 )  # fmt: skip
 def test_o22_a_name_that_was_made_to_point_here_is_refused(page: Dashboard, host: str) -> None:
     for path in PATHS:
@@ -210,6 +211,21 @@ def test_o30_the_page_serves_metrics_and_health(page: Dashboard, program: Progra
     assert f'headgate_tasks_active{{pool="{program.pool.name}"}} 2.0' in ask(page, "/metrics").body.decode()
 
 
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])
+def test_o22_a_header_that_decides_and_comes_twice_decides_nothing(page: Dashboard, name: str) -> None:
+    right = {"Host": "localhost", "Origin": "http://localhost", "Authorization": f"Bearer {page.token}"}
+    for given in ([(name, "evil"), (name, right[name])], [(name, right[name]), (name, "evil")]):
+        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)
+        connection.putrequest("POST", "/api/act", skip_host=True)
+        for one, value in [*given, *(item for item in right.items() if item[0] != name), ("Content-Length", "0")]:
+            connection.putheader(one, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        assert answer.status in {"Host": (400, 421), "Origin": (403,), "Authorization": (401,)}[name]
+
+
 def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
     guard = Guard("t" * 32, ["Box.example"])
     good = {"host": "box.example:8090", "authorization": "bearer " + "t" * 32, "origin": "http://box.example:8090"}
@@ -224,6 +240,7 @@ def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
     ("options", "words"),
     [
         ({"host": "0.0.0.0"}, "beyond this machine"),
+        ({"host": "127.0.0.1x"}, r"'127\.0\.0\.1x' is not known"),
         ({"token": "short"}, "at least 16"),
         ({"token": "with a space in it and more"}, "at least 16"),
     ],
@@ -290,7 +307,8 @@ def test_o20_a_program_that_talks_nonsense_or_dies_in_the_middle_is_survived(
     monkeypatch.setattr(sources, "RESCAN", 0.05)
     name, source = f"{os.getpid()}-{'0' * 12}.sock", PublishedPrograms()
     with socket.socket(socket.AF_UNIX) as listener, serve(source=source) as page, ThreadPoolExecutor(1) as pool:
-        listener.bind(f"{sockets.folder()}/{name}")
+        with sockets.ShortPath(f"{sockets.folder()}/{name}") as short:
+            listener.bind(short)
         listener.settimeout(PATIENCE)
         listener.listen()
         for nonsense in (b"no json\n", encoded({"ok": [1]}), encoded({"ok": {}}) + encoded({"look": 7, "events": 7})):

@@ -32,7 +32,6 @@ def pools(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     async def begin() -> TaskPool:
         pool = TaskPool(HOSTILE)
         await pool.submit(asyncio.sleep, 600, key=HOSTILE)
-        await keys.cool(HOSTILE, 300, HOSTILE)
         return pool
 
     pool = program.do(begin())

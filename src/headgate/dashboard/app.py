@@ -267,8 +267,9 @@ class Guarded:
 
         named = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = dict(named)
-        if sum(name == "host" for name, _ in named) > 1:
-            headers["host"] = ""  # which of them is meant?
+        for one in ("host", "origin", "authorization"):
+            if sum(name == one for name, _ in named) > 1:
+                headers[one] = ""  # which of them is meant?
         refusal = self._guard.refusal(scope["method"], scope["path"], headers)
         if refusal is not None:
             answer = Json({"error": refusal.reason}, refusal.status)

@@ -129,7 +129,11 @@ def serve(
     put a proxy with TLS, or ssh, in front of it. `source`: other programs than this one.
     """
     _check_installed()
-    if not is_loopback(host) and not insecure:
+    try:
+        is_local = is_loopback(host)
+    except OSError as error:
+        raise InvalidArgument(f"host {host!r} is not known: {error.strerror or error}") from error
+    if not is_local and not insecure:
         raise InvalidArgument(
             f"host {host!r} is beyond this machine, and the page has no TLS: its token could be read on the way",
             remedy="Use `ssh -L`, or a proxy with TLS; or pass insecure=True if nobody else can reach this network.",
