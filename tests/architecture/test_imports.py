@@ -49,7 +49,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "combined": _BELOW_COMBINED,
     "observe": ("combined", *_BELOW_COMBINED),
     "integrations": ("combined", *_BELOW_COMBINED),
-    "dashboard": ("observe", "combined", *_BELOW_COMBINED),
+    "dashboard": ("integrations", "observe", "combined", *_BELOW_COMBINED),
     "cli": _BELOW_CLI,
     "__main__": ("cli",),
     # Shipped for users' tests. It may import every package, and no package may import it.

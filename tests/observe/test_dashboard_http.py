@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,11 @@ import pytest
 
 import headgate
 from headgate import InvalidArgument
-from headgate.dashboard import Dashboard, app, serve
+from headgate.dashboard import Dashboard, app, serve, sources
 from headgate.dashboard.security import HEADERS, OPEN, Guard
 from headgate.dashboard.sources import PublishedPrograms
-from headgate.observe import publish
+from headgate.observe import publish, sockets
+from headgate.observe.lines import encoded
 from tests.cli.support import command, environment
 from tests.observe.conftest import Program, at_work
 from tests.observe.support import PATIENCE, SECRET, eventually
@@ -103,7 +107,8 @@ def test_o22_without_the_token_nothing_is_answered(page: Dashboard, path: str) -
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0", "-", "", "127.1",
-     "[::2]", "127.0.0.1@evil.example", "xn--localhost-1", "2130706433"],
+     "[::2]", "127.0.0.1@evil.example", "xn--localhost-1", "2130706433", "localhost:80:80", "[::1]evil", "[::1",
+     "[", ":", "localhost:port"],
 )  # fmt: skip
 def test_o22_a_name_that_was_made_to_point_here_is_refused(page: Dashboard, host: str) -> None:
     for path in PATHS:
@@ -206,6 +211,21 @@ def test_o30_the_page_serves_metrics_and_health(page: Dashboard, program: Progra
     assert f'headgate_tasks_active{{pool="{program.pool.name}"}} 2.0' in ask(page, "/metrics").body.decode()
 
 
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])
+def test_o22_a_header_that_decides_and_comes_twice_decides_nothing(page: Dashboard, name: str) -> None:
+    right = {"Host": "localhost", "Origin": "http://localhost", "Authorization": f"Bearer {page.token}"}
+    for given in ([(name, "evil"), (name, right[name])], [(name, right[name]), (name, "evil")]):
+        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)
+        connection.putrequest("POST", "/api/act", skip_host=True)
+        for one, value in [*given, *(item for item in right.items() if item[0] != name), ("Content-Length", "0")]:
+            connection.putheader(one, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        assert answer.status in {"Host": (400, 421), "Origin": (403,), "Authorization": (401,)}[name]
+
+
 def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
     guard = Guard("t" * 32, ["Box.example"])
     good = {"host": "box.example:8090", "authorization": "bearer " + "t" * 32, "origin": "http://box.example:8090"}
@@ -220,6 +240,7 @@ def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
     ("options", "words"),
     [
         ({"host": "0.0.0.0"}, "beyond this machine"),
+        ({"host": "127.0.0.1x"}, r"'127\.0\.0\.1x' is not known"),
         ({"token": "short"}, "at least 16"),
         ({"token": "with a space in it and more"}, "at least 16"),
     ],
@@ -277,6 +298,58 @@ def test_o20_a_program_that_does_not_answer_keeps_no_other_out_of_a_scrape(
         assert f'headgate_program_up{{program="{pid}"}} 0.0' in metrics
         assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{os.getpid()}"}} 2.0' in metrics
     publication.close()
+
+
+def test_o20_a_program_that_talks_nonsense_or_dies_in_the_middle_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(sources, "RESCAN", 0.05)
+    name, source = f"{os.getpid()}-{'0' * 12}.sock", PublishedPrograms()
+    with socket.socket(socket.AF_UNIX) as listener, serve(source=source) as page, ThreadPoolExecutor(1) as pool:
+        with sockets.ShortPath(f"{sockets.folder()}/{name}") as short:
+            listener.bind(short)
+        listener.settimeout(PATIENCE)
+        listener.listen()
+        for nonsense in (b"no json\n", encoded({"ok": [1]}), encoded({"ok": {}}) + encoded({"look": 7, "events": 7})):
+            with listener.accept()[0] as watched:
+                watched.sendall(nonsense)
+                assert watched.recv(1000).startswith(b'{"v":1,"id":1,"ask":"watch"')
+                assert watched.recv(1000) == b"", "it is left, and tried again"
+        with listener.accept()[0] as watched:
+            watched.sendall(encoded({"ok": {}}) + encoded({"look": {"pools": []}, "events": []}))
+            eventually(lambda: name in source.programs)
+            body = {"program": name, "action": "cancel", "target": "x/1"}
+            asked = pool.submit(ask, page, "/api/act", "POST", body=body)
+            with listener.accept()[0] as acted:
+                acted.recv(1000)  # and then it dies, in the middle of the action
+            assert asked.result(PATIENCE).json == {"error": "the program has ended before it answered"}
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_o20_a_directory_that_is_open_to_others_for_a_while_blinds_the_page_only_so_long(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    looks: list[str] = []
+    folder = sockets.folder()
+
+    def noted() -> str:
+        looks.append("")
+        return folder_of()
+
+    folder_of = sockets.folder
+    monkeypatch.setattr(sources, "RESCAN", 0.05)
+    monkeypatch.setattr(sockets, "folder", noted)
+    with serve(source=PublishedPrograms()) as page:
+        os.chmod(folder, 0o755)
+        looks.clear()
+        eventually(lambda: len(looks) > 2)
+        os.chmod(folder, 0o700)
+        publication = publish()
+        eventually(lambda: ask(page, "/readyz").status == 200)
+        publication.close()
 
 
 def test_o20_the_command_serves_published_programs_and_their_metrics(

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+import headgate
 from headgate import ResourcePool, TaskPool, WorkerPool
 from headgate.observe import prometheus, sampler
 from headgate.observe.history import BUCKETS, Histogram, Labels, PoolHistory
@@ -196,6 +198,30 @@ def get(port: int, path: str, host: str = "") -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def test_o30_a_pool_whose_loop_was_held_from_the_first_look_on_keeps_no_other_out() -> None:
+    class Held:
+        name = "held"
+
+    pool, loop, free = Held(), asyncio.new_event_loop(), threading.Event()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    loop.call_soon_threadsafe(free.wait)
+    headgate.registry.register(pool, "workers", lambda pool: None, view=lambda pool, rows: {}, home=lambda pool: loop)
+    keys = ResourcePool({"key-1": "value"}, name="others")
+    try:
+        text = prometheus.exposition(prometheus.PoolCollector(sampler.acquire())).decode()
+        assert 'headgate_resources{pool="others",status="healthy"} 1.0' in text
+        assert 'pool="held"' not in text
+    finally:
+        sampler.release()
+        headgate.registry.unregister(pool)
+        free.set()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        del keys
 
 
 def test_o30_a_metrics_server_answers_three_paths_and_no_strange_host() -> None:

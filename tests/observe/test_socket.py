@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 import headgate
-from headgate.observe import publish, sockets
+from headgate import registry
+from headgate.observe import publish, publishing, sockets
 from headgate.observe.events import ActionTaken
 from headgate.observe.lines import LONGEST_REQUEST, encoded
 from headgate.observe.programs import Program as Connection
 from headgate.observe.programs import Refused, programs
 from headgate.observe.publishing import MOST_CLIENTS, Publication
+from tests.cli.support import run_here
 from tests.observe.conftest import Program
 from tests.observe.support import PATIENCE, SECRET, eventually
 
@@ -184,6 +186,68 @@ def test_o10_garbage_ends_the_connection_and_nothing_else(published: Publication
         assert other.ask("hello")["pid"] == os.getpid()
 
 
+@pytest.mark.parametrize("garbage", [b"no json\n", b'{"v": 99}\n', b"x" * (2 * LONGEST_REQUEST)])
+def test_o10_garbage_from_who_watches_ends_the_connection_too(
+    published: Publication, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    connected = sockets.connected(published.path, PATIENCE)
+    assert connected is not None
+    with connected, connected.makefile("rb") as lines:
+        connected.sendall(encoded({"id": 5, "ask": "watch"}))
+        assert b'"history"' in lines.readline()
+        connected.sendall(garbage)
+        try:
+            got = lines.read()
+        except ConnectionError:  # it has closed while there was more to read
+            got = b'{"error"'
+        assert b'"error"' in got
+    assert not [one for one in caplog.records if one.name == "headgate.observe"]
+
+
+def test_o10_who_reads_nothing_is_left(published: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "SLOWEST", 0.2)
+    deaf = sockets.connected(published.path, PATIENCE)
+    assert deaf is not None
+    with deaf:
+        deaf.setblocking(False)
+        request = encoded({"id": 1, "ask": "snapshot"}) * 100
+
+        def is_left() -> bool:
+            try:
+                deaf.send(request)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            return False
+
+        eventually(is_left)
+    [other] = programs(os.getpid())
+    with other:
+        assert other.ask("hello")["pid"] == os.getpid()
+
+
+def test_o10_a_program_that_fails_to_answer_says_so(
+    program: Program, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Strange:
+        name = "strange"
+
+    strange = Strange()
+
+    def broken(pool: Strange, rows: int) -> Any:
+        raise ZeroDivisionError("made to fail")
+
+    registry.register(strange, "resources", lambda pool: None, view=broken)
+    try:
+        with pytest.raises(Refused, match="something went wrong in the program"):
+            connection.ask("snapshot")
+    finally:
+        registry.unregister(strange)
+    assert "made to fail" in caplog.text
+    assert connection.ask("hello")["pid"] == os.getpid(), "the connection goes on"
+
+
 def test_o10_who_watches_gets_looks_and_events(program: Program, published: Publication) -> None:
     connected = sockets.connected(published.path, PATIENCE)
     assert connected is not None
@@ -260,11 +324,49 @@ def test_o10_a_program_that_ends_removes_its_socket_and_a_fork_is_not_the_progra
     assert sockets.paths() == []
 
 
-def test_o10_a_directory_that_others_can_enter_is_refused(runtime: Path) -> None:
-    (runtime / "headgate").mkdir(mode=0o700)
-    (runtime / "headgate" / "programs").mkdir(mode=0o755)
-    os.chmod(runtime / "headgate" / "programs", 0o755)
-    with pytest.raises(headgate.HeadgateError, match="not a directory of this user alone"):
+@pytest.mark.parametrize("folder", ["headgate", "headgate/programs"])
+def test_o10_a_directory_that_others_can_enter_is_refused(runtime: Path, folder: str) -> None:
+    (runtime / folder).mkdir(parents=True)
+    for one in (runtime / "headgate", runtime / folder):
+        one.chmod(0o700)
+    (runtime / folder).chmod(0o755)
+    with pytest.raises(headgate.HeadgateError, match=r"0755, so others can enter it.*mode 0700"):
+        publish()
+
+
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [(0o777, "0777, so others can write"), (0o720, "0720, so others"), (0o1777, ""), (0o755, ""), (0o500, "")],
+)
+def test_o10_a_directory_above_that_others_can_write_to_is_refused(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, variable: str, mode: int, words: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setenv(variable, str(runtime))
+    for folder in (f"headgate-{os.getuid()}", "headgate"):
+        (runtime / folder).mkdir(mode=0o700)
+    runtime.chmod(mode)
+    try:
+        if words:
+            with pytest.raises(headgate.HeadgateError, match=f"{variable} is .*{words}.*Set {variable} to a directory"):
+                publish()
+            ran = run_here("ps")
+            assert (ran.returncode, ran.stdout) == (1, "")
+            assert words in ran.stderr
+        else:
+            publish().close()
+    finally:
+        runtime.chmod(0o700)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("folder", ["", "headgate", "headgate/programs"])
+def test_o10_a_directory_of_another_user_is_refused(runtime: Path, folder: str) -> None:
+    for one in (runtime / "headgate", runtime / "headgate" / "programs"):
+        one.mkdir(mode=0o700)
+    os.chown(runtime / folder, 65534, -1)
+    with pytest.raises(headgate.HeadgateError, match=f"{runtime / folder},? .*belongs to user 65534.*XDG_RUNTIME_DIR"):
         publish()
 
 

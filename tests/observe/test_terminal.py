@@ -8,23 +8,30 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headgate.cli import ps, top
 from headgate.cli.top_frame import Settings, clean, frame
-from headgate.observe import publish
+from headgate.observe import programs, publish
 from tests.cli.support import command, environment, run_here
 from tests.observe.conftest import Program
 from tests.observe.support import PATIENCE, SECRET, eventually
 
 pytestmark = pytest.mark.integration
+
+AS_IT_WAS = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+"""What is written when the terminal is given back."""
 
 
 @pytest.fixture(autouse=True)
@@ -100,12 +107,13 @@ def test_o10_top_prints_once_and_as_json(published: Program) -> None:
 class Terminal:
     """A pseudo-terminal with a screen that is kept: what a person would see now."""
 
-    def __init__(self, columns: int, lines: int) -> None:
+    def __init__(self, columns: int, lines: int, *through: str) -> None:
+        """`through`: a command that gets the command of the live view as its arguments."""
         self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.resize(columns, lines)
         env = {**environment(), "TERM": "xterm", "PYTHONUTF8": "1"}
         self.process = subprocess.Popen(
-            command("top", "--every", "0.3"),
+            [*through, *command("top", "--every", "0.3")],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -115,6 +123,9 @@ class Terminal:
         )
         os.close(theirs)
         self.written = ""
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def read(self) -> None:
         while select.select([self.ours], [], [], 0.05)[0]:
@@ -145,10 +156,21 @@ class Terminal:
                 return screen
             assert time.monotonic() < limit, "\n".join(screen)
 
+    def until(self, text: str) -> str:
+        """Wait until this is written, and return what was written so far."""
+        eventually(lambda: (self.read(), text in self.written)[1])
+        return self.written
+
 
 @pytest.fixture
 def terminal(published: Program) -> Iterator[Terminal]:
-    terminal = Terminal(100, 40)
+    with opened(100, 40) as terminal:
+        yield terminal
+
+
+@contextmanager
+def opened(columns: int, lines: int, *through: str) -> Iterator[Terminal]:
+    terminal = Terminal(columns, lines, *through)
     yield terminal
     if terminal.process.poll() is None:
         terminal.process.kill()
@@ -180,7 +202,7 @@ def test_o10_top_is_a_live_screen_that_is_sorted_filtered_and_paused(published: 
     terminal.press("q")
     assert terminal.process.wait(PATIENCE) == 0
     terminal.read()
-    assert terminal.written.endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
+    assert terminal.written.endswith(AS_IT_WAS)
 
 
 def test_o10_top_survives_the_end_of_a_program_and_ctrl_c_ends_it(published: Program, terminal: Terminal) -> None:
@@ -192,6 +214,107 @@ def test_o10_top_survives_the_end_of_a_program_and_ctrl_c_ends_it(published: Pro
     terminal.press("\x03")
     assert terminal.process.wait(PATIENCE) == 130
     publication.close()
+
+
+def test_o10_top_gives_the_terminal_back_while_it_is_stopped(published: Program) -> None:
+    shell = ("bash", "-mc", '"$@"; echo IT IS STOPPED; read -r line; fg; echo THE END', "bash")
+    with opened(100, 40, *shell) as terminal:
+        terminal.shows("^key-2 ")
+        terminal.press("\x1a")
+        before, _, _ = terminal.until("IT IS STOPPED").rpartition("IT IS STOPPED")
+        assert AS_IT_WAS in before[-200:]
+        terminal.written = ""
+        terminal.press("\r")
+        terminal.until("\x1b[?1049h")
+        terminal.shows("^key-2 ")
+        terminal.press("q")
+        assert AS_IT_WAS in terminal.until("THE END")
+
+
+def test_o10_top_follows_the_size_of_the_terminal_and_a_hangup_ends_it(published: Program, terminal: Terminal) -> None:
+    terminal.shows("^key-2 ")
+    for columns, lines in ((10, 3), (1, 1), (500, 200), (40, 12)):
+        terminal.resize(columns, lines)
+        terminal.written = ""
+        eventually(lambda: (terminal.read(), terminal.written.count("\x1b[J") > 2)[1])
+        screen = terminal.screen()
+        assert max(map(len, screen)) < max(columns, 2)
+        assert len(screen) <= lines
+    terminal.process.send_signal(signal.SIGHUP)
+    assert terminal.process.wait(PATIENCE) == 129
+    terminal.read()
+    assert terminal.written.endswith(AS_IT_WAS)
+
+
+def test_o10_top_ends_with_its_terminal_also_if_it_hears_no_hangup(published: Program) -> None:
+    with opened(80, 24, "sh", "-c", 'trap "" HUP; exec "$@"', "sh") as terminal:
+        terminal.shows("^key-2 ")
+        os.close(terminal.ours)
+        terminal.ours = os.open(os.devnull, os.O_RDONLY)
+        assert terminal.process.wait(PATIENCE) == 0
+
+
+@contextmanager
+def another_program(program: Program) -> Iterator[int]:
+    """A program whose pools have the same names as those of this one. Gives its pid."""
+    code = (
+        "import asyncio, sys, headgate\n"
+        "async def main():\n"
+        "    async with headgate.TaskPool(sys.argv[1], max_concurrent=1) as pool:\n"
+        "        keys = headgate.ResourcePool({'key-1': 'value'}, name=sys.argv[2])\n"
+        "        for _ in range(20): await pool.submit(asyncio.sleep, 600)\n"
+        "        print(flush=True)\n"
+        "        await asyncio.to_thread(sys.stdin.read)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, program.pool.name, program.keys.name],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment(), "HEADGATE_OBSERVE": "1"},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_o10_of_several_programs_that_have_what_is_meant_none_is_acted_on(published: Program) -> None:
+    pool, here = published.pool, os.getpid()
+    number = next(task.id.rpartition("/")[2] for task in pool.snapshot().tasks if task.status == "queued")
+    with another_program(published) as there:
+        for asked in (["show", f"{pool.name}/{number}"], ["cancel", f"{pool.name}/{number}"],
+                      ["disable", "key-1"], ["resize", pool.name, "9"]):  # fmt: skip
+            ran = run_here(*asked)
+            assert (ran.returncode, ran.stdout) == (2, ""), asked
+            assert f"several programs have it: {min(here, there)}, {max(here, there)}" in ran.stderr
+            assert "--pid" in ran.stderr
+        assert (pool.snapshot().queued, pool.max_concurrent) == (2, 2)
+        assert run_here("resize", pool.name, "3", "--pid", str(there)).returncode == 0
+        assert pool.max_concurrent == 2
+        assert run_here("disable", "key-2").returncode == 0, "only one program has it"
+        assert published.keys.snapshot()["key-2"]["status"] == "disabled"
+        assert run_here("cancel", f"{pool.id}/{number}").returncode == 0, "the id of a pool is of one program alone"
+        missing = run_here("cancel", f"{pool.name}/99999")
+        assert (missing.returncode, missing.stderr.count("is not known")) == (1, 2)
+
+
+def test_o10_a_program_that_is_stopped_is_not_asked_to_do_what_another_may_have_done(
+    published: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "PATIENCE", 0.5)
+    monkeypatch.setattr(ps, "PATIENCE", 0.5)
+    monkeypatch.setattr(top, "PATIENCE", 0.5)
+    with another_program(published) as there:
+        os.kill(there, signal.SIGSTOP)
+        os.waitpid(there, os.WUNTRACED)
+        ran = run_here("cancel", f"{published.pool.name}/6")
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert f"pid {there} does not answer" in ran.stderr
+        assert "--pid" in ran.stderr
+        assert published.pool.snapshot().cancelled == 0
+        assert published.pool.name in run_here("ps").stdout
+        assert "headgate top: 1 program," in run_here("top", "--once").stdout
 
 
 # -- frames, without a terminal ----------------------------------------------------------------------------------------

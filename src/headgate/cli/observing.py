@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 
 from headgate.cli.arguments import whole
 from headgate.cli.output import WrongCall, complain, one_line, print_json
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
     from headgate.observe.programs import Program
 
@@ -33,19 +34,45 @@ def found(options: argparse.Namespace) -> list[Program]:
     return seen
 
 
-def ask_all(options: argparse.Namespace, ask: str, **more: Any) -> Any:
-    """Ask the programs until one knows what is meant, and return its answer; if none does, say why, and exit."""
+def ask_one(options: argparse.Namespace, ask: str, **more: Any) -> Any:
+    """Ask the one program that knows what is meant, and return its answer; if none does, or several, say so, and exit.
+
+    Nothing is asked of a program that could be the wrong one: what is done cannot be taken back.
+    """
     from headgate.observe.programs import Refused
 
-    refusals: list[str] = []
-    for program in found(options):
-        with program:
-            try:
-                return program.ask(ask, **more)
-            except (Refused, OSError) as error:
-                refusals.append(f"pid {program.pid}: {error}")
-    for refusal in refusals:
-        complain("headgate", refusal)
+    with ExitStack() as stack:
+        seen = [stack.enter_context(program) for program in found(options)]
+        if len(seen) > 1:
+            seen = _having(seen, "story" if ask == "story" else "find", more)
+        if len(seen) > 1:
+            pids = ", ".join(str(program.pid) for program in seen)
+            raise WrongCall(f"several programs have it: {pids}. Say which one is meant with --pid.")
+        try:
+            return seen[0].ask(ask, **more)
+        except (Refused, OSError) as error:
+            _give_up([f"pid {seen[0].pid}: {error}"])
+
+
+def _having(programs: list[Program], ask: str, more: dict[str, Any]) -> list[Program]:
+    """Return those that have what is meant; exit if there are none, or if one does not say."""
+    from headgate.observe.programs import Refused
+
+    having, refusals = [], []
+    for program in programs:
+        try:
+            program.ask(ask, **more)
+            having.append(program)
+        except Refused as error:
+            refusals.append(f"pid {program.pid}: {error}")
+        except OSError as error:
+            _give_up([f"{error}. Say which program is meant with --pid"])
+    return having or _give_up(refusals)
+
+
+def _give_up(reasons: list[str]) -> NoReturn:
+    for reason in reasons:
+        complain("headgate", one_line(reason))
     raise SystemExit(1)
 
 
@@ -61,7 +88,7 @@ def configure_action(parser: argparse.ArgumentParser, action: str, target: str, 
 def run_action(options: argparse.Namespace, action: str, target: str | None = None, pool: str | None = None) -> int:
     """Carry out an action and print what was done."""
     given = {"target": target or options.target, "pool": options.pool if pool is None else pool}
-    done = ask_all(options, "act", action=action, **given)
+    done = ask_one(options, "act", action=action, **given)
     if options.json:
         print_json({"action": action, **given, "done": done})
     else:

@@ -33,8 +33,9 @@ def say(text: str, out: TextIO | None) -> None:
 def discard(stream: TextIO) -> None:
     """Have everything that is written to a stream forgotten, also what it could not write so far."""
     try:
+        number = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(nowhere, number)
         os.close(nowhere)
     except (OSError, ValueError):
         pass
@@ -44,7 +45,12 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
     """Print a value as JSON; `indent` None: on one line."""
     import json
 
-    print(json.dumps(value, indent=indent, ensure_ascii=False), flush=True)
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # half a character in the name of something, or a terminal that has few letters
+        text = json.dumps(value, indent=indent)
+    print(text, flush=True)
 
 
 def is_coloured(out: TextIO | None) -> bool:

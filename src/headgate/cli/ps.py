@@ -19,6 +19,8 @@ example:
   headgate ps
   headgate ps --json
 """
+PATIENCE = 5.0
+"""Seconds that a program has to answer. One that is stopped must not keep the others from being listed for long."""
 TITLES = ("pid", "program", "pool", "kind", "state", "running", "queued", "done", "failed", "age")
 
 
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from headgate.observe.programs import Refused, programs
 
     seen: list[dict[str, Any]] = []
-    for program in programs(options.pid):
+    for program in programs(options.pid, patience=PATIENCE):
         with program:
             try:
                 seen.append(program.ask("hello"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headgate.cli.observing import add_program, ask_all
+from headgate.cli.observing import add_program, ask_one
 from headgate.cli.output import one_line, print_json
 
 _DESCRIPTION = """\
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the story."""
-    story = ask_all(options, "story", task=options.task)
+    story = ask_one(options, "story", task=options.task)
     if options.json:
         title, *lines = story.splitlines()
         print_json({"task": options.task, "title": title, "lines": [line.strip() for line in lines]})

@@ -6,14 +6,16 @@ import argparse
 import os
 import select
 import shutil
+import signal
 import sys
 
 from headgate.cli.arguments import seconds
 from headgate.cli.observing import add_program
-from headgate.cli.output import WrongCall, paint, print_json
+from headgate.cli.output import WrongCall, discard, paint, print_json
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any, TextIO
 
     from headgate.cli.top_frame import Line
@@ -29,6 +31,11 @@ example:
   headgate top
   headgate top --once --json
 """
+
+PATIENCE = 3.0
+"""Seconds that a program has to answer: meanwhile the others are not shown, and keys do nothing."""
+_LEFT_ALONE = 10.0
+"""Seconds until a program that did not answer is asked again."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -90,22 +97,27 @@ class Sources:
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
         self._known: dict[str, Program] = {}
+        self._silent: dict[str, float] = {}  # programs that did not answer, and until when they are left alone
 
     def look(self) -> list[dict[str, Any]]:
         """Ask all programs what they see, and look for new ones."""
-        from headgate.observe.programs import PATIENCE, Program, Refused
+        from headgate.core.clock import clock
+        from headgate.observe.programs import Program, Refused
         from headgate.observe.sockets import connected, paths
 
         for path in paths():
             ours = self._pid is None or path.rpartition("/")[2].startswith(f"{self._pid}-")
-            if ours and path not in self._known and (connection := connected(path, PATIENCE)) is not None:
+            if not ours or path in self._known or clock.now() < self._silent.get(path, 0.0):
+                continue
+            if (connection := connected(path, PATIENCE)) is not None:
                 self._known[path] = Program(path, connection)
         seen = []
         for path, program in list(self._known.items()):
             try:
                 seen.append(program.ask("snapshot"))
-            except (Refused, OSError):  # it has ended
+            except (Refused, OSError):  # it has ended, or is stopped
                 self._known.pop(path).close()
+                self._silent[path] = clock.now() + _LEFT_ALONE
         return seen
 
     def close(self) -> None:
@@ -122,21 +134,44 @@ class Terminal:
         self._before: list[Any] | None = None
 
     def __enter__(self) -> Terminal:  # noqa: PYI034 - nobody derives from it, and typing is not imported here
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not with `nohup`
+            signal.signal(signal.SIGHUP, _hung_up)
+        signal.signal(signal.SIGTSTP, self._suspended)
+        self._take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        self._give_back()
+
+    def _take(self) -> None:
         import termios
         import tty
 
         self._before = termios.tcgetattr(sys.stdin.fileno())
         tty.setcbreak(sys.stdin.fileno())
-        self._out.write("\x1b[?1049h\x1b[?25l")  # another screen, without a cursor
-        return self
+        self._switch("\x1b[?1049h\x1b[?25l\x1b[?7l")  # another screen, without a cursor, that cuts long lines
 
-    def __exit__(self, *_: object) -> None:
+    def _give_back(self) -> None:
         import termios
 
-        self._out.write("\x1b[?25h\x1b[?1049l")
-        self._out.flush()
-        if self._before is not None:
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._before)
+        try:
+            self._switch("\x1b[?7h\x1b[?25h\x1b[?1049l")
+            if self._before is not None:
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._before)
+        except (OSError, termios.error):  # the terminal is gone
+            discard(self._out)
+
+    def _switch(self, codes: str) -> None:
+        os.write(self._out.fileno(), codes.encode())  # a handler of a signal must not write to a stream that is in use
+
+    def _suspended(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: give the terminal back until this process goes on."""
+        self._give_back()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._suspended)
+        self._take()
 
     def draw(self, lines: list[str]) -> None:
         """Draw a frame over the last one. Lines that are the same do not flicker."""
@@ -153,6 +188,10 @@ class Terminal:
             return ["q"]
         text = pressed.decode("utf-8", "replace")
         return ["\x1b"] if text == "\x1b" else [] if text.startswith("\x1b") else list(text)
+
+
+def _hung_up(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _text(line: Line) -> str:

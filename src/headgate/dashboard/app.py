@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from headgate.core.redaction import log_exception, redact
 from headgate.dashboard.security import HEADERS, Guard
@@ -29,11 +31,22 @@ SOONEST: Final = 0.2
 """Seconds between two messages of a stream."""
 QUIET: Final = 10.0
 """Seconds after which a stream says that it is alive."""
+ALIVE: Final = ": alive\n\n"
 MOST_STREAMS: Final = 16
+BODY_WITHIN: Final = 10.0
+"""Seconds that a client has to send the body of a request."""
 SCRAPED_WITHIN: Final = 5.0
 """Seconds that a program has to give its metrics."""
 _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _LISTS: Final = ("tenants", "resources", "workers")
+
+
+class Json(JSONResponse):
+    """JSON in ASCII: names may have halves of characters, which UTF-8 cannot have."""
+
+    def render(self, content: Any) -> bytes:
+        """Return what is sent."""
+        return json.dumps(content, separators=(",", ":")).encode()
 
 
 class Hub:
@@ -41,6 +54,8 @@ class Hub:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.streams: int = 0
+        """How many streams are open."""
         self._waiting: set[asyncio.Event] = set()
         self.closed: bool = False
 
@@ -54,7 +69,7 @@ class Hub:
         self.closed = True
         self.changed()
 
-    async def messages(self, tasks: bool) -> AsyncIterator[str]:
+    async def messages(self, tasks: bool) -> AsyncGenerator[str]:
         """Give messages for one stream: first all that is known, then what is new."""
         event, sent = asyncio.Event(), _Sent()
         self._waiting.add(event)
@@ -66,7 +81,7 @@ class Hub:
                 try:
                     await asyncio.wait_for(event.wait(), QUIET)
                 except TimeoutError:
-                    yield ": alive\n\n"
+                    yield ALIVE
                     continue
                 event.clear()  # before the message is made: what comes after that is in the next one
                 yield sent.message(self.source.programs)
@@ -76,10 +91,25 @@ class Hub:
             if tasks:
                 self.source.want_tasks(False)
 
-    @property
-    def streams(self) -> int:
-        """How many streams are open."""
-        return len(self._waiting)
+
+class _Stream(Response):
+    """An answer that goes on until the client leaves, if there are not too many of them."""
+
+    def __init__(self, hub: Hub, tasks: bool) -> None:
+        super().__init__()
+        self._hub, self._tasks = hub, tasks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hub = self._hub
+        if hub.streams >= MOST_STREAMS:
+            await Json({"error": "too many pages are open"}, 503)(scope, receive, send)
+            return
+        hub.streams += 1  # no await since it was compared; and here it is given back whatever happens
+        try:
+            async with aclosing(hub.messages(self._tasks)) as messages:
+                await StreamingResponse(messages, media_type="text/event-stream")(scope, receive, send)
+        finally:
+            hub.streams -= 1
 
 
 class _Sent:
@@ -123,10 +153,7 @@ class Answers:
 
     async def stream(self, request: Request) -> Response:
         """A stream of what is seen."""
-        if self._hub.streams >= MOST_STREAMS:
-            return JSONResponse({"error": "too many pages are open"}, 503)
-        messages = self._hub.messages(request.query_params.get("tasks") == "1")
-        return StreamingResponse(messages, media_type="text/event-stream")
+        return _Stream(self._hub, request.query_params.get("tasks") == "1")
 
     async def rows(self, request: Request) -> Response:
         """A page of a long list."""
@@ -135,32 +162,36 @@ class Answers:
         for name in ("offset", "limit"):
             if (text := query.get(name, "")).isdecimal():
                 asked[name] = int(text[:9])
-        return JSONResponse(await self._ask(query.get("program", ""), {"ask": "rows", **asked}))
+        return Json(await self._ask(query.get("program", ""), {"ask": "rows", **asked}))
 
     async def story(self, request: Request) -> Response:
         """What happened to a task."""
         query = request.query_params
         asked = {"ask": "story", "task": query.get("task", "")[:1000], "pool": query.get("pool", "")[:1000]}
-        return JSONResponse({"story": await self._ask(query.get("program", ""), asked)})
+        return Json({"story": await self._ask(query.get("program", ""), asked)})
 
     async def act(self, request: Request) -> Response:
         """Carry out an action."""
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST:
-                return JSONResponse({"error": "the request is too long"}, 413)
+        try:
+            async with asyncio.timeout(BODY_WITHIN):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > LONGEST:
+                        return Json({"error": "the request is too long"}, 413)
+        except TimeoutError:
+            return Json({"error": "the request took too long to arrive"}, 408)
         try:
             asked = json.loads(body)
             texts = {name: asked.get(name, "") for name in ("program", "action", "target", "pool")}
         except (ValueError, AttributeError, RecursionError):
-            return JSONResponse({"error": "the request is no JSON object"}, 400)
+            return Json({"error": "the request is no JSON object"}, 400)
         if not all(isinstance(text, str) and len(text) <= 1000 for text in texts.values()):
-            return JSONResponse({"error": "program, action, target and pool must be texts"}, 400)
+            return Json({"error": "program, action, target and pool must be texts"}, 400)
         if texts["action"] not in ACTIONS_KNOWN:
-            return JSONResponse({"error": f"action must be one of {', '.join(ACTIONS_KNOWN)}"}, 400)
+            return Json({"error": f"action must be one of {', '.join(ACTIONS_KNOWN)}"}, 400)
         program = texts.pop("program")
-        return JSONResponse({"done": await self._ask(program, {"ask": "act", **texts})})
+        return Json({"done": await self._ask(program, {"ask": "act", **texts})})
 
     async def metrics(self, request: Request) -> Response:
         """What Prometheus scrapes, of all programs."""
@@ -207,11 +238,11 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadgateError), "it is the handler of those"
-    return JSONResponse({"error": redact(said(error))}, 409)
+    return Json({"error": redact(said(error))}, 409)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "something went wrong here; the log of the dashboard says what"}, 500)
+    return Json({"error": "something went wrong here; the log of the dashboard says what"}, 500)
 
 
 class Guarded:
@@ -236,11 +267,12 @@ class Guarded:
 
         named = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = dict(named)
-        if sum(name == "host" for name, _ in named) > 1:
-            headers["host"] = ""  # which of them is meant?
+        for one in ("host", "origin", "authorization"):
+            if sum(name == one for name, _ in named) > 1:
+                headers[one] = ""  # which of them is meant?
         refusal = self._guard.refusal(scope["method"], scope["path"], headers)
         if refusal is not None:
-            answer = JSONResponse({"error": refusal.reason}, refusal.status)
+            answer = Json({"error": refusal.reason}, refusal.status)
             await answer(scope, receive, with_headers)
             return
         try:

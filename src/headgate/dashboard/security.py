@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -25,6 +26,7 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:[0-9]*)?")
 LOCAL: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 OPEN: Final = frozenset({"/", "/app.js", "/plots.js", "/app.css", "/icon.svg", "/healthz", "/readyz"})
 """What anybody on this machine may see: the page without data."""
@@ -63,7 +65,6 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """Return a Host header without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
+    """Return a Host header without its port; "" if it is none."""
+    found = _HOST.fullmatch(host)
+    return found[1] if found else ""

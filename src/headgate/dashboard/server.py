@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SHORTEST: Final = 16
 _CLOSING: Final = 1
+_AT_ONCE: Final = 128
+"""Connections that are taken before the first of them is looked at: each is a file of this program."""
 
 
 class Dashboard:
@@ -57,6 +59,7 @@ class Dashboard:
     async def _serve(self) -> None:
         import uvicorn
 
+        from headgate.dashboard import connections
         from headgate.dashboard.app import make_app
         from headgate.dashboard.security import Guard
 
@@ -64,7 +67,10 @@ class Dashboard:
         await self._source.open(hub.changed)
         config = uvicorn.Config(
             app,
+            http=connections.PageConnection,
+            backlog=_AT_ONCE,
             access_log=False,
+            proxy_headers=False,
             log_config=None,
             lifespan="off",
             server_header=False,
@@ -123,7 +129,11 @@ def serve(
     put a proxy with TLS, or ssh, in front of it. `source`: other programs than this one.
     """
     _check_installed()
-    if not is_loopback(host) and not insecure:
+    try:
+        is_local = is_loopback(host)
+    except OSError as error:
+        raise InvalidArgument(f"host {host!r} is not known: {error.strerror or error}") from error
+    if not is_local and not insecure:
         raise InvalidArgument(
             f"host {host!r} is beyond this machine, and the page has no TLS: its token could be read on the way",
             remedy="Use `ssh -L`, or a proxy with TLS; or pass insecure=True if nobody else can reach this network.",

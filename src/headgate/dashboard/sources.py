@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from headgate.errors import InvalidArgument
+from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
 from headgate.observe.actions import act, story
@@ -160,8 +160,14 @@ class PublishedPrograms:
                     message = decoded(await reader.readuntil())
                 finally:
                     writer.close()
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
-            raise InvalidArgument(f"the program does not answer: {error or type(error).__name__}") from error
+        except asyncio.IncompleteReadError as error:
+            raise InvalidArgument("the program has ended before it answered") from error
+        except asyncio.LimitOverrunError as error:
+            raise InvalidArgument("the answer of the program is too long") from error
+        except TimeoutError as error:
+            raise InvalidArgument(f"the program does not answer within {PATIENCE:g} s") from error
+        except OSError as error:
+            raise InvalidArgument(f"the program does not answer: {error}") from error
         if "error" in message:
             raise InvalidArgument(str(message["error"]))
         return message.get("ok")
@@ -170,7 +176,10 @@ class PublishedPrograms:
         # It looks again and again: a directory tells of new sockets on Linux only, and a second is soon enough here.
         while True:
             await asyncio.sleep(RESCAN)
-            self._look_for_new()
+            try:
+                self._look_for_new()
+            except HeadgateError:  # the directory is gone, or open to others, for now
+                pass
 
     def _look_for_new(self) -> None:
         for path in sockets.paths():
@@ -199,8 +208,8 @@ class PublishedPrograms:
                 seen.add(message["look"], message["events"])
                 self.programs[name] = seen
                 self._changed()
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, InvalidArgument, KeyError):
-            pass  # it has ended, or speaks another version
+        except (OSError, EOFError, asyncio.LimitOverrunError, InvalidArgument, LookupError, TypeError, AttributeError):
+            pass  # it has ended, or speaks another version, or nonsense
         finally:
             writer.close()
             self._writers.pop(name, None)

@@ -1,6 +1,7 @@
 """The files of `LocalDiscovery`: how they are written, read, locked and cleared away.
 
-    $XDG_RUNTIME_DIR/headgate/                   else <tmp>/headgate-<uid>/: 0700 and ours, else it is refused
+    $XDG_RUNTIME_DIR/headgate/                   else <tmp>/headgate-<uid>/: 0700 and ours, in a directory in which no
+                                                 other user can replace it; else it is refused
       workers-<namespace>-<digest>/              one for each namespace; locked while it is changed
         <digest of a worker's uid>.json          the record of a worker, replaced as a whole; it names its holder
         <token>.live                             a holder: open and locked as long as its publisher lives
@@ -57,10 +58,18 @@ def runtime_directory() -> str:
     """Return the directory for what runs now, made if it is not there, or raise `DiscoveryFailed`."""
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(given) and os.path.isdir(given):
-        path = os.path.join(given, "headgate")
+        _check_above("XDG_RUNTIME_DIR", given)
+        return private_directory(os.path.join(given, "headgate"))
+    tmp = os.environ.get("TMPDIR", "")
+    if os.path.isabs(tmp):
+        _check_above("TMPDIR", tmp)
     else:
-        tmp = os.environ.get("TMPDIR", "")
-        path = os.path.join(tmp if os.path.isabs(tmp) else "/tmp", f"headgate-{os.getuid()}")
+        tmp = "/tmp"  # not checked: where its owner is another user, as in some sandboxes, all is that user's
+    return private_directory(os.path.join(tmp, f"headgate-{os.getuid()}"))
+
+
+def private_directory(path: str) -> str:
+    """Return a directory of this user alone, made if it is not there, or raise `DiscoveryFailed`."""
     try:
         try:
             os.mkdir(path, 0o700)
@@ -69,11 +78,29 @@ def runtime_directory() -> str:
         about = os.lstat(path)
     except OSError as error:
         raise DiscoveryFailed(
-            f"there is no directory for the records of workers: {path}: {error.strerror}",
+            f"there is no directory for what runs now: {path}: {error.strerror}",
             remedy="Set XDG_RUNTIME_DIR to a directory of yours that can be written to.",
         ) from error
     _check_private(path, about)
     return path
+
+
+def _check_above(variable: str, path: str) -> None:
+    """Refuse a directory whose entries another user can replace. Of root, or sticky as /tmp is, it is fine."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return  # whoever makes a directory in it says why that cannot be done
+    if about.st_uid not in (os.getuid(), 0):
+        wrong = f"belongs to user {about.st_uid}, and this is user {os.getuid()}"
+    elif about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX:
+        wrong = f"has mode {stat.S_IMODE(about.st_mode):04o}, so others can write to it"
+    else:
+        return
+    raise DiscoveryFailed(
+        f"{variable} is {path}, which {wrong}: they could take the place of what runs there",
+        remedy=f"Set {variable} to a directory of this user with mode 0700, or unset it.",
+    )
 
 
 def _check_private(path: str, about: os.stat_result) -> None:
@@ -88,7 +115,7 @@ def _check_private(path: str, about: os.stat_result) -> None:
     else:
         return
     raise DiscoveryFailed(
-        f"{path} {wrong}, and records of workers are only kept where no other user can change them",
+        f"{path} {wrong}, and what runs is only told where no other user can change it",
         remedy="Remove it, or give it to this user with mode 0700, or set XDG_RUNTIME_DIR to a directory of yours.",
     )
 

@@ -35,10 +35,7 @@ async def act(action: str, target: str, pool: str = "", origin: str = "program")
     number of the pool in a snapshot; it may be left out where the target says which pool is meant.
     """
     try:
-        known = _ACTIONS.get(action)
-        if known is None:
-            raise InvalidArgument(f"{shown(action)!r} is no action", remedy=f"One of {', '.join(_ACTIONS)}.")
-        kinds, work, choose = known
+        kinds, work, choose = _known(action)
         entry, subject = choose(kinds, target, pool)
         done = await on_home(entry, lambda live: work(live, subject))
     except HeadgateError as error:
@@ -50,6 +47,21 @@ async def act(action: str, target: str, pool: str = "", origin: str = "program")
         raise InvalidArgument(f"{action} {shown(target)} failed: {why}") from error
     _tell(action, entry.name, target, origin, "done")
     return redact(done)
+
+
+async def find(action: str, target: str, pool: str = "") -> str:
+    """Return the name of the pool that an action would be about, or raise InvalidArgument. Nothing is done."""
+    kinds, _, choose = _known(action)
+    if choose is _task:
+        await story(target, pool)  # or there is no such task
+    return choose(kinds, target, pool)[0].name
+
+
+def _known(action: str) -> tuple[tuple[str, ...], Act, _Choice]:
+    known = _ACTIONS.get(action)
+    if known is None:
+        raise InvalidArgument(f"{shown(action)!r} is no action", remedy=f"One of {', '.join(_ACTIONS)}.")
+    return known
 
 
 async def story(target: str, pool: str = "") -> str:

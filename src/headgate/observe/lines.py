@@ -6,6 +6,8 @@
     -> {"v": 1, "id": 3, "ask": "story", "task": "calls/17"}
     -> {"v": 1, "id": 4, "ask": "act", "action": "disable", "target": "key-1", "pool": "keys"}
     <- {"v": 1, "id": 4, "error": "no pool here has the resource 'key-1'"}
+    -> {"v": 1, "id": 4, "ask": "find", "action": "disable", "target": "key-1"}     which pool it would be about
+    <- {"v": 1, "id": 4, "ok": "keys"}
     -> {"v": 1, "id": 5, "ask": "watch", "tasks": false}
     <- {"v": 1, "id": 5, "ok": {"history": {...}}}
     <- {"v": 1, "id": 5, "look": {...}, "events": [...]}       once a second, until the connection is closed

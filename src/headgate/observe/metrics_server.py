@@ -7,14 +7,21 @@ machine (DNS rebinding) learns nothing.
 from __future__ import annotations
 
 import ipaddress
+import socket
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Final
 
+from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 
 _TEXT = "text/plain; charset=utf-8"
+WITHIN: Final = 10.0
+"""Seconds that a connection has in all: to ask, and to read the answer."""
+MOST_CONNECTIONS: Final = 32
+"""Each has a thread."""
 
 
 class MetricsServer:
@@ -28,7 +35,6 @@ class MetricsServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            timeout = 10
 
             def do_GET(self) -> None:
                 if not _is_known(self.headers.get("Host", ""), known):
@@ -51,25 +57,66 @@ class MetricsServer:
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("X-Content-Type-Options", "nosniff")
+                self.send_header("Connection", "close")
                 self.end_headers()
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Nothing: a scrape every few seconds is no news."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server((host, port), Handler)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="headgate metrics", daemon=True
         )
         self._thread.start()
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.deadlines)
+
     def close(self) -> None:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """Ends connections whose time is over, and takes no more than there may be."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.deadlines: dict[socket.socket, float] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self.deadlines) >= MOST_CONNECTIONS:
+            super().shutdown_request(request)
+            return
+        self.deadlines[request] = clock.now() + WITHIN
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called by the thread that takes connections, several times a second."""
+        now = clock.now()
+        for request, deadline in list(self.deadlines.items()):
+            if deadline < now:
+                try:
+                    request.shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads or writes
+                except OSError:  # it has ended just now
+                    pass
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # else the client has gone
+            log_exception("headgate.observe", "answering who asks for metrics failed")
 
 
 def _is_known(header: str, known: set[str]) -> bool:

@@ -61,12 +61,15 @@ class Program:
         self.close()
 
 
-def programs(pid: int | None = None, patience: float = PATIENCE) -> list[Program]:
-    """Connect to all programs of this user that can be seen, or to those of one process."""
+def programs(pid: int | None = None, patience: float | None = None) -> list[Program]:
+    """Connect to all programs of this user that can be seen, or to those of one process.
+
+    `patience`: seconds that they have for each answer.
+    """
     found = []
     for path in sockets.paths():
         if pid is None or path.rpartition("/")[2].startswith(f"{pid}-"):
-            connection = sockets.connected(path, patience)
+            connection = sockets.connected(path, PATIENCE if patience is None else patience)
             if connection is not None:
                 found.append(Program(path, connection))
     return found

@@ -30,6 +30,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ENDS: Final = ("completed", "failed", "rejected", "cancelled", "expired", "stale")
 _STATUSES: Final = ("healthy", "cooling_down", "disabled")
 _STATES: Final = ("starting", "ready", "cooling", "blocked", "lost", "stopping")
+_COUNTED: Final = {"tasks": "active", "resources": "healthy", "workers": "ready"}
+"""For each kind of pool something that a view has which tells anything."""
 _OUTCOMES: Final = ("ok", "exhausted", "error", "cancelled")
 
 
@@ -96,8 +98,8 @@ class PoolCollector:
         seen = self._sampler.look() if _get_running_loop() is None else self._sampler.latest
         names = _unique_names(seen["pools"])
         for view, name in zip(seen["pools"], names, strict=True):
-            if view.get("state") == "loading" or "changing" in view:
-                continue
+            if view.get("state") == "loading" or _COUNTED[view["kind"]] not in view:
+                continue  # it changes, or its loop was held when it was first looked at
             {"tasks": self._tasks, "resources": self._resources, "workers": _workers}[view["kind"]](
                 families, view, name
             )
@@ -107,8 +109,6 @@ class PoolCollector:
         yield from families.made()
 
     def _tasks(self, to: _Families, view: dict[str, Any], pool: str) -> None:
-        if "active" not in view:
-            return
         history = self._sampler.history.get(view["number"])
         for status in _ENDS:
             to.count("headgate_tasks_ended", "Tasks that have ended.", view[status], pool=pool, status=status)
@@ -201,14 +201,14 @@ class _Families:
         self._made: dict[str, Any] = {}
 
     def gauge(self, name: str, about: str, value: float, **labels: str) -> None:
-        self._family("GaugeMetricFamily", name, about, labels).add_metric(list(labels.values()), float(value))
+        self._family("GaugeMetricFamily", name, about, labels).add_metric(_values(labels), float(value))
 
     def count(self, name: str, about: str, value: float, **labels: str) -> None:
-        self._family("CounterMetricFamily", name, about, labels).add_metric(list(labels.values()), float(value))
+        self._family("CounterMetricFamily", name, about, labels).add_metric(_values(labels), float(value))
 
     def histogram(self, name: str, about: str, seen: Any, **labels: str) -> None:
         family = self._family("HistogramMetricFamily", name, about, labels)
-        family.add_metric(list(labels.values()), buckets=seen.cumulated(), sum_value=seen.total)
+        family.add_metric(_values(labels), buckets=seen.cumulated(), sum_value=seen.total)
 
     def made(self) -> Iterator[Any]:
         yield from self._made.values()
@@ -220,6 +220,11 @@ class _Families:
 
             family = self._made[name] = getattr(core, kind)(name, about, labels=list(labels))
         return family
+
+
+def _values(labels: dict[str, str]) -> list[str]:
+    """The values of labels as UTF-8 can have them: one that it cannot have would make all metrics fail."""
+    return [value.encode("utf-8", "backslashreplace").decode() for value in labels.values()]
 
 
 def _unique_names(views: Iterable[dict[str, Any]]) -> list[str]:

@@ -11,13 +11,13 @@ import atexit
 import os
 import socket
 import threading
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from headgate.core.redaction import log_exception, redact
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
-from headgate.observe.actions import act, story
+from headgate.observe.actions import act, find, story
 from headgate.observe.lines import LONGEST_REQUEST, decoded, encoded, said, text_of
 from headgate.observe.rows import rows
 from headgate.observe.sampler import Sampler
@@ -99,7 +99,15 @@ class Publication:
             self._clients.discard(task)
             if not self._clients and self._sampler is not None and not self._end.is_set():
                 self._leaving = self._loop.call_later(LINGER, self._rest)
-            writer.close()
+            self._leave(writer)
+
+    def _leave(self, writer: asyncio.StreamWriter) -> None:
+        """Close a connection when what was written has been read, and at the latest after some seconds."""
+        writer.close()
+        if self._end.is_set():
+            writer.transport.abort()
+        else:
+            self._loop.call_later(SLOWEST, writer.transport.abort)
 
     def _watch(self) -> Sampler:
         """Return the sampler, which looks from now on."""
@@ -129,26 +137,28 @@ class _Conversation:
         self._reader, self._writer = reader, writer
 
     async def hold(self) -> None:
-        while True:
-            try:
-                line = await self._reader.readuntil()
-            except asyncio.LimitOverrunError:
-                await self._send({"error": f"a request may have {LONGEST_REQUEST} bytes"})
-                return
-            try:
-                request = decoded(line)
-            except InvalidArgument as error:
-                await self._send({"error": said(error)})
-                return
-            number = request.get("id")
-            number = number if isinstance(number, int) else None
-            try:
+        """Answer until the other side goes, or says what makes no sense."""
+        try:
+            while True:
+                request = decoded(await self._reader.readuntil())
+                number = request.get("id")
+                number = number if isinstance(number, int) else None
                 if request.get("ask") == "watch":
                     await self._watch(number, bool(request.get("tasks")))
-                    return
-                await self._send({"id": number, "ok": await self._answer(request)})
-            except HeadgateError as error:
-                await self._send({"id": number, "error": redact(said(error))})
+                await self._send({"id": number, **await self._told(request)})
+        except asyncio.LimitOverrunError:
+            await self._send({"error": f"a request may have {LONGEST_REQUEST} bytes"})
+        except InvalidArgument as error:
+            await self._send({"error": said(error)})
+
+    async def _told(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"ok": await self._answer(request)}
+        except HeadgateError as error:
+            return {"error": redact(said(error))}
+        except Exception:
+            log_exception("headgate.observe", "answering somebody who looks on failed")
+            return {"error": "something went wrong in the program; its log says what"}
 
     async def _answer(self, request: dict[str, Any]) -> Any:
         ask = request.get("ask")
@@ -162,12 +172,14 @@ class _Conversation:
             return await asyncio.to_thread(_metrics, self._publication.sampler)
         if ask == "story":
             return await story(text_of(request, "task"), text_of(request, "pool"))
-        if ask == "act":
-            origin = "page" if request.get("origin") == "page" else "terminal"
-            return await act(text_of(request, "action"), text_of(request, "target"), text_of(request, "pool"), origin)
-        raise InvalidArgument("ask must be hello, snapshot, rows, story, act, metrics or watch")
+        if ask in ("act", "find"):
+            about = text_of(request, "action"), text_of(request, "target"), text_of(request, "pool")
+            if ask == "find":
+                return await find(*about)
+            return await act(*about, "page" if request.get("origin") == "page" else "terminal")
+        raise InvalidArgument("ask must be hello, snapshot, rows, story, find, act, metrics or watch")
 
-    async def _watch(self, number: int | None, tasks: bool) -> None:
+    async def _watch(self, number: int | None, tasks: bool) -> NoReturn:
         """Send what is seen, until the other side goes. A slow reader gets the newest and misses what was between."""
         sampler, loop = self._publication.sampler, asyncio.get_running_loop()
         newest: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1)
@@ -182,7 +194,7 @@ class _Conversation:
 
         await asyncio.to_thread(sampler.look)
         stop, wants = sampler.listen(tell), _Wish(sampler, tasks)
-        heard = asyncio.ensure_future(self._reader.readline())
+        heard = self._heard()
         offered = asyncio.ensure_future(newest.get())
         try:
             history = {str(one): list(past.points) for one, past in list(sampler.history.items())}
@@ -192,10 +204,8 @@ class _Conversation:
             while True:
                 await asyncio.wait({heard, offered}, return_when=asyncio.FIRST_COMPLETED)
                 if heard.done():
-                    if not heard.result():  # the other side has gone
-                        return
                     wants.set(bool(decoded(heard.result()).get("tasks")))
-                    heard = asyncio.ensure_future(self._reader.readline())
+                    heard = self._heard()
                 if offered.done():
                     last, events = sampler.feed.since(last)
                     await self._send({"id": number, "look": offered.result(), "events": events})
@@ -205,6 +215,12 @@ class _Conversation:
             offered.cancel()
             stop()
             wants.set(False)
+
+    def _heard(self) -> asyncio.Task[bytes]:
+        """The next line. asyncio would complain of one that failed and that nobody has asked for."""
+        heard = asyncio.ensure_future(self._reader.readuntil())
+        heard.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return heard
 
     async def _send(self, message: dict[str, Any]) -> None:
         self._writer.write(encoded(message))

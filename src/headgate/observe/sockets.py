@@ -16,27 +16,19 @@ import sys
 from typing import Final
 
 from headgate.core.clock import clock
-from headgate.discovery.local_files import runtime_directory
+from headgate.discovery.local_files import private_directory, runtime_directory
 from headgate.errors import HeadgateError
 
 NAME: Final = re.compile(r"(\d+)-[0-9a-f]{12}\.sock")
 _LONGEST: Final = 100
 """Bytes of the path of a socket; the system allows 104 to 108."""
+_WAITING: Final = 128
+"""Connections that wait until the program takes them; more would find nobody."""
 
 
 def folder() -> str:
-    """Return the directory of the sockets, made if it is not there."""
-    path = os.path.join(runtime_directory(), "programs")
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    about = os.lstat(path)
-    if about.st_uid != os.getuid() or about.st_mode & 0o077 or not os.path.isdir(path) or os.path.islink(path):
-        raise HeadgateError(
-            f"{path} is not a directory of this user alone", remedy="Remove it, or set XDG_RUNTIME_DIR to another one."
-        )
-    return path
+    """Return the directory of the sockets, made if it is not there, or raise `DiscoveryFailed`."""
+    return private_directory(os.path.join(runtime_directory(), "programs"))
 
 
 class ShortPath:
@@ -68,7 +60,7 @@ def listening() -> tuple[socket.socket, str]:
         with ShortPath(path) as short:
             made.bind(short)
         os.chmod(path, 0o600)  # before it listens: until then nobody can connect
-        made.listen(16)
+        made.listen(_WAITING)
     except BaseException:
         made.close()
         remove(path)

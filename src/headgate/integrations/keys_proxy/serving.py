@@ -1,8 +1,4 @@
-"""The server of the proxy: uvicorn, with time limits for clients that are slow to ask, and an end in two steps.
-
-uvicorn parses with h11, which is strict: what two servers could read differently is an error. It has no limit for the
-time in which the head of a request must arrive; `_Connection` adds one, and writes errors as JSON.
-"""
+"""The server of the proxy: uvicorn, with limits for connections (`limited_connection`), and an end in two steps."""
 
 from __future__ import annotations
 
@@ -14,21 +10,19 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headgate.core.signal_handlers import SignalHandlers
 from headgate.integrations.keys_proxy.app import KeysProxy
-from headgate.integrations.keys_proxy.refusals import Refusal
+from headgate.integrations.keys_proxy.refusals import Headers, Refusal
 from headgate.integrations.keys_proxy.rules import LONGEST_HEAD
+from headgate.integrations.limited_connection import FAREWELL, LimitedConnection
 
 _log = logging.getLogger("headgate.integrations")
 
 _IDLE = 75.0  # seconds that a connection is kept without a request: longer than clients keep theirs
 _USUAL_CONNECTIONS = 10_000
 _OWN_FILES = 64  # files that are no connections
-_FAREWELL = 0.5  # seconds in which clients can be told that the proxy ends
 
 
 class ProxyServer:
@@ -91,7 +85,7 @@ class ProxyServer:
         """Break off what runs. Clients are told; those who do not listen are left."""
         if not self.cancelled:
             self.cancelled = self._server.cut()
-            self._later(_FAREWELL, self._server.abort)
+            self._later(FAREWELL, self._server.abort)
 
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, do))
@@ -173,79 +167,12 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-class _Connection(H11Protocol):
-    """A connection that is closed if a request does not arrive in time, or if there are too many."""
+class _Connection(LimitedConnection):
+    """A connection that is told of errors as providers write them."""
 
-    def __init__(self, limit: float, most: int, **given: Any) -> None:
-        super().__init__(**given)
-        self._limit = limit
-        self._most = most
-        self._timer: asyncio.TimerHandle | None = None
-        self._refused = False
-        self.lost = asyncio.Event()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        super().connection_made(transport)
-        if len(self.connections) > self._most:
-            self._refuse(Refusal(503, "too_many_connections", f"{self._most} connections are open, and that is all"))
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        if not self._refused:
-            super().data_received(data)
-            self._watch()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # it was answered before it had sent everything
-            self._watch()
-
-    def shutdown(self) -> None:
-        if self._refused:  # it will be closed soon, and h11 may be in a state that uvicorn does not expect
-            self.transport.close()
-        else:
-            super().shutdown()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        super().connection_lost(exc)
-        self.lost.set()
-
-    def _watch(self) -> None:
-        """While the client is to send something, it has so many seconds. A request that has begun has its own limit."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
-        elif self._timer is None and not self._refused and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self._limit, self._too_late)
-
-    def _forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _too_late(self) -> None:
-        self._timer = None
-        if self.conn.our_state is h11.IDLE:
-            self._refuse(Refusal(408, "client_too_slow", "the request took too long to arrive"))
-        else:
-            self.transport.close()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, as JSON."""
-        self._refuse(Refusal(400, "invalid_request", "this is not HTTP as it should be"))
-
-    def _refuse(self, refusal: Refusal) -> None:
-        body = refusal.body
-        headers = [*refusal.all_headers(body), (b"connection", b"close")]
-        with contextlib.suppress(h11.LocalProtocolError):  # an answer has begun
-            begin = h11.Response(status_code=refusal.status, headers=headers)
-            for event in (begin, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        # Closed at once, with something unread, the connection would be reset, and the client might not see the answer.
-        self._refused = True
-        self._forget()
-        self.transport.write_eof()
-        self.loop.call_later(_FAREWELL, self.transport.close)
+    def refusal(self, status: int, code: str, message: str) -> tuple[Headers, bytes]:
+        refusal = Refusal(status, code, message)
+        return refusal.all_headers(refusal.body), refusal.body
 
 
 def _most_connections() -> int:

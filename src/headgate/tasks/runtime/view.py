@@ -33,11 +33,12 @@ _SEARCHED: Final = 1000
 
 
 def shown(value: object) -> str:
-    """Return a text of users in one line, without values of resources."""
+    """Return a text of users in one line that can be sent as UTF-8, without values of resources."""
     try:
         text = " ".join(redact(str(value)).split())
     except Exception:  # it runs code of users
         return f"a {type(value).__qualname__}"
+    text = text.encode("utf-8", "backslashreplace").decode()  # names of files may have halves of characters
     return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
 
 
