@@ -38,6 +38,7 @@ class Program:
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
     """Pools at work, for one test."""
+    gc.collect()  # pools of earlier tests have keys of the same names, and are seen until they are collected
     with at_work(request.node.name[:40]) as program:
         yield program
 
