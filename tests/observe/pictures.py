@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from headgate import ResourcePool, TaskPool, WorkerPool, fair_round_robin
+from headgate import Quota, ResourcePool, TaskPool, WorkerPool, fair_round_robin
 from headgate.core.clock import clock
 from headgate.dashboard import serve
 from tests.observe.browser import Browser, missing
@@ -32,7 +32,8 @@ SECONDS = 45
 
 async def work(over: asyncio.Event) -> None:
     """Three tenants, one of which submits too much, until it is over."""
-    keys = ResourcePool({f"key-{n}": f"sk-picture-{n}" for n in range(1, 9)}, name="keys", max_in_flight=4)
+    values = {f"key-{n}": f"sk-picture-{n}" for n in range(1, 9)}
+    keys = ResourcePool(values, name="keys", max_in_flight=4, quota=Quota(requests=300, per=60.0))
     async with WorkerPool(spawn=3) as workers:
         pool = TaskPool(
             "calls", max_concurrent=18, resources=keys, workers=workers, queue=fair_round_robin(), keep_failed=50

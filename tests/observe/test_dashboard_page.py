@@ -161,6 +161,8 @@ def test_o20_a_spent_quota_is_shown_with_what_is_left_and_when_it_opens(page: Br
     pool = ResourcePool([limited, Resource("other", "sk-2", quota=Quota(requests=2000, per=300.0))], name="with quotas")
     asyncio.run(pool.run(quick, cost=2000, exclude=["other"]))
     page.press("3")
+    left = "[...document.querySelectorAll('#main th')].find(one => one.textContent === 'Quota left')"
+    page.until(f"return {left} && {left}.hidden && document.querySelector('#main tbody tr')")  # nothing to show in it
     page.until("return document.querySelector('#main select')?.innerText.includes('with quotas')")
     page.run(
         "const pick = document.querySelector('#main select');"
@@ -172,6 +174,7 @@ def test_o20_a_spent_quota_is_shown_with_what_is_left_and_when_it_opens(page: Br
     assert re.search(r"(29|30)\d\.\d s", row), row
     assert "0 requests, 3.0k tokens" in row, row
     assert "2.0k requests" in page.run(f"return {ROW}.innerText", "other")
+    assert not page.run(f"return {left}.hidden")
 
 
 def test_o21_resize_asks_for_a_number_and_events_tell_of_it(page: Browser, program: Program) -> None:

@@ -52,6 +52,23 @@ async def test_o01_one_snapshot_tells_tenants_tasks_and_resources_and_no_value()
 
 
 @virtual
+async def test_o01_the_tasks_that_run_longest_are_listed_also_if_others_were_submitted_before_them() -> None:
+    async with TaskPool("o01-slow", max_concurrent=2, queue="priority") as pool:
+        blocker = pool.submit_nowait(asyncio.sleep, 1, priority=9)
+        pool.submit_nowait(asyncio.sleep, 60, priority=9)
+        pool.submit_nowait(asyncio.sleep, 60, priority=1)  # the third starts last
+        pool.submit_nowait(asyncio.sleep, 3, priority=2)
+        await blocker
+        await asyncio.sleep(2)
+        pool.resize(3)
+        await asyncio.sleep(0.5)
+        listed = pool._view(10)["running"]
+        assert [(one["number"], one["seconds"]) for one in listed] == [(2, 3.5), (4, 2.5), (3, 0.5)]
+        assert [one["number"] for one in pool._view(2)["running"]] == [2, 4]
+        await pool.close(cancel=True)
+
+
+@virtual
 async def test_o01_a_row_of_a_resource_says_what_is_left_of_its_quota() -> None:
     limited = Resource("limited", "sk-1", quota=Quota(requests=1, per=60.0, delay=0.0))
     pool = ResourcePool([limited, Resource("free", "sk-2")], name="quotas in a snapshot")

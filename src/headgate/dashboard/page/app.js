@@ -36,13 +36,14 @@ const clock = (at) => new Date(at * 1000).toTimeString().slice(0, 8);
 // -- a table whose rows stay where they are ----------------------------------------------------------------------------
 
 class Table {
-  // columns: { label, sort, num, className, less, make(td), fill(td, row) } - `fill` writes into what `make` made.
+  // columns: { label, sort, num, className, less, optional, make(td), fill(td, row) } - `fill` writes into what `make`
+  // made. A column that is optional is hidden until a row has something in it; then it stays.
   constructor(columns, { key, empty, sort = null, onsort = null, open = null }) {
     Object.assign(this, { columns, key, open, sort });
     this.rows = new Map();
     this.heads = columns.map((column) => {
       const label = column.sort && onsort ? h("button", { type: "button", onclick: () => onsort(column.sort) }, column.label) : column.label;
-      return h("th", { scope: "col", class: classes(column) }, label);
+      return h("th", { scope: "col", class: classes(column), hidden: column.optional ?? false }, label);
     });
     this.body = h("tbody");
     this.table = h("table", {}, h("thead", {}, h("tr", {}, ...this.heads)), this.body);
@@ -69,14 +70,23 @@ class Table {
       if (known.tr !== wanted) this.body.insertBefore(known.tr, wanted);
       before = known.tr;
     }
+    this.showFilled();
     for (const known of spare) { if (known.tr === document.activeElement) this.body.querySelector("tr")?.focus(); known.tr.remove(); }
     this.table.hidden = !rows.length;
     this.empty.hidden = rows.length > 0;
   }
 
+  showFilled() {
+    this.columns.forEach((column, index) => {
+      if (!this.heads[index].hidden || ![...this.rows.values()].some((known) => known.cells[index].textContent)) return;
+      this.heads[index].hidden = false;
+      for (const known of this.rows.values()) known.cells[index].hidden = false;
+    });
+  }
+
   makeRow() {
-    const cells = this.columns.map((column) => {
-      const td = h("td", { class: classes(column) });
+    const cells = this.columns.map((column, index) => {
+      const td = h("td", { class: classes(column), hidden: this.heads[index].hidden });
       if (column.make) column.make(td);
       return td;
     });
@@ -395,7 +405,7 @@ function tasksView() {
     text("Why", (row) => row.why, { className: "wide" }),
     buttons((row) => (row.can_retry ? [["Retry", () => retry(pool, row)]] : [])),
   ], { key: (row) => row.id, empty: "No task has ended badly.", open: (row) => tell(row.id) });
-  const slowCard = card("Running, oldest first", slow.element), oldCard = card("Queued longest", old.element), badCard = card("Ended badly", bad.element);
+  const slowCard = card("Running longest", slow.element), oldCard = card("Queued longest", old.element), badCard = card("Ended badly", bad.element);
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[done, running, queued, oldest, fair, failed].map((one) => one.element)),
     h("div", { class: "three" }, card("Throughput", flow.element).element, card("Queue by tenant", depth.element).element, card("Oldest task by tenant", wait.element).element),
     h("div", { class: "two" }, tenants.element, oldCard.element), slowCard.element, badCard.element);
@@ -449,7 +459,7 @@ function resourcesView() {
     text("Resource", (row) => row.id, { className: "name", sort: "id" }),
     pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : rest(row) > 0 ? ["quota spent", "warn"] : ["healthy", "good"]), { sort: "status" }),
     { ...meter("Back in", (row) => { const seconds = rest(row); return seconds > 0 ? [seconds / longestRest(row), `${seconds.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
-    text("Quota left", (row) => Object.entries(row.quota?.left ?? {}).map(([name, amount]) => `${amount === null ? "any" : short(amount)} ${name}`).join(", "), { less: true }),
+    text("Quota left", (row) => Object.entries(row.quota?.left ?? {}).map(([name, amount]) => `${amount === null ? "any" : short(amount)} ${name}`).join(", "), { less: true, optional: true }),
     meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { sort: "in_flight" }),
     text("Ok", (row) => whole(row.successes), { num: true, sort: "successes" }),
     text("Refused", (row) => whole(row.cooldowns + row.disables), { num: true, sort: "cooldowns" }),
@@ -501,8 +511,8 @@ function workersView() {
     meter("Calls", (row) => (row.most ? [row.in_flight / row.most, `${row.in_flight} of ${row.most}`] : [null, whole(row.in_flight)]), { sort: "in_flight" }),
     text("Memory", (row) => (row.memory === null ? "" : bytes(row.memory)), { num: true, sort: "memory" }),
     text("Pid", (row) => String(row.pid || ""), { num: true, less: true }),
-    text("Tags", (row) => row.tags.join(", "), { less: true }),
-    text("Note", (row) => row.replaced_because, { less: true }),
+    text("Tags", (row) => row.tags.join(", "), { less: true, optional: true }),
+    text("Note", (row) => row.replaced_because, { less: true, optional: true }),
   ], { key: (row) => row.uid, name: (row) => `${row.uid} ${row.pid}`, empty: "No worker fits.", defaultSort: null });
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[ready, flight, memory, blocked, losses].map((one) => one.element)),
     h("div", { class: "two" }, card("Calls", load.element).element, card("Memory", size.element).element), list.element);

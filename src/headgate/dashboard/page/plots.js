@@ -37,6 +37,7 @@ export function seconds(value) {
 
 export function bytes(value) {
   if (value >= 1e9) return `${(value / 1e9).toFixed(1)} GB`;
+  if (!value) return "0";
   return value >= 1e6 ? `${(value / 1e6).toFixed(0)} MB` : `${(value / 1e3).toFixed(0)} kB`;
 }
 

@@ -7,7 +7,7 @@ users (tenants, reasons, names of functions) is redacted and cut.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -58,7 +58,7 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
     scheduler, slots, now = executor.scheduler, executor.scheduler.slots, clock.now()
     tenants = _tenants(executor, now)
     listed = min(rows, _LISTED)
-    running = sorted((*slots.holders(), *slots.without), key=lambda task: task.number)[:listed]
+    running = nsmallest(listed, (*slots.holders(), *slots.without), key=_began)
     first = (one.oldest for one in tenants.values() if one.oldest is not None)
     oldest = nlargest(listed, first, key=lambda task: now - task.since.now)
     waits = waiting_for(executor, shared)
@@ -83,6 +83,10 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
         "failures": [_failure_row(executor, one) for one in _ended_badly(executor, listed)],
         "shared": None if shared is None else {"members": len(shared["members"]), "reachable": shared["reachable"]},
     }
+
+
+def _began(task: TaskRecord) -> tuple[float, int]:
+    return (task.since if task.started is None else task.started).now, task.number
 
 
 def _tenants(executor: Executor, now: float) -> dict[Hashable, _Tenant]:
