@@ -144,6 +144,7 @@ def test_o10_actions_are_done_on_the_pools_loop_and_told(program: Program, conne
     [
         ({"action": "cancel", "target": "nonsense"}, "names no task"),
         ({"action": "cancel", "target": "no pool/3"}, "no such pool"),
+        ({"action": "cancel", "target": "@pool/2", "pool": "no pool"}, "no such pool"),
         ({"action": "retry", "target": "@pool/2"}, "cannot be retried"),
         ({"action": "cancel", "target": "@pool/1"}, "has ended already"),
         ({"action": "cancel", "target": "@pool/99999"}, "is not known"),
@@ -165,6 +166,16 @@ def test_o10_what_cannot_be_done_is_refused_with_its_reason(
     with pytest.raises(Refused, match=words):
         connection.ask("act", **asked)
     assert connection.ask("hello")["pid"] == os.getpid(), "the connection goes on"
+
+
+def test_o10_a_task_of_another_pool_than_the_named_one_is_refused(program: Program, connection: Connection) -> None:
+    async def other() -> None:
+        async with headgate.TaskPool("another pool of the program") as pool:
+            with pytest.raises(Refused, match="is no task of the pool 'another pool of the program'"):
+                connection.ask("act", action="cancel", target=f"{program.pool.name}/2", pool=pool.name)
+
+    asyncio.run(other())
+    assert program.pool.snapshot().cancelled == 0
 
 
 @pytest.mark.parametrize(

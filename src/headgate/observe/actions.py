@@ -131,7 +131,13 @@ def _task(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str
         raise InvalidArgument(
             f"{shown(target)!r} names no task", remedy="Write pool/17 or pool#17, as `headgate top` shows it."
         )
-    return _only(_pools(kinds, head or pool), f"task {number}"), number
+    found = _pools(kinds, head or pool)
+    if head and pool:
+        numbers = {one.number for one in _pools(kinds, pool)}
+        found = [one for one in found if one.number in numbers]
+        if not found:
+            raise InvalidArgument(f"{shown(target)!r} is no task of the pool {shown(pool)!r}")
+    return _only(found, f"task {number}"), number
 
 
 def _resource(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str]:
