@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 import headgate
 from headgate import registry
-from headgate.observe import publish, publishing, sockets
+from headgate.observe import actions, publish, publishing, sockets
 from headgate.observe.events import ActionTaken
 from headgate.observe.lines import LONGEST_REQUEST, encoded
 from headgate.observe.programs import Program as Connection
@@ -382,8 +383,6 @@ def test_o10_a_directory_of_another_user_is_refused(runtime: Path, folder: str) 
 
 
 def test_o10_a_loop_that_is_held_does_not_hold_who_asks(program: Program, connection: Connection) -> None:
-    import threading
-
     free = threading.Event()
     connection.ask("snapshot")
     program.loop.call_soon_threadsafe(free.wait)
@@ -395,6 +394,21 @@ def test_o10_a_loop_that_is_held_does_not_hold_who_asks(program: Program, connec
     finally:
         free.set()
     asyncio.run(asyncio.sleep(0))
+
+
+def test_o10_what_a_held_loop_was_asked_is_not_done_when_it_is_free(
+    program: Program, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "PATIENCE", 0.2)
+    free = threading.Event()
+    program.loop.call_soon_threadsafe(free.wait)
+    try:
+        with pytest.raises(Refused, match="did not answer within"):
+            connection.ask("act", action="resize", target="7", pool=program.pool.name)
+    finally:
+        free.set()
+    program.do(asyncio.sleep(0.05))
+    assert program.pool.max_concurrent == 2
 
 
 def test_o10_a_forked_child_is_not_observed_and_does_not_hang() -> None:

@@ -317,6 +317,24 @@ def test_o10_a_program_that_is_stopped_is_not_asked_to_do_what_another_may_have_
         assert "headgate top: 1 program," in run_here("top", "--once").stdout
 
 
+def test_o10_what_a_stopped_program_was_asked_is_not_done_when_it_goes_on(
+    published: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "PATIENCE", 0.5)
+    with another_program(published) as there:
+        os.kill(there, signal.SIGSTOP)
+        os.waitpid(there, os.WUNTRACED)
+        ran = run_here("resize", published.pool.name, "9", "--pid", str(there))
+        assert ran.returncode == 1
+        assert "It does not do it later either" in ran.stderr
+        os.kill(there, signal.SIGCONT)
+        monkeypatch.setattr(programs, "PATIENCE", 15.0)
+        [seen] = json.loads(run_here("ps", "--json", "--pid", str(there)).stdout)
+        sizes = {one["name"]: one["max_concurrent"] for one in seen["pools"] if one["kind"] == "tasks"}
+        assert sizes == {published.pool.name: 1}
+        assert run_here("resize", published.pool.name, "9", "--pid", str(there)).returncode == 0
+
+
 # -- frames, without a terminal ----------------------------------------------------------------------------------------
 
 

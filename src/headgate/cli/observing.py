@@ -50,8 +50,10 @@ def ask_one(options: argparse.Namespace, ask: str, **more: Any) -> Any:
             raise WrongCall(f"several programs have it: {pids}. Say which one is meant with --pid.")
         try:
             return seen[0].ask(ask, **more)
-        except (Refused, OSError) as error:
+        except Refused as error:
             _give_up([f"pid {seen[0].pid}: {error}"])
+        except OSError as error:
+            _give_up([f"{error}. It does not do it later either" if ask == "act" else str(error)])
 
 
 def _having(programs: list[Program], ask: str, more: dict[str, Any]) -> list[Program]:

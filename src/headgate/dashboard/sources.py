@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from headgate.core.clock import clock
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
@@ -156,7 +157,7 @@ class PublishedPrograms:
             async with asyncio.timeout(PATIENCE):
                 reader, writer = await _connected(program)
                 try:
-                    writer.write(encoded({"id": 1, "origin": "page", **request}))
+                    writer.write(encoded({"id": 1, "origin": "page", "until": clock.wall() + PATIENCE, **request}))
                     message = decoded(await reader.readuntil())
                 finally:
                     writer.close()
@@ -165,7 +166,9 @@ class PublishedPrograms:
         except asyncio.LimitOverrunError as error:
             raise InvalidArgument("the answer of the program is too long") from error
         except TimeoutError as error:
-            raise InvalidArgument(f"the program does not answer within {PATIENCE:g} s") from error
+            raise InvalidArgument(
+                f"the program does not answer within {PATIENCE:g} s. It does not do it later either"
+            ) from error
         except OSError as error:
             raise InvalidArgument(f"the program does not answer: {error}") from error
         if "error" in message:

@@ -74,7 +74,7 @@ async def _story(pool: Any, number: str) -> str:
     executor = pool.__executor__()
     found = _found(executor, number)
     if isinstance(found, Remains):
-        return str(story_of_past(found, executor.name, executor.id))
+        return str(story_of_past(found, executor))
     return str(story_of(found, clock.wall()))
 
 
@@ -85,13 +85,24 @@ async def on_home(entry: LivePool, work: Callable[[Any], Coroutine[Any, Any, T]]
         raise InvalidArgument(f"the pool {shown(entry.name)!r} is gone")
     if loop is None or not loop.is_running() or loop is asyncio.get_running_loop():
         return await work(pool)
-    future: Future[T] = asyncio.run_coroutine_threadsafe(work(pool), loop)
+    turns = [work]  # whoever takes it decides: the loop, to do it, or the one who waits, to give up
+
+    async def take() -> T:
+        if not turns:
+            raise asyncio.CancelledError
+        return await turns.pop()(pool)
+
+    future: Future[T] = asyncio.run_coroutine_threadsafe(take(), loop)
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), PATIENCE)
     except TimeoutError:
+        try:
+            turns.pop()  # which is one step, in whatever thread
+            remedy = "Nothing was done. Something holds it: look at the running tasks."
+        except IndexError:
+            remedy = "It has begun, and may still be done."
         raise InvalidArgument(
-            f"the event loop of {shown(entry.name)!r} did not answer within {PATIENCE:g} s",
-            remedy="Something holds it: look at the running tasks.",
+            f"the event loop of {shown(entry.name)!r} did not answer within {PATIENCE:g} s", remedy=remedy
         ) from None
 
 

@@ -14,6 +14,7 @@
     -> {"v": 1, "tasks": true}                                 tell of tasks too, from now on
     -> {"v": 1, "id": 6, "ask": "rows", "pool": "#3", "list": "tenants", "offset": 50, "limit": 50, "filter": "a"}
 
+A request may have an "until", in Unix seconds: after that nobody waits for the answer any more, and nothing is done.
 A line that is longer than the limit, no object, or of another version ends the connection.
 """
 

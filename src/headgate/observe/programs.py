@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Final, Self
 
+from headgate.core.clock import clock
 from headgate.errors import InvalidArgument
 from headgate.observe import sockets
 from headgate.observe.lines import LONGEST_ANSWER, decoded, encoded, said
@@ -30,7 +31,8 @@ class Program:
         """Ask something and return the answer. `Refused`: the program says no. OSError: it is gone."""
         self._number += 1
         try:
-            self._connection.sendall(encoded({"id": self._number, "ask": ask, **more}))
+            until = clock.wall() + (self._connection.gettimeout() or PATIENCE)
+            self._connection.sendall(encoded({"id": self._number, "ask": ask, "until": until, **more}))
             message = decoded(self._line())
         except (OSError, EOFError, InvalidArgument) as error:
             why = said(error) if isinstance(error, InvalidArgument) else str(error) or "it has ended"

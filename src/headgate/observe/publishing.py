@@ -13,6 +13,7 @@ import socket
 import threading
 from typing import Any, Final, NoReturn
 
+from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
@@ -152,6 +153,9 @@ class _Conversation:
             await self._send({"error": said(error)})
 
     async def _told(self, request: dict[str, Any]) -> dict[str, Any]:
+        until = request.get("until")
+        if isinstance(until, (int, float)) and clock.wall() > until:  # this program was stopped, or the machine slept
+            return {"error": "the program was asked too long ago, so nothing was done"}
         try:
             return {"ok": await self._answer(request)}
         except HeadgateError as error:

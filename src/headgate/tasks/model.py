@@ -194,6 +194,11 @@ class RanWith(NamedTuple):
     worker: str | None
 
 
+def remains_of(permit: object) -> RanWith:
+    """What is kept of a permit that has not been given back."""
+    return RanWith(getattr(permit, "resource_id", None), getattr(permit, "worker", None))
+
+
 class Told(NamedTuple):
     """What is kept of an exception when nobody can ask for it any more: text, without the values of resources."""
 
@@ -274,6 +279,8 @@ class Remains(NamedTuple):
     started: Moment | None
     ended: Moment | None
     outcome: Told | Dropped | None
+    ran_with: RanWith | None
+    trail: list[Mark] | None
 
 
 def ended_so(task: TaskRecord) -> Told | Dropped | None:

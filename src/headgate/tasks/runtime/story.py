@@ -7,9 +7,13 @@ last, what it waited for) stands in its `trail`. A task that had no trouble has 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from headgate.core.redaction import redact
 from headgate.tasks.model import Mark, Remains, TaskRecord, Told
+
+if TYPE_CHECKING:
+    from headgate.tasks.runtime.executor import Executor
 
 
 class Story(str):
@@ -37,15 +41,17 @@ def story_of(task: TaskRecord, now: float) -> Story:
     return Story(redact("\n".join([_title(task, now), *shown])))
 
 
-def story_of_past(past: Remains, name: str, pool_id: str) -> Story:
+def story_of_past(past: Remains, owner: Executor) -> Story:
     """What is left of the history of a task that has ended and whose handle nobody holds."""
     began = past.moment.wall
     whose = f" ({_text(past.partition)})" if past.partition is not None else ""
     ended = began if past.ended is None else past.ended.wall
-    title = f"{name}#{past.number}{whose}, {pool_id}/{past.number}: {past.status} after {max(0.0, ended - began):.3f} s"
-    lines = [(began, "submitted")]
-    if past.started is not None:
-        lines.append((past.started.wall, f"attempt {past.attempt} begins"))
+    name = f"{owner.name}#{past.number}{whose}, {owner.id}/{past.number}"
+    title = f"{name}: {past.status} after {max(0.0, ended - began):.3f} s{_tries(past.attempt)}"
+    lines = [(began, "submitted"), *((mark.wall, _told(mark)) for mark in past.trail or ())]
+    if past.started is not None and not _start_of_past_is_told(past):
+        where = "" if past.ran_with is None or owner.explainer is None else owner.explainer.describe(past.ran_with)
+        lines.append((past.started.wall, _told(Mark("began", past.started.wall, where, past.attempt))))
     outcome = past.outcome
     why = "" if outcome is None else f": {outcome.line if isinstance(outcome, Told) else outcome.reason}"
     lines.append((ended, f"{past.status}{why}"))
@@ -63,7 +69,7 @@ def _told(mark: Mark) -> str:
 
 def _start_is_told(task: TaskRecord) -> bool:
     """Is the last start of the task among its marks already?"""
-    last = next((mark for mark in reversed(task.trail or ()) if mark.kind == "ended"), None)
+    last = _last_end(task.trail)
     if task.status == "queued" or last is None or task.started is None:
         return task.status == "queued"
     if not last.again:
@@ -72,13 +78,27 @@ def _start_is_told(task: TaskRecord) -> bool:
     return task.finished and not has_run_since and task.started.now <= task.since.now
 
 
+def _start_of_past_is_told(past: Remains) -> bool:
+    last = _last_end(past.trail)
+    if last is None or past.started is None:
+        return False
+    return not last.again or (past.started.wall <= last.wall and not past.ran_with and past.status != "completed")
+
+
+def _last_end(trail: list[Mark] | None) -> Mark | None:
+    return next((mark for mark in reversed(trail or ()) if mark.kind == "ended"), None)
+
+
+def _tries(attempt: int) -> str:
+    return f", {attempt} attempts" if attempt > 1 else ""
+
+
 def _title(task: TaskRecord, now: float) -> str:
     whose = f" ({_text(task.partition)})" if task.partition is not None else ""
     ends = task.ended.wall if task.ended is not None else now
     state = task.status if task.finished else f"{task.status} for now"
-    tries = f", {task.attempt} attempts" if task.attempt > 1 else ""
     name = f"{task.label}{whose}, {task.owner.id}/{task.number}"
-    return f"{name}: {state} after {max(0.0, ends - task.moment.wall):.3f} s{tries}"
+    return f"{name}: {state} after {max(0.0, ends - task.moment.wall):.3f} s{_tries(task.attempt)}"
 
 
 def _text(value: object) -> str:

@@ -17,7 +17,7 @@ from itertools import count, islice
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
-from headgate.tasks.model import PLAIN, TERMINAL, Moment, Remains, TaskRecord, TaskStatus, ended_so
+from headgate.tasks.model import PLAIN, TERMINAL, Moment, Remains, TaskRecord, TaskStatus, ended_so, remains_of
 from headgate.tasks.scheduling.idempotency import Window, holds_key
 
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
@@ -32,6 +32,9 @@ TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
 }
 """running -> queued: a retry ended an attempt. queued -> failed: nothing can ever serve it. queued, running -> stale:
 the process that owned it ended first."""
+
+_MARKS = 20
+"""Lines of its story that are remembered of a task that nobody holds: the last ones."""
 
 
 class IllegalMove(AssertionError):
@@ -200,7 +203,7 @@ class TaskStates:
 
     def _remember(self, task: TaskRecord) -> None:
         """Keep `Remains` of an ended task, as the plain tuple that is made in half the time (benchmarks/tasks.py)."""
-        status = task.status
+        status, permit, trail = task.status, task.permit, task.trail
         self.finished.append(
             (
                 ref(task),
@@ -215,6 +218,8 @@ class TaskStates:
                 task.started,
                 task.ended,
                 None if status == "completed" else ended_so(task),
+                task.ran_with if permit is None else remains_of(permit),
+                None if trail is None else trail[-_MARKS:],
             )
         )
 
