@@ -241,6 +241,8 @@ def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
     [
         ({"host": "0.0.0.0"}, "beyond this machine"),
         ({"host": "127.0.0.1x"}, r"'127\.0\.0\.1x' is not known"),
+        ({"port": 99999}, "from 0 to 65535"),
+        ({"port": "x"}, "from 0 to 65535"),
         ({"token": "short"}, "at least 16"),
         ({"token": "with a space in it and more"}, "at least 16"),
     ],

@@ -65,6 +65,8 @@ async def test_o01_the_tasks_that_run_longest_are_listed_also_if_others_were_sub
         listed = pool._view(10)["running"]
         assert [(one["number"], one["seconds"]) for one in listed] == [(2, 3.5), (4, 2.5), (3, 0.5)]
         assert [one["number"] for one in pool._view(2)["running"]] == [2, 4]
+        view = pool._view(0)
+        assert (view["tenant_count"], view["tenants"]) == (1, []), "counts are of all"
         await pool.close(cancel=True)
 
 

@@ -131,11 +131,13 @@ def test_o10_actions_are_done_on_the_pools_loop_and_told(program: Program, conne
     assert failure["can_retry"]
     assert "runs again as" in connection.ask("act", action="retry", target=failure["id"])
     eventually(lambda: program.pool.snapshot().failed == 2)
+    with pytest.raises(Refused, match="was retried already"):
+        connection.ask("act", action="retry", target=failure["id"])
     number = next(one.number for one in headgate.registry.pools("tasks") if one.name == name)
     assert "takes no more tasks" in connection.ask("act", action="drain", target=f"#{number}")
     eventually(lambda: pool_of(connection.ask("snapshot"), name)["state"] == "closing")
     stop()
-    assert [(one.action, one.outcome, one.origin) for one in told] == [
+    assert [(one.action, one.outcome, one.origin) for one in told if "retried already" not in one.outcome] == [
         (action, "done", "terminal") for action in ("cancel", "disable", "enable", "resize", "retry", "drain")
     ]
 
@@ -152,6 +154,10 @@ def test_o10_actions_are_done_on_the_pools_loop_and_told(program: Program, conne
         ({"action": "disable", "target": "key-77"}, "no pool here has the resource"),
         ({"action": "resize", "target": "0", "pool": "@pool"}, "from 1 to"),
         ({"action": "resize", "target": "many", "pool": "@pool"}, "from 1 to"),
+        (
+            {"action": "resize", "target": "3", "pool": "@keys"},
+            "is a pool of resources, and this is done to pools of tasks",
+        ),
         ({"action": "explode", "target": "x"}, "is no action"),
         ({"action": ["cancel"], "target": "x"}, "must be a text"),
         ({"action": "cancel", "target": "x" * 2000}, "must be a text"),
@@ -161,7 +167,9 @@ def test_o10_what_cannot_be_done_is_refused_with_its_reason(
     program: Program, connection: Connection, asked: dict[str, Any], words: str
 ) -> None:
     asked = {
-        name: value.replace("@pool", program.pool.name) if isinstance(value, str) else value
+        name: value.replace("@pool", program.pool.name).replace("@keys", program.keys.name)
+        if isinstance(value, str)
+        else value
         for name, value in asked.items()
     }
     with pytest.raises(Refused, match=words):

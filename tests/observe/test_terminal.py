@@ -55,7 +55,9 @@ def test_o10_ps_lists_programs_and_their_pools(published: Program) -> None:
     assert "1 healthy, 1 cooling, 0 disabled" in ran.stdout
     [seen] = json.loads(run_here("ps", "--json").stdout)
     assert seen["pid"] == os.getpid()
-    assert run_here("ps", "--pid", "1").stdout == ""
+    other = run_here("ps", "--pid", "1")
+    assert other.stdout == ""
+    assert "no program with pid 1 can be seen" in other.stderr
 
 
 def test_o10_without_a_program_it_says_how_one_is_seen() -> None:

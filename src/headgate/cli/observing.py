@@ -29,9 +29,14 @@ def found(options: argparse.Namespace) -> list[Program]:
 
     seen = programs(options.pid)
     if not seen:
-        which = "no program can be seen" if options.pid is None else f"no program with pid {options.pid} can be seen"
-        raise WrongCall(f"{which}. {HOW}")
+        raise WrongCall(nothing_seen(options.pid))
     return seen
+
+
+def nothing_seen(pid: int | None) -> str:
+    """Say that no program can be seen, and how one is."""
+    which = "no program can be seen" if pid is None else f"no program with pid {pid} can be seen"
+    return f"{which}. {HOW}"
 
 
 def ask_one(options: argparse.Namespace, ask: str, **more: Any) -> Any:
@@ -89,7 +94,8 @@ def configure_action(parser: argparse.ArgumentParser, action: str, target: str, 
 
 def run_action(options: argparse.Namespace, action: str, target: str | None = None, pool: str | None = None) -> int:
     """Carry out an action and print what was done."""
-    given = {"target": target or options.target, "pool": options.pool if pool is None else pool}
+    named = options.pool if pool is None else pool
+    given = {"target": target or options.target, **({"pool": named} if named else {})}
     done = ask_one(options, "act", action=action, **given)
     if options.json:
         print_json({"action": action, **given, "done": done})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headgate.cli.observing import HOW, add_program
+from headgate.cli.observing import HOW, add_program, nothing_seen
 from headgate.cli.output import complain, one_line, print_json, print_table
 from headgate.cli.workers import shown_age
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     elif seen:
         print_table(TITLES, [row for one in seen for row in rows_of(one)], fold=("program", "state"))
     if not seen:
-        complain("headgate ps", f"no program can be seen. {HOW}")
+        complain("headgate ps", nothing_seen(options.pid))
     return 0
 
 

@@ -129,6 +129,8 @@ def serve(
     put a proxy with TLS, or ssh, in front of it. `source`: other programs than this one.
     """
     _check_installed()
+    if not isinstance(port, int) or not 0 <= port <= 65_535:
+        raise InvalidArgument(f"port must be a whole number from 0 to 65535, got {port!r}", remedy="0 is any free one.")
     try:
         is_local = is_loopback(host)
     except OSError as error:
@@ -136,7 +138,8 @@ def serve(
     if not is_local and not insecure:
         raise InvalidArgument(
             f"host {host!r} is beyond this machine, and the page has no TLS: its token could be read on the way",
-            remedy="Use `ssh -L`, or a proxy with TLS; or pass insecure=True if nobody else can reach this network.",
+            remedy="Use `ssh -L`, or a proxy with TLS; or insecure=True (on the command line --insecure) if nobody "
+            "else can reach this network.",
         )
     chosen = clock.token() if token is None else token.strip()
     if len(chosen) < _SHORTEST or not chosen.isascii() or not chosen.isprintable() or " " in chosen:

@@ -122,8 +122,17 @@ def _pools(kinds: tuple[str, ...], pool: str) -> list[LivePool]:
     elif pool:
         found = [one for one in found if pool in (one.name, getattr(one.pool, "id", None))]
     if not found:
-        raise InvalidArgument(f"there is no such pool here: {shown(pool)!r}" if pool else "there is no such pool here")
+        raise InvalidArgument(_no_such_pool(kinds, pool))
     return found
+
+
+def _no_such_pool(kinds: tuple[str, ...], pool: str) -> str:
+    if not pool:
+        return f"there is no pool of {' or '.join(kinds)} here"
+    others = [one.kind for one in registry.pools() if pool == one.name]
+    if others:
+        return f"{shown(pool)!r} is a pool of {others[0]}, and this is done to pools of {' or '.join(kinds)}"
+    return f"there is no such pool here: {shown(pool)!r}"
 
 
 def _only(found: list[LivePool], what: str) -> LivePool:

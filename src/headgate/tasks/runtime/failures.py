@@ -66,6 +66,6 @@ class Failures:
         if not self._most:
             why, remedy = "the pool keeps no failed tasks", "Make it with TaskPool(keep_failed=100)."
         else:
-            why = f"it did not fail, or it is not among the last {self._most} that did"
+            why = f"it did not fail, was retried already, or is not among the last {self._most} that failed"
             remedy = "A larger keep_failed= keeps more of them."
         raise InvalidArgument(f"{name}#{number} cannot be retried: {why}", remedy=remedy)

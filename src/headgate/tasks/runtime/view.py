@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.tasks.fairness import stats_of
+from headgate.tasks.fairness import KeyAge, stats_of
 from headgate.tasks.model import Moment, Remains, TaskRecord, TaskStatus, Told
 from headgate.tasks.runtime.snapshots import TERMINAL, waiting_for
 
@@ -62,6 +62,8 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
     first = (one.oldest for one in tenants.values() if one.oldest is not None)
     oldest = nlargest(listed, first, key=lambda task: now - task.since.now)
     waits = waiting_for(executor, shared)
+    lags = {key: one.lag for key, one in tenants.items()}  # those that wait longest come first, then those that waited
+    ages, nothing = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys, _Tenant()
     return {
         "id": executor.id,
         "state": executor.state,
@@ -76,8 +78,8 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
         "waiting_for": None if waits is None else dict(waits),
         "jain": round(scheduler.jain, 4),
         "lag": round(max((one.lag for one in tenants.values()), default=0.0), 3),
-        "tenant_count": len(tenants),
-        "tenants": _tenant_rows(executor, tenants, rows),
+        "tenant_count": len(ages),
+        "tenants": [_tenant_row(age, tenants.get(age.key, nothing)) for age in islice(ages, rows)],
         "running": [_task_row(task, now) for task in running],
         "oldest": [_task_row(task, now) for task in oldest],
         "failures": [_failure_row(executor, one) for one in _ended_badly(executor, listed)],
@@ -107,26 +109,16 @@ def _tenants(executor: Executor, now: float) -> dict[Hashable, _Tenant]:
     return tenants
 
 
-def _tenant_rows(executor: Executor, tenants: dict[Hashable, _Tenant], rows: int) -> list[dict[str, Any]]:
-    """The tenants that wait longest, then those that waited lately."""
-    lags = {key: one.lag for key, one in tenants.items()}
-    ages = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys
-    nothing = _Tenant()
-    found = []
-    for age in islice(ages, rows):
-        one = tenants.get(age.key, nothing)
-        found.append(
-            {
-                "tenant": None if age.key is None else shown(age.key),
-                "queued": one.queued,
-                "active": one.active,
-                "lag": round(age.lag, 3),
-                "started": age.count,
-                "p50": round(age.p50, 4),
-                "p99": round(age.p99, 4),
-            }
-        )
-    return found
+def _tenant_row(age: KeyAge, one: _Tenant) -> dict[str, Any]:
+    return {
+        "tenant": None if age.key is None else shown(age.key),
+        "queued": one.queued,
+        "active": one.active,
+        "lag": round(age.lag, 3),
+        "started": age.count,
+        "p50": round(age.p50, 4),
+        "p99": round(age.p99, 4),
+    }
 
 
 def _task_row(task: TaskRecord, now: float) -> dict[str, Any]:
