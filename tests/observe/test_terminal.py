@@ -95,7 +95,7 @@ def test_o10_show_prints_a_story_and_actions_act(published: Program) -> None:
 
 def test_o10_top_prints_once_and_as_json(published: Program) -> None:
     printed = run_here("top", "--once").stdout
-    for heading in ("Task pools", "Tenants", "Resources", "Slowest tasks"):
+    for heading in ("Task pools", "Tenants", "Resources", "Slowest tasks", "Ended badly"):
         assert heading in printed
     assert re.search(r"key-2 +keys \S+ +cooling +[23]\d\d\.\d s", printed)
     [seen] = json.loads(run_here("top", "--json").stdout)
@@ -381,6 +381,21 @@ def test_o10_keys_change_the_settings() -> None:
     assert after("q") is None
     assert after("/\x03") is None
     assert clean("a\x1b\n\u202eb") == "a???b"
+
+
+def test_o10_pools_of_several_programs_are_told_apart_and_what_failed_is_listed() -> None:
+    failure = {"number": 7, "tenant": "ann", "status": "failed", "why": "ValueError: no\x1b", "can_retry": True}
+    first = seen(name="calls", failures=[{**failure, "ended_at": 5.0}])
+    second = {**seen(name="calls", failures=[{**failure, "number": 8, "ended_at": 6.0}]), "pid": 22}
+    texts = ["".join(piece.text for piece in line) for line in frame([first, second], Settings(paused=True), 120, 40)]
+    assert texts[0].startswith("headgate top: PAUSED, 2 programs")
+    assert any(text.startswith("t49 ") and " calls 22 " in text for text in texts)
+    failed = texts[texts.index("Ended badly") + 2 :]
+    assert [text.split() for text in failed] == [
+        [f"calls/{number}", "failed", "yes", "ann", "ValueError:", "no?", pid] for number, pid in ((8, "22"), (7, "1"))
+    ]
+    alone = ["".join(piece.text for piece in line) for line in frame([first], Settings(), 80, 40)]
+    assert any(text.split()[:2] == ["t49", "calls"] and " 1 " not in text[:40] for text in alone)
 
 
 def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:

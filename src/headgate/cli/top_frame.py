@@ -102,9 +102,9 @@ def _title(seen: Sequence[dict[str, Any]], settings: Settings, width: int) -> Li
     pools = [view for one in seen for view in one["pools"] if view["kind"] == "tasks" and "active" in view]
     rate = sum(view.get("point", {}).get("done", 0.0) for view in pools)
     active, queued = sum(view["active"] for view in pools), sum(view["queued"] for view in pools)
-    state = "  PAUSED" if settings.paused else ""
+    state = "PAUSED, " if settings.paused else ""
     programs = "1 program" if len(seen) == 1 else f"{len(seen)} programs"
-    text = f"headgate top: {programs}, {rate:.0f} tasks/s, {active} running, {queued} queued{state}"
+    text = f"headgate top: {state}{programs}, {rate:.0f} tasks/s, {active} running, {queued} queued"
     return [Piece(_cut(text, width), "bold")]
 
 
@@ -123,9 +123,17 @@ def _tables(seen: Sequence[dict[str, Any]], settings: Settings, since: float) ->
     yield _resources(views, settings, since)
     yield _workers(views, settings)
     yield _slowest(views, settings, since)
+    yield _failed(views, settings)
 
 
 Views = list[tuple[dict[str, Any], dict[str, Any]]]
+"""The pools, each with its program."""
+
+
+def _pool(one: dict[str, Any], view: dict[str, Any], views: Views) -> Piece:
+    """The name of a pool, with the pid of its program where several programs have pools of this name."""
+    pids = {other["pid"] for other, its in views if its["name"] == view["name"]}
+    return Piece(clean(view["name"]) if len(pids) < 2 else f"{_cut(clean(view['name']), 9)} {one['pid']}")
 
 
 def _pools(views: Views, settings: Settings) -> Table:
@@ -157,14 +165,14 @@ def _pools(views: Views, settings: Settings) -> Table:
 
 def _tenants(views: Views, settings: Settings, since: float) -> Table:
     rows = []
-    for _, view in views:
+    for one, view in views:
         for row in view.get("tenants", ()) if view["kind"] == "tasks" else ():
             name = "(none)" if row["tenant"] is None else row["tenant"]
             if _fits(settings, name, view["name"]):
                 lag = row["lag"] + since if row["queued"] else 0.0
                 cells = [
                     Piece(clean(name), "bold"),
-                    Piece(clean(view["name"])),
+                    _pool(one, view, views),
                     Piece(str(row["active"])),
                     Piece(str(row["queued"])),
                     Piece(f"{lag:.1f} s" if lag else "", "yellow" if lag > 10 else ""),
@@ -181,7 +189,7 @@ _COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red", "no
 
 def _resources(views: Views, settings: Settings, since: float) -> Table:
     rows = []
-    for _, view in views:
+    for one, view in views:
         for row in view.get("resources", ()) if view["kind"] == "resources" else ():
             if _fits(settings, row["id"], view["name"]):
                 left = max(0.0, row["cooldown"] - since)
@@ -193,7 +201,7 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
                 refused = row["cooldowns"] + row["disables"]
                 cells = [
                     Piece(clean(row["id"]), "bold"),
-                    Piece(clean(view["name"])),
+                    _pool(one, view, views),
                     Piece(status.removesuffix("_down").replace("_", " "), _COLOURS[status]),
                     Piece(f"{left:.1f} s" if left else ""),
                     Piece(f"{row['in_flight']}{most}"),
@@ -207,13 +215,13 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
 
 def _workers(views: Views, settings: Settings) -> Table:
     rows = []
-    for _, view in views:
+    for one, view in views:
         for row in view.get("workers", ()) if view["kind"] == "workers" else ():
             if _fits(settings, row["uid"], view["name"], str(row["pid"])):
                 bad = row["state"] in ("lost", "blocked")
                 cells = [
                     Piece(clean(row["uid"]), "bold"),
-                    Piece(clean(view["name"])),
+                    _pool(one, view, views),
                     Piece(str(row["pid"] or "")),
                     Piece(row["state"], "red" if bad else "green" if row["state"] == "ready" else "yellow"),
                     Piece(str(row["in_flight"])),
@@ -226,23 +234,46 @@ def _workers(views: Views, settings: Settings) -> Table:
 
 def _slowest(views: Views, settings: Settings, since: float) -> Table:
     rows = []
-    for _, view in views:
+    for one, view in views:
         for row in view.get("running", ()) if view["kind"] == "tasks" else ():
             tenant = "" if row["tenant"] is None else row["tenant"]
             name = f"{view['name']}/{row['number']}"
             if _fits(settings, name, tenant, row["what"]):
                 cells = [
                     Piece(f"{_cut(clean(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(f"{row['seconds'] + since:.1f} s"),
                     Piece(clean(tenant)),
                     Piece(clean(row["what"].rpartition(".")[2])),
-                    Piece(f"{row['seconds'] + since:.1f} s"),
                     Piece(str(row["attempt"])),
                     Piece(clean(row["resource"] or "")),
                     Piece(clean(row["worker"] or "")),
+                    Piece(str(one["pid"])),
                 ]
                 rows.append((cells, row["seconds"], name, row["attempt"]))
-    titles = ("task", "tenant", "function", "running for", "try", "resource", "worker")
-    return Table("Slowest tasks", titles, (None, 14, 16, 11, 4, 12, 13), _sorted(rows, settings))
+    titles = ("task", "running for", "tenant", "function", "try", "resource", "worker", "pid")
+    return Table("Slowest tasks", titles, (None, 11, 14, 16, 4, 12, 13, 8), _sorted(rows, settings))
+
+
+def _failed(views: Views, settings: Settings) -> Table:
+    """The last that ended badly, newest first in whatever order the others are."""
+    rows = []
+    for one, view in views:
+        for row in view.get("failures", ()) if view["kind"] == "tasks" else ():
+            tenant = "" if row["tenant"] is None else row["tenant"]
+            name = f"{view['name']}/{row['number']}"
+            if _fits(settings, name, tenant, row["why"]):
+                cells = [
+                    Piece(f"{_cut(clean(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(row["status"], "red"),
+                    Piece("yes" if row["can_retry"] else ""),
+                    Piece(clean(tenant)),
+                    Piece(clean(row["why"])),
+                    Piece(str(one["pid"])),
+                ]
+                rows.append((row["ended_at"] or 0.0, cells))
+    rows.sort(key=lambda row: -row[0])
+    titles = ("task", "ended", "retry?", "tenant", "why", "pid")
+    return Table("Ended badly", titles, (None, 9, 6, 14, 40, 8), [cells for _, cells in rows])
 
 
 Ranked = tuple[list[Piece], float, str, float]
