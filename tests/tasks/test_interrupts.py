@@ -151,9 +151,11 @@ class Program:
 @pytest.mark.parametrize(
     "way",
     [
-        "in_tasks",
         "in_map",
-        *(pytest.param(way, marks=pytest.mark.soak) for way in ("in_as_completed", "in_gather", "in_the_exit")),
+        *(
+            pytest.param(way, marks=pytest.mark.soak)
+            for way in ("in_tasks", "in_as_completed", "in_gather", "in_the_exit")
+        ),
     ],
 )
 def test_t18_a_pool_that_is_left_by_ctrl_c_says_so_in_one_line(tmp_path: Path, way: str) -> None:
