@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.integration
+from tests.tasks.programs import Program
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_programs")]
 
 PATIENCE = 60.0
 """Real seconds after which a program is taken to hang."""
@@ -92,7 +94,7 @@ def upstream() -> Iterator[Upstream]:
 def run(folder: Path, server: Upstream, *, until: int | None, what: signal.Signals) -> tuple[int, list[str]]:
     """Run the program, signal it when the upstream was paid so often, and return its code and what it printed."""
     environment = {**os.environ, "HEADGATE_DIR": str(folder / "journal")}
-    process = subprocess.Popen(
+    process = Program(
         [sys.executable, PROGRAM, folder, server.url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -260,7 +262,7 @@ def interrupted(folder: Path, way: str, *signals: signal.Signals) -> tuple[int, 
     """Start a program, send it signals when it is ready, and return its code, its output and its log."""
     file = folder / "ways.py"
     file.write_text(WAYS)
-    process = subprocess.Popen(
+    process = Program(
         [sys.executable, file, way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     hangs = threading.Timer(PATIENCE, process.kill)

@@ -15,7 +15,7 @@ import pytest
 from headgate.stores import SqliteStore
 from tests.stores.shared.support import PATIENCE, Listener, Process, ask, eventually, gone, increment, read, wake, who
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_programs")]
 
 NEVER = 600.0
 """A heartbeat that does not come: what a test waits for must come by itself."""
