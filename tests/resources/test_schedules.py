@@ -62,7 +62,7 @@ def test_the_judge_sees_a_broken_rule(broken: str, monkeypatch: pytest.MonkeyPat
 
 
 MINORS = [
-    # This one has just been tested. Cancellation changed with 3.13 for the last time.
+    # This one has just been tested. Of the others one is tried each time, all in the soak.
     pytest.param(minor, marks=[pytest.mark.soak] if minor != 13 or minor == sys.version_info.minor else [])
     for minor in (11, 12, 13, 14)
 ]
