@@ -26,7 +26,7 @@ Texts = Mapping[str, str]
 def without_docstring(sources: Texts) -> Iterator[str]:
     for path, text in sources.items():
         is_private = any(part.startswith("_") and part != "__init__.py" for part in Path(path).parts)
-        if not is_private and ast.get_docstring(ast.parse(text, path)) is None:
+        if not is_private and not text.startswith('"""') and ast.get_docstring(ast.parse(text, path)) is None:
             yield f"{path} has no docstring: say in one line what it is for"
 
 

@@ -217,10 +217,12 @@ RULES = (layers, no_bare_root, purity, one_clock)
 @cache
 def _nodes(source: str) -> tuple[ast.AST, ...]:
     """What imports: every rule asks for the same. The whole trees are not kept, for each `gc.collect()` to come."""
-    return tuple(filter(_imports, _running(ast.parse(source))))
+    # `import` is a statement; expressions import only by these functions.
+    kinds = (ast.AST,) if "import_module" in source or "__import__" in source else STATEMENTS
+    return tuple(filter(_is_import, _running(ast.parse(source), kinds)))
 
 
-def _imports(node: ast.AST) -> bool:
+def _is_import(node: ast.AST) -> bool:
     match node:
         case ast.Import() | ast.ImportFrom():
             return True
@@ -283,14 +285,26 @@ def imports(path: str, sources: Sources) -> Iterator[Import]:
                 yield Import(name, ast.unparse(node))
 
 
-def _running(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for otherwise in child.orelse:
-                yield from _running(otherwise)
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+"""What stands in statements and has statements in it."""
+
+
+def _running(tree: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+    """Every node of these kinds, without what is for type checkers only."""
+    waiting = [tree]
+    while waiting:
+        yield (node := waiting.pop())
+        if isinstance(node, ast.If) and _is_for_checkers(node.test):
+            waiting += reversed(node.orelse)
         else:
-            yield from _running(child)
+            waiting += reversed([child for child in ast.iter_child_nodes(node) if isinstance(child, kinds)])
+
+
+def _is_for_checkers(test: ast.expr) -> bool:
+    match test:
+        case ast.Name("TYPE_CHECKING") | ast.Attribute(ast.Name("typing"), "TYPE_CHECKING"):
+            return True
+    return False
 
 
 def _base(node: ast.ImportFrom, path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -34,6 +35,13 @@ OTHER_LIBRARIES = {
 }
 """Underscore names of the standard library and of dependencies that are used, and why."""
 
+SUSPECT = re.compile(
+    rf"(?<![^.\w]self)(?<![^.\w]cls)\s*\.[ \t]*_(?!_)(?!(?:version|{'|'.join(n[1:] for n in OTHER_LIBRARIES)})\b)"
+    r"|^\s*from\s+\S+\s+import\b(?:\s*\([^)]*?|[^\n]*?)[\s(,]_(?!_)",
+    re.MULTILINE,
+)
+"""What a source contains if it uses such a name of another. Most do not, and need not be parsed."""
+
 
 def defined_in(tree: ast.Module) -> set[str]:
     """The underscore names that this module gives to anything: functions, classes, variables, attributes, slots."""
@@ -57,6 +65,8 @@ def is_private(name: str) -> bool:
 
 def uses_of_others(path: str, source: str) -> Iterator[str]:
     """Each use in this module of an underscore name that it does not define itself."""
+    if not SUSPECT.search(source):
+        return
     tree = ast.parse(source, path)
     own = defined_in(tree) | OTHER_LIBRARIES.keys()
     for node in ast.walk(tree):
@@ -92,7 +102,10 @@ def test_no_module_uses_the_underscore_names_of_another(sources: Mapping[str, st
         "del pool._engine",
         "pool._start()",
         "class A:\n    def f(self, other):\n        return other.pool._engine._rotation",
+        "x.self._engine",
         "from headgate.tasks.pool import _loaded",
+        "from headgate.tasks.pool import (\n    loaded,\n    _loaded,\n)",
+        "def late():\n    from headgate.tasks.pool import loaded as pool, _loaded",
     ],
 )
 def test_a_planted_use_is_reported(planted: str) -> None:

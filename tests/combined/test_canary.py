@@ -42,7 +42,7 @@ FEW_VALUES = pytest.mark.parametrize(
     "make",
     [pytest.param(make, id=kind, marks=() if kind in FEW else pytest.mark.soak) for kind, make in VALUES.items()],
 )
-"""On workers the same is said again, of what travels there."""
+"""Of tasks and on workers the same is said again: the others are tried with a resource pool."""
 
 
 class Heard:
@@ -146,7 +146,7 @@ def test_r07_in_nothing_that_a_resource_pool_says(make: Callable[[str], Any], he
     heard.check("rate limited", "was revoked", "the classifier of", "on_state_change callback failed", "listener")
 
 
-@VALUE
+@FEW_VALUES
 @pytest.mark.parametrize("with_resources", [True, False], ids=["with resources", "without"])
 def test_r07_in_nothing_that_a_task_pool_says(make: Callable[[str], Any], heard: Heard, with_resources: bool) -> None:
     """Without resources: the tasks themselves use the keys."""
@@ -191,7 +191,7 @@ def test_r07_in_nothing_that_a_task_pool_says(make: Callable[[str], Any], heard:
     heard.check("pool_requeue", "pool_unseen_failures", "a callback at the end of", "TaskSnapshot", "refused")
 
 
-@VALUE
+@FEW_VALUES
 def test_r07_in_no_journal(make: Callable[[str], Any], heard: Heard) -> None:
     async def main() -> None:
         for _ in range(2):

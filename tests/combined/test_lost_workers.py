@@ -16,7 +16,12 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize(
-    ("workers", "retries", "keys"), [(1, 1, False), (3, 1, True), pytest.param(3, 2, False, marks=pytest.mark.soak)]
+    ("workers", "retries", "keys"),
+    [
+        pytest.param(1, 1, False, marks=pytest.mark.soak),
+        (3, 1, True),
+        pytest.param(3, 2, False, marks=pytest.mark.soak),
+    ],
 )
 def test_w92_a_task_that_crashes_fails_by_itself(log: str, workers: int, retries: int, keys: bool) -> None:
     async def main() -> None:

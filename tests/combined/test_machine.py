@@ -300,11 +300,11 @@ def weather(seeds: range, day: Any) -> None:
 
 
 def test_t81_random_days_break_no_rule(scale: float) -> None:
-    weather(range(max(8, int(300 * scale**1.3))), lambda seed: Day(seed, 150).main())
+    weather(range(max(5, int(300 * scale**1.8))), lambda seed: Day(seed, 150).main())
 
 
 def test_t81_a_few_long_days(scale: float) -> None:
-    steps = 1500 if scale >= 1 else 600
+    steps = 1500 if scale >= 1 else 400
     weather(range(1000, 1000 + max(1, int(20 * scale**1.3))), lambda seed: Day(seed, steps).main())
 
 

@@ -77,7 +77,7 @@ class Watch:
 
 
 def test_t81_t22_a_storm_on_real_workers(scale: float) -> None:
-    tasks, kills = max(400, int(5000 * scale)), max(2, int(12 * scale))
+    tasks, kills = max(250, int(5000 * scale**1.4)), max(1, int(12 * scale))
     chance = random.Random(7)
 
     async def main() -> None:

@@ -819,7 +819,10 @@ def calls_of(main: Callable[[], Any]) -> int:
     return calls
 
 
-@pytest.mark.parametrize("queue", EVERY_STRATEGY)
+@pytest.mark.parametrize(
+    "queue",
+    [pytest.param(one, marks=() if one in ("fifo", "fair_share") else pytest.mark.soak) for one in EVERY_STRATEGY],
+)
 def test_t25_parked_classes_cost_the_others_nothing(queue: str) -> None:
     """A parked class is not looked at again before something that it could use is there."""
 
@@ -844,7 +847,7 @@ def test_t25_parked_classes_cost_the_others_nothing(queue: str) -> None:
     assert per_task(60) < 4 * per_task(1), "the line asks each want once, and no task"
 
 
-@pytest.mark.parametrize("queue", ["fifo", "fair_round_robin"])
+@pytest.mark.parametrize("queue", [pytest.param("fifo", marks=pytest.mark.soak), "fair_round_robin"])
 def test_t25_many_classes_that_want_the_same_key_cost_little_more_than_few(queue: str) -> None:
     async def day(classes: int, tasks: int) -> None:
         keys = exclusive("only")

@@ -191,7 +191,6 @@ def test_line_sys_exit_in_a_task_that_runs_here_ends_the_program_as_in_asyncio(t
     ("what", "how"),
     [
         ("leaves", "sent"),
-        ("interrupts", "Task"),
         *(
             pytest.param(what, how, marks=pytest.mark.soak)
             for what, how in [
@@ -199,6 +198,7 @@ def test_line_sys_exit_in_a_task_that_runs_here_ends_the_program_as_in_asyncio(t
                 ("leaves_plainly", "sent"),
                 ("leaves_plainly", "Task"),
                 ("interrupts", "sent"),
+                ("interrupts", "Task"),
             ]
         ),
     ],

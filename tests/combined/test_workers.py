@@ -33,6 +33,7 @@ from headgate import (
 from headgate.testing import capture_events, no_leaks
 from tests.combined import combined_jobs
 from tests.combined.combined_support import Apart, Line, noted, tell
+from tests.conftest import SCALE
 from tests.resources.support import in_flight, keys, status
 from tests.workers.support import in_flight as calls_in_flight
 from tests.workers.support import lines, pids, run, script, states, until
@@ -1049,7 +1050,7 @@ def test_t81_a_program_whose_functions_are_in_main(tmp_path: Path) -> None:
 def test_t81_many_tasks_and_none_is_lost(line: Line) -> None:
     async def main() -> None:
         chosen = keys("a", "b", "c")
-        count = 2000
+        count = 2000 if SCALE >= 1 else 500
         async with line.pool(chosen, max_concurrent=64) as pool:
             if line.leases:
                 handles = [await pool.submit(combined_jobs.number, n) for n in range(count)]
@@ -1068,11 +1069,12 @@ def test_t81_many_tasks_and_none_is_lost(line: Line) -> None:
 def test_t81_many_tasks_with_trouble_and_none_is_lost(shared: Apart) -> None:
     async def main() -> None:
         chosen = keys("a", "b", "c", max_attempts=1000)
+        count = 400 if SCALE >= 1 else 150
         async with TaskPool(max_concurrent=32, resources=chosen, workers=shared.pool) as pool:
-            handles = [await pool.submit(combined_jobs.stormy, n) for n in range(400)]
-            assert await asyncio.gather(*handles) == list(range(400))
-            assert pool.snapshot(0).completed == 400
-        assert (in_flight(chosen), chosen.stats().successes) == (0, 400)
+            handles = [await pool.submit(combined_jobs.stormy, n) for n in range(count)]
+            assert await asyncio.gather(*handles) == list(range(count))
+            assert pool.snapshot(0).completed == count
+        assert (in_flight(chosen), chosen.stats().successes) == (0, count)
         assert chosen.stats().cooldowns > 0
 
     shared(main)

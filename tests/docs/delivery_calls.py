@@ -243,7 +243,7 @@ async def blocked_before_it_begins(lab: Lab) -> None:
         await holder
 
 
-@calls(BLOCKED_BEFORE, apart=True)
+@calls(BLOCKED_BEFORE, apart=True, soak=True)
 async def no_thread_place(lab: Lab) -> None:
     """Plain calls past their timeout hold all threads of one worker."""
     async with WorkerPool(spawn=2) as pool:
@@ -260,7 +260,7 @@ async def no_thread_place(lab: Lab) -> None:
         assert one != fresh
 
 
-@calls("no worker is ready for `quorum_timeout` seconds", apart=True)
+@calls("no worker is ready for `quorum_timeout` seconds", apart=True, soak=True)
 async def no_worker_in_time(lab: Lab) -> None:
     async with WorkerPool(spawn=1, worker=jobs.factory(jobs.Starting(lab.path))) as pool:
         pool._quorum_timeout = 0.3  # not from the beginning: starting may take longer
@@ -296,7 +296,7 @@ async def dispatch_timeout(lab: Lab) -> None:
         assert found <= {"result", "DispatchTimeout"}
 
 
-@calls("no worker of the pool was ever ready: five end within 30 s while they start", apart=True)
+@calls("no worker of the pool was ever ready: five end within 30 s while they start", apart=True, soak=True)
 async def never_ready(lab: Lab) -> None:
     tell(lab.path, "broken")
 
@@ -326,7 +326,7 @@ async def none_is_left(lab: Lab) -> None:
 # -- its worker is lost -----------------------------------------------------------------------------------------------
 
 
-@calls("its worker is lost before the call was sent", apart=True)
+@calls("its worker is lost before the call was sent", apart=True, soak=True)
 async def lost_before_it_was_sent(lab: Lab) -> None:
     for fn in (routine(jobs.returns), again(jobs.returns, retries=1)):
         async with WorkerPool(spawn=2) as pool:  # lazy: nothing is connected
@@ -458,7 +458,7 @@ async def timeout(lab: Lab) -> None:
         assert (len(begun(path)), ended(path)) == (1, ["finally"]), "it had ended on the worker"
 
 
-@calls("it runs longer than its `timeout`", apart=True)
+@calls("it runs longer than its `timeout`", apart=True, soak=True)
 async def timeout_and_a_slow_end(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         error = await within(7, lab.outcome(routine(timeout=0.2)(jobs.ends_slowly)(lab.path, 60)))
@@ -503,7 +503,7 @@ async def timeout_of_a_held_loop(lab: Lab) -> None:
         assert len(begun(lab.path)) == 1
 
 
-@calls(UNSTOPPABLE, apart=True)
+@calls(UNSTOPPABLE, apart=True, soak=True)
 async def timeout_of_an_import(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         slow = routine(timeout=0.2)(jobs.returns)
@@ -529,7 +529,7 @@ async def caller_is_cancelled(lab: Lab) -> None:
         assert len(ended(path)) == len(begun(path))
 
 
-@calls("its caller is cancelled", apart=True)
+@calls("its caller is cancelled", apart=True, soak=True)
 async def caller_is_cancelled_and_it_ends_slowly(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         call = asyncio.create_task(routine(jobs.ends_slowly)(lab.path, 60))
@@ -585,7 +585,11 @@ async def cancelled_and_lost(lab: Lab) -> None:
 # -- its worker or its pool ends --------------------------------------------------------------------------------------
 
 
-@calls("its worker is stopped and does not wait for it: `resize` after `shutdown_timeout`, a second SIGINT", apart=True)
+@calls(
+    "its worker is stopped and does not wait for it: `resize` after `shutdown_timeout`, a second SIGINT",
+    apart=True,
+    soak=True,
+)
 async def worker_is_stopped(lab: Lab) -> None:
     async with WorkerPool(spawn=2, shutdown_timeout=0.2) as pool:
         for how in ("resize", "SIGINT"):
@@ -704,7 +708,7 @@ async def block_is_left(lab: Lab) -> None:
     assert len(begun(path)) == 1
 
 
-@calls("the pool's block is left between two steps of a stream", apart=True)
+@calls("the pool's block is left between two steps of a stream", apart=True, soak=True)
 async def block_is_left_by_a_stream(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         stream = routine(jobs.items)(lab.path, None)
@@ -746,7 +750,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@calls("the caller's process is killed", apart=True)
+@calls("the caller's process is killed", apart=True, soak=True)
 async def caller_is_killed(lab: Lab) -> None:
     with subprocess.Popen(  # noqa: ASYNC220 - takes a moment
         [sys.executable, "-c", DOOMED, lab.path], env=environment(), stdout=subprocess.PIPE, bufsize=0

@@ -498,7 +498,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@tasks("the client's process is killed", apart=True)
+@tasks("the client's process is killed", apart=True, soak=True)
 async def client_dies(lab: Lab) -> None:
     with started(DURABLE, lab.path) as client:
         pid, pool_id = (await asyncio.to_thread(read_line, client.stdout)).split()

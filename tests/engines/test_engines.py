@@ -49,6 +49,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
+@mostly_dask
 def test_p02_p03_placements_on_engines_keep_the_contract(engine: Any) -> None:
     check_placement(engine.placement, patience=30, keeps_connections=True)
 

@@ -131,6 +131,7 @@ def tenants_do_not_wait_behind_the_flood(printed: str) -> None:
     assert float(jain[1]) > 0.95 > 0.7 > float(jain[2])
 
 
+@pytest.mark.soak
 def test_a_reader_that_leaves_ends_it_in_silence() -> None:
     with subprocess.Popen(command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
@@ -141,6 +142,7 @@ def test_a_reader_that_leaves_ends_it_in_silence() -> None:
         assert demo.wait(timeout=30) == 1
 
 
+@pytest.mark.soak
 def test_few_calls_are_fine_too() -> None:
     printed = run_piped("--calls", "1", "--slots", "1")
     assert (count("answered", printed), count("lost results", printed)) == (1, 0)
@@ -217,17 +219,22 @@ def test_a_terminal_gets_a_table_drawn_in_place() -> None:
     assert count("lost results", written) == 0
 
 
+@pytest.fixture(scope="module")
+def narrow() -> str:
+    """What it writes to a narrow terminal without colours."""
+    return run_on_terminal(30, 24, NO_COLOR="1")
+
+
 @pytest.mark.parametrize("columns", [30, pytest.param(60, marks=pytest.mark.soak)])
-def test_a_narrow_terminal_gets_fewer_columns_and_no_line_that_wraps(columns: int) -> None:
-    frame = last_frame(run_on_terminal(columns, 24))
+def test_a_narrow_terminal_gets_fewer_columns_and_no_line_that_wraps(columns: int, narrow: str) -> None:
+    frame = last_frame(narrow if columns == 30 else run_on_terminal(columns, 24))
     assert max(len(line) for line in frame) < columns
     assert frame[2].split()[:2] == ["key", "status"]
 
 
-def test_a_terminal_can_be_without_colours() -> None:
-    written = run_on_terminal(80, 24, NO_COLOR="1")
-    assert "\x1b[K" in written
-    assert not COLOUR.search(written)
+def test_a_terminal_can_be_without_colours(narrow: str) -> None:
+    assert "\x1b[K" in narrow
+    assert not COLOUR.search(narrow)
 
 
 @pytest.mark.parametrize(("lines", "term"), [(10, "xterm"), pytest.param(24, "dumb", marks=pytest.mark.soak)])

@@ -74,7 +74,10 @@ def learning(*keys: str, **options: Any) -> ResourcePool[str]:
     return ResourcePool({key: key for key in keys}, quota="learn", cancel_siblings=False, **options)
 
 
-@pytest.mark.parametrize("family", ["openai", "anthropic", "ietf"])
+@pytest.mark.parametrize(
+    "family",
+    ["openai", pytest.param("anthropic", marks=pytest.mark.soak), pytest.param("ietf", marks=pytest.mark.soak)],
+)
 def test_h10_a_transport_learns_from_every_family_of_headers(family: str, upstream: Upstream) -> None:
     limits = Limits(10, per=1.0, family=family)
     upstream.answers = {"a": limits, "b": limits}

@@ -76,7 +76,11 @@ def results(started: list[subprocess.Popen[str]]) -> list[int]:
     return [int(process.communicate(timeout=60)[0]) for process in started]
 
 
-@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgres", marks=pytest.mark.soak)], indirect=True)
+@pytest.mark.parametrize(
+    "store",
+    [pytest.param("sqlite", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.soak)],
+    indirect=True,
+)
 def test_h12_three_processes_learn_one_quota(store: str, upstream: Upstream, tmp_path: Path) -> None:
     limits = Limits(30, per=1.0)
     upstream.answers = {"planted-key": limits}
@@ -89,7 +93,7 @@ def test_h12_three_processes_learn_one_quota(store: str, upstream: Upstream, tmp
     assert not any(b"planted-key" in path.read_bytes() for path in files)  # G24
 
 
-@pytest.mark.parametrize("store", ["postgres", pytest.param("sqlite", marks=pytest.mark.soak)], indirect=True)
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgres", marks=pytest.mark.soak)], indirect=True)
 def test_h10_three_processes_keep_one_quota_also_if_one_is_killed(store: str, upstream: Upstream) -> None:
     window = SlidingWindow()
     upstream.answers = {"planted-key": window}

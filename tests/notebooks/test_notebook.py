@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,12 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 EXECUTE = """
 import json, sys, nbformat, nbclient
-cells = json.load(sys.stdin)
-book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-nbclient.NotebookClient(book, timeout=60, kernel_name="python3", allow_errors=True).execute()
-json.dump([cell.outputs for cell in book.cells], sys.stdout)
+shown = []
+for cells in json.load(sys.stdin):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, timeout=60, kernel_name="python3", allow_errors=True).execute()
+    shown.append([cell.outputs for cell in book.cells])
+json.dump(shown, sys.stdout)
 """
 
 CELLS = {
@@ -60,39 +61,42 @@ CELLS = {
     "pool = await opened.enter_async_context(TaskPool('review', max_concurrent=2, workers=workers))\n"
     "print(await (await pool.submit(add, 1, 2)))",
     "close": "await opened.aclose()\nprint(pool, workers)",
+    # What the errors above say to do.
+    "made": "pool = headgate.TaskPool('review')",
+    "made again": "await headgate.pool_get('review').close()\npool = headgate.TaskPool('review')",
+    "called": "keys = headgate.ResourcePool({'a': 'sk-aaaa'})\nasync def call(key): return 'called'",
+    "called in a thread": "print(await keys.run(call), await asyncio.to_thread(keys.run_sync, lambda key: 'thread'))",
 }
+EXAMPLE = json.loads((ROOT / "examples" / "notebook.ipynb").read_text("utf-8"))["cells"]
 
 Outputs = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def execute(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], list[Outputs]]:
-    """Execute cells in a kernel of their own, and return what each of them showed."""
+def executed(tmp_path_factory: pytest.TempPathFactory) -> list[list[Outputs]]:
+    """What each cell showed, above and of the example, in a kernel for each."""
     folder = str(tmp_path_factory.mktemp("jupyter"))
     places = dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"), folder)
     environment = {**os.environ, **places, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), *sys.path]))}
-
-    def execute(cells: list[str]) -> list[Outputs]:
-        ended = subprocess.run(
-            [sys.executable, "-c", EXECUTE],
-            input=json.dumps(cells),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=environment,
-            cwd=folder,
-        )
-        assert ended.returncode == 0, ended.stderr
-        found: list[Outputs] = json.loads(ended.stdout)
-        return found
-
-    return execute
+    example = ["".join(cell["source"]) for cell in EXAMPLE if cell["cell_type"] == "code"]
+    ended = subprocess.run(
+        [sys.executable, "-c", EXECUTE],
+        input=json.dumps([list(CELLS.values()), example]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+        cwd=folder,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: list[list[Outputs]] = json.loads(ended.stdout)
+    return found
 
 
 @pytest.fixture(scope="module")
-def shown(execute: Callable[[list[str]], list[Outputs]]) -> dict[str, Outputs]:
-    return dict(zip(CELLS, execute(list(CELLS.values())), strict=True))
+def shown(executed: list[list[Outputs]]) -> dict[str, Outputs]:
+    return dict(zip(CELLS, executed[0], strict=True))
 
 
 def text_of(outputs: Outputs) -> str:
@@ -153,7 +157,7 @@ def test_c33_progress_is_drawn_in_its_place(shown: dict[str, Outputs]) -> None:
     assert not [output for output in outputs if output.get("name") == "stderr"]
 
 
-def test_c33_remedies_work_in_a_cell(shown: dict[str, Outputs], execute: Callable[[list[str]], list[Outputs]]) -> None:
+def test_c33_remedies_work_in_a_cell(shown: dict[str, Outputs]) -> None:
     """What an error says to do can be done where it was raised."""
     same_name, blocks, no_pool = (error_of(shown[cell]) for cell in ("same name", "blocks", "no pool"))
     assert "DuplicatePool" in same_name
@@ -161,21 +165,11 @@ def test_c33_remedies_work_in_a_cell(shown: dict[str, Outputs], execute: Callabl
     assert "await pool.run(...)" in blocks
     assert "async with headgate.TaskPool(workers=workers) as pool:" in no_pool
     assert "asyncio.run(" not in same_name + blocks + no_pool
-    results = execute(
-        [
-            "import headgate\npool = headgate.TaskPool('review')",
-            "await headgate.pool_get('review').close()\npool = headgate.TaskPool('review')",
-            "keys = headgate.ResourcePool({'a': 'sk-aaaa'})\nasync def call(key): return 'called'",
-            "import asyncio\nprint(await keys.run(call), await asyncio.to_thread(keys.run_sync, lambda key: 'thread'))",
-        ]
-    )
-    assert [error_of(outputs) for outputs in results] == [""] * 4
-    assert text_of(results[-1]) == "called thread"
+    assert [error_of(shown[cell]) for cell in ("made", "made again", "called", "called in a thread")] == [""] * 4
+    assert text_of(shown["called in a thread"]) == "called thread"
 
 
-def test_c33_the_example_runs(execute: Callable[[list[str]], list[Outputs]]) -> None:
-    book = json.loads((ROOT / "examples" / "notebook.ipynb").read_text("utf-8"))
-    cells = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"]
-    assert all(not cell.get("outputs") for cell in book["cells"]), "outputs are not kept in the repository"
-    results = execute(cells)
-    assert [error_of(outputs) for outputs in results] == [""] * len(cells)
+def test_c33_the_example_runs(executed: list[list[Outputs]]) -> None:
+    assert all(not cell.get("outputs") for cell in EXAMPLE), "outputs are not kept in the repository"
+    assert executed[1]
+    assert [error_of(outputs) for outputs in executed[1]] == [""] * len(executed[1])

@@ -145,7 +145,7 @@ def test_o31_what_is_not_sampled_is_not_sampled_inside_either() -> None:
     assert traces.names() == []
 
 
-@pytest.mark.parametrize("sample", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("sample", [0.0, 0.05, pytest.param(1.0, marks=pytest.mark.soak)])
 def test_o31_a_share_of_the_tasks_is_traced_each_as_a_whole(sample: float) -> None:
     traces = Traces(TracerProvider())
     uninstall = opentelemetry.install(traces.provider, sample=sample)

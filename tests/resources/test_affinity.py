@@ -24,6 +24,7 @@ from tests.conftest import SCALE, seeds
 from tests.resources.support import Gate, ident, in_flight, keys
 
 USERS = [f"user-{number}" for number in range(2000)]
+LARGE = 10_000 if SCALE >= 1 else 2_000
 
 
 def rotation_of(*members: str | Resource[None], limit: int | None = None) -> Rotation:
@@ -53,7 +54,7 @@ def homes(rotation: Rotation) -> dict[str, str]:
 # -- the order ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [3, 10, 100])
+@pytest.mark.parametrize("count", [3, 10, pytest.param(100, marks=pytest.mark.soak)])
 def test_r24_affinities_are_spread_evenly(count: int) -> None:
     found = Counter(homes(rotation_of(*names(count))).values())
     expected = len(USERS) / count
@@ -77,7 +78,7 @@ def test_r24_a_newcomer_takes_only_its_own(count: int) -> None:
     assert len(moved) == pytest.approx(2000 / (count + 1), rel=0.5)
 
 
-@pytest.mark.parametrize("count", [3, 60])
+@pytest.mark.parametrize("count", [3, pytest.param(60, marks=pytest.mark.soak)])
 def test_r24_who_leaves_leaves_only_its_own(count: int) -> None:
     rotation = rotation_of(*names(count))
     before = homes(rotation)
@@ -208,7 +209,7 @@ def test_r24_spilling_goes_by_the_order_at_any_load(seed: int, depth: int, monke
     chance = random.Random(seed)
     rotation = rotation_of(*(Resource(name, None, 1, tags=[*chance.choice(["", "x"])]) for name in names(120)))
     flights: list[Use] = []
-    for _ in range(600 if SCALE >= 1 else 200):
+    for _ in range(600 if SCALE >= 1 else 100):
         ends = chance.choice([0, 0, 1, 1, 2, 30])
         for _ in range(min(ends, len(flights))):
             rotation.ok(flights.pop(chance.randrange(len(flights))))
@@ -241,7 +242,7 @@ def test_r24_without_an_affinity_it_is_round_robin() -> None:
 
 
 def test_r24_at_ten_thousand_a_known_affinity_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rotation = rotation_of(*names(10_000))
+    rotation = rotation_of(*names(LARGE))
     expected = [favourite(rotation, user) for user in USERS[:50]]
     rotation.add(Resource("new", None))
     measured = 0

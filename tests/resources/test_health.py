@@ -532,7 +532,7 @@ class Delays(RuleBasedStateMachine):
 
 TestDelays = Delays.TestCase
 TestDelays.settings = settings(
-    max_examples=max(20, int(400 * SCALE)),
+    max_examples=max(20, int(400 * SCALE**1.4)),
     stateful_step_count=60,
     phases=(Phase.explicit, Phase.generate),
     deadline=None,

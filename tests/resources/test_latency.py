@@ -195,7 +195,7 @@ def test_r24_whatever_chance_says_one_that_is_open_is_found(drawn: float) -> Non
     assert name_of(take(rotation, 1.0)) == name_of(flights[1])
 
 
-@pytest.mark.parametrize("size", [100, 10_000])
+@pytest.mark.parametrize("size", [100, 2_000, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_r24_two_numbers_are_drawn_for_a_call_at_any_size(size: int) -> None:
     drawn = 0
     chance = random.Random(1)

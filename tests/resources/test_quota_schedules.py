@@ -277,7 +277,7 @@ def whole(pool: ResourcePool[str]) -> bool:
     probes=st.booleans(),
     shared=st.booleans(),
 )
-@settings(max_examples=max(50, int(1000 * SCALE**1.3)), deadline=None, derandomize=SCALE < 1)
+@settings(max_examples=max(25, int(1000 * SCALE**1.6)), deadline=None, derandomize=SCALE < 1)
 def test_h10_every_call_ends_and_nothing_is_lost(
     keys: list[Key],
     pools: tuple[int, int],

@@ -499,7 +499,7 @@ class RotationMachine(RuleBasedStateMachine):
 
 TestRotationMachine = RotationMachine.TestCase
 TestRotationMachine.settings = settings(
-    max_examples=int(820 * SCALE**1.4),
+    max_examples=int(820 * SCALE**1.7),
     stateful_step_count=50,
     derandomize=SCALE < 1,
     deadline=None,
@@ -509,7 +509,7 @@ TestRotationMachine.settings = settings(
 )
 
 
-@pytest.mark.parametrize("seed", range(int(620 * SCALE**1.5)))
+@pytest.mark.parametrize("seed", range(int(620 * SCALE**1.7)))
 def test_a_long_walk(seed: int) -> None:
     """The same commands by plain chance: nothing is shrunk, and a second goes ten times as far."""
     chance = random.Random(seed)

@@ -435,7 +435,7 @@ def test_t60_readers_see_a_whole_file_while_it_is_replaced(tmp_path: Path, compa
     reader = threading.Thread(target=look)
     reader.start()
     try:
-        for number in range(3, max(300, int(2000 * scale))):
+        for number in range(3, max(150, int(2000 * scale**1.3))):
             append(journal, *lives(number))
     finally:
         stop.set()

@@ -57,7 +57,7 @@ asyncio.run(main())
 
 def test_t62_a_writer_that_is_killed_loses_nothing_it_acknowledged(tmp_path: Path, scale: float) -> None:
     chance = random.Random(7)
-    for run in range(max(4, int(120 * scale**1.5))):
+    for run in range(max(2, int(120 * scale**1.8))):
         folder = tmp_path / str(run // 6)  # a new one now and then, because what holds a key stays for ever
         if run % 6 == 0:
             ended: set[int] = set()
@@ -77,7 +77,7 @@ def test_t62_a_writer_that_is_killed_loses_nothing_it_acknowledged(tmp_path: Pat
     journal = open_journal(folder)
     journal.close()
     assert {number for number in ended if number % 3 == 0} <= set(numbers(journal.tasks))
-    assert len(ended) > 100
+    assert len(ended) > (100 if scale >= 1 else 20)
 
 
 HOLDER = """
@@ -98,7 +98,7 @@ else:
 
 
 def test_t62_of_two_processes_one_wins_and_the_other_is_told_who(tmp_path: Path, scale: float) -> None:
-    for _ in range(max(2, int(20 * scale))):
+    for _ in range(max(1, int(20 * scale**1.5))):
         fighters = [
             subprocess.Popen(
                 [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -173,7 +173,7 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_t62_a_fork_waits_for_a_file_that_is_being_opened(tmp_path: Path) -> None:
+def test_t62_a_fork_waits_for_a_file_that_is_being_opened(tmp_path: Path, scale: float) -> None:
     """Children are forked while journals are opened and compacted: none of them may inherit a descriptor."""
     stop = threading.Event()
 
@@ -186,7 +186,7 @@ def test_t62_a_fork_waits_for_a_file_that_is_being_opened(tmp_path: Path) -> Non
     thread = threading.Thread(target=churn)
     thread.start()
     try:
-        for _ in range(30):
+        for _ in range(30 if scale >= 1 else 10):
             read_end, write_end = os.pipe()
             child = os.fork()
             if not child:

@@ -119,8 +119,8 @@ def _run_to_the_end(pipeline: Pipeline, kills: int, chance: random.Random) -> No
 @pytest.mark.integration
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
 def test_t62_the_owner_is_killed_again_and_again(tmp_path: Path, power: bool, scale: float) -> None:
-    kills = max(3, int(100 * scale**2))
-    items = ITEMS if scale >= 1 else 300
+    kills = max(2, int(100 * scale**2))
+    items = ITEMS if scale >= 1 else 120
     chance = random.Random(int(power))
     rounds = max(1, kills // 20)
     for number in range(rounds):
@@ -129,7 +129,7 @@ def test_t62_the_owner_is_killed_again_and_again(tmp_path: Path, power: bool, sc
 
 @pytest.mark.integration
 def test_t60_a_run_after_the_end_runs_nothing(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path / "journal", power=False, items=100)
+    pipeline = Pipeline(tmp_path / "journal", power=False, items=40)
     assert pipeline.run(None)
     before = Counter(pipeline.ran)
     assert pipeline.run(None)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from headgate.core.threads import Threads
+from tests.tasks import programs
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_programs")]
 
 PATIENCE = 60.0
 """Real seconds after which a program is taken to hang; what it runs takes far longer."""
@@ -117,7 +118,7 @@ class Program:
     def __init__(self, path: Path, way: str) -> None:
         file = path / "program.py"
         file.write_text(PROGRAM)
-        self.process = subprocess.Popen(
+        self.process = programs.Program(
             [sys.executable, file, way],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -151,9 +152,11 @@ class Program:
 @pytest.mark.parametrize(
     "way",
     [
-        "in_tasks",
         "in_map",
-        *(pytest.param(way, marks=pytest.mark.soak) for way in ("in_as_completed", "in_gather", "in_the_exit")),
+        *(
+            pytest.param(way, marks=pytest.mark.soak)
+            for way in ("in_tasks", "in_as_completed", "in_gather", "in_the_exit")
+        ),
     ],
 )
 def test_t18_a_pool_that_is_left_by_ctrl_c_says_so_in_one_line(tmp_path: Path, way: str) -> None:

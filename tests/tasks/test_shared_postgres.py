@@ -209,7 +209,7 @@ def test_g20_a_process_stopped_for_longer_than_its_lease_starts_nothing_and_join
     assert b"the lease was lost; 2 running tasks finish" in errors
 
 
-@pytest.mark.parametrize("how", ["immediate", "fast"])
+@pytest.mark.parametrize("how", ["immediate", pytest.param("fast", marks=pytest.mark.soak)])
 def test_g21_a_restart_of_the_server_under_load_loses_nothing(
     postgres_dsn: str, postgres_server: PostgresServer, how: str
 ) -> None:

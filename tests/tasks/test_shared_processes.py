@@ -129,7 +129,9 @@ def test_g11_a_tenant_that_comes_late_waits_for_one_round(world: World) -> None:
     assert late < started[-1]["at"], "the others had tasks left"
 
 
-@pytest.mark.parametrize("queue", ["fifo", pytest.param("lifo", marks=pytest.mark.soak), "priority"])
+@pytest.mark.parametrize(
+    "queue", [pytest.param("fifo", marks=pytest.mark.soak), pytest.param("lifo", marks=pytest.mark.soak), "priority"]
+)
 def test_g11_tasks_of_four_processes_have_one_order(world: World, queue: str) -> None:
     children = world.some(4, max_concurrent=1, queue=queue)
     children[0]("submit", name="gate")
@@ -213,6 +215,7 @@ def test_g20_what_is_granted_to_a_stopped_process_goes_to_others(world: World) -
     assert world.most() == 1
 
 
+@pytest.mark.soak
 def test_g20_processes_killed_at_random_never_overshoot(world: World, scale: float) -> None:
     chance = random.Random(20)
     children = world.some(6, max_concurrent=4)
@@ -581,7 +584,7 @@ async def work(name):
 
 async def several(name, part):
     async with TaskPool(name, store=store, scope="tenant", scope_id="acme", max_concurrent=2) as pool:
-        for number in range(50):
+        for number in range(20):
             await pool.submit(work, f"{name}/{part}/{number}")
 
 def again(name):
@@ -603,7 +606,7 @@ def test_g23_two_event_loops_in_two_threads_share_one_store(world: World) -> Non
     said = [program.communicate(timeout=PATIENCE)[1] for program in programs]
     assert said == ["", ""]
     intervals = world.intervals()
-    assert len(intervals) == 2 * 2 * 2 * 50
+    assert len(intervals) == 2 * 2 * 2 * 20
     for pool in ("pool-0", "pool-1"):
         assert most_at_once([one for one in intervals if one.name.startswith(pool)]) == 2
 

@@ -234,13 +234,13 @@ def weather(seeds: range, tasks: int, **options: Any) -> None:
 
 
 def test_t41_t42_a_storm_of_cancels_loses_nothing(scale: float) -> None:
-    seeds, tasks = max(2, int(40 * scale)), max(1000, int(10_000 * scale))
+    seeds, tasks = max(2, int(40 * scale)), max(400, int(10_000 * scale**1.5))
     weather(range(seeds), tasks)
 
 
 def test_t42_a_storm_without_cut_waits_never_runs_more_bodies_than_slots(scale: float) -> None:
     """Not by the counters but by the bodies themselves. A wait that is cut short goes on without a slot."""
-    weather(range(1000, 1000 + max(2, int(50 * scale))), 300, cut_waits=False)
+    weather(range(1000, 1000 + max(2, int(50 * scale))), 300 if scale >= 1 else 200, cut_waits=False)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headgate.core.shared_state import Outcome, Seen, SharedState, Step
+from tests.tasks.programs import Program
 
 PATIENCE = 30.0
 
@@ -142,7 +143,7 @@ class Process:
 
     def __init__(self, path: Path, *, heartbeat: float = 600.0) -> None:
         """With this heartbeat nothing is found by looking from time to time."""
-        self._process = subprocess.Popen(
+        self._process = Program(
             [sys.executable, "-c", MEMBER, str(path), str(heartbeat)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -52,7 +52,7 @@ def heaps(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("caps", [1, 3, {"a": 1}, {"a": 2, "b": 1, None: 1}])
 def test_t24_the_cap_is_kept_and_no_slot_is_wasted(kind: str, caps: Any, heaps: CountingHeap, scale: float) -> None:
-    for seed in range(int(2 + 50 * scale)):
+    for seed in range(int(2 + 50 * scale**1.5)):
         chance = random.Random(seed)
         queue = STRATEGIES[kind].queue(parkable=True)
         limits = KeyLimits(caps, queue)

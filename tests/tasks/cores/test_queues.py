@@ -226,7 +226,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 def test_t20_a_queue_is_the_list_it_stands_for(kind: str) -> None:
     @settings(
-        max_examples=int(520 * SCALE),
+        max_examples=int(520 * SCALE**1.4),
         derandomize=SCALE < 1,
         database=None,
         deadline=None,
@@ -246,7 +246,7 @@ def test_t20_a_queue_is_the_list_it_stands_for(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_t20_and_so_it_is_after_a_long_walk(kind: str, scale: float) -> None:
-    for seed in range(int(155 * scale**1.4)):
+    for seed in range(int(155 * scale**1.7)):
         chance = random.Random(seed)
         liked = chance.sample(COMMANDS, k=chance.randrange(8, len(COMMANDS)))
         twin = Twin(kind)

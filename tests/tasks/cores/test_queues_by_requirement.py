@@ -32,7 +32,7 @@ STRATEGIES: dict[str, Strategy] = {
 FAIR = ("fair_round_robin", "fair_share")
 CASES = [(kind, by_key) for kind in STRATEGIES for by_key in ((True,) if kind in FAIR else (False, True))]
 ROOM = 64
-CROWD = int(100_000 * max(SCALE, 0.1) ** 1.3)
+CROWD = int(100_000 * max(SCALE, 0.1) ** 1.6)
 
 
 def classed(kind: str, unserved: set[Hashable] | None = None, *, by_key: bool = True) -> ClassedQueue:
@@ -228,7 +228,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize(("kind", "by_key"), CASES)
 def test_t81_a_queue_of_several_needs_is_the_line_it_stands_for(kind: str, by_key: bool, scale: float) -> None:
-    for seed in range(int(212 * scale**1.5)):
+    for seed in range(int(212 * scale**1.8)):
         chance = random.Random(f"{kind} {seed}")
         twin = Twin(kind, by_key, chance, NEEDS[: chance.randint(1, 3)])
         liked = chance.sample(COMMANDS, k=chance.randrange(12, len(COMMANDS)))
@@ -294,7 +294,7 @@ class Pair:
 def test_t21_with_nothing_shut_the_order_is_that_of_the_plain_queue(
     kind: str, by_key: bool, needs: tuple[Hashable, ...], scale: float
 ) -> None:
-    for seed in range(int(2 + 158 * scale**1.5)):
+    for seed in range(int(2 + 158 * scale**2)):
         chance = random.Random(f"{kind} {seed}")
         pair = Pair(kind, by_key, needs)
         out: list[tuple[TaskRecord, TaskRecord]] = []
@@ -332,7 +332,7 @@ def test_t23_shares_are_those_of_the_plain_queue_where_no_tags_are_equal(
     needs: tuple[Hashable, ...], scale: float
 ) -> None:
     """Every key is charged something of its own first, and none runs empty: each comes back where virtual time is."""
-    for seed in range(int(2 + 158 * scale**1.5)):
+    for seed in range(int(2 + 158 * scale**2)):
         chance = random.Random(seed)
         pair = Pair("fair_share", True, needs)
         for key in KEYS:
@@ -653,7 +653,7 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
         calls = calls_of(work)
         return heaps.touched - before, calls
 
-    few, crowded = cost(1_000), cost(CROWD)
+    few, crowded = cost(CROWD // 5), cost(CROWD)
     assert crowded[0] <= 25 * turns, "a few for each of six operations a turn"
     assert crowded[0] <= 1.5 * few[0]
     assert crowded[1] <= 1.5 * few[1]
@@ -691,7 +691,7 @@ def test_t25_a_task_of_some_need_costs_the_same_in_a_crowd(kind: str, heaps: Cou
 
         return max(calls_of(work) / tasks, 10 * (heaps.touched - before) / tasks)
 
-    many = 10_000 if scale >= 1 else 3_000
+    many = 10_000 if scale >= 1 else 1_500
     assert cost(many, many // 10) <= 1.5 * cost(500, 5)
 
 
@@ -703,7 +703,7 @@ def test_t25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap
     for number in range(400):
         queue.push(record(number, number % 10, need=number % 8))
     chance = random.Random(1)
-    operations = 20_000 if scale >= 1 else 5_000
+    operations = 20_000 if scale >= 1 else 2_500
     for number in range(400, 400 + operations):
         key = number % 10
         if number % 5 == 0:
@@ -825,7 +825,7 @@ def all_next(scheduler: Scheduler) -> Iterator[TaskRecord]:
 @pytest.mark.parametrize("kind", ["fifo", "lifo", "priority", "fair_round_robin"])
 def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -> None:
     """Beside a scheduler that never hears of needs: the same commands, the same order, whenever the needs begin."""
-    for seed in range(int(5 + 215 * scale**1.5)):
+    for seed in range(int(2 + 218 * scale**1.9)):
         chance = random.Random(f"{kind} {seed}")
         schedulers = Scheduler(STRATEGIES[kind], UNBOUNDED, 2), Scheduler(STRATEGIES[kind], UNBOUNDED, 2)
         runs: list[tuple[TaskRecord, TaskRecord]] = []
@@ -1049,7 +1049,7 @@ ROOM_COMMANDS = ("submit",) * 5 + ("next",) * 4 + ("end",) * 3 + ("close", "open
 def test_t81_no_slot_is_given_to_what_is_shut_and_none_is_wasted(kind: str, caps: bool, scale: float) -> None:
     """`next` and `succeed`, with one need or several, with caps (b24) and live changes of them."""
     commands = (*ROOM_COMMANDS, "limit_keys") if caps else ROOM_COMMANDS
-    for seed in range(int(215 * scale**1.5)):
+    for seed in range(int(215 * scale**1.8)):
         chance = random.Random(f"{kind} {seed}")
         room = Room(STRATEGIES[kind], chance)
         for _ in range(200):

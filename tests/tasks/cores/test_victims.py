@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[Any, Any]] = {"oldest": (Oldest, OldestModel), "fair": (O
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
 def test_t35_the_victim_is_whom_the_rule_names(kind: str, seed: int, scale: float) -> None:
-    for walk in range(int(4 + 100 * scale)):
+    for walk in range(int(4 + 100 * scale**1.5)):
         chance = random.Random(f"{seed} {walk}")
         victims, model = (make() for make in KINDS[kind])
         keys = "abcdef"[: chance.randint(1, 6)]
