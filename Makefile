@@ -24,7 +24,7 @@ pytest := env PYTHONDONTWRITEBYTECODE= $(py) -m pytest
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-# With the extra `dashboard` in the environment it prints the address of its page; DASHBOARD=0: it does not.
+# It prints the address of its page, which is there while it runs; DASHBOARD=0: it has none.
 demo: package-venv ## all three pools in one program, without a network
 	@$(py) -m headgate demo $(if $(filter 0,$(DASHBOARD)),,--dashboard)
 
