@@ -46,11 +46,12 @@ enabled = False
 class Template:
     """The interpreter that forks, as pytest knows it."""
 
+    _lock = threading.Lock()  # of all templates: pytest is the subreaper for one of them at a time
+
     def __init__(self, flags: Sequence[str], modules: Sequence[str]) -> None:
         self._owner = os.getpid()
         self._flags = [sys.executable, *flags]
         self._inherited = _inherited(os.environ)
-        self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [*self._flags, "-c", _TEMPLATE, str(theirs.fileno()), os.path.dirname(__file__), *modules],

@@ -88,6 +88,12 @@ def become(request: dict[str, Any]) -> None:
             source, name = file.read(), program
         main.__file__ = program
         sys.path[0] = os.path.dirname(program)
+    sys.path[1:1] = [
+        one for one in request["env"].get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path
+    ]
+    transport = sys.modules.get("headgate.workers.protocol.transport")
+    if transport is not None:
+        transport.LOADED_IN = os.getpid()  # nothing of gRPC was used before the fork
     sys.argv[:] = [program, *arguments]
     sys.modules["__main__"] = main
     exec(compile(source, name, "exec", dont_inherit=True), vars(main))

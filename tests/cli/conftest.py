@@ -5,5 +5,6 @@ from __future__ import annotations
 import sys
 
 from tests.cli.support import HERE
+from tests.workers.warm_programs import programs_start_warm, template_of_programs  # noqa: F401 - fixtures
 
 sys.path.append(str(HERE))  # `cli_jobs` has the same name here and on the workers

@@ -139,6 +139,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin"
 
 
+@pytest.mark.soak  # the next one runs a command of the wheel too
 def test_c02_it_runs_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
     env = environment({"PYTHONPATH": "", "PYTHONSAFEPATH": "1"})
     where = subprocess.run(

@@ -246,6 +246,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.soak  # in one process: tests/workers/test_secure_pools.py
 def test_w70_w20_a_hybrid_pool_across_two_network_namespaces_with_mutual_tls(network: Network, tmp_path: Path) -> None:
     certificates = tmp_path / "certificates"
     made = subprocess.run(

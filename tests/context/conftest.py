@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 from tests.context.wiretap import Tap
 from tests.workers import jobs
 from tests.workers.support import PATIENCE, Shared, what_grpc_opens
+from tests.workers.warm_programs import programs_start_warm, template_of_programs  # noqa: F401 - fixtures
 
 
 class Apart(Shared):
@@ -27,6 +29,13 @@ class Apart(Shared):
             return await asyncio.create_task(main())
 
         return super().__call__(forked, patience)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected_once() -> None:
+    """What the tests before have left in this process is not to be looked at by each `gc.collect()` of a module."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

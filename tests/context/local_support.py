@@ -73,4 +73,5 @@ def kind(error: BaseException) -> str:
 
 def collect() -> None:
     for _ in range(3):
-        gc.collect()
+        if not gc.collect():
+            return

@@ -343,7 +343,7 @@ LATER = ("next", "send", "throw")
 
 
 @pytest.mark.parametrize("mode", ["recorded", "strict"])
-@pytest.mark.parametrize("had", [False, True], ids=["new", "had a value"])
+@pytest.mark.parametrize("had", [pytest.param(False, marks=pytest.mark.soak), True], ids=["new", "had a value"])
 @pytest.mark.parametrize("frame", SENDS)
 def test_w84_what_comes_to_a_worker(shared: Apart, log: str, frame: str, had: bool, mode: str) -> None:
     async def main() -> None:
@@ -568,7 +568,13 @@ asyncio.run(main())
 OPTION = "error::headgate.ContextDecodeWarning"
 
 
-@pytest.mark.parametrize("option", [OPTION, f"default::DeprecationWarning,{OPTION}"], ids=["alone", "among others"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param(OPTION, id="alone", marks=pytest.mark.soak),
+        pytest.param(f"default::DeprecationWarning,{OPTION}", id="among others"),
+    ],
+)
 def test_w84_workers_are_strict_by_the_environment(tmp_path: Path, option: str) -> None:
     done = script(SCRIPT.format(mode="strict", option=option), tmp_path)
     assert done.stderr == ""

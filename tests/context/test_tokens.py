@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import headgate
 from tests.conftest import SCALE
-from tests.context.local_support import apart, collect, declare, error_of, kind, on, on_each_loop
+from tests.context.local_support import LOOPS, apart, collect, declare, error_of, kind, on, on_each_loop
 
 MISSING = contextvars.Token.MISSING
 
@@ -448,7 +448,9 @@ STEPS = st.one_of(
 )
 
 
-@on_each_loop
+@pytest.mark.parametrize(
+    "loop", [pytest.param(loop, marks=pytest.mark.soak if loop != "asyncio" else ()) for loop in LOOPS]
+)
 @settings(
     max_examples=int(1000 * max(SCALE, 0.1) ** 1.3),
     deadline=None,
@@ -504,6 +506,8 @@ def test_w85_the_scripts_reach_every_error() -> None:
 # -- tokens nobody keeps ----------------------------------------------------------------------------------------------
 
 MANY = 10_000
+MEASURED = MANY if SCALE >= 1 else 2000
+"""Over so many sets memory is measured; each may leave 20 bytes."""
 
 
 class Value:
@@ -511,13 +515,13 @@ class Value:
 
 
 def grown(work: Callable[[int], Any]) -> int:
-    """By how many bytes the memory in use grows over work(10,000), once it is warm."""
+    """By how many bytes the memory in use grows over work(MEASURED), once it is warm."""
     work(200)
     collect()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        work(MANY)
+        work(MEASURED)
         collect()
         return tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -538,9 +542,9 @@ def test_w85_ten_thousand_sets_leave_no_memory_behind() -> None:
             var.set([number])
 
     tokens = alive()
-    assert grown(sets) < 200_000
+    assert grown(sets) < 20 * MEASURED
     assert alive() - tokens <= 2
-    assert var.get() == [MANY - 1]
+    assert var.get() == [MEASURED - 1]
 
 
 @apart
@@ -552,7 +556,7 @@ def test_w85_ten_thousand_sets_and_resets_leave_no_memory_behind() -> None:
             var.reset(var.set([number]))
 
     tokens = alive()
-    assert grown(pairs) < 200_000
+    assert grown(pairs) < 20 * MEASURED
     assert alive() - tokens <= 2
     assert var.get() == "default"
 
@@ -567,12 +571,13 @@ def test_w85_refused_resets_leave_no_memory_behind() -> None:
             with pytest.raises(ValueError):  # noqa: PT011 - as the stdlib's, it has no text to rely on
                 two.reset(token)
 
-    assert grown(lambda count: refused(count // 10)) < 200_000
+    assert grown(lambda count: refused(count // 10)) < 20 * MEASURED
     one.reset(token)
 
 
 def test_w85_sets_in_tasks_and_copies_leave_no_memory_behind() -> None:
     var = declare()
+    count = 3000 if SCALE >= 1 else 1500
 
     async def child(number: int) -> None:
         var.set([number])
@@ -594,12 +599,12 @@ def test_w85_sets_in_tasks_and_copies_leave_no_memory_behind() -> None:
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            await tasks(3000)
+            await tasks(count)
             collect()
             growth = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-        assert growth < 200_000
+        assert growth < 200_000  # of 4 sets each: a list alone has 56 bytes
         assert loop.is_running()
 
     on("asyncio", main)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.warm_programs import programs_start_warm, template_of_programs  # noqa: F401 - fixtures
+
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -494,7 +494,7 @@ def inside(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("bind", "advertised"),
     [
-        ("0.0.0.0:5000", "10.77.0.2:5000"),
+        pytest.param("0.0.0.0:5000", "10.77.0.2:5000", marks=pytest.mark.soak),
         ("[fd77::2]:5000", "[fd77::2]:5000"),
         pytest.param("10.77.0.2:5000", "10.77.0.2:5000", marks=pytest.mark.soak),
     ],

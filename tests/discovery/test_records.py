@@ -22,6 +22,7 @@ from headgate.discovery.records import (
     split_address,
     to_record,
 )
+from tests.conftest import SCALE
 from tests.discovery.support import worker
 
 FULL = worker(
@@ -167,7 +168,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 if SCALE >= 1 else 30, deadline=None)
 @given(st.dictionaries(st.sampled_from([*GOOD, "more"]), values) | st.just(GOOD))
 def test_any_json_is_a_worker_or_refused(record: dict[str, Any]) -> None:
     try:

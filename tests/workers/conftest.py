@@ -19,6 +19,7 @@ import pytest
 import headgate
 from tests.workers import jobs
 from tests.workers.support import Shared, what_grpc_opens
+from tests.workers.warm_programs import programs_start_warm, template_of_programs  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session", autouse=True)

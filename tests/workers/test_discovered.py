@@ -525,7 +525,7 @@ class Troubled:
         yield  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("trouble", ["fails", "hangs", "exit fails"])
+@pytest.mark.parametrize("trouble", [pytest.param("fails", marks=pytest.mark.soak), "hangs", "exit fails"])
 def test_w66_w35_workers_end_although_the_announcement_of_it_fails_or_hangs(
     trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -118,7 +118,7 @@ def test_w40a_the_dead_do_not_take_others_with_them(shared: Shared, log: str) ->
     shared(main)
 
 
-@pytest.mark.parametrize("how", ["exit 0", "exit 1", "crash"])
+@pytest.mark.parametrize("how", ["exit 0", pytest.param("exit 1", marks=pytest.mark.soak), "crash"])
 def test_w40a_a_worker_may_die_of_its_routine(shared: Shared, how: str) -> None:
     async def main() -> None:
         pool = await rested(shared)
@@ -247,7 +247,7 @@ async def stormy(shared: Shared, routine: Callable[..., Any], log: str) -> Async
 def test_w10_with_retries_no_result_is_lost_or_confused(shared: Shared, log: str, scale: float) -> None:
     async def main() -> None:
         async with stormy(shared, jobs.again, log) as storm:
-            await storm.rage(30 * scale if scale > 0.1 else 1.8)
+            await storm.rage(30 * scale if scale > 0.1 else 1.2)
             assert [n for n, outcome in storm.outcomes.items() if outcome != n] == []
             ran = times(log)
             assert all(ran[str(n)] >= 1 for n in storm.outcomes)
@@ -261,7 +261,7 @@ def test_w40a_without_retries_what_is_lost_says_so_and_nothing_runs_twice(
 ) -> None:
     async def main() -> None:
         async with stormy(shared, jobs.once, log) as storm:
-            await storm.rage(30 * scale if scale > 0.1 else 1.8)
+            await storm.rage(30 * scale if scale > 0.1 else 1.2)
             ran = times(log)
             for n, outcome in storm.outcomes.items():
                 if isinstance(outcome, WorkerLost):
@@ -403,7 +403,7 @@ def test_w33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None
 # -- going with notice ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_w31_a_worker_told_to_stop_drains_and_refuses_what_is_new(
     shared: Shared, log: str, number: signal.Signals
 ) -> None:

@@ -136,7 +136,10 @@ CODE = """
     "site",
     [
         "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "import os, sys; any('begin_with_fork_server' in word for word in sys.orig_argv) and os._exit(3)",
+        pytest.param(
+            "import os, sys; any('begin_with_fork_server' in word for word in sys.orig_argv) and os._exit(3)",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             "import sys; 'begin_with_fork_server' in ''.join(sys.orig_argv) and sys.modules.update(gc=None)",
             marks=pytest.mark.soak,

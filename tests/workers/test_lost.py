@@ -26,7 +26,13 @@ from tests.workers.support import Shared, all_ready, in_flight, lines, pids, run
 
 pytestmark = pytest.mark.integration
 
-ENDS = [("exit 7", 7, None), ("exit 0", 0, None), ("SIGSEGV", None, 11), ("SIGKILL", None, 9), ("SIGABRT", None, 6)]
+ENDS = [
+    ("exit 7", 7, None),
+    pytest.param("exit 0", 0, None, marks=pytest.mark.soak),
+    ("SIGSEGV", None, 11),
+    pytest.param("SIGKILL", None, 9, marks=pytest.mark.soak),
+    pytest.param("SIGABRT", None, 6, marks=pytest.mark.soak),
+]
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,9 @@ from tests.workers.support import Shared, all_ready, in_flight, lines, pids, run
 pytestmark = pytest.mark.integration
 
 both_orders = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+mostly_ordered = pytest.mark.parametrize(
+    "ordered", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["ordered", "unordered"]
+)
 
 
 def go(path: str) -> None:
@@ -227,7 +230,7 @@ class Watch:
 
 
 @both_orders
-@pytest.mark.parametrize("window", [1, 3, 7])
+@pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.soak), 7])
 def test_w10_the_window_bounds_what_is_out(shared: Shared, ordered: bool, window: int) -> None:
     async def main() -> None:
         watch = Watch()
@@ -303,7 +306,7 @@ class Item:
         return Item, (self.number,)
 
 
-@both_orders
+@mostly_ordered
 def test_w10_memory_is_constant_however_many_items(shared: Shared, scale: float, ordered: bool) -> None:
     count = int(50_000 * scale) if scale > 0.1 else 4_000  # twice: in order, and as they come
 
@@ -486,7 +489,7 @@ def test_w10_a_lost_worker_is_a_failure_of_its_item() -> None:
     run(main)
 
 
-@both_orders
+@mostly_ordered
 def test_w10_with_retries_a_map_outlives_its_workers(log: str, ordered: bool) -> None:
     @routine(retries=10)
     async def again(number: int) -> int:

@@ -46,7 +46,7 @@ def four() -> Iterator[Shared]:
     yield from opened(4)
 
 
-@pytest.fixture(scope="module", params=[1, 4])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.soak), 4])
 def several(request: pytest.FixtureRequest) -> Shared:
     """One worker, and four."""
     found: Shared = request.getfixturevalue("single" if request.param == 1 else "four")

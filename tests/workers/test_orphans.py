@@ -14,7 +14,6 @@ from tests.workers import jobs, orphan_jobs
 from tests.workers.support import alive, pids, run, until
 
 pytestmark = [
-    pytest.mark.cold,
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a subreaper"),
 ]

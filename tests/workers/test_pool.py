@@ -67,7 +67,12 @@ async def _entered(pool: WorkerPool) -> int:
     return await jobs.pid()
 
 
-@pytest.mark.parametrize("durable", [False, True], ids=["spawn", "hybrid"])
+mostly_hybrid = pytest.mark.parametrize(
+    "durable", [pytest.param(False, marks=pytest.mark.soak), True], ids=["spawn", "hybrid"]
+)
+
+
+@mostly_hybrid
 def test_w35_a_pool_may_be_left_on_another_loop_while_its_own_runs(durable: bool) -> None:
     pool = WorkerPool(spawn=1, discovery=OwnDiscovery() if durable else None)
     first = asyncio.new_event_loop()
@@ -84,7 +89,7 @@ def test_w35_a_pool_may_be_left_on_another_loop_while_its_own_runs(durable: bool
         first.close()
 
 
-@pytest.mark.parametrize("durable", [False, True], ids=["spawn", "hybrid"])
+@mostly_hybrid
 def test_w35_a_pool_that_is_left_on_another_loop_while_its_own_does_not_run_ends_its_workers(durable: bool) -> None:
     """And says so. What it has on its own loop ends when that runs again."""
     pool = WorkerPool(spawn=1, discovery=OwnDiscovery() if durable else None)
@@ -589,7 +594,7 @@ def test_w35_leaving_waits_for_the_calls_in_flight() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("timeout", [0, 0.2])
+@pytest.mark.parametrize("timeout", [pytest.param(0, marks=pytest.mark.soak), 0.2])
 def test_w35_after_the_timeout_callers_get_pool_closed(log: str, timeout: float) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1, shutdown_timeout=timeout) as pool:
@@ -763,7 +768,7 @@ def test_w30_a_worker_alone_whose_start_failed_can_be_started_again(
     run(main)
 
 
-@pytest.mark.parametrize("early", [0.0, 0.01], ids=["in time", "early"])
+@pytest.mark.parametrize("early", [pytest.param(0.0, marks=pytest.mark.soak), 0.01], ids=["in time", "early"])
 def test_w24_without_a_limit_calls_wait_for_a_worker_and_the_exit_for_calls(
     planted: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: float
 ) -> None:

@@ -50,7 +50,6 @@ from tests.workers.support import (
 )
 
 pytestmark = [
-    pytest.mark.cold,
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc"),
 ]
@@ -150,9 +149,11 @@ def doomed(tmp_path: Path, runtime: Path) -> Iterator[Callable[[str], Parent]]:
 # -- the parent is killed ---------------------------------------------------------------------------------------------
 
 
-def test_w33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent]) -> None:
+@pytest.mark.cold
+def test_w33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent], scale: float) -> None:
     """Side by side: a worker that does not end by itself is given a second."""
-    parents = [doomed(variant) for variant in ("busy", "gil", "stopped", "family", "forked")]
+    variants = ("gil", "stopped", "family", "forked", *(["busy"] if scale >= 1 else []))
+    parents = [doomed(variant) for variant in variants]
     for parent in parents:
         parent.ready()
     for parent in parents:
@@ -165,7 +166,8 @@ def test_w33_a_killed_parent_leaves_no_descendant(doomed: Callable[[str], Parent
     assert sum(len(parent.spare) for parent in parents) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.soak
 def test_w33_whatever_the_parent_dies_of(doomed: Callable[[str], Parent], number: signal.Signals) -> None:
     parent = doomed("busy" if number != signal.SIGINT else "idle")
     parent.ready()
@@ -185,6 +187,7 @@ def test_w33_however_the_parent_ends(doomed: Callable[[str], Parent], variant: s
     assert parent.process.returncode == (1 if variant == "raising" else 5)
 
 
+@pytest.mark.soak  # of its ends the test above has the distinct ones
 def test_w33_a_parent_killed_at_any_moment_leaves_no_descendant(doomed: Callable[[str], Parent], scale: float) -> None:
     """Also while it starts its keeper, its workers, or stops them."""
     chance = random.Random(2)
@@ -524,6 +527,7 @@ def test_w26_a_crash_on_import_names_its_cause(planted: Callable[[str], Any], bo
         run(main)
 
 
+@pytest.mark.cold
 def test_w26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
     """Found first on the parent's own path, which its workers share."""
     (tmp_path / "broken").mkdir()
@@ -545,6 +549,7 @@ def test_w26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "told\n")
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("kind", ["missing", "not executable", "another program"])
 def test_w26_an_interpreter_that_cannot_run_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

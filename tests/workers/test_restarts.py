@@ -31,7 +31,6 @@ from tests.workers.support import PATIENCE, alive, all_ready, environment, keepe
 from tests.workers.test_fork_server import fork_server_of, keeper_of
 
 pytestmark = [
-    pytest.mark.cold,
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, fork servers and limits of other processes"),
 ]
@@ -237,6 +236,7 @@ def test_w26_a_worker_alone_that_cannot_be_made_says_why(flag: Flag) -> None:
         run(main)
 
 
+@pytest.mark.cold
 def test_w26_a_keeper_that_cannot_be_replaced_is_tried_again(monkeypatch: pytest.MonkeyPatch, impatient: None) -> None:
     real, short = subprocess.Popen, [True]
 
@@ -338,7 +338,9 @@ def descriptors(pid: int) -> set[int]:
     return set(map(int, os.listdir(f"/proc/{pid}/fd")))
 
 
-@pytest.mark.parametrize("options", [{}, {"max_tasks_per_worker": 1000}], ids=["plain", "limits"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.soak), {"max_tasks_per_worker": 1000}], ids=["plain", "limits"]
+)
 def test_w26_a_keeper_short_of_descriptors_leaks_none_and_goes_on(options: dict[str, Any]) -> None:
     """Also if it listens to more of them than its limit allows now, as it does to workers whose life has limits."""
 
@@ -440,6 +442,7 @@ os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
 """A program that becomes the one it is given. Not a `preexec_fn`: that would fork here, where gRPC is in use."""
 
 
+@pytest.mark.soak  # the other tests plant the same error
 def test_w26_a_limit_of_processes_is_survived(tmp_path: Path) -> None:
     """Forks that really fail, with EAGAIN of the kernel."""
     done = subprocess.run(

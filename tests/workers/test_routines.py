@@ -70,6 +70,7 @@ def test_w01_a_plain_function_becomes_a_coroutine_function() -> None:
     assert not inspect.iscoroutinefunction(one.__wrapped__)
 
 
+@pytest.mark.cold
 def test_w01_decorating_needs_no_pool_and_no_grpc() -> None:
     code = """
         import sys, headgate

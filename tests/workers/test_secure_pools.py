@@ -173,7 +173,8 @@ WORKERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.soak if case == "not yet valid" else ()) for case in WORKERS]
+    "case",
+    [pytest.param(case, marks=pytest.mark.soak if case in ("not yet valid", "another CA") else ()) for case in WORKERS],
 )
 def test_w71_a_worker_whose_certificate_is_wrong_is_named(case: str) -> None:
     make, says = WORKERS[case]

@@ -114,7 +114,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=list(WAYS))
+@pytest.fixture(scope="module", params=["shared memory", pytest.param("chunks", marks=pytest.mark.soak)])
 def narrow(request: pytest.FixtureRequest) -> Iterator[Shared]:
     """One worker, and nothing above 1 MB."""
     with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +218,11 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(size, marks=pytest.mark.soak if size in (MB, CREDIT - 1) else ()) for size in SIZES]
+    "size",
+    [
+        pytest.param(size, marks=pytest.mark.soak if size in (1, INLINE - 1, MB, CREDIT - 1, CREDIT) else ())
+        for size in SIZES
+    ],
 )
 def test_w42_bytes_of_every_size_go_and_come(sized: Shared, size: int) -> None:
     async def main() -> None:
@@ -235,6 +239,7 @@ def test_w42_bytes_of_every_size_go_and_come(sized: Shared, size: int) -> None:
     sized(main)
 
 
+@mostly_chunks
 @pytest.mark.parametrize("near", [INLINE, 2 * INLINE, CREDIT], ids=["one chunk", "two chunks", "the credit"])
 def test_w42_sizes_around_a_boundary(sized: Shared, near: int) -> None:
     """Where it lies for what surrounds the bytes on their way is not known here: all around it."""
@@ -374,7 +379,7 @@ def test_w42_arguments_are_copies_that_can_be_written(sized: Shared, kind: str, 
 
 
 @mostly_chunks
-@pytest.mark.parametrize("turns", [1, 3, 10])
+@pytest.mark.parametrize("turns", [1, 3, pytest.param(10, marks=pytest.mark.soak)])
 def test_w42_what_is_changed_while_it_travels_does_not_arrive_in_two_halves(sized: Shared, turns: int) -> None:
     async def main() -> None:
         buffer = bytearray(12 * MB)
@@ -455,6 +460,7 @@ def test_w42_large_exceptions(sized: Shared) -> None:
 # -- many -------------------------------------------------------------------------------------------------------------
 
 
+@mostly_chunks
 def test_w42_a_thousand_calls_of_5_kb_in_one_loop_turn(sized: Shared) -> None:
     async def main() -> None:
         whole = payload(MB)
@@ -481,6 +487,7 @@ def test_w42_many_large_calls_at_once_leave_few_descriptors(sized: Shared, scale
     sized(main, patience=60)
 
 
+@mostly_chunks
 def test_w42_transfers_at_once_are_not_mixed_up(sized: Shared) -> None:
     async def main() -> None:
         chance = random.Random(5)
@@ -490,6 +497,7 @@ def test_w42_transfers_at_once_are_not_mixed_up(sized: Shared) -> None:
     sized(main, patience=60)
 
 
+@mostly_shared_memory
 def test_w42_small_calls_beside_large_ones(sized: Shared) -> None:
     """How long they take is measured elsewhere."""
 
@@ -506,6 +514,7 @@ def test_w42_small_calls_beside_large_ones(sized: Shared) -> None:
     sized(main, patience=60)
 
 
+@mostly_shared_memory
 def test_w42_two_loops_at_once(sized: Shared) -> None:
     """Calls of another thread's loop have a conversation of their own."""
 
@@ -597,8 +606,8 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.soak  # it measures memory
 @linux
-@ways("shared memory")
 def test_w42_memory_is_three_times_the_argument_and_four_times_the_echo(way: str, tmp_path: Path, scale: float) -> None:
     """All processes together, the caller's own object included."""
     if not os.path.exists("/proc/self/smaps_rollup"):
@@ -639,6 +648,7 @@ def test_w42_w34_a_worker_whose_payloads_are_copied_for_seconds_is_not_taken_for
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 
+@mostly_chunks
 @linux
 @pytest.mark.parametrize("what", ["argument", "result"])
 def test_w42_a_call_cancelled_in_the_middle_leaves_nothing(sized: Shared, scale: float, what: str) -> None:
@@ -694,6 +704,7 @@ def kill(pid: int) -> None:
 
 
 @linux
+@ways("shared memory")
 def test_w42_a_worker_killed_while_an_argument_is_on_its_way(way: str, runtime: Path, log: str) -> None:
     """It was stopped before, so it cannot have the whole. A call that nobody began may go elsewhere, but only once."""
     value = payload(16 * MB)
@@ -723,6 +734,7 @@ def test_w42_a_worker_killed_while_an_argument_is_on_its_way(way: str, runtime: 
 
 
 @linux
+@ways("shared memory")
 def test_w42_a_worker_killed_while_its_result_is_on_its_way(way: str, runtime: Path, log: str) -> None:
     """This loop stands still meanwhile, so it cannot have given credit for the whole."""
     value = payload(16 * MB)
@@ -753,8 +765,8 @@ def test_w42_a_worker_killed_while_its_result_is_on_its_way(way: str, runtime: P
     run_alone(main)
 
 
+@pytest.mark.soak  # the two moments that differ are above
 @linux
-@ways("shared memory")
 def test_w42_workers_killed_at_any_moment_of_a_transfer(way: str, runtime: Path, log: str, scale: float) -> None:
     value = payload(8 * MB)
     chance = random.Random(8)
@@ -888,7 +900,6 @@ def test_w42_a_bad_max_payload_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("size", [MB + 1, pytest.param(5 * MB, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "text", "array", "frame", "list", "nested"])
-@ways("chunks", "narrow")
 def test_w42_an_argument_above_max_payload_touches_no_worker(narrow: Shared, kind: str, size: int) -> None:
     async def main() -> None:
         value = make(kind, size)

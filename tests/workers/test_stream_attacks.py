@@ -38,6 +38,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="as it is on Linux")
 # -- places -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak  # two thousand of them; test_channel_options shows it with a limit of a few
 def test_w08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Shared) -> None:
     async def main() -> None:
         streams = [attack_jobs.parent() for _ in range(2100)]

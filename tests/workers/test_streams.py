@@ -711,7 +711,7 @@ _numbers_of_scripts = itertools.count()
 
 @pytest.mark.parametrize("fn", BODIES, ids=_name)
 @settings(
-    max_examples=int(210 * SCALE**1.3),
+    max_examples=int(210 * SCALE**1.6),
     derandomize=SCALE < 1,
     deadline=None,
     database=None,
@@ -1484,6 +1484,7 @@ def test_w10_an_endless_generator_whose_reader_stops_keeps_memory_flat(shared: S
     shared(main)
 
 
+@pytest.mark.soak  # it measures memory; the next one shows how much is fetched ahead
 def test_w10_a_long_stream_keeps_memory_flat(shared: Shared, log: str, scale: float) -> None:
     async def main() -> None:
         stream = stream_jobs.endless_blocks_ahead(log, 100_000)
@@ -1550,6 +1551,7 @@ def test_w42_large_values_are_given_and_sent(shared: Shared) -> None:
     shared(main)
 
 
+@pytest.mark.soak
 def test_w42_large_values_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_SHARED_MEMORY", "0")
 

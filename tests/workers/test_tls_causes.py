@@ -450,6 +450,7 @@ LINES = {
 }
 
 
+@pytest.mark.cold
 @pytest.mark.integration
 def test_w71_a_worker_that_stands_alone_says_why_it_refused_somebody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -489,7 +490,7 @@ asyncio.run(main())
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("verbosity", "lines"), [(None, 1), ("ERROR", 0)])
+@pytest.mark.parametrize(("verbosity", "lines"), [(None, 1), pytest.param("ERROR", 0, marks=pytest.mark.soak)])
 def test_w71_a_worker_that_a_pool_started_says_why_it_refused_somebody(
     verbosity: str | None, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

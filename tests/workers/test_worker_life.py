@@ -65,7 +65,7 @@ def replaced(events: Any) -> list[Any]:
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spawn", [1, 2])
+@pytest.mark.parametrize("spawn", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_w90_no_call_fails_and_each_runs_once_while_workers_are_replaced(spawn: int, log: str, scale: float) -> None:
     numbers = itertools.count()
 
@@ -484,13 +484,28 @@ if __name__ == "__main__":
     ("setup", "cause", "words"),
     [
         (life_jobs.calling(life_jobs.raises, ValueError("no model")), ValueError, "setup raised ValueError: no model"),
-        (life_jobs.calling(life_jobs.raises, StopIteration()), RuntimeError, "coroutine raised StopIteration"),
-        (life_jobs.calling(life_jobs.raises, KeyboardInterrupt()), KeyboardInterrupt, "setup raised KeyboardInterrupt"),
+        pytest.param(
+            life_jobs.calling(life_jobs.raises, StopIteration()),
+            RuntimeError,
+            "coroutine raised StopIteration",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            life_jobs.calling(life_jobs.raises, KeyboardInterrupt()),
+            KeyboardInterrupt,
+            "setup raised KeyboardInterrupt",
+            marks=pytest.mark.soak,
+        ),
         (life_jobs.exits, SystemExit, r"setup called sys.exit\(3\)"),
         (life_jobs.cancels_itself, asyncio.CancelledError, "setup raised CancelledError"),
         (life_jobs.raises_what_cannot_travel, headgate.RemoteError, "setup raised ValueError: unpicklable"),
         (life_jobs.leaves_a_thread, ValueError, "setup raised ValueError: and a thread is left"),
-        (lambda needed: None, TypeError, "setup raised TypeError: .* missing 1 required positional argument"),
+        pytest.param(
+            lambda needed: None,
+            TypeError,
+            "setup raised TypeError: .* missing 1 required positional argument",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_w90_a_setup_that_fails_is_a_failed_start_with_its_cause(

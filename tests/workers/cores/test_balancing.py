@@ -19,6 +19,7 @@ from headgate.workers.client.balancing import (
     RoundRobinLoadBalancer,
 )
 from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
+from tests.conftest import seeds
 
 
 def roster(uids: str = "", strategy: Any = None) -> Roster:
@@ -295,7 +296,7 @@ class Naive:
 
 
 @pytest.mark.parametrize("least_loaded", [False, True])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8, 3))
 def test_w41_a_roster_chooses_as_one_that_looks_at_everybody(seed: int, least_loaded: bool, scale: float) -> None:
     for walk in range(int(3 + 60 * scale)):
         chance = random.Random(f"{seed} {walk}")
