@@ -135,6 +135,31 @@ async def test_o32_a_cooldown_whose_end_a_task_notices_belongs_to_no_task() -> N
     assert told == [("by hand", None), ("key-1 is back after its cooldown", None), ("used", handle.id)]
 
 
+@virtual
+async def test_o32_a_call_of_a_resource_pool_in_a_task_logs_as_the_task() -> None:
+    out = io.StringIO()
+    stop = observed.json(out)
+    keys = ResourcePool([Resource("key-1", SECRET), Resource("key-2", SECRET[::-1])], name="o32-inner")
+
+    async def use(key: Resource[str]) -> None:
+        if key.resource_id == "key-1":
+            raise CooldownResource(60, "slow down")
+
+    async def call() -> None:
+        await keys.run(use)
+
+    async with TaskPool("o32-inner", queue="fair_round_robin") as pool:
+        handle = await pool.submit(call, key="ann")
+        await handle
+    await keys.enable("key-1")
+    await call()
+    stop()
+    inside, _, alone = lines(out.getvalue())
+    assert (inside["task_id"], inside["tenant"]) == (handle.id, "ann")
+    assert alone["task_id"], "the id of the call, if there is no task"
+    assert "tenant" not in alone
+
+
 def test_o32_records_that_cannot_be_formatted_are_lines_all_the_same() -> None:
     out = io.StringIO()
     stop = observed.json(out, level="WARNING", logger="o32.odd")
