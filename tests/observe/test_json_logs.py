@@ -188,3 +188,16 @@ def test_o32_a_record_of_a_worker_names_the_task_of_the_pool(tmp_path: Path) -> 
     task_id = asyncio.run(main())
     [told] = lines(path.read_text("utf-8"))
     assert (told["message"], told["task_id"], told["tenant"]) == ("far: hello", task_id, "ann")
+
+
+@pytest.mark.integration
+def test_o32_workers_write_lines_if_that_is_their_setup(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> str:
+        async with WorkerPool(spawn=1, setup=observed.json) as workers, TaskPool("o32-setup", workers=workers) as pool:
+            handle = await pool.submit(log_jobs.plain, "hello", key="ann")
+            await handle
+            return handle.id
+
+    task_id = asyncio.run(main())
+    [told] = [one for one in lines(capfd.readouterr().err) if one["logger"] == "jobs"]
+    assert (told["message"], told["task_id"], told["tenant"]) == ("plain: hello", task_id, "ann")
