@@ -610,12 +610,10 @@ class Executor:
             self._timer = None
         if at is not None:
             self._timer_at = at
-            # In no task's context: the timer is for others than the task in whose code it was set.
-            self._timer = loop.call_later(max(0.0, at - clock.now()), self._on_timer, context=Context())
+            self._timer = loop.call_later(max(0.0, at - clock.now()), self._on_timer, context=Context())  # no task's
 
     def _on_timer(self) -> None:
-        self._timer = None
-        now = clock.now()
+        self._timer, now = None, clock.now()
         for errand, task in self.timers.due(now):
             if errand == "expire":
                 self._expire(task, now)
