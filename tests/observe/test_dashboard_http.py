@@ -23,7 +23,7 @@ from headgate import InvalidArgument
 from headgate.dashboard import Dashboard, app, serve, sources
 from headgate.dashboard.security import HEADERS, OPEN, Guard
 from headgate.dashboard.sources import PublishedPrograms
-from headgate.observe import publish, sockets
+from headgate.observe import publish, sampler, sockets
 from headgate.observe.lines import encoded
 from tests.cli.support import command, environment
 from tests.observe.conftest import Program, at_work
@@ -291,14 +291,16 @@ def test_o20_a_program_that_does_not_answer_keeps_no_other_out_of_a_scrape(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(app, "SCRAPED_WITHIN", 1.0)
-    publication = publish()
+    publication, here = publish(), sampler.program_name()
     with serve(source=PublishedPrograms()) as page, stopped_program() as pid:
-        eventually(lambda: f'headgate_program_up{{program="{pid}"}} 1.0' in ask(page, "/metrics").body.decode())
+        eventually(lambda: b'headgate_program_up{program="python"} 1.0' in ask(page, "/metrics").body)
         os.kill(pid, signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)  # it has stopped, and answers nothing more
         metrics = ask(page, "/metrics").body.decode()
-        assert f'headgate_program_up{{program="{pid}"}} 0.0' in metrics
-        assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{os.getpid()}"}} 2.0' in metrics
+        assert 'headgate_program_up{program="python"} 0.0' in metrics
+        assert f'headgate_program_info{{pid="{pid}",program="python"}} 1.0' in metrics
+        assert "# no metrics of python: the program does not answer within 1 s" in metrics
+        assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{here}"}} 2.0' in metrics
     publication.close()
 
 
@@ -379,7 +381,8 @@ def test_o20_the_command_serves_published_programs_and_their_metrics(
             page: Any = Page
             assert told["url"].endswith("#token=a-token-of-my-own-1234")
             eventually(lambda: ask(page, "/readyz").status == 200)
-            assert f'headgate_tasks_active{{pool="{program.pool.name}"}} 2.0' in ask(page, "/metrics").body.decode()
+            labels = f'pool="{program.pool.name}",program="{sampler.program_name()}"'
+            assert f"headgate_tasks_active{{{labels}}} 2.0" in ask(page, "/metrics").body.decode()
             name = os.path.basename(publication.path)
             body = {"program": name, "action": "disable", "target": "key-1", "pool": program.keys.name}
             assert ask(page, "/api/act", "POST", body=body).status == 200

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from headgate import CooldownResource, Resource, ResourcePool, TaskPool, WorkerPool
+from headgate import CooldownResource, Resource, ResourcePool, TaskPool, WorkerPool, subscribe
+from headgate.observe import json_logs
 from headgate.observe import logging as observed
 from headgate.testing import virtual
 from tests.observe import log_jobs
@@ -86,6 +87,79 @@ async def test_o32_no_value_of_a_resource_is_in_a_line() -> None:
     assert {one["task_id"] for one in told[:2]} == {handle.id}
 
 
+@virtual
+async def test_o32_what_a_timer_of_a_pool_logs_belongs_to_no_task() -> None:
+    out, heard = io.StringIO(), []
+    stop = observed.json(out)
+    unsubscribe = subscribe(lambda event: heard.append((event.name, json_logs.current())), "resources.health")
+
+    async def work(key: Resource[str], cools: bool) -> None:
+        if cools:
+            raise CooldownResource(60, "slow down")
+
+    keys = ResourcePool([Resource("key-1", SECRET)], name="o32-timer")
+    async with TaskPool("o32-timer", resources=keys, queue="fair_round_robin", max_concurrent=1) as pool:
+        first = await pool.submit(work, True, key="ann")
+        second = await pool.submit(work, False, key="bob")
+        await asyncio.sleep(1)
+        first.cancel()  # in whose code the pool began to wait for the key
+        await second
+    stop()
+    unsubscribe()
+    told = [
+        (one["message"].partition(": ")[2][:13], one.get("task_id"), one.get("tenant")) for one in lines(out.getvalue())
+    ]
+    assert told == [("key-1 cools d", first.id, "ann"), ("key-1 is back", None, None)]
+    assert heard[-1] == ("resource_recovered", (None, None)), "those who listen are in no task either"
+
+
+@virtual
+async def test_o32_a_cooldown_whose_end_a_task_notices_belongs_to_no_task() -> None:
+    out = io.StringIO()
+    stop = observed.json(out)
+    keys = ResourcePool([Resource("key-1", SECRET)], name="o32-noticed")
+
+    async def call() -> None:
+        await asyncio.sleep(120)
+        await keys.run(use)
+
+    async def use(key: Resource[str]) -> None:
+        log.info("used")
+
+    async with TaskPool("o32-noticed", queue="fair_round_robin") as pool:
+        handle = await pool.submit(call, key="ann")
+        await keys.cool("key-1", 60, "by hand")
+        await handle
+    stop()
+    told = [(one["message"].rpartition(": ")[2], one.get("task_id")) for one in lines(out.getvalue())]
+    assert told == [("by hand", None), ("key-1 is back after its cooldown", None), ("used", handle.id)]
+
+
+@virtual
+async def test_o32_a_call_of_a_resource_pool_in_a_task_logs_as_the_task() -> None:
+    out = io.StringIO()
+    stop = observed.json(out)
+    keys = ResourcePool([Resource("key-1", SECRET), Resource("key-2", SECRET[::-1])], name="o32-inner")
+
+    async def use(key: Resource[str]) -> None:
+        if key.resource_id == "key-1":
+            raise CooldownResource(60, "slow down")
+
+    async def call() -> None:
+        await keys.run(use)
+
+    async with TaskPool("o32-inner", queue="fair_round_robin") as pool:
+        handle = await pool.submit(call, key="ann")
+        await handle
+    await keys.enable("key-1")
+    await call()
+    stop()
+    inside, _, alone = lines(out.getvalue())
+    assert (inside["task_id"], inside["tenant"]) == (handle.id, "ann")
+    assert alone["task_id"], "the id of the call, if there is no task"
+    assert "tenant" not in alone
+
+
 def test_o32_records_that_cannot_be_formatted_are_lines_all_the_same() -> None:
     out = io.StringIO()
     stop = observed.json(out, level="WARNING", logger="o32.odd")
@@ -114,3 +188,16 @@ def test_o32_a_record_of_a_worker_names_the_task_of_the_pool(tmp_path: Path) -> 
     task_id = asyncio.run(main())
     [told] = lines(path.read_text("utf-8"))
     assert (told["message"], told["task_id"], told["tenant"]) == ("far: hello", task_id, "ann")
+
+
+@pytest.mark.integration
+def test_o32_workers_write_lines_if_that_is_their_setup(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> str:
+        async with WorkerPool(spawn=1, setup=observed.json) as workers, TaskPool("o32-setup", workers=workers) as pool:
+            handle = await pool.submit(log_jobs.plain, "hello", key="ann")
+            await handle
+            return handle.id
+
+    task_id = asyncio.run(main())
+    [told] = [one for one in lines(capfd.readouterr().err) if one["logger"] == "jobs"]
+    assert (told["message"], told["task_id"], told["tenant"]) == ("plain: hello", task_id, "ann")

@@ -88,6 +88,7 @@ def test_o31_a_task_has_spans_from_submit_to_run_and_its_own_below(traces: Trace
     assert [traces.parent(span) for span in traces.spans() if span.name == run] == ["lease key-1", "lease key-2"]
     again, failed = [span for span in traces.spans() if span.name == run]
     assert (again.attributes or {})["headgate.task.status"] == "requeued"
+    assert (again.attributes or {})["headgate.reason"] == "key-1: slow <key-1> (CooldownResource)"
     assert dict(failed.attributes or {}) == {
         "messaging.system": "headgate",
         "messaging.operation.type": "process",
@@ -105,19 +106,23 @@ def test_o31_a_task_has_spans_from_submit_to_run_and_its_own_below(traces: Trace
 
 
 def test_o31_spans_of_a_worker_join_the_trace(traces: Traces) -> None:
-    async def main() -> list[dict[str, object]]:
+    ids: list[str] = []
+
+    async def main() -> list[dict[str, Any]]:
         keys = ResourcePool([Resource("key-1", SECRET)], name="o31-far")
         async with WorkerPool(spawn=1, setup=trace_jobs.trace_here) as workers:
             async with TaskPool("o31-far", resources=keys, workers=workers) as pool:
-                assert await pool.run(trace_jobs.work, 3, key="ann") == 3
+                handle = await pool.submit(trace_jobs.work, 3, key="ann")
+                assert await handle == 3
                 with pytest.raises(ValueError, match="negative"):
                     await pool.run(trace_jobs.work, -1)
+                ids.append(handle.id)
             with traces.tracer.start_as_current_span("direct"):
                 assert await trace_jobs.double(4) == 8
             return await trace_jobs.spans_here()
 
     far = asyncio.run(main())
-    runs = [span for span in far if span["name"].startswith("run tests.observe.trace_jobs.work")]  # type: ignore[attr-defined]
+    runs = [span for span in far if span["name"].startswith("run tests.observe.trace_jobs.work")]
     dispatches = [span for span in traces.spans() if span.name == "dispatch o31-far"]
     assert [run["parent"] for run in runs] == [span.context.span_id for span in dispatches]
     assert [run["trace"] for run in runs] == [span.context.trace_id for span in dispatches]
@@ -125,6 +130,40 @@ def test_o31_spans_of_a_worker_join_the_trace(traces: Traces) -> None:
     assert doubled["parent"] == traces.one("direct").context.span_id
     assert SECRET not in traces.text() + str(far)
     assert all((span.attributes or {}).get("headgate.worker.id") for span in dispatches)
+    done, failed = runs
+    assert [run["attributes"]["messaging.message.id"] for run in runs] == [
+        (span.attributes or {})["messaging.message.id"] for span in dispatches
+    ]
+    assert (done["attributes"]["messaging.message.id"], done["status"]) == (ids[0], ("UNSET", None))
+    assert "error.type" not in done["attributes"]
+    assert failed["attributes"]["error.type"] == (dispatches[1].attributes or {})["error.type"] == "ValueError"
+    assert failed["status"] == ("ERROR", "ValueError: negative with <key-1>")
+    assert dispatches[1].status.description == failed["status"][1], "as the program's own span"
+    assert not doubled["attributes"]["messaging.message.id"].startswith("pool-"), "it is no task's"
+
+
+def test_o31_an_attempt_that_is_made_again_says_why_and_where(traces: Traces) -> None:
+    async def main() -> None:
+        keys = ResourcePool([Resource("key-1", SECRET), Resource("key-2", SECRET[::-1])], name="o31-again")
+        async with (
+            WorkerPool(spawn=1) as workers,
+            TaskPool("o31-again", resources=keys, workers=workers) as pool,
+        ):
+            assert await pool.run(trace_jobs.limited) == "key-2"
+            with pytest.raises(ValueError, match="negative"):
+                await pool.run(trace_jobs.work, -1, retries=1)
+
+    asyncio.run(main())
+    limited, _, retried, last = [dict(span.attributes or {}) for span in traces.spans() if "dispatch" in span.name]
+    assert (limited["headgate.task.status"], limited["headgate.reason"]) == (
+        "requeued",
+        "key-1: 429 for <key-1> (CooldownResource)",
+    )
+    assert retried["headgate.reason"] == "ValueError: negative with <key-2>"
+    assert limited["headgate.worker.id"] == retried["headgate.worker.id"] == last["headgate.worker.id"]
+    assert "headgate.reason" not in last
+    assert SECRET not in traces.text()
+    assert SECRET[::-1] not in traces.text()
 
 
 def test_o31_what_is_not_sampled_is_not_sampled_inside_either() -> None:

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headgate
 from headgate import ResourcePool, TaskPool, WorkerPool
+from headgate.dashboard.scraping import KEPT, Labelled, joined
 from headgate.observe import prometheus, sampler
 from headgate.observe.history import BUCKETS, Histogram, Labels, PoolHistory
 from headgate.observe.metrics_server import MetricsServer
@@ -154,28 +155,54 @@ def test_o30_a_loop_that_is_held_is_shown_as_held(program: Program) -> None:
 
 SELECTOR = re.compile(r"(headgate_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"by \(([^)]*)\)")
+ADDED = {"instance", "job", "le"}
+"""Labels that Prometheus gives each series itself, or that a bucket has."""
+
+
+def panels() -> list[dict[str, str]]:
+    """All queries of the Grafana dashboard, with their legends."""
+    dashboard = json.loads((ROOT / "deploy/grafana/headgate.json").read_text("utf-8"))
+    return [target for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def variables() -> dict[str, str]:
+    """The queries by which the Grafana dashboard finds what one can choose."""
+    dashboard = json.loads((ROOT / "deploy/grafana/headgate.json").read_text("utf-8"))
+    return {one["name"]: one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"}
+
+
+def alerts() -> dict[str, str]:
+    """The alerts, each as it stands in the file."""
+    text = (ROOT / "deploy/prometheus/headgate-alerts.yml").read_text("utf-8")
+    return {one.partition("\n")[0]: one for one in text.split("- alert: ")[1:]}
 
 
 def shipped() -> list[str]:
     """All queries of the Grafana dashboard and of the alerts."""
-    dashboard = json.loads((ROOT / "deploy/grafana/headgate.json").read_text("utf-8"))
-    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    alerts = re.findall(r"^\s+expr: (.*)$", (ROOT / "deploy/prometheus/headgate-alerts.yml").read_text("utf-8"), re.M)
-    assert len(panels) >= 15
-    assert len(alerts) >= 4
-    return [*panels, *alerts]
+    asked = [query for one in alerts().values() for query in re.findall(r"^\s+expr: (.*)$", one, re.M)]
+    assert len(panels()) >= 15
+    assert len(asked) == len(alerts()) >= 6
+    return [*(one["expr"] for one in panels()), *asked]
 
 
-def test_o30_every_query_we_ship_asks_for_what_the_exporter_has(program: Program, registry: CollectorRegistry) -> None:
+def exported(program: Program, registry: CollectorRegistry) -> Samples:
+    """What the page of several programs and a worker say."""
+
     async def worked() -> str:
         async with WorkerPool(spawn=1):
             return await asyncio.to_thread(scraped, registry)
 
     load = {"running": 1.0, "finished": 2.0, "clients": 1.0, "memory": 5.0}
-    text = asyncio.run(worked()) + prometheus.exposition(prometheus.WorkerCollector(lambda: load)).decode()
+    one = Labelled("1-0123456789ab.sock", {"program": "job.py", "pid": 1})
+    one.label = one.name
+    text = joined([(one, asyncio.run(worked()))]) + prometheus.exposition(prometheus.WorkerCollector(lambda: load))
+    return samples(text.decode())
+
+
+def test_o30_every_query_we_ship_asks_for_what_the_exporter_has(program: Program, registry: CollectorRegistry) -> None:
     known: dict[str, set[str]] = {}
-    for name, labels in samples(text):
-        known.setdefault(name, set()).update(label for label, _ in labels)
+    for name, labels in exported(program, registry):
+        known.setdefault(name, set(ADDED)).update(label for label, _ in labels)
     for query in shipped():
         names = SELECTOR.findall(query)
         assert names, query
@@ -185,6 +212,55 @@ def test_o30_every_query_we_ship_asks_for_what_the_exporter_has(program: Program
                 assert label in known[name], f"{name} has no label {label}: {query}"
             for group in GROUPED.findall(query):
                 assert {one.strip() for one in group.split(",")} <= known[name], query
+    assert variables().keys() == {"program", "pool"}
+    assert "headgate_program_up, program" in variables()["program"]
+    [choice] = re.findall(r"headgate_\(([\w|]+)\)", variables()["pool"])
+    assert {f"headgate_{name}" for name in choice.split("|")} <= known.keys()
+
+
+def test_o30_no_query_we_ship_adds_up_programs() -> None:
+    for query in shipped():
+        assert all("program" in group for group in GROUPED.findall(query)), query
+        assert " without " not in query, query
+        assert query.count("sum") == len(GROUPED.findall(query)), query
+    for one in panels():
+        if "headgate_worker_" not in one["expr"]:
+            assert 'program=~"$program"' in one["expr"]
+            assert one["legendFormat"].startswith("{{program}}")
+
+
+def test_o30_every_alert_has_a_severity_and_one_tells_of_a_program_that_is_gone() -> None:
+    told = alerts()
+    for one in told.values():
+        assert re.search(r"labels: \{severity: (critical|warning)\}", one), one
+        assert "$labels.program" in one
+    assert "expr: headgate_program_up == 0" in told["HeadgateProgramDown"]
+    assert KEPT > 60, "it is there for longer than the alert waits"
+    assert "for: 1m" in told["HeadgateProgramDown"]
+
+
+def documented() -> set[str]:
+    """The metrics in the table of docs/observe.md. `_more` after a name has the same beginning and its own end."""
+    section = (ROOT / "docs/observe.md").read_text("utf-8").partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    found: set[str] = set()
+    for row in re.findall(r"^\| (`.*?) \|", section, re.M):
+        first, *others = re.findall(r"`(\w+)`", row)
+        names = [first, *(one if one.startswith("headgate_") else _prefix(first) + one for one in others)]
+        assert not found & set(names), f"twice in the table: {row}"
+        found.update(names)
+    return found
+
+
+def _prefix(name: str) -> str:
+    """What the names of one row have in common: `headgate_tasks` of `headgate_tasks_active`."""
+    return re.match(r"headgate_[a-z]+", name)[0]  # type: ignore[index]
+
+
+def test_o30_the_table_of_the_documentation_names_exactly_what_is_exported(
+    program: Program, registry: CollectorRegistry
+) -> None:
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in exported(program, registry)}
+    assert documented() == names
 
 
 # -- the server of a worker --------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate import Resource, routine
+from headgate import CooldownResource, Resource, routine
 from headgate.observe import opentelemetry
 
 EXPORTER: Any = None
@@ -30,6 +30,13 @@ async def work(key: Resource[str], number: int) -> int:
     return number
 
 
+async def limited(key: Resource[str]) -> str:
+    """A task on a worker that one of its keys does not serve."""
+    if key.resource_id == "key-1":
+        raise CooldownResource(60, f"429 for {key.value}")
+    return key.resource_id
+
+
 @routine
 async def double(number: int) -> int:
     return 2 * number
@@ -44,6 +51,8 @@ async def spans_here() -> list[dict[str, Any]]:
             "trace": span.context.trace_id,
             "parent": span.parent.span_id if span.parent else None,
             "text": span.to_json(),
+            "attributes": dict(span.attributes or {}),
+            "status": (span.status.status_code.name, span.status.description),
         }
         for span in EXPORTER.get_finished_spans()
     ]

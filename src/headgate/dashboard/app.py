@@ -16,8 +16,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from headgate.core.redaction import log_exception, redact
+from headgate.dashboard.scraping import ProgramLabels, has_socket, joined
 from headgate.dashboard.security import HEADERS, Guard
-from headgate.dashboard.sources import Seen, Source
+from headgate.dashboard.sources import Seen, Source, ThisProgram
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe.actions import ACTIONS_KNOWN
 from headgate.observe.history import POINTS
@@ -35,8 +36,9 @@ ALIVE: Final = ": alive\n\n"
 MOST_STREAMS: Final = 16
 BODY_WITHIN: Final = 10.0
 """Seconds that a client has to send the body of a request."""
-SCRAPED_WITHIN: Final = 5.0
-"""Seconds that a program has to give its metrics."""
+SCRAPED_WITHIN: Final = 1.5
+"""Seconds that programs have to give their metrics, all at the same time."""
+_METRICS: Final = "text/plain; version=0.0.4"
 _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _LISTS: Final = ("tenants", "resources", "workers")
 
@@ -54,6 +56,8 @@ class Hub:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.labels: ProgramLabels | None = None if isinstance(source, ThisProgram) else ProgramLabels(has_socket)
+        """For the metrics of a page of several programs."""
         self.streams: int = 0
         """How many streams are open."""
         self._waiting: set[asyncio.Event] = set()
@@ -61,6 +65,8 @@ class Hub:
 
     def changed(self) -> None:
         """Wake all streams."""
+        if self.labels is not None:
+            self.labels.note(self.source.programs)
         for event in self._waiting:
             event.set()
 
@@ -194,16 +200,18 @@ class Answers:
         return Json({"done": await self._ask(program, {"ask": "act", **texts})})
 
     async def metrics(self, request: Request) -> Response:
-        """What Prometheus scrapes, of all programs."""
-        from headgate.dashboard.merging import merged
-
-        programs = {name: str(seen.look.get("pid", name)) for name, seen in self._hub.source.programs.items()}
-        told = await asyncio.gather(*map(self._metrics_of, programs), return_exceptions=True)
-        failed = [one for one in told if isinstance(one, BaseException)]
-        if failed and len(failed) == len(told):
-            raise failed[0]
-        texts = {pid: one if isinstance(one, str) else None for pid, one in zip(programs.values(), told, strict=True)}
-        return PlainTextResponse(merged(texts), media_type="text/plain; version=0.0.4")
+        """What Prometheus scrapes: of this program as it is, of several with a label for each."""
+        labels, programs = self._hub.labels, self._hub.source.programs
+        if labels is None:
+            return PlainTextResponse(await self._metrics_of(ThisProgram.ID), media_type=_METRICS)
+        labels.note(programs)
+        shown = labels.given()
+        texts = await asyncio.gather(*(self._metrics_of(one.id) for one in shown), return_exceptions=True)
+        there = labels.given()  # without those that have ended meanwhile
+        pairs = [
+            (one, text if one.gone is None else None) for one, text in zip(shown, texts, strict=True) if one in there
+        ]
+        return PlainTextResponse(await asyncio.to_thread(joined, pairs), media_type=_METRICS)
 
     async def _metrics_of(self, program: str) -> str:
         """The metrics of one program. One that is stopped must not keep the others out of a scrape."""

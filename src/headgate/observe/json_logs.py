@@ -12,7 +12,9 @@ from headgate.core.redaction import redact
 from headgate.tasks.names import pool_get
 from headgate.tasks.runtime.nested_waits import CURRENT
 from headgate.tasks.runtime.view import shown
+from headgate.tasks.scopes import POOL_ID
 
+RESOURCES: Final = "headgate.resources"
 _USUAL: Final = frozenset(
     {*logging.LogRecord("", 0, "", 0, "", (), None).__dict__, "message", "asctime", "taskName", "task_id", "tenant"}
 )
@@ -29,7 +31,8 @@ class TaskFilter(logging.Filter):
         """Add the two attributes, unless the record has them already."""
         task_id, tenant = current()
         given = getattr(record, "task_id", None)
-        if given is None:
+        if given is None or (task_id is not None and record.name == RESOURCES and not given.startswith(POOL_ID)):
+            # The second: the id of a call of a ResourcePool. Made in the code of a task, the record is the task's.
             record.task_id = task_id
             record.tenant = tenant
         elif getattr(record, "tenant", None) is None:

@@ -96,6 +96,10 @@ def _log_worker(event: Any) -> None:
         return
     if event.name == "worker_ready" and not event.failed_tries:
         return
+    _outside_of_tasks(_write_of_worker, event)  # connections are made in the code of the task that needs one first
+
+
+def _write_of_worker(event: Any) -> None:
     import logging
 
     log = logging.getLogger("headgate.workers")
@@ -129,11 +133,26 @@ def _log_health(event: Event) -> None:
     import logging
 
     level, sentence = text
+    log = logging.getLogger("headgate.resources")
+    if event.name in _OF_NO_TASK:
+        _outside_of_tasks(log.log, getattr(logging, level), *sentence(event))
+        return
     if getattr(event, "old_status", None) == "cooling_down" and event.name == "resource_cooled":
         level = "INFO"  # a cooldown that is extended: the warning was when it began
     request_id = getattr(event, "request_id", None)  # of the task or call that found it out
     extra = {"task_id": request_id} if request_id else None
-    logging.getLogger("headgate.resources").log(getattr(logging, level), *sentence(event), extra=extra)
+    log.log(getattr(logging, level), *sentence(event), extra=extra)
+
+
+_OF_NO_TASK = frozenset({"resource_recovered", "health_unshared", "health_shared"})
+"""Events that are noticed in the code of whichever task is next, and have nothing to do with it."""
+
+
+def _outside_of_tasks(write: Callable[..., None], *args: object) -> None:
+    """Log in an empty context, so that the record has the id of no task."""
+    from contextvars import Context
+
+    Context().run(write, *args)
 
 
 def _in_one_line(reason: str | None) -> str:

@@ -26,10 +26,11 @@ from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.core.topics import subscribe
 from headgate.errors import HeadgateError, InvalidArgument
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.model import TaskRecord, Told, told_of
 from headgate.tasks.names import pool_get
 from headgate.tasks.runtime.executor import START_HOOKS
 from headgate.tasks.runtime.view import shown
+from headgate.tasks.scopes import POOL_ID
 from headgate.workers import hooks
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, TracerProvider
 
+    from headgate.workers.model import Task
     from headgate.workers.server.running_call import RunningCall
 
 TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="", namespace="headgate")
@@ -78,12 +80,13 @@ def install(tracer_provider: TracerProvider | None = None, *, sample: float = 1.
 class _Open:
     """The spans of one attempt that have not ended."""
 
-    __slots__ = ("attempt", "context", "lease")
+    __slots__ = ("attempt", "context", "lease", "permit")
 
-    def __init__(self, context: Any, attempt: Span, lease: Span | None) -> None:
+    def __init__(self, context: Any, attempt: Span, lease: Span | None, permit: Any) -> None:
         self.context = context  # of the submit: parent of all
         self.attempt = attempt
         self.lease = lease
+        self.permit = permit  # the task has another one, or none, when it starts again
 
 
 class Tracing:
@@ -193,7 +196,7 @@ class Tracing:
             name, kind = f"run {name}", trace.SpanKind.CONSUMER
         ran = {**about, "messaging.operation.type": "process", "headgate.attempt": task.attempt}
         attempt = tracer.start_span(name, inside, kind=kind, attributes=ran, start_time=now)
-        self._open[task] = _Open(context, attempt, lease)
+        self._open[task] = _Open(context, attempt, lease, task.permit)
         assert task.context is not None, "it has not ended"
         task.context.run(self._set, trace.set_span_in_context(attempt, inside))
 
@@ -205,15 +208,20 @@ class Tracing:
     def _close(self, known: _Open, task: TaskRecord, wall: float | None, status: str) -> None:
         span, at = known.attempt, None if wall is None else int(wall * _BILLION)
         span.set_attribute("headgate.task.status", status)
-        worker = getattr(task.permit or task.ran_with, "worker", None)
+        worker = getattr(known.permit, "worker", None)
         if worker is not None:
             span.set_attribute("headgate.worker.id", worker)
         if status == "failed":
-            span.set_attribute("error.type", task.outcome.told.kind)
-            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, redact(task.outcome.told.line)))
+            self._fail(span, task.outcome.told)
+        elif status == "requeued" and (reason := _why_again(task)) is not None:
+            span.set_attribute("headgate.reason", reason)
         span.end(at)
         if known.lease is not None:
             known.lease.end(at)
+
+    def _fail(self, span: Span, told: Told) -> None:
+        span.set_attribute("error.type", told.kind)
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, redact(told.line)))
 
     def _about(self, task: TaskRecord) -> dict[str, Any]:
         about: dict[str, Any] = {
@@ -274,7 +282,7 @@ class Tracing:
         if found != TRACEPARENT.get():
             TRACEPARENT.set(found)
 
-    def _running(self, running: RunningCall) -> Callable[[str], object] | None:
+    def _running(self, running: RunningCall) -> Callable[[str, BaseException | None], object] | None:
         """Make the span of a call that runs in this process, as a child of the span in which it was made."""
         came = TRACEPARENT.get()
         if not came:
@@ -289,19 +297,32 @@ class Tracing:
         about = {
             "messaging.system": "headgate",
             "code.function.name": described.tag,
-            "messaging.message.id": running.id,
+            "messaging.message.id": _id_of(described),
         }
         if described.tenant is not None:
             about["headgate.tenant"] = shown(described.tenant)
         span.set_attributes(about)
 
-        def ended(kind: str) -> None:
+        def ended(kind: str, error: BaseException | None) -> None:
             span.set_attribute("headgate.outcome", kind)
-            if kind == "raised":
-                span.set_status(trace.Status(trace.StatusCode.ERROR))
+            if error is not None:
+                self._fail(span, told_of(error, None, 0))
             span.end()
 
         return ended
+
+
+def _why_again(task: TaskRecord) -> str | None:
+    """Why the last attempt of a task that starts again was not its last. None: it has had too many to know."""
+    for mark in reversed(task.trail or ()):
+        if mark.kind == "ended":
+            return redact(mark.text) if mark.wall == task.since.wall else None
+    return None
+
+
+def _id_of(call: Task) -> str:
+    """The id of the task of a TaskPool for which a call runs; of a call that is no task's, its own."""
+    return call.caller if call.caller is not None and call.caller.startswith(POOL_ID) else call.id
 
 
 def _variable_of(context: Any) -> Variable[Any]:

@@ -35,14 +35,15 @@ _COUNTED: Final = {"tasks": "active", "resources": "healthy", "workers": "ready"
 _OUTCOMES: Final = ("ok", "exhausted", "error", "cancelled")
 
 
-def _client() -> Any:
+def prometheus_client() -> Any:
+    """Return the package of that name, or raise an error that says how to install it."""
     try:
-        import prometheus_client
+        import prometheus_client as package
     except ImportError as error:
         raise HeadgateError(
             "metrics need prometheus-client, which is not installed", remedy="pip install 'headgate[prometheus]'"
         ) from error
-    return prometheus_client
+    return package
 
 
 def install(registry: CollectorRegistry | None = None) -> Callable[[], None]:
@@ -50,7 +51,7 @@ def install(registry: CollectorRegistry | None = None) -> Callable[[], None]:
 
     Returns a function that takes them out again.
     """
-    client = _client()
+    client = prometheus_client()
     chosen = client.REGISTRY if registry is None else registry
     collector = PoolCollector(sampling.acquire())
     try:
@@ -72,7 +73,7 @@ def install(registry: CollectorRegistry | None = None) -> Callable[[], None]:
 
 def exposition(*collectors: Any) -> bytes:
     """Return what `/metrics` answers: of these collectors alone."""
-    client = _client()
+    client = prometheus_client()
     registry = client.CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)

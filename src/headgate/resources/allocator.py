@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, Literal, TypeVarTuple
 
@@ -128,7 +129,7 @@ class Allocator:
         """Do what was decided, but not now: listeners may call the TaskPool, which is deciding right now."""
         loop = self._loop_of_pool()
         if effects and loop is not None:
-            loop.call_soon(self.engine.carry_out, effects)
+            loop.call_soon(self.engine.carry_out, effects, context=Context())
 
     def leave(self, requirement: Requirement) -> None:
         """Give up the place of this requirement in the wait queue."""
@@ -357,7 +358,8 @@ class _Place:
         if self._alarm is not None:
             self._alarm.cancel()
         if not self._resting:
-            self._alarm = self._loop.call_later(max(0.0, delay), ring)
+            # Not in the context of the task that happened to be first: it may have ended long before.
+            self._alarm = self._loop.call_later(max(0.0, delay), ring, context=Context())
 
     def _post(self, callback: Callable[[*Ts], None], *args: *Ts) -> bool:
         try:

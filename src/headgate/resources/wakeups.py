@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextvars import Context
 from typing import Protocol
 
 from headgate.core.clock import clock
@@ -72,7 +73,8 @@ class LoopWaiter:
             if self._alarm is not None:
                 self._alarm.cancel()
             if not self._future.done():
-                self._alarm = self._loop.call_later(max(0.0, delay), ring)
+                # What rings is no news of the call that waits: it runs in a context of its own.
+                self._alarm = self._loop.call_later(max(0.0, delay), ring, context=Context())
 
         return self._post(arm)
 

@@ -8,12 +8,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Final
 
 from headgate.core.clock import clock
 from headgate.core.shared_state import SharedState, store_from_environment, store_of
 from headgate.errors import InvalidArgument, PipelineIdMissing, ScopeNeedsStore
 from headgate.tasks.model import SCOPES, Scope
 
+POOL_ID: Final = "pool-"
+"""What the ids of pools begin with. Ids of calls are hexadecimal."""
 _pipeline: ContextVar[str | None] = ContextVar("headgate_pipeline", default=None)
 
 
@@ -91,9 +94,9 @@ def shared_state_of(scope: Scope, store: object) -> tuple[object | None, SharedS
 def identity(scope: Scope, scope_id: str | None, name: str) -> str:
     """Make the id of a pool: drawn for a session, the same each time for a pool that is remembered."""
     if scope_id is None:
-        return f"pool-{clock.token()}"
+        return f"{POOL_ID}{clock.token()}"
     digest = hashlib.sha256(json.dumps((scope, scope_id, name)).encode()).hexdigest()
-    return f"pool-{digest[:32]}"
+    return f"{POOL_ID}{digest[:32]}"
 
 
 def _given(value: object) -> bool:

@@ -14,5 +14,6 @@ if TYPE_CHECKING:
 
 CALLING: list[Callable[[], object]] = []
 """Called in the caller's Context, before it is sent along with a call."""
-RUNNING: list[Callable[[RunningCall], Callable[[str], object] | None]] = []
-"""Called on the worker in the Context of a call, before its function; what it returns is told how the call ended."""
+RUNNING: list[Callable[[RunningCall], Callable[[str, BaseException | None], object] | None]] = []
+"""Called on the worker in the Context of a call, before its function; what it returns is told how the call ended, and
+what it raised, if it did."""

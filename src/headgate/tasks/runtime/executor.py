@@ -13,6 +13,7 @@ import asyncio
 from asyncio import _get_running_loop
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable
+from contextvars import Context
 from functools import partial
 from typing import Any, Literal
 
@@ -609,11 +610,10 @@ class Executor:
             self._timer = None
         if at is not None:
             self._timer_at = at
-            self._timer = loop.call_later(max(0.0, at - clock.now()), self._on_timer)
+            self._timer = loop.call_later(max(0.0, at - clock.now()), self._on_timer, context=Context())  # no task's
 
     def _on_timer(self) -> None:
-        self._timer = None
-        now = clock.now()
+        self._timer, now = None, clock.now()
         for errand, task in self.timers.due(now):
             if errand == "expire":
                 self._expire(task, now)

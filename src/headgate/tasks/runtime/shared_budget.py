@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -165,7 +166,7 @@ class SharedBudget:
             self._outlived()
         elif not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._send)
+            loop.call_soon(self._send, context=Context())
 
     def _on_kept(self) -> None:
         """Give kept slots back when none was kept or used for a while; at once if a lender waits for one."""
@@ -176,7 +177,7 @@ class SharedBudget:
         else:
             self._kept_at = loop.time()
             if self._keeping is None:
-                self._keeping = loop.call_later(_KEPT, self._look_at_kept, loop)
+                self._keeping = loop.call_later(_KEPT, self._look_at_kept, loop, context=Context())
 
     def _look_at_kept(self, loop: asyncio.AbstractEventLoop) -> None:
         self._keeping = None
@@ -264,7 +265,7 @@ class SharedBudget:
         """The store could not write, or was closed: nothing starts. It is tried again."""
         self.trouble(error or StoreUnreachable("the store was closed"))
         if executor.loop is not None and executor.state != "closed":
-            executor.loop.call_later(_AGAIN, self._changed)
+            executor.loop.call_later(_AGAIN, self._changed, context=Context())
 
     # -- what the store tells ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import asyncio
 from asyncio import _get_running_loop
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from inspect import CO_COROUTINE
 from itertools import islice
@@ -600,7 +600,7 @@ class Submitter:
     def _start_beating(self) -> None:
         """While there is something to do, say so in the journal, for those who read it and do not own it."""
         if self._beat is None and self._executor.loop is not None:
-            self._beat = self._executor.loop.call_later(self._stale_after / 3, self._on_beat)
+            self._beat = self._executor.loop.call_later(self._stale_after / 3, self._on_beat, context=Context())
 
     def _on_beat(self) -> None:
         self._beat = None

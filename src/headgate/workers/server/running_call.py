@@ -55,7 +55,7 @@ class RunningCall:
     exchange: Exchange | None = None
     """Which values of its Context its caller knows; None: none were exchanged."""
 
-    watchers: Sequence[Callable[[str], object]] = ()
+    watchers: Sequence[Callable[[str, BaseException | None], object]] = ()
     """Who is told how it ended; see `headgate.workers.hooks`."""
 
     def __init__(self, tasks: TaskLoop, stream: ClientStream, client: str, begun: Begun) -> None:
@@ -103,6 +103,12 @@ class RunningCall:
         """Note that a routine it called has ended."""
         self.waits -= 1
         self.tasks.count(self)
+
+    def tell_end(self, kind: str, error: BaseException | None = None) -> None:
+        """Tell the watchers once how it ended."""
+        watchers, self.watchers = self.watchers, ()
+        for watcher in watchers:
+            watcher(kind, error)
 
     def describe(self) -> Task:
         """Describe it for `current_task` and for hooks."""

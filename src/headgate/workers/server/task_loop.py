@@ -423,6 +423,8 @@ class TaskLoop:
             payload = dump_exception(error, self._where) if error.args else b""
         except BaseException as error:
             kind, payload = "raised", dump_raised(running, error, self._where)
+            if running.watchers:
+                running.tell_end(kind, error)  # here: to keep it until `_end` would make a cycle with this frame
         self._end(running, kind, payload, b"" if context_frames.nothing() else context_frames.ended(running))
 
     # -- generators ---------------------------------------------------------------------------------------------------
@@ -600,8 +602,8 @@ class TaskLoop:
         self.running.pop((running.stream, running.begun.number), None)
         self._unbegun.pop(running, None)
         running.task = None  # its Context holds this, and it holds its Context
-        for watcher in running.watchers:
-            watcher(kind)
+        if running.watchers:
+            running.tell_end(kind)
         if self.reserved_calls.active:
             self.reserved_calls.ended(running)
         self._admitted -= running.admitted
