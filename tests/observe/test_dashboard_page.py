@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -318,39 +319,108 @@ asyncio.run(main())
 """
 
 
-def started(name: str) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "HEADGATE_OBSERVE": "1"}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, name], env=env, stderr=subprocess.DEVNULL)
+class Programs:
+    """`headgate dashboard` as a process, and programs that it shows."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server = subprocess.Popen(command("dashboard", "--json"), stdout=subprocess.PIPE, env=environment())
+        assert self.server.stdout is not None
+        self.url: str = json.loads(self.server.stdout.readline())["url"]
+        self._started: list[subprocess.Popen[bytes]] = []
 
-def test_o23_programs_that_die_and_start_again_and_a_server_that_is_gone(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    server = subprocess.Popen(command("dashboard", "--json"), stdout=subprocess.PIPE, env=environment())
-    others: list[subprocess.Popen[bytes]] = []
-    try:
-        assert server.stdout is not None
-        browser.open("about:blank")
-        browser.open(json.loads(server.stdout.readline())["url"])
-        browser.until_text("No program can be seen")
-        others.append(started("first life"))
-        browser.until_text("first life")
-        others[0].kill()
-        others[0].wait()
-        browser.until_text("has ended. What you see is how it was")
-        assert "first life" in browser.text(), "its last state can still be read"
-        others.append(started("second life"))
-        browser.until_text("second life")
-        assert "has ended" not in browser.text()
-        server.terminate()
-        server.communicate(timeout=PATIENCE)
-        browser.until_text("The dashboard does not answer")
-    finally:
-        for process in (server, *others):
+    def start(self, script: str, pool: str) -> subprocess.Popen[bytes]:
+        path = self._folder / script
+        path.write_text(PROGRAM)
+        env = {**os.environ, "HEADGATE_OBSERVE": "1"}
+        self._started.append(subprocess.Popen([sys.executable, str(path), pool], env=env, stderr=subprocess.DEVNULL))
+        return self._started[-1]
+
+    def close(self) -> None:
+        for process in (self.server, *self._started):
             process.kill()
             process.communicate()
+
+
+@pytest.fixture
+def programs(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
+    """A page on which no program can be seen yet."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    programs = Programs(tmp_path)
+    try:
+        browser.size(1280, 900)
+        browser.open("about:blank")
+        browser.open(programs.url)
+        browser.until_text("No program can be seen")
+        yield programs
+    finally:
+        programs.close()
         browser.complaints()
+
+
+LINK = "document.querySelector('#link').innerText.replace(/\\s+/g, ' ')"
+STALE = "document.body.classList.contains('stale')"
+
+
+def test_o23_programs_that_die_and_start_again_and_a_server_that_is_gone(browser: Browser, programs: Programs) -> None:
+    first = programs.start("service.py", "first life")
+    browser.until_text("first life")
+    first.kill()
+    first.wait()
+    browser.until_text("has ended. What you see is how it was")
+    assert "first life" in browser.text(), "its last state can still be read"
+    second = programs.start("service.py", "second life")
+    browser.until_text("second life")
+    assert "has ended" not in browser.text()
+    assert f"service.py (pid {second.pid}) has started" in browser.text(), "nobody is moved there silently"
+    programs.server.terminate()
+    programs.server.communicate(timeout=PATIENCE)
+    browser.until_text("The dashboard does not answer")
+
+
+def test_o23_a_program_that_is_stopped_gives_no_answer_until_it_goes_on(browser: Browser, programs: Programs) -> None:
+    program = programs.start("service.py", "stops")
+    browser.until_text("stops")
+    browser.until(f"return {LINK} === 'live' && !{STALE}")
+    os.kill(program.pid, signal.SIGSTOP)
+    browser.until(f"return /^no answer for \\d+ s$/.test({LINK}) && {STALE}")
+    browser.until_text(f"service.py (pid {program.pid}) gives no answer: it may be stopped")
+    browser.open("about:blank")
+    browser.open(programs.url)
+    browser.until(f"return window.headgate && /^no answer for \\d+ s$/.test({LINK}) && {STALE}")
+    assert "stops" in browser.text(), "also who comes later sees how it was"
+    os.kill(program.pid, signal.SIGCONT)
+    browser.until(f"return {LINK} === 'live' && !{STALE}")
+    browser.until("return document.querySelector('#banner').hidden")
+
+
+def test_o23_a_program_that_ends_stays_chosen_while_others_run(browser: Browser, programs: Programs) -> None:
+    chosen = programs.start("service.py", "chosen one")
+    browser.until_text("chosen one")
+    programs.start("other.py", "other one")
+    browser.until("return document.querySelectorAll('#program option').length === 2")
+    browser.press("2")
+    browser.click(BUTTON, "#main button", "Resize")
+    browser.until("return document.querySelector('#confirm').open")
+    chosen.kill()
+    chosen.wait()
+    browser.until_text(f"service.py (pid {chosen.pid}) has ended")
+    assert not browser.run("return document.querySelector('#confirm').open"), "nothing can be resized there"
+    assert browser.run(f"return {STALE} && {LINK}") == "ended"
+    text = browser.text()
+    assert "chosen one" in text
+    assert "other one" not in text
+    acts = "[...document.querySelectorAll('#main [data-act]')]"
+    assert browser.run(f"return {acts}.length > 1 && {acts}.every(one => one.disabled)")
+    assert browser.run("return document.querySelector('#banner-show').hidden"), "other.py is another program"
+    again = programs.start("service.py", "started again")
+    browser.until("return !document.querySelector('#banner-show').hidden")
+    assert browser.run("return headgate.state.program").startswith(str(chosen.pid)), "nobody is moved there silently"
+    assert str(again.pid) in browser.run("return document.querySelector('#banner-show').innerText")
+    browser.click("document.querySelector('#banner-show')")
+    browser.until(f"return {LINK} === 'live' && {acts}.every(one => !one.disabled)")
+    browser.until_text("started again")
+    assert browser.run("return document.querySelector('#banner').hidden")
 
 
 def test_o24_an_update_of_a_large_program_is_applied_to_every_view(page: Browser) -> None:

@@ -1,11 +1,13 @@
 // The page. It keeps what the server streams, and draws the view that is open. Every text goes in as text, never as HTML.
 
-import { Plot, Spark, bytes, seconds, short } from "/plots.js";
+import { Plot, Spark, bytes, plots, seconds, short } from "/plots.js";
 
 const POINTS = 300, EVENTS = 300, PAGE = 50;
+const LATE = 2.5; // seconds after a look was due: then the program gives no answer
+const QUIET = 15; // seconds after which the server itself is gone: it says each 10 that it is there
 const $ = (id) => document.getElementById(id);
-const programs = new Map(); // id -> { look, received, history: Map(number -> points), events }
-const state = { program: "", tab: "overview", pools: {}, paused: false, link: "connecting", retry: 0, token: "", tasks: false };
+const programs = new Map(); // id -> { look, received, heard, history: Map(number -> points), events, ended }
+const state = { program: "", heard: 0, tab: "overview", pools: {}, paused: false, link: "connecting", retry: 0, token: "", tasks: false };
 const applied = { updates: 0, worst: 0, last: 0 }; // milliseconds of script; read by the tests of the page
 
 // -- elements ----------------------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ const buttons = (get) => ({
     const names = actions.map((one) => one[0]).join();
     if (td.shown !== names) {
       td.shown = names;
-      td.replaceChildren(...actions.map(([name], index) => h("button", { type: "button", class: "quiet", onclick: () => td.actions[index][1]() }, name)));
+      td.replaceChildren(...actions.map(([name], index) => h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => td.actions[index][1]() }, name)));
     }
     td.actions = actions;
   },
@@ -150,7 +152,7 @@ function card(title, ...parts) {
 class LongList {
   // list: "tenants", "resources" or "workers"; defaultSort: the order in which the server sends the first rows.
   constructor(title, list, columns, options) {
-    Object.assign(this, { list, options, sort: options.defaultSort, filter: "", page: 0, asked: 0, view: null, fetched: null });
+    Object.assign(this, { list, options, sort: options.defaultSort, filter: "", page: 0, asked: 0, view: null, of: "" });
     this.table = new Table(columns, { ...options, onsort: (by) => { this.sort = by; this.page = 0; this.refresh(true); } });
     this.input = h("input", { type: "search", placeholder: `Filter ${list}`, "aria-label": `Filter ${list}`, "data-filter": true, maxlength: "100" });
     this.input.addEventListener("input", () => { this.filter = this.input.value; this.page = 0; this.refresh(true); });
@@ -164,7 +166,8 @@ class LongList {
   }
 
   update(view, total) {
-    if (this.view && view && this.view.number !== view.number) Object.assign(this, { page: 0, fetched: null });
+    const of = `${state.program}/${view.number}`;
+    if (this.of !== of) Object.assign(this, { of, page: 0 });
     this.view = view;
     this.total = total;
     this.refresh(false);
@@ -179,7 +182,7 @@ class LongList {
       this.show(this.sort === this.options.defaultSort ? found : sorted(found, this.sort), found.length);
     } else if (!this.filter && !this.page && this.sort === this.options.defaultSort) {
       this.show(rows, this.total);
-    } else if (now || performance.now() - this.asked > 2000) {
+    } else if (now || (performance.now() - this.asked > 2000 && !current()?.ended)) {
       this.ask();
     }
   }
@@ -217,7 +220,7 @@ function sorted(rows, by) {
 const current = () => programs.get(state.program);
 const views = (kind) => (current()?.look.pools ?? []).filter((view) => view.kind === kind);
 const usable = (view) => view.kind !== "tasks" || "active" in view;
-const since = () => (state.paused ? 0 : (performance.now() - (current()?.received ?? 0)) / 1000);
+const since = () => (state.paused ? 0 : ((current()?.ended || performance.now()) - (current()?.received ?? 0)) / 1000);
 const points = (view) => current()?.history.get(String(view.number)) ?? [];
 
 function summed(list, names) {
@@ -374,7 +377,7 @@ function tasksView() {
   const flow = new Plot("", "Tasks a second"), depth = new Plot("", "Queued tasks of each tenant"), wait = new Plot("s", "Age of the oldest task of each tenant");
   const title = h("h2");
   const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }),
-    h("button", { type: "button", class: "quiet", onclick: () => resize(pool) }, "Resize"), h("button", { type: "button", class: "quiet", onclick: () => drain(pool) }, "Drain"));
+    h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize"), h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => drain(pool) }, "Drain"));
   let pool = null;
   const tenants = new LongList("Tenants", "tenants", [
     text("Tenant", (row) => tenantName(row.tenant), { className: "name", sort: "tenant" }),
@@ -504,7 +507,7 @@ function workersView() {
   const load = new Plot("", "Calls on workers"), size = new Plot("B", "Memory of workers");
   const title = h("h2");
   let pool = null;
-  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), h("button", { type: "button", class: "quiet", onclick: () => resize(pool) }, "Resize"));
+  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize"));
   const list = new LongList("Workers", "workers", [
     text("Worker", (row) => row.uid, { className: "name mono", sort: "uid" }),
     pill("State", (row) => [row.state, row.state === "ready" ? "good" : ["blocked", "lost"].includes(row.state) ? "bad" : "warn"], { sort: "state" }),
@@ -621,6 +624,7 @@ function confirmed(title, words, yes, { danger = false, field = null } = {}) {
 }
 
 async function act(action, target, pool) {
+  if (current()?.ended) return toast(`${titleOf(current().look)} has ended.`, "bad");
   try {
     const answer = await api("/api/act", { method: "POST", body: JSON.stringify({ program: state.program, action, target, pool: pool ? `#${pool.number}` : "" }) });
     toast(answer.done);
@@ -697,12 +701,14 @@ async function connect() {
     const answer = await fetch(`/api/stream${state.tasks ? "?tasks=1" : ""}`, { headers: { Authorization: `Bearer ${state.token}` }, signal: mine.signal, cache: "no-store", credentials: "omit" });
     if (answer.status === 401) return locked();
     if (!answer.ok) throw new Error(String(answer.status));
+    state.heard = performance.now();
     linked("live");
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
       const { value, done } = await reader.read();
       if (done) break;
+      state.heard = performance.now();
       rest += value;
       let end;
       while ((end = rest.indexOf("\n\n")) >= 0) {
@@ -724,18 +730,22 @@ function received(message) {
   const began = performance.now();
   for (const told of message.programs) {
     let known = programs.get(told.id);
-    if (!known || told.history) programs.set(told.id, (known = { history: new Map(Object.entries(told.history ?? {})), events: [], ended: false }));
+    if (!known || told.history) programs.set(told.id, (known = { history: new Map(Object.entries(told.history ?? {})), events: [], ended: 0 }));
     else for (const view of told.look.pools) if (view.point) push(known.history, String(view.number), view.point);
-    if (!state.paused || !known.look) Object.assign(known, { look: told.look, received: performance.now() });
+    known.heard = performance.now() - 1000 * (told.age ?? 0);
+    if (!state.paused || !known.look) Object.assign(known, { look: told.look, received: known.heard });
     known.events.push(...told.events);
     known.events.splice(0, known.events.length - EVENTS);
-    known.ended = false;
+    known.ended = 0;
   }
   const alive = new Set(message.alive);
-  for (const [id, known] of programs) if (!alive.has(id)) { if (id === state.program) known.ended = true; else programs.delete(id); }
-  const running = [...programs].filter(([, known]) => !known.ended);
-  if (!current() || (current().ended && running.length)) { programs.delete(state.program); state.program = running[0]?.[0] ?? state.program; }
-  if (!state.paused) draw();
+  for (const id of programs.keys()) if (!alive.has(id) && id !== state.program) programs.delete(id);
+  if (current() && !current().ended && !alive.has(state.program)) {
+    current().ended = performance.now();
+    current().alone = !running().length;
+    asking?.(null); // what it asked for cannot be done any more
+  }
+  if (!state.paused) { follow(); draw(); }
   applied.last = performance.now() - began;
   applied.worst = Math.max(applied.worst, applied.last);
   applied.updates++;
@@ -748,23 +758,79 @@ function push(history, number, point) {
   history.set(number, past);
 }
 
+const running = () => [...programs].filter(([, one]) => one.look && !one.ended);
+const titleOf = (look) => `${look.program} (pid ${look.pid})`;
+
+function follow() {
+  // Choose a program if none is chosen. One that was alone and has ended is followed by the next one that starts: it was
+  // started again. If there were others, the next click must not act on one of them: the user chooses.
+  const others = running();
+  if (!others.length || (current() && !(current().ended && current().alone))) return;
+  const before = current()?.look, [id, next] = others.find(([, one]) => one.look.program === before?.program) ?? others[0];
+  programs.delete(state.program);
+  state.program = id;
+  if (before) toast(`${titleOf(next.look)} has started, and is shown now.`);
+}
+
+function choose(id) {
+  if (current()?.ended) programs.delete(state.program);
+  state.program = id;
+  draw();
+}
+
 function linked(now) {
   state.link = now;
-  const words = { live: "live", lost: "reconnecting", connecting: "connecting" };
-  $("link").dataset.state = state.paused ? "paused" : now;
-  say($("link"), state.paused ? "paused" : words[now]);
-  document.body.classList.toggle("stale", now === "lost" || Boolean(current()?.ended));
-  const ended = current()?.ended;
-  $("banner").hidden = now !== "lost" && !ended;
-  $("banner").dataset.kind = now === "lost" ? "bad" : "warn";
-  if (now === "lost") say($("banner"), "The dashboard does not answer. What you see is how it was. It is tried again.");
-  else if (ended) say($("banner"), `${current().look.program} (pid ${current().look.pid}) has ended. What you see is how it was at ${clock(current().look.at)}.`);
+  tellLink();
+}
+
+// What is wrong with the program that is shown: [state of the dot, word, seconds since when, banner]
+function trouble() {
+  const one = current(), now = performance.now();
+  if (state.link === "lost") return ["lost", "reconnecting", null, "The dashboard does not answer. What you see is how it was. It is tried again."];
+  if (state.link !== "live" || !one?.look) return null;
+  const was = `What you see is how it was at ${clock(one.look.at)}.`;
+  if (one.ended) return ["ended", "ended", null, `${titleOf(one.look)} has ended. ${was}${running().length ? " Choose another program to go on." : ""}`];
+  if (now - state.heard > 1000 * QUIET) return ["silent", "no answer", (now - state.heard) / 1000, `The dashboard gives no answer. ${was}`];
+  const quiet = (now - one.heard) / 1000;
+  if (quiet > Math.max(1, 100 * one.look.cost) + LATE) return ["silent", "no answer", quiet, `${titleOf(one.look)} gives no answer: it may be stopped, or too busy. ${was}`];
+  const held = one.look.pools.filter((view) => view.kind === "tasks").map((view) => view.held);
+  if (held.length && Math.min(...held.map(Number)) > LATE) return ["silent", "loop held", Math.max(...held), `The event loop of ${titleOf(one.look)} gives no answer: some task computes without an await. Its pools are shown as they were.`];
+  return null;
+}
+
+function tellLink() {
+  const wrong = trouble(), one = current();
+  const [dot, word, age] = state.paused ? ["paused", "paused", null] : wrong ?? [state.link, state.link, null];
+  $("link").dataset.state = dot;
+  say($("link-word"), word);
+  say($("link-age"), age === null ? "" : `for ${age < 120 ? `${Math.floor(age)} s` : seconds(age)}`);
+  $("banner").hidden = !wrong;
+  $("banner").dataset.kind = wrong?.[0] === "lost" ? "bad" : "warn";
+  if (wrong) say($("banner-text"), wrong[3]);
+  offer(one?.ended ? running().filter(([, other]) => other.look.program === one.look.program) : []);
+  for (const button of $("main").querySelectorAll("[data-act]")) button.disabled = Boolean(one?.ended);
+  if (plots.live === !wrong) return;
+  plots.live = !wrong;
+  document.body.classList.toggle("stale", !plots.live);
+  shown?.update?.();
+}
+
+function offer(others) {
+  const [id, one] = others.sort(([, a], [, b]) => b.look.started_at - a.look.started_at)[0] ?? [];
+  $("banner-show").hidden = !id;
+  if (!id) return;
+  say($("banner-show"), `Show ${titleOf(one.look)}, which runs for ${runsFor(one.look)}`);
+  $("banner-show").onclick = () => choose(id);
+}
+
+function runsFor(look) {
+  const minutes = Math.floor((look.at - look.started_at) / 60);
+  if (minutes < 1) return "less than 1 min";
+  return minutes < 120 ? `${minutes} min` : minutes < 2880 ? `${Math.floor(minutes / 60)} h` : `${Math.floor(minutes / 1440)} days`;
 }
 
 function locked() {
-  linked("lost");
-  $("banner").hidden = true;
-  document.body.classList.remove("stale");
+  linked("locked");
   $("main").replaceChildren(h("div", { class: "blank" }, h("h1", {}, "This link has no valid token"), h("p", {}, "Open the address that was printed when the dashboard started. It ends with #token=… and is new each time.")));
   shown = null;
 }
@@ -777,11 +843,11 @@ let shown = null;
 
 function draw() {
   drawPrograms();
-  linked(state.link);
-  if (!programs.size || !current()?.look) return drawEmpty();
+  if (!programs.size || !current()?.look) { tellLink(); return drawEmpty(); }
   const view = (made[state.tab] ??= makers[state.tab]());
   if (shown !== view) { $("main").replaceChildren(view.element); shown = view; }
   view.update();
+  tellLink();
 }
 
 function drawEmpty() {
@@ -793,12 +859,13 @@ function drawEmpty() {
 
 function drawPrograms() {
   const select = $("program");
-  const known = [...programs].map(([id, one]) => [id, one.look ? `${one.look.program}  (pid ${one.look.pid})${one.ended ? ", ended" : ""}` : id]);
-  const names = JSON.stringify(known);
-  if (select.shown !== names) {
-    select.shown = names;
-    select.replaceChildren(...known.map(([id, name]) => h("option", { value: id }, name)));
+  const known = [...programs].filter(([, one]) => one.look);
+  const ids = JSON.stringify(known.map(([id]) => id));
+  if (select.shown !== ids) {
+    select.shown = ids;
+    select.replaceChildren(...known.map(([id]) => h("option", { value: id })));
   }
+  known.forEach(([, one], index) => say(select.options[index], `${titleOf(one.look)}, ${one.ended ? "ended" : `runs for ${runsFor(one.look)}`}`));
   if (select.value !== state.program) select.value = state.program;
   select.hidden = !known.length;
 }
@@ -825,6 +892,7 @@ function pause() {
   state.paused = !state.paused;
   $("pause").setAttribute("aria-pressed", String(state.paused));
   say($("pause"), state.paused ? "Go on" : "Pause");
+  if (!state.paused) follow();
   draw();
 }
 
@@ -857,7 +925,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 for (const button of document.querySelectorAll(".tabs button")) button.addEventListener("click", () => go(button.dataset.tab));
-$("program").addEventListener("change", (event) => { programs.forEach((one, id) => { if (one.ended && id === state.program) programs.delete(id); }); state.program = event.target.value; draw(); });
+$("program").addEventListener("change", (event) => choose(event.target.value));
 $("pause").addEventListener("click", pause);
 $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 $("help").addEventListener("click", () => $("keys").showModal());
@@ -865,7 +933,7 @@ for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListene
 $("confirm").addEventListener("submit", (event) => { event.preventDefault(); asking?.(event.submitter?.value === "yes"); });
 $("confirm").addEventListener("cancel", (event) => { event.preventDefault(); asking?.(null); });
 addEventListener("resize", () => draw());
-setInterval(() => { if (!state.paused && !document.hidden && shown?.ticks) shown.update(); }, 250);
+setInterval(() => { if (!state.paused && !document.hidden && shown?.ticks) shown.update(); tellLink(); }, 250);
 
 const token = /(?:^|[#&])token=([^&]+)/.exec(location.hash);
 try {

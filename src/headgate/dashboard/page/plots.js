@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 44, TOP = 8, BOTTOM = 18;
+export const plots = { live: true }; // else the newest point is not of now
 
 function make(tag, parent, attributes = {}) {
   const made = document.createElementNS(SVG, tag);
@@ -89,7 +90,7 @@ export class Plot {
     set(this.times[1], { x: right, y: high - 3 });
     said(this.times[0], `${span >= 120 ? `${Math.round(span / 60)} min` : `${Math.round(span)} s`} ago`);
     const at = this.at === null ? times.length - 1 : this.nearest(x);
-    said(this.times[1], this.at === null ? "now" : `${Math.max(0, Math.round(last - times[at]))} s ago`);
+    said(this.times[1], this.at === null ? (plots.live ? "now" : times.length ? new Date(last * 1000).toTimeString().slice(0, 8) : "") : `${Math.max(0, Math.round(last - times[at]))} s ago`);
     this.cross.setAttribute("visibility", this.at === null || at < 0 ? "hidden" : "visible");
     if (at >= 0) set(this.cross, { x1: x(times[at]), x2: x(times[at]), y1: TOP, y2: floor });
     series.forEach((one, index) => this.line(index, one, times, x, y, floor, at));
