@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.cli.support import command, environment
 from tests.observe.browser import Browser, missing
 from tests.observe.conftest import Program, at_work
 from tests.observe.large_program import apply_big_updates
+from tests.observe.large_program import look as large_look
 from tests.observe.support import PATIENCE, eventually
 
 pytestmark = [
@@ -218,6 +220,10 @@ return bad;
 """
 
 
+CUT = """() => [...document.querySelectorAll('#main .scroll')].filter(one => one.scrollWidth > one.clientWidth)
+  .map(one => `${one.closest('.card').innerText.slice(0, 20)}: ${one.scrollWidth} in ${one.clientWidth}`)"""
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_o23_it_can_be_read_at_both_widths_in_both_themes(page: Browser, width: int) -> None:
     page.size(width, 844)
@@ -225,8 +231,11 @@ def test_o23_it_can_be_read_at_both_widths_in_both_themes(page: Browser, width: 
         page.run("document.documentElement.dataset.theme = arguments[0]", theme)
         for tab in "12345":
             page.press(tab)
-            wide, faint = page.run(f"return [document.documentElement.scrollWidth, (() => {{ {CONTRAST} }})()]")
+            wide, cut, faint = page.run(
+                f"return [document.documentElement.scrollWidth, ({CUT})(), (() => {{ {CONTRAST} }})()]"
+            )
             assert wide <= width, f"{tab} is wider than the window"
+            assert cut == [], f"tables of {tab} at {width}"
             assert faint == [], f"{tab} in the theme {theme}"
     page.press("t")
     assert page.run("return document.documentElement.dataset.theme") == "light"
@@ -421,6 +430,80 @@ def test_o23_a_program_that_ends_stays_chosen_while_others_run(browser: Browser,
     browser.until(f"return {LINK} === 'live' && {acts}.every(one => !one.disabled)")
     browser.until_text("started again")
     assert browser.run("return document.querySelector('#banner').hidden")
+
+
+def test_o23_events_of_a_kind_and_new_ones_wait_while_somebody_reads(page: Browser, program: Program) -> None:
+    page.press("5")
+    page.until("return document.querySelectorAll('#main .feed li').length")
+    program.do(program.keys.cool("key-1", 600, "read this"))
+    page.until("return document.querySelector('#main .feed li')?.innerText.includes('read this')")
+    page.devtools("Input.dispatchMouseEvent", {"type": "mouseMoved", **_middle(page, "#main .feed li")})
+    program.do(program.keys.enable("key-1"))
+    program.do(program.keys.cool("key-1", 600, "and that"))
+    page.until("return document.querySelector('#main .card header button')?.innerText === '2 new'")
+    assert "read this" in page.run("return document.querySelector('#main .feed li').innerText")
+    page.devtools("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 2, "y": 2})
+    page.until("return document.querySelector('#main .feed li').innerText.includes('and that')")
+    assert page.run("return document.querySelector('#main .card header button').hidden")
+    for kind, fits in (("workers", "No event fits."), ("resources", "and that")):
+        page.run(
+            "const one = document.querySelector('#main header select'); one.value = arguments[0];"
+            "one.dispatchEvent(new Event('change'))", kind
+        )  # fmt: skip
+        assert fits in page.text()
+    program.do(program.keys.enable("key-1"))
+
+
+def _middle(page: Browser, selector: str) -> dict[str, int]:
+    place = "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+    return dict(page.run(f"{place} return {{x: Math.round(box.x + 20), y: Math.round(box.y + 8)}}", selector))
+
+
+RECEIVED = """
+window.headgate.stop();
+window.headgate.state.program = 'big';
+for (const message of arguments[0]) window.headgate.received(message);
+return document.body.innerText;
+"""
+LEGEND = """
+const plot = document.querySelectorAll('#main .plot')[1];
+return [...plot.querySelectorAll('.legend span')].map(one => one.checkVisibility({visibilityProperty: true})
+  ? [one.querySelector('em').innerText, one.querySelector('i').className] : null)
+"""
+
+
+def told(turn: int, tenants: list[str], ago: float, **more: object) -> dict[str, Any]:
+    """What the server sends of a program in which these tenants wait."""
+    seen = large_look(turn)
+    seen["pools"][0]["point"] |= {"t": seen["at"] - ago, "tenants": {name: [3, 1.0] for name in tenants}}
+    seen["pools"][0] |= more
+    return {"alive": ["big"], "programs": [{"id": "big", "age": 0.0, "look": seen, "events": []}]}
+
+
+def test_o23_a_gap_in_the_plots_is_a_gap_and_tenants_keep_their_colours(page: Browser) -> None:
+    page.press("2")
+    ours = [f"tenant {n}" for n in range(5)]
+    first = told(0, ours, 200.0)
+    first["programs"][0]["history"] = {"1": [first["programs"][0]["look"]["pools"][0]["point"]]}
+    page.run(RECEIVED, [first, *(told(n, ours, 200.0 - n) for n in range(1, 9))])
+    legend = page.run(LEGEND)
+    assert [one[0] for one in legend if one] == ours
+    high = page.run("return document.querySelectorAll('#main .plot')[1].clientHeight")
+    failed = {"failed": 89, "failures": large_failures(50)}
+    text = page.run(RECEIVED, [told(n, [*ours[2:], "a new one", "another"], 65.0 - n, **failed) for n in range(62)])
+    assert "50 of 89" in text
+    assert "The last 50 are listed." in text
+    after = page.run(LEGEND)
+    assert after[2:5] == legend[2:5]
+    assert {one[0] for one in after if one} == {*ours[2:], "a new one", "another"}
+    assert page.run("return document.querySelectorAll('#main .plot')[1].clientHeight") == high
+    lines = page.run("return document.querySelectorAll('#main .plot')[0].querySelector('path.line').getAttribute('d')")
+    assert lines.count("M") == 2, "no line where nobody looked"
+
+
+def large_failures(count: int) -> list[dict[str, Any]]:
+    about = {"tenant": "t", "status": "failed", "why": "ValueError", "attempt": 1, "ended_at": 1.0, "can_retry": True}
+    return [{"id": f"p/{n}", "number": n, **about} for n in range(count)]
 
 
 def test_o24_an_update_of_a_large_program_is_applied_to_every_view(page: Browser) -> None:
