@@ -110,7 +110,7 @@ const text = (label, get, more = {}) => ({ label, fill: (td, row) => { const val
 const pill = (label, get, more = {}) => ({
   label,
   make: (td) => td.append(h("span", { class: "pill" })),
-  fill: (td, row) => { const [said, feel] = get(row); say(td.firstChild, said); mood(td.firstChild, feel); },
+  fill: (td, row) => { const [said, feel] = get(row); say(td.firstChild, said); mood(td.firstChild, feel); if (td.title !== said) td.title = said; },
   ...more,
 });
 
@@ -258,7 +258,7 @@ function overview() {
     text("Running", (view) => (view.kind === "tasks" ? `${view.active} of ${view.max_concurrent}` : whole(view.in_flight)), { num: true }),
     text("Queued", (view) => (view.kind === "workers" ? "" : whole(view.kind === "tasks" ? view.queued : view.waiting)), { num: true }),
     text("Done", (view) => (view.kind === "workers" ? "" : whole(view.completed ?? view.successes)), { num: true, least: true }),
-    text("Failed tasks", (view) => (view.kind === "tasks" ? whole(view.failed) : ""), { num: true, less: true }),
+    text("Failed", (view) => (view.kind === "tasks" ? whole(view.failed) : ""), { num: true, less: true }),
   ], { key: (view) => view.number, empty: "This program has no pools now.", open: (view) => { state.pools[view.kind] = view.number; go(view.kind); } });
   const all = card("Pools", pools.element);
   const element = h("div", {}, stats, h("div", { class: "two" }, card("Throughput", flow.element).element, card("Queue", depth.element).element), h("div", { class: "two" }, attention.element, all.element));
@@ -562,7 +562,7 @@ function eventsView() {
   const tasks = h("input", { type: "checkbox", id: "with-tasks", onchange: () => { state.tasks = tasks.checked; connect(); } });
   const waiting = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { scrollTo(0, 0); newest = Infinity; draw(); } });
   const all = card("Events", list);
-  all.header.append(waiting, h("label", { for: "with-tasks" }, tasks, " with single tasks"), kind, input);
+  all.header.append(waiting, h("label", { for: "with-tasks", title: "What happens to each task too, up to 200 events a second" }, tasks, " single tasks"), kind, input);
   const empty = h("p", { class: "empty" }, "Nothing has happened yet. Cooldowns, lost workers and actions appear here as they happen.");
   all.element.append(empty);
   const rows = new Map();
@@ -844,13 +844,13 @@ function offer(others) {
   const [id, one] = others.sort(([, a], [, b]) => b.look.started_at - a.look.started_at)[0] ?? [];
   $("banner-show").hidden = !id;
   if (!id) return;
-  say($("banner-show"), `Show ${titleOf(one.look)}, which runs for ${runsFor(one.look)}`);
+  say($("banner-show"), `Show ${titleOf(one.look)}, up ${runsFor(one.look)}`);
   $("banner-show").onclick = () => choose(id);
 }
 
 function runsFor(look) {
   const minutes = Math.floor((look.at - look.started_at) / 60);
-  if (minutes < 1) return "less than 1 min";
+  if (minutes < 1) return "< 1 min";
   return minutes < 120 ? `${minutes} min` : minutes < 2880 ? `${Math.floor(minutes / 60)} h` : `${Math.floor(minutes / 1440)} days`;
 }
 
@@ -890,7 +890,7 @@ function drawPrograms() {
     select.shown = ids;
     select.replaceChildren(...known.map(([id]) => h("option", { value: id })));
   }
-  known.forEach(([, one], index) => say(select.options[index], `${titleOf(one.look)}, ${one.ended ? "ended" : `runs for ${runsFor(one.look)}`}`));
+  known.forEach(([, one], index) => say(select.options[index], `${titleOf(one.look)}, ${one.ended ? "ended" : `up ${runsFor(one.look)}`}`));
   if (select.value !== state.program) select.value = state.program;
   select.hidden = !known.length;
 }
