@@ -499,6 +499,10 @@ def test_o23_a_gap_in_the_plots_is_a_gap_and_tenants_keep_their_colours(page: Br
     assert page.run("return document.querySelectorAll('#main .plot')[1].clientHeight") == high
     lines = page.run("return document.querySelectorAll('#main .plot')[0].querySelector('path.line').getAttribute('d')")
     assert lines.count("M") == 2, "no line where nobody looked"
+    page.run(RECEIVED, [told(70, ours, 0.0, held=12.0)])
+    assert page.run(f"return {STALE} && {LINK}") == "loop held for 12 s"
+    page.run(RECEIVED, [told(71, ours, 0.0)])
+    assert page.run(f"return !{STALE} && {LINK}") == "live"
 
 
 def large_failures(count: int) -> list[dict[str, Any]]:

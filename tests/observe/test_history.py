@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from headgate.observe import sampler
 from headgate.observe.history import POINTS, PoolHistory
+from tests.observe.conftest import Program
+from tests.observe.support import eventually
 
 
 def noted(history: PoolHistory, now: float, completed: int) -> float:
@@ -39,3 +43,21 @@ def test_o20_looks_that_follow_each_other_at_once_make_no_peak(soon: float) -> N
     for step in range(10_000):
         assert noted(history, 2.0 + step / 1000, 3) <= 3.0
     assert len(history.points) == POINTS
+
+
+def test_o20_a_loop_that_is_held_makes_no_points(program: Program) -> None:
+    def view() -> dict[str, Any]:
+        return next(one for one in watched.look()["pools"] if one["name"] == program.pool.name)
+
+    watched, free = sampler.acquire(), threading.Event()
+    try:
+        assert view()["point"]["active"] == 2
+        program.loop.call_soon_threadsafe(free.wait)
+        held = view()
+        assert held["held"] >= 0.3
+        assert "point" not in held, "what was seen last says nothing of now"
+        free.set()
+        eventually(lambda: "point" in view())
+    finally:
+        free.set()
+        sampler.release()
