@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.cli.support import command, environment
 from tests.observe.browser import Browser, missing
 from tests.observe.conftest import Program, at_work
 from tests.observe.large_program import apply_big_updates
+from tests.observe.large_program import look as large_look
 from tests.observe.support import PATIENCE, eventually
 
 pytestmark = [
@@ -217,6 +220,10 @@ return bad;
 """
 
 
+CUT = """() => [...document.querySelectorAll('#main .scroll')].filter(one => one.scrollWidth > one.clientWidth)
+  .map(one => `${one.closest('.card').innerText.slice(0, 20)}: ${one.scrollWidth} in ${one.clientWidth}`)"""
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_o23_it_can_be_read_at_both_widths_in_both_themes(page: Browser, width: int) -> None:
     page.size(width, 844)
@@ -224,8 +231,11 @@ def test_o23_it_can_be_read_at_both_widths_in_both_themes(page: Browser, width: 
         page.run("document.documentElement.dataset.theme = arguments[0]", theme)
         for tab in "12345":
             page.press(tab)
-            wide, faint = page.run(f"return [document.documentElement.scrollWidth, (() => {{ {CONTRAST} }})()]")
+            wide, cut, faint = page.run(
+                f"return [document.documentElement.scrollWidth, ({CUT})(), (() => {{ {CONTRAST} }})()]"
+            )
             assert wide <= width, f"{tab} is wider than the window"
+            assert cut == [], f"tables of {tab} at {width}"
             assert faint == [], f"{tab} in the theme {theme}"
     page.press("t")
     assert page.run("return document.documentElement.dataset.theme") == "light"
@@ -318,39 +328,186 @@ asyncio.run(main())
 """
 
 
-def started(name: str) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "HEADGATE_OBSERVE": "1"}
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, name], env=env, stderr=subprocess.DEVNULL)
+class Programs:
+    """`headgate dashboard` as a process, and programs that it shows."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server = subprocess.Popen(command("dashboard", "--json"), stdout=subprocess.PIPE, env=environment())
+        assert self.server.stdout is not None
+        self.url: str = json.loads(self.server.stdout.readline())["url"]
+        self._started: list[subprocess.Popen[bytes]] = []
 
-def test_o23_programs_that_die_and_start_again_and_a_server_that_is_gone(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    server = subprocess.Popen(command("dashboard", "--json"), stdout=subprocess.PIPE, env=environment())
-    others: list[subprocess.Popen[bytes]] = []
-    try:
-        assert server.stdout is not None
-        browser.open("about:blank")
-        browser.open(json.loads(server.stdout.readline())["url"])
-        browser.until_text("No program can be seen")
-        others.append(started("first life"))
-        browser.until_text("first life")
-        others[0].kill()
-        others[0].wait()
-        browser.until_text("has ended. What you see is how it was")
-        assert "first life" in browser.text(), "its last state can still be read"
-        others.append(started("second life"))
-        browser.until_text("second life")
-        assert "has ended" not in browser.text()
-        server.terminate()
-        server.communicate(timeout=PATIENCE)
-        browser.until_text("The dashboard does not answer")
-    finally:
-        for process in (server, *others):
+    def start(self, script: str, pool: str) -> subprocess.Popen[bytes]:
+        path = self._folder / script
+        path.write_text(PROGRAM)
+        env = {**os.environ, "HEADGATE_OBSERVE": "1"}
+        self._started.append(subprocess.Popen([sys.executable, str(path), pool], env=env, stderr=subprocess.DEVNULL))
+        return self._started[-1]
+
+    def close(self) -> None:
+        for process in (self.server, *self._started):
             process.kill()
             process.communicate()
+
+
+@pytest.fixture
+def programs(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
+    """A page on which no program can be seen yet."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    programs = Programs(tmp_path)
+    try:
+        browser.size(1280, 900)
+        browser.open("about:blank")
+        browser.open(programs.url)
+        browser.until_text("No program can be seen")
+        yield programs
+    finally:
+        programs.close()
         browser.complaints()
+
+
+LINK = "document.querySelector('#link').innerText.replace(/\\s+/g, ' ')"
+STALE = "document.body.classList.contains('stale')"
+
+
+def test_o23_programs_that_die_and_start_again_and_a_server_that_is_gone(browser: Browser, programs: Programs) -> None:
+    first = programs.start("service.py", "first life")
+    browser.until_text("first life")
+    first.kill()
+    first.wait()
+    browser.until_text("has ended. What you see is how it was")
+    assert "first life" in browser.text(), "its last state can still be read"
+    second = programs.start("service.py", "second life")
+    browser.until_text("second life")
+    assert "has ended" not in browser.text()
+    assert f"service.py (pid {second.pid}) has started" in browser.text(), "nobody is moved there silently"
+    programs.server.terminate()
+    programs.server.communicate(timeout=PATIENCE)
+    browser.until_text("The dashboard does not answer")
+
+
+def test_o23_a_program_that_is_stopped_gives_no_answer_until_it_goes_on(browser: Browser, programs: Programs) -> None:
+    program = programs.start("service.py", "stops")
+    browser.until_text("stops")
+    browser.until(f"return {LINK} === 'live' && !{STALE}")
+    os.kill(program.pid, signal.SIGSTOP)
+    browser.until(f"return /^no answer for \\d+ s$/.test({LINK}) && {STALE}")
+    browser.until_text(f"service.py (pid {program.pid}) gives no answer: it may be stopped")
+    browser.open("about:blank")
+    browser.open(programs.url)
+    browser.until(f"return window.headgate && /^no answer for \\d+ s$/.test({LINK}) && {STALE}")
+    assert "stops" in browser.text(), "also who comes later sees how it was"
+    os.kill(program.pid, signal.SIGCONT)
+    browser.until(f"return {LINK} === 'live' && !{STALE}")
+    browser.until("return document.querySelector('#banner').hidden")
+
+
+def test_o23_a_program_that_ends_stays_chosen_while_others_run(browser: Browser, programs: Programs) -> None:
+    chosen = programs.start("service.py", "chosen one")
+    browser.until_text("chosen one")
+    programs.start("other.py", "other one")
+    browser.until("return document.querySelectorAll('#program option').length === 2")
+    browser.press("2")
+    browser.click(BUTTON, "#main button", "Resize")
+    browser.until("return document.querySelector('#confirm').open")
+    chosen.kill()
+    chosen.wait()
+    browser.until_text(f"service.py (pid {chosen.pid}) has ended")
+    assert not browser.run("return document.querySelector('#confirm').open"), "nothing can be resized there"
+    assert browser.run(f"return {STALE} && {LINK}") == "ended"
+    text = browser.text()
+    assert "chosen one" in text
+    assert "other one" not in text
+    acts = "[...document.querySelectorAll('#main [data-act]')]"
+    assert browser.run(f"return {acts}.length > 1 && {acts}.every(one => one.disabled)")
+    assert browser.run("return document.querySelector('#banner-show').hidden"), "other.py is another program"
+    again = programs.start("service.py", "started again")
+    browser.until("return !document.querySelector('#banner-show').hidden")
+    assert browser.run("return headgate.state.program").startswith(str(chosen.pid)), "nobody is moved there silently"
+    assert str(again.pid) in browser.run("return document.querySelector('#banner-show').innerText")
+    browser.click("document.querySelector('#banner-show')")
+    browser.until(f"return {LINK} === 'live' && {acts}.every(one => !one.disabled)")
+    browser.until_text("started again")
+    assert browser.run("return document.querySelector('#banner').hidden")
+
+
+def test_o23_events_of_a_kind_and_new_ones_wait_while_somebody_reads(page: Browser, program: Program) -> None:
+    page.press("5")
+    page.until("return document.querySelectorAll('#main .feed li').length")
+    program.do(program.keys.cool("key-1", 600, "read this"))
+    page.until("return document.querySelector('#main .feed li')?.innerText.includes('read this')")
+    page.devtools("Input.dispatchMouseEvent", {"type": "mouseMoved", **_middle(page, "#main .feed li")})
+    program.do(program.keys.enable("key-1"))
+    program.do(program.keys.cool("key-1", 600, "and that"))
+    page.until("return document.querySelector('#main .card header button')?.innerText === '2 new'")
+    assert "read this" in page.run("return document.querySelector('#main .feed li').innerText")
+    page.devtools("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 2, "y": 2})
+    page.until("return document.querySelector('#main .feed li').innerText.includes('and that')")
+    assert page.run("return document.querySelector('#main .card header button').hidden")
+    for kind, fits in (("workers", "No event fits."), ("resources", "and that")):
+        page.run(
+            "const one = document.querySelector('#main header select'); one.value = arguments[0];"
+            "one.dispatchEvent(new Event('change'))", kind
+        )  # fmt: skip
+        assert fits in page.text()
+    program.do(program.keys.enable("key-1"))
+
+
+def _middle(page: Browser, selector: str) -> dict[str, int]:
+    place = "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+    return dict(page.run(f"{place} return {{x: Math.round(box.x + 20), y: Math.round(box.y + 8)}}", selector))
+
+
+RECEIVED = """
+window.headgate.stop();
+window.headgate.state.program = 'big';
+for (const message of arguments[0]) window.headgate.received(message);
+return document.body.innerText;
+"""
+LEGEND = """
+const plot = document.querySelectorAll('#main .plot')[1];
+return [...plot.querySelectorAll('.legend span')].map(one => one.checkVisibility({visibilityProperty: true})
+  ? [one.querySelector('em').innerText, one.querySelector('i').className] : null)
+"""
+
+
+def told(turn: int, tenants: list[str], ago: float, **more: object) -> dict[str, Any]:
+    """What the server sends of a program in which these tenants wait."""
+    seen = large_look(turn)
+    seen["pools"][0]["point"] |= {"t": seen["at"] - ago, "tenants": {name: [3, 1.0] for name in tenants}}
+    seen["pools"][0] |= more
+    return {"alive": ["big"], "programs": [{"id": "big", "age": 0.0, "look": seen, "events": []}]}
+
+
+def test_o23_a_gap_in_the_plots_is_a_gap_and_tenants_keep_their_colours(page: Browser) -> None:
+    page.press("2")
+    ours = [f"tenant {n}" for n in range(5)]
+    first = told(0, ours, 200.0)
+    first["programs"][0]["history"] = {"1": [first["programs"][0]["look"]["pools"][0]["point"]]}
+    page.run(RECEIVED, [first, *(told(n, ours, 200.0 - n) for n in range(1, 9))])
+    legend = page.run(LEGEND)
+    assert [one[0] for one in legend if one] == ours
+    high = page.run("return document.querySelectorAll('#main .plot')[1].clientHeight")
+    failed = {"failed": 89, "failures": large_failures(50)}
+    text = page.run(RECEIVED, [told(n, [*ours[2:], "a new one", "another"], 65.0 - n, **failed) for n in range(62)])
+    assert "50 of 89" in text
+    assert "The last 50 are listed." in text
+    after = page.run(LEGEND)
+    assert after[2:5] == legend[2:5]
+    assert {one[0] for one in after if one} == {*ours[2:], "a new one", "another"}
+    assert page.run("return document.querySelectorAll('#main .plot')[1].clientHeight") == high
+    lines = page.run("return document.querySelectorAll('#main .plot')[0].querySelector('path.line').getAttribute('d')")
+    assert lines.count("M") == 2, "no line where nobody looked"
+    page.run(RECEIVED, [told(70, ours, 0.0, held=12.0)])
+    assert page.run(f"return {STALE} && {LINK}") == "loop held for 12 s"
+    page.run(RECEIVED, [told(71, ours, 0.0)])
+    assert page.run(f"return !{STALE} && {LINK}") == "live"
+
+
+def large_failures(count: int) -> list[dict[str, Any]]:
+    about = {"tenant": "t", "status": "failed", "why": "ValueError", "attempt": 1, "ended_at": 1.0, "can_retry": True}
+    return [{"id": f"p/{n}", "number": n, **about} for n in range(count)]
 
 
 def test_o24_an_update_of_a_large_program_is_applied_to_every_view(page: Browser) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headgate import Quota, Resource, ResourcePool, TaskPool, WorkerPool, registry
+from headgate.tasks.runtime.view import find_task
 from headgate.testing import virtual
 
 SECRET = "sk-planted-5f6e7d8c"
@@ -49,6 +50,30 @@ async def test_o01_one_snapshot_tells_tenants_tasks_and_resources_and_no_value()
         assert SECRET not in json.dumps(registry.snapshot())
         with pytest.raises(ValueError, match="refused"):
             await handles[0]
+
+
+@virtual
+async def test_o01_tasks_that_ended_badly_are_listed_also_if_very_many_went_well_after_them() -> None:
+    async def fail() -> None:
+        raise ValueError("refused")
+
+    async with TaskPool("o01-bad", max_concurrent=100, keep=100, keep_failed=60) as pool:
+        async with asyncio.TaskGroup() as group:
+            for body in [fail] * 60 + [lambda: asyncio.sleep(0)] * 200:
+                group.create_task(_ended(pool, body))
+        [tasks] = views("tasks", name="o01-bad")
+        assert tasks["failed"] == 60
+        assert [one["number"] for one in tasks["failures"]] == list(range(60, 10, -1))
+        assert all(one["can_retry"] for one in tasks["failures"])
+        assert find_task(pool.__executor__(), 11) is not None, "its story can be told"
+        assert find_task(pool.__executor__(), 10) is None
+
+
+async def _ended(pool: TaskPool, body: Any) -> None:
+    try:
+        await (await pool.submit(body))
+    except ValueError:
+        pass
 
 
 @virtual

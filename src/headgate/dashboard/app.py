@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.dashboard.scraping import ProgramLabels, has_socket, joined
 from headgate.dashboard.security import HEADERS, Guard
@@ -136,7 +137,8 @@ class _Sent:
             events = [one for one in seen.events if one["seq"] > self._events.get(name, 0)]
             if events:
                 self._events[name] = events[-1]["seq"]
-            one = {"id": name, "look": _short(seen.look), "events": events}
+            age = round(clock.now() - seen.heard, 3)  # a program may be stopped: its last look is old
+            one = {"id": name, "age": age, "look": _short(seen.look), "events": events}
             if is_new:
                 one["history"] = {key: list(points)[-POINTS:] for key, points in seen.history.items()}
             told["programs"].append(one)

@@ -31,10 +31,12 @@ class Seen:
         self.events: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.number: int = 0
         """Grows with each look."""
+        self.heard: float = 0.0
+        """When the last look came, monotonic."""
 
     def add(self, look: dict[str, Any], events: list[dict[str, Any]]) -> None:
         """Take in a look, and the events since the last one."""
-        self.look, self.number = look, self.number + 1
+        self.look, self.number, self.heard = look, self.number + 1, clock.now()
         self.events.extend(events)
         alive = set()
         for view in look["pools"]:

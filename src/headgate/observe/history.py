@@ -1,7 +1,8 @@
 """What was seen of a pool lately: points for plots, and histograms for metrics. Pure.
 
 A point is made each time somebody looks. Rates are differences of counters over the last two seconds, divided by that
-time. Nothing here grows without end: points, tenants and buckets are bounded.
+time; after a time without looks, over that time. Nothing here grows without end: points, tenants and buckets are
+bounded.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any, Final
 
 POINTS: Final = 300
 """Points that are kept of each pool."""
-WINDOW: Final = 2
-"""Looks over which a rate is taken: two seconds, so that a number can be read."""
+WINDOW: Final = 2.5
+"""Seconds over which a rate is taken at most: two looks, so that a number can be read."""
+SHORTEST: Final = 0.5
+"""Seconds over which a rate is taken at least: one task between two looks of several people is no thousand a second."""
 PLOTTED: Final = 8
 """Tenants whose queues are in each point: those with most to wait for."""
 TENANTS: Final = 100
@@ -96,17 +99,13 @@ class PoolHistory:
         """How many tasks have ended, by tenant and status."""
         self.seen: int = 0
         """How many tasks had ended when somebody looked last."""
-        self._sums: deque[tuple[float, dict[str, float]]] = deque(maxlen=WINDOW + 1)
+        self._sums: deque[tuple[float, dict[str, float]]] = deque()
 
     def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any]:
         """Make a point of what a pool shows now; `now` monotonic."""
         sums = {name: float(sum(view.get(one, 0) for one in parts)) for name, parts in _RATES[self.kind].items()}
         point: dict[str, Any] = {"t": round(wall, 3)}
-        then, before = self._sums[0] if self._sums else (now, sums)
-        for name, value in sums.items():
-            rate = 0.0 if now <= then else max(0.0, value - before[name]) / (now - then)
-            point[name] = round(rate, 3)
-        self._sums.append((now, sums))
+        point |= self._rates(sums, now)
         for name in _LEVELS[self.kind]:
             point[name] = view.get(name, 0)
         if self.kind == "tasks":
@@ -117,6 +116,16 @@ class PoolHistory:
             }
         self.points.append(point)
         return point
+
+    def _rates(self, sums: dict[str, float], now: float) -> dict[str, float]:
+        while len(self._sums) > 1 and now - self._sums[0][0] > WINDOW:
+            self._sums.popleft()
+        then, before = self._sums[0] if self._sums else (now, sums)
+        if not self._sums or now - self._sums[-1][0] >= SHORTEST:
+            self._sums.append((now, sums))
+        if now - then < SHORTEST:
+            return {name: self.points[-1][name] if self.points else 0.0 for name in sums}
+        return {name: round(max(0.0, value - before[name]) / (now - then), 3) for name, value in sums.items()}
 
     def count(self, ended: Iterable[tuple[str | None, str, float | None, float | None]], new: int) -> None:
         """Count tasks that have ended: tenant, status, seconds waited and run. `new`: how many there were in all.

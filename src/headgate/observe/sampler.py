@@ -104,7 +104,8 @@ class Sampler:
             now, wall = clock.now(), clock.wall()
             seen = [view for entry, future in asked if (view := self._taken(entry, future, now)) is not None]
             for view in seen:
-                view["point"] = self.history[view["number"]].note(view, now, wall)
+                if view["held"] is None:  # else it is the last one, and says nothing of now
+                    view["point"] = self.history[view["number"]].note(view, now, wall)
             self._forget({entry.number for entry in entries})
             self.latest = latest = self._whole(seen)
         for listener in list(self._listeners):
@@ -123,7 +124,7 @@ class Sampler:
         if not future.done():
             since = self._held.setdefault(number, now - PATIENCE)
             last = self._views.get(number) or {"kind": entry.kind, "name": entry.name, "number": number}
-            return {**last, "held": round(now - since, 1)}
+            return {**{name: value for name, value in last.items() if name != "point"}, "held": round(now - since, 1)}
         self._held.pop(number, None)
         seen = future.result()
         if seen.view is None:

@@ -1,11 +1,13 @@
 // The page. It keeps what the server streams, and draws the view that is open. Every text goes in as text, never as HTML.
 
-import { Plot, Spark, bytes, seconds, short } from "/plots.js";
+import { Plot, Spark, bytes, plots, seconds, short } from "/plots.js";
 
-const POINTS = 300, EVENTS = 300, PAGE = 50;
+const POINTS = 300, EVENTS = 300, PAGE = 50, LISTED = 50;
+const LATE = 2.5; // seconds after a look was due: then the program gives no answer
+const QUIET = 15; // seconds after which the server itself is gone: it says each 10 that it is there
 const $ = (id) => document.getElementById(id);
-const programs = new Map(); // id -> { look, received, history: Map(number -> points), events }
-const state = { program: "", tab: "overview", pools: {}, paused: false, link: "connecting", retry: 0, token: "", tasks: false };
+const programs = new Map(); // id -> { look, received, heard, history: Map(number -> points), events, ended }
+const state = { program: "", heard: 0, tab: "overview", pools: {}, paused: false, link: "connecting", retry: 0, token: "", tasks: false };
 const applied = { updates: 0, worst: 0, last: 0 }; // milliseconds of script; read by the tests of the page
 
 // -- elements ----------------------------------------------------------------------------------------------------------
@@ -31,13 +33,14 @@ function mood(element, value) {
 
 const whole = (value) => Number(value ?? 0).toLocaleString("en-US");
 const tenantName = (name) => (name === null ? "(none)" : name);
+const countdown = (left) => (left < 0.1 ? "less than 0.1 s" : left < 1 ? `${left.toFixed(1)} s` : seconds(left));
 const clock = (at) => new Date(at * 1000).toTimeString().slice(0, 8);
 
 // -- a table whose rows stay where they are ----------------------------------------------------------------------------
 
 class Table {
-  // columns: { label, sort, num, className, less, optional, make(td), fill(td, row) } - `fill` writes into what `make`
-  // made. A column that is optional is hidden until a row has something in it; then it stays.
+  // columns: { label, sort, num, className, less, least, optional, make(td), fill(td, row) } - `fill` writes into
+  // what `make` made. Of `less` nothing is shown on narrow pages, of `least` nothing on those of a phone. A column that is optional is hidden until a row has something in it; then it stays.
   constructor(columns, { key, empty, sort = null, onsort = null, open = null }) {
     Object.assign(this, { columns, key, open, sort });
     this.rows = new Map();
@@ -100,14 +103,14 @@ class Table {
   }
 }
 
-const classes = (column) => [column.num ? "num" : "", column.className ?? "", column.less ? "less" : ""].join(" ").trim();
+const classes = (column) => [column.num ? "num" : "", column.className ?? "", column.less ? "less" : "", column.least ? "least" : ""].join(" ").trim();
 
 const text = (label, get, more = {}) => ({ label, fill: (td, row) => { const value = get(row); say(td, value); if (td.title !== value && value.length > 18) td.title = value; }, ...more });
 
 const pill = (label, get, more = {}) => ({
   label,
   make: (td) => td.append(h("span", { class: "pill" })),
-  fill: (td, row) => { const [said, feel] = get(row); say(td.firstChild, said); mood(td.firstChild, feel); },
+  fill: (td, row) => { const [said, feel] = get(row); say(td.firstChild, said); mood(td.firstChild, feel); if (td.title !== said) td.title = said; },
   ...more,
 });
 
@@ -133,7 +136,7 @@ const buttons = (get) => ({
     const names = actions.map((one) => one[0]).join();
     if (td.shown !== names) {
       td.shown = names;
-      td.replaceChildren(...actions.map(([name], index) => h("button", { type: "button", class: "quiet", onclick: () => td.actions[index][1]() }, name)));
+      td.replaceChildren(...actions.map(([name], index) => h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => td.actions[index][1]() }, name)));
     }
     td.actions = actions;
   },
@@ -150,7 +153,7 @@ function card(title, ...parts) {
 class LongList {
   // list: "tenants", "resources" or "workers"; defaultSort: the order in which the server sends the first rows.
   constructor(title, list, columns, options) {
-    Object.assign(this, { list, options, sort: options.defaultSort, filter: "", page: 0, asked: 0, view: null, fetched: null });
+    Object.assign(this, { list, options, sort: options.defaultSort, filter: "", page: 0, asked: 0, view: null, of: "" });
     this.table = new Table(columns, { ...options, onsort: (by) => { this.sort = by; this.page = 0; this.refresh(true); } });
     this.input = h("input", { type: "search", placeholder: `Filter ${list}`, "aria-label": `Filter ${list}`, "data-filter": true, maxlength: "100" });
     this.input.addEventListener("input", () => { this.filter = this.input.value; this.page = 0; this.refresh(true); });
@@ -164,7 +167,8 @@ class LongList {
   }
 
   update(view, total) {
-    if (this.view && view && this.view.number !== view.number) Object.assign(this, { page: 0, fetched: null });
+    const of = `${state.program}/${view.number}`;
+    if (this.of !== of) Object.assign(this, { of, page: 0 });
     this.view = view;
     this.total = total;
     this.refresh(false);
@@ -179,7 +183,7 @@ class LongList {
       this.show(this.sort === this.options.defaultSort ? found : sorted(found, this.sort), found.length);
     } else if (!this.filter && !this.page && this.sort === this.options.defaultSort) {
       this.show(rows, this.total);
-    } else if (now || performance.now() - this.asked > 2000) {
+    } else if (now || (performance.now() - this.asked > 2000 && !current()?.ended)) {
       this.ask();
     }
   }
@@ -217,29 +221,26 @@ function sorted(rows, by) {
 const current = () => programs.get(state.program);
 const views = (kind) => (current()?.look.pools ?? []).filter((view) => view.kind === kind);
 const usable = (view) => view.kind !== "tasks" || "active" in view;
-const since = () => (state.paused ? 0 : (performance.now() - (current()?.received ?? 0)) / 1000);
+const since = () => (state.paused ? 0 : ((current()?.ended || performance.now()) - (current()?.received ?? 0)) / 1000);
 const points = (view) => current()?.history.get(String(view.number)) ?? [];
 
 function summed(list, names) {
-  // Points of several pools, joined by their place from the end: they are made at the same moments.
-  const longest = Math.max(0, ...list.map((view) => points(view).length));
-  const joined = [];
-  for (let back = longest; back > 0; back--) {
-    const made = { t: 0 };
-    for (const name of names) made[name] = 0;
-    for (const view of list) {
-      const past = points(view), point = past[past.length - back];
-      if (point) { made.t = Math.max(made.t, point.t); for (const name of names) made[name] += point[name] ?? 0; }
+  // Points of several pools, joined by their times: those of one look are the same. `lag` is the largest, others are sums.
+  const joined = new Map();
+  for (const view of list) {
+    for (const point of points(view)) {
+      let made = joined.get(point.t);
+      if (!made) joined.set(point.t, (made = { t: point.t, ...Object.fromEntries(names.map((name) => [name, 0])) }));
+      for (const name of names) made[name] = name === "lag" ? Math.max(made.lag, point.lag ?? 0) : made[name] + (point[name] ?? 0);
     }
-    joined.push(made);
   }
-  return joined;
+  return [...joined.values()].sort((a, b) => a.t - b.t);
 }
 
 function stat(label, withSpark = false) {
   const value = h("span"), more = h("small"), spark = withSpark ? new Spark() : null;
   const element = h("div", { class: "stat" }, h("dt", {}, label), h("dd", {}, value, more), spark?.element);
-  return { element, update(shown, extra = "", feel = "", values = null) { say(value, shown); say(more, extra); mood(element, feel); if (spark && values) spark.update(values); } };
+  return { element, update(shown, extra = "", feel = "", times = null, values = null) { say(value, shown); say(more, extra); mood(element, feel); if (spark && values) spark.update(times, values); } };
 }
 
 function overview() {
@@ -256,8 +257,8 @@ function overview() {
     pill("State", poolState),
     text("Running", (view) => (view.kind === "tasks" ? `${view.active} of ${view.max_concurrent}` : whole(view.in_flight)), { num: true }),
     text("Queued", (view) => (view.kind === "workers" ? "" : whole(view.kind === "tasks" ? view.queued : view.waiting)), { num: true }),
-    text("Done", (view) => (view.kind === "workers" ? "" : whole(view.completed ?? view.successes)), { num: true }),
-    text("Failed", (view) => whole(view.failed ?? (view.kind === "workers" ? view.losses : view.cooldowns + view.disables)), { num: true, less: true }),
+    text("Done", (view) => (view.kind === "workers" ? "" : whole(view.completed ?? view.successes)), { num: true, least: true }),
+    text("Failed", (view) => (view.kind === "tasks" ? whole(view.failed) : ""), { num: true, less: true }),
   ], { key: (view) => view.number, empty: "This program has no pools now.", open: (view) => { state.pools[view.kind] = view.number; go(view.kind); } });
   const all = card("Pools", pools.element);
   const element = h("div", {}, stats, h("div", { class: "two" }, card("Throughput", flow.element).element, card("Queue", depth.element).element), h("div", { class: "two" }, attention.element, all.element));
@@ -265,22 +266,22 @@ function overview() {
     element,
     update() {
       const tasks = views("tasks").filter(usable), keys = views("resources"), machines = views("workers");
-      const past = summed(tasks, ["done", "failed", "queued", "active"]);
+      const past = summed(tasks, ["done", "failed", "queued", "active", "lag"]);
       const last = past[past.length - 1] ?? { done: 0, failed: 0 };
+      const times = past.map((point) => point.t);
       const sum = (list, name) => list.reduce((total, view) => total + (view[name] ?? 0), 0);
       const lag = Math.max(0, ...tasks.map((view) => view.lag));
-      rate.update(short(last.done), "", "", past.map((point) => point.done));
-      running.update(whole(sum(tasks, "active")), `of ${whole(sum(tasks, "max_concurrent"))}`, "", past.map((point) => point.active));
-      queued.update(whole(sum(tasks, "queued")), "", "", past.map((point) => point.queued));
-      oldest.update(seconds(lag), "", lag > 60 ? "warn" : "", summedMost(tasks, "lag"));
-      failing.update(short(last.failed), `${whole(sum(tasks, "failed"))} in all`, last.failed > 0 ? "bad" : "", past.map((point) => point.failed));
+      rate.update(short(last.done), "", "", times, past.map((point) => point.done));
+      running.update(whole(sum(tasks, "active")), `of ${whole(sum(tasks, "max_concurrent"))}`, "", times, past.map((point) => point.active));
+      queued.update(whole(sum(tasks, "queued")), "", "", times, past.map((point) => point.queued));
+      oldest.update(seconds(lag), "", lag > 60 ? "warn" : "", times, past.map((point) => point.lag));
+      failing.update(short(last.failed), `${whole(sum(tasks, "failed"))} in all`, last.failed > 0 ? "bad" : "", times, past.map((point) => point.failed));
       const healthy = sum(keys, "healthy"), known = sum(keys, "resource_count");
       resources.update(whole(healthy), `of ${whole(known)}`, known && !healthy ? "bad" : healthy < known ? "warn" : "");
       const ready = sum(machines, "ready"), there = sum(machines, "worker_count");
       workers.update(whole(ready), `of ${whole(there)}`, there && !ready ? "bad" : ready < there ? "warn" : "");
       resources.element.hidden = !keys.length;
       workers.element.hidden = !machines.length;
-      const times = past.map((point) => point.t);
       flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
       depth.update(times, [{ name: "queued", values: past.map((p) => p.queued), colour: "c2" }, { name: "running", values: past.map((p) => p.active), colour: "c3" }]);
       pools.update(current()?.look.pools.filter(usable) ?? []);
@@ -288,11 +289,6 @@ function overview() {
       note(notes, attentionOf(tasks, keys, machines));
     },
   };
-}
-
-function summedMost(list, name) {
-  const longest = Math.max(0, ...list.map((view) => points(view).length));
-  return Array.from({ length: longest }, (_, i) => Math.max(0, ...list.map((view) => { const past = points(view); return past[past.length - longest + i]?.[name] ?? 0; })));
 }
 
 function poolState(view) {
@@ -307,7 +303,7 @@ function attentionOf(tasks, keys, machines) {
   const found = [];
   for (const view of tasks) {
     if (view.held) found.push(["bad", `The event loop of ${view.name} is held`, `for ${seconds(view.held)}: some task computes without an await`, "tasks", view]);
-    else if (view.waiting_for) found.push(["warn", `${view.name} waits for ${view.waiting_for.cause}`, view.waiting_for.seconds ? `about ${seconds(view.waiting_for.seconds)} more` : "", "tasks", view]);
+    else if (view.waiting_for) found.push(["warn", `${view.name} waits for ${view.waiting_for.cause}`, view.waiting_for.seconds ? `about ${countdown(view.waiting_for.seconds)} more` : "", "tasks", view]);
     if (view.blocked_submitters) found.push(["warn", `${view.blocked_submitters} submitters of ${view.name} wait`, "its queue is full", "tasks", view]);
     const first = (view.tenants ?? [])[0];
     if (first && first.lag > 5) found.push(["warn", `${tenantName(first.tenant)} waits longest in ${view.name}`, `its oldest task is queued for ${seconds(first.lag)}`, "tasks", view]);
@@ -318,7 +314,7 @@ function attentionOf(tasks, keys, machines) {
     if (view.disabled) found.push(["bad", `${view.disabled} of ${view.resource_count} resources of ${view.name} are disabled`, "", "resources", view]);
     if (view.cooling_down) {
       const soonest = Math.min(...view.resources.filter((row) => row.cooldown).map((row) => row.cooldown));
-      found.push([view.healthy ? "warn" : "bad", `${view.cooling_down} of ${view.resource_count} resources of ${view.name} cool down`, Number.isFinite(soonest) ? `the first is back in ${seconds(soonest)}` : "", "resources", view]);
+      found.push([view.healthy ? "warn" : "bad", `${view.cooling_down} of ${view.resource_count} resources of ${view.name} cool down`, Number.isFinite(soonest) ? `the first is back in ${countdown(soonest)}` : "", "resources", view]);
     }
   }
   for (const view of machines) {
@@ -371,10 +367,11 @@ function nothing(title, words) {
 function tasksView() {
   const pick = chooser("tasks", "Task pool");
   const done = stat("Done a second"), running = stat("Running"), queued = stat("Queued"), oldest = stat("Oldest in the queue"), fair = stat("Fairness"), failed = stat("Failed");
-  const flow = new Plot("", "Tasks a second"), depth = new Plot("", "Queued tasks of each tenant"), wait = new Plot("s", "Age of the oldest task of each tenant");
+  const flow = new Plot("", "Tasks a second", true), depth = new Plot("", "Queued tasks of each tenant", true), wait = new Plot("s", "Age of the oldest task of each tenant", true);
+  const places = new Places();
   const title = h("h2");
   const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }),
-    h("button", { type: "button", class: "quiet", onclick: () => resize(pool) }, "Resize"), h("button", { type: "button", class: "quiet", onclick: () => drain(pool) }, "Drain"));
+    h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize"), h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => drain(pool) }, "Drain"));
   let pool = null;
   const tenants = new LongList("Tenants", "tenants", [
     text("Tenant", (row) => tenantName(row.tenant), { className: "name", sort: "tenant" }),
@@ -382,7 +379,7 @@ function tasksView() {
     text("Queued", (row) => whole(row.queued), { num: true, sort: "queued" }),
     { label: "Oldest", num: true, sort: "lag", fill: (td, row) => { say(td, row.queued ? seconds(row.lag) : ""); td.classList.toggle("warn", row.lag > 10); } },
     text("Wait p50", (row) => seconds(row.p50), { num: true, sort: "p50", less: true }),
-    text("p99", (row) => seconds(row.p99), { num: true, sort: "p99" }),
+    text("p99", (row) => seconds(row.p99), { num: true, sort: "p99", least: true }),
   ], { key: (row) => tenantName(row.tenant), name: (row) => tenantName(row.tenant), empty: "No tenant has tasks now.", defaultSort: "lag" });
   const act = (row) => [["Cancel", () => cancel(pool, row)]];
   const taskColumns = (when) => [
@@ -400,12 +397,13 @@ function tasksView() {
   const bad = new Table([
     text("Task", (row) => `#${row.number}`, { className: "name" }),
     text("Tenant", (row) => tenantName(row.tenant)),
-    pill("Ended", (row) => [row.status, row.status === "failed" ? "bad" : "warn"]),
+    pill("Ended", (row) => [row.status, row.status === "failed" ? "bad" : "warn"], { least: true }),
     text("When", (row) => (row.ended_at ? clock(row.ended_at) : ""), { num: true, less: true }),
     text("Why", (row) => row.why, { className: "wide" }),
     buttons((row) => (row.can_retry ? [["Retry", () => retry(pool, row)]] : [])),
   ], { key: (row) => row.id, empty: "No task has ended badly.", open: (row) => tell(row.id) });
-  const slowCard = card("Running longest", slow.element), oldCard = card("Queued longest", old.element), badCard = card("Ended badly", bad.element);
+  const slowCard = card("Running longest", slow.element), oldCard = card("Queued longest", old.element), older = h("p", { class: "more" });
+  const badCard = card("Ended badly", bad.element, older);
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[done, running, queued, oldest, fair, failed].map((one) => one.element)),
     h("div", { class: "three" }, card("Throughput", flow.element).element, card("Queue by tenant", depth.element).element, card("Oldest task by tenant", wait.element).element),
     h("div", { class: "two" }, tenants.element, oldCard.element), slowCard.element, badCard.element);
@@ -427,25 +425,39 @@ function tasksView() {
       failed.update(whole(pool.failed), pool.rejected + pool.expired + pool.stale ? `${whole(pool.rejected + pool.expired + pool.stale)} dropped` : "", last.failed > 0 ? "bad" : "");
       const times = past.map((point) => point.t);
       flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
-      const names = plotted(past);
-      depth.update(times, names.map((name) => ({ name, values: past.map((p) => p.tenants?.[name]?.[0] ?? 0) })));
-      wait.update(times, names.map((name) => ({ name, values: past.map((p) => p.tenants?.[name]?.[1] ?? 0) })));
+      const names = places.of(`${state.program}/${pool.number}`, past);
+      const series = (which) => names.map((name) => name === null ? null : { name, values: past.map((p) => p.tenants?.[name]?.[which] ?? 0) });
+      depth.update(times, series(0));
+      wait.update(times, series(1));
       tenants.update(pool, Math.max(pool.tenant_count, pool.tenants.length));
       slow.update(pool.running);
       old.update(pool.oldest);
       bad.update(pool.failures);
       say(slowCard.count, whole(pool.active));
       say(oldCard.count, whole(pool.queued));
-      say(badCard.count, whole(pool.failed));
+      const ended = pool.failed + pool.rejected + pool.expired + pool.stale, listed = pool.failures.length;
+      say(badCard.count, listed < ended ? `${whole(listed)} of ${whole(ended)}` : whole(ended));
+      older.hidden = listed >= ended;
+      say(older, listed >= LISTED ? `The last ${LISTED} are listed.` : "The others are not remembered: they hold an idempotency key, are of a former run, or the pool was made with a small keep=.");
     },
   };
 }
 
-function plotted(past) {
-  // The tenants that waited longest lately; a name keeps its colour as long as it is among them.
-  const worst = new Map();
-  for (const point of past.slice(-60)) for (const [name, [queued, lag]] of Object.entries(point.tenants ?? {})) worst.set(name, Math.max(worst.get(name) ?? 0, queued + lag));
-  return [...worst].sort((a, b) => b[1] - a[1]).slice(0, 6).map((one) => one[0]).sort();
+class Places {
+  // The six tenants of the plots. One keeps its place, and with it its colour, as long as it was among those that wait
+  // longest within the last minute; then the one that waited longest of the others gets the place.
+  constructor() { Object.assign(this, { pool: "", names: [] }); }
+
+  of(pool, past) {
+    if (this.pool !== pool) Object.assign(this, { pool, names: Array(6).fill(null) });
+    const worst = new Map();
+    for (const point of past.slice(-60)) for (const [name, [queued, lag]] of Object.entries(point.tenants ?? {})) worst.set(name, Math.max(worst.get(name) ?? 0, queued + lag));
+    this.names = this.names.map((name) => (worst.has(name) ? name : null));
+    const others = [...worst].filter(([name]) => !this.names.includes(name)).sort((a, b) => b[1] - a[1]).map(([name]) => name);
+    const coming = others.slice(0, this.names.filter((name) => name === null).length).sort();
+    this.names = this.names.map((name) => name ?? coming.shift() ?? null);
+    return this.names;
+  }
 }
 
 function resourcesView() {
@@ -460,9 +472,9 @@ function resourcesView() {
     pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : rest(row) > 0 ? ["quota spent", "warn"] : ["healthy", "good"]), { sort: "status" }),
     { ...meter("Back in", (row) => { const seconds = rest(row); return seconds > 0 ? [seconds / longestRest(row), `${seconds.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
     text("Quota left", (row) => Object.entries(row.quota?.left ?? {}).map(([name, amount]) => `${amount === null ? "any" : short(amount)} ${name}`).join(", "), { less: true, optional: true }),
-    meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { sort: "in_flight" }),
-    text("Ok", (row) => whole(row.successes), { num: true, sort: "successes" }),
-    text("Refused", (row) => whole(row.cooldowns + row.disables), { num: true, sort: "cooldowns" }),
+    meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight", least: true }),
+    text("Ok", (row) => whole(row.successes), { num: true, sort: "successes", least: true }),
+    text("Refused", (row) => whole(row.cooldowns + row.disables), { num: true, sort: "cooldowns", least: true }),
     text("Ok of all", (row) => (row.acquires ? `${Math.round((100 * row.successes) / row.acquires)} %` : ""), { num: true, less: true }),
     buttons((row) => (row.status === "disabled" || left(row) > 0 ? [["Enable", () => enable(pool, row)]] : [["Disable", () => disable(pool, row)]])),
   ], { key: (row) => row.id, name: (row) => row.id, empty: "No resource fits.", defaultSort: null });
@@ -504,11 +516,11 @@ function workersView() {
   const load = new Plot("", "Calls on workers"), size = new Plot("B", "Memory of workers");
   const title = h("h2");
   let pool = null;
-  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), h("button", { type: "button", class: "quiet", onclick: () => resize(pool) }, "Resize"));
+  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize"));
   const list = new LongList("Workers", "workers", [
     text("Worker", (row) => row.uid, { className: "name mono", sort: "uid" }),
     pill("State", (row) => [row.state, row.state === "ready" ? "good" : ["blocked", "lost"].includes(row.state) ? "bad" : "warn"], { sort: "state" }),
-    meter("Calls", (row) => (row.most ? [row.in_flight / row.most, `${row.in_flight} of ${row.most}`] : [null, whole(row.in_flight)]), { sort: "in_flight" }),
+    meter("Calls", (row) => (row.most ? [row.in_flight / row.most, `${row.in_flight} of ${row.most}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight" }),
     text("Memory", (row) => (row.memory === null ? "" : bytes(row.memory)), { num: true, sort: "memory" }),
     text("Pid", (row) => String(row.pid || ""), { num: true, less: true }),
     text("Tags", (row) => row.tags.join(", "), { less: true, optional: true }),
@@ -541,20 +553,32 @@ function workersView() {
 const MOODS = { resource_cooled: "warn", resource_disabled: "bad", worker_lost: "bad", worker_blocked: "bad", worker_not_started: "bad", pool_store_trouble: "bad", pool_lease_lost: "bad", pool_unseen_failures: "bad", pool_drop: "warn", pool_requeue: "warn", resource_recovered: "good", resource_enabled: "good", worker_ready: "good" };
 const PLAIN = new Set(["name", "topic", "at", "seq"]);
 
+const KINDS = { all: () => true, actions: (topic) => topic === "observe.actions", tasks: (topic) => /^(tasks|lifecycle)\./.test(topic), resources: (topic) => topic.startsWith("resources."), workers: (topic) => topic.startsWith("workers.") };
+
 function eventsView() {
   const list = h("ol", { class: "feed" });
+  const kind = h("select", { "aria-label": "Kind of event", onchange: () => draw() }, ...Object.keys(KINDS).map((name) => h("option", { value: name }, name)));
   const input = h("input", { type: "search", placeholder: "Filter events", "aria-label": "Filter events", "data-filter": true, oninput: () => draw() });
   const tasks = h("input", { type: "checkbox", id: "with-tasks", onchange: () => { state.tasks = tasks.checked; connect(); } });
+  const waiting = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { scrollTo(0, 0); newest = Infinity; draw(); } });
   const all = card("Events", list);
-  all.header.append(h("label", { for: "with-tasks" }, tasks, " with single tasks"), input);
+  all.header.append(waiting, h("label", { for: "with-tasks", title: "What happens to each task too, up to 200 events a second" }, tasks, " single tasks"), kind, input);
   const empty = h("p", { class: "empty" }, "Nothing has happened yet. Cooldowns, lost workers and actions appear here as they happen.");
   all.element.append(empty);
   const rows = new Map();
+  let isPointed = false, newest = Infinity, of = ""; // who reads a row wants it to stay: newer ones than `newest` wait
+  list.addEventListener("pointerenter", (event) => { isPointed = event.pointerType === "mouse"; });
+  list.addEventListener("pointerleave", () => { isPointed = false; });
   return {
     element: all.element,
     update() {
-      const wanted = input.value.toLowerCase();
-      const found = (current()?.events ?? []).filter((event) => !wanted || JSON.stringify(event).toLowerCase().includes(wanted)).slice(-200);
+      const events = current()?.events ?? [], last = events[events.length - 1]?.seq ?? 0;
+      if (of !== state.program) [of, newest] = [state.program, Infinity];
+      const isRead = rows.size > 0 && (isPointed || scrollY > 8);
+      if (!isRead || newest > last) newest = last;
+      const wanted = input.value.toLowerCase(), fits = KINDS[kind.value];
+      const fitting = events.filter((event) => fits(event.topic ?? "") && (!wanted || JSON.stringify(event).toLowerCase().includes(wanted)));
+      const found = fitting.filter((event) => event.seq <= newest).slice(-200);
       const keys = new Set(found.map((event) => `${state.program}/${event.seq}`));
       for (const [key, row] of rows) if (!keys.has(key)) { row.remove(); rows.delete(key); }
       let after = null;
@@ -565,7 +589,11 @@ function eventsView() {
         if (rows.get(key) !== wantedAt) list.insertBefore(rows.get(key), wantedAt);
         after = rows.get(key);
       }
+      const late = fitting.filter((event) => event.seq > newest).length;
       say(all.count, whole(found.length));
+      say(waiting, `${whole(late)} new`);
+      waiting.hidden = !late;
+      say(empty, events.length ? "No event fits." : "Nothing has happened yet. Cooldowns, lost workers and actions appear here as they happen.");
       empty.hidden = found.length > 0;
     },
   };
@@ -621,6 +649,7 @@ function confirmed(title, words, yes, { danger = false, field = null } = {}) {
 }
 
 async function act(action, target, pool) {
+  if (current()?.ended) return toast(`${titleOf(current().look)} has ended.`, "bad");
   try {
     const answer = await api("/api/act", { method: "POST", body: JSON.stringify({ program: state.program, action, target, pool: pool ? `#${pool.number}` : "" }) });
     toast(answer.done);
@@ -697,12 +726,14 @@ async function connect() {
     const answer = await fetch(`/api/stream${state.tasks ? "?tasks=1" : ""}`, { headers: { Authorization: `Bearer ${state.token}` }, signal: mine.signal, cache: "no-store", credentials: "omit" });
     if (answer.status === 401) return locked();
     if (!answer.ok) throw new Error(String(answer.status));
+    state.heard = performance.now();
     linked("live");
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
       const { value, done } = await reader.read();
       if (done) break;
+      state.heard = performance.now();
       rest += value;
       let end;
       while ((end = rest.indexOf("\n\n")) >= 0) {
@@ -724,18 +755,22 @@ function received(message) {
   const began = performance.now();
   for (const told of message.programs) {
     let known = programs.get(told.id);
-    if (!known || told.history) programs.set(told.id, (known = { history: new Map(Object.entries(told.history ?? {})), events: [], ended: false }));
+    if (!known || told.history) programs.set(told.id, (known = { history: new Map(Object.entries(told.history ?? {})), events: [], ended: 0 }));
     else for (const view of told.look.pools) if (view.point) push(known.history, String(view.number), view.point);
-    if (!state.paused || !known.look) Object.assign(known, { look: told.look, received: performance.now() });
+    known.heard = performance.now() - 1000 * (told.age ?? 0);
+    if (!state.paused || !known.look) Object.assign(known, { look: told.look, received: known.heard });
     known.events.push(...told.events);
     known.events.splice(0, known.events.length - EVENTS);
-    known.ended = false;
+    known.ended = 0;
   }
   const alive = new Set(message.alive);
-  for (const [id, known] of programs) if (!alive.has(id)) { if (id === state.program) known.ended = true; else programs.delete(id); }
-  const running = [...programs].filter(([, known]) => !known.ended);
-  if (!current() || (current().ended && running.length)) { programs.delete(state.program); state.program = running[0]?.[0] ?? state.program; }
-  if (!state.paused) draw();
+  for (const id of programs.keys()) if (!alive.has(id) && id !== state.program) programs.delete(id);
+  if (current() && !current().ended && !alive.has(state.program)) {
+    current().ended = performance.now();
+    current().alone = !running().length;
+    asking?.(null); // what it asked for cannot be done any more
+  }
+  if (!state.paused) { follow(); draw(); }
   applied.last = performance.now() - began;
   applied.worst = Math.max(applied.worst, applied.last);
   applied.updates++;
@@ -748,23 +783,79 @@ function push(history, number, point) {
   history.set(number, past);
 }
 
+const running = () => [...programs].filter(([, one]) => one.look && !one.ended);
+const titleOf = (look) => `${look.program} (pid ${look.pid})`;
+
+function follow() {
+  // Choose a program if none is chosen. One that was alone and has ended is followed by the next one that starts: it was
+  // started again. If there were others, the next click must not act on one of them: the user chooses.
+  const others = running();
+  if (!others.length || (current() && !(current().ended && current().alone))) return;
+  const before = current()?.look, [id, next] = others.find(([, one]) => one.look.program === before?.program) ?? others[0];
+  programs.delete(state.program);
+  state.program = id;
+  if (before) toast(`${titleOf(next.look)} has started, and is shown now.`);
+}
+
+function choose(id) {
+  if (current()?.ended) programs.delete(state.program);
+  state.program = id;
+  draw();
+}
+
 function linked(now) {
   state.link = now;
-  const words = { live: "live", lost: "reconnecting", connecting: "connecting" };
-  $("link").dataset.state = state.paused ? "paused" : now;
-  say($("link"), state.paused ? "paused" : words[now]);
-  document.body.classList.toggle("stale", now === "lost" || Boolean(current()?.ended));
-  const ended = current()?.ended;
-  $("banner").hidden = now !== "lost" && !ended;
-  $("banner").dataset.kind = now === "lost" ? "bad" : "warn";
-  if (now === "lost") say($("banner"), "The dashboard does not answer. What you see is how it was. It is tried again.");
-  else if (ended) say($("banner"), `${current().look.program} (pid ${current().look.pid}) has ended. What you see is how it was at ${clock(current().look.at)}.`);
+  tellLink();
+}
+
+// What is wrong with the program that is shown: [state of the dot, word, seconds since when, banner]
+function trouble() {
+  const one = current(), now = performance.now();
+  if (state.link === "lost") return ["lost", "reconnecting", null, "The dashboard does not answer. What you see is how it was. It is tried again."];
+  if (state.link !== "live" || !one?.look) return null;
+  const was = `What you see is how it was at ${clock(one.look.at)}.`;
+  if (one.ended) return ["ended", "ended", null, `${titleOf(one.look)} has ended. ${was}${running().length ? " Choose another program to go on." : ""}`];
+  if (now - state.heard > 1000 * QUIET) return ["silent", "no answer", (now - state.heard) / 1000, `The dashboard gives no answer. ${was}`];
+  const quiet = (now - one.heard) / 1000;
+  if (quiet > Math.max(1, 100 * one.look.cost) + LATE) return ["silent", "no answer", quiet, `${titleOf(one.look)} gives no answer: it may be stopped, or too busy. ${was}`];
+  const held = one.look.pools.filter((view) => view.kind === "tasks").map((view) => view.held);
+  if (held.length && Math.min(...held.map(Number)) > LATE) return ["silent", "loop held", Math.max(...held), `The event loop of ${titleOf(one.look)} gives no answer: some task computes without an await. Its pools are shown as they were.`];
+  return null;
+}
+
+function tellLink() {
+  const wrong = trouble(), one = current();
+  const [dot, word, age] = state.paused ? ["paused", "paused", null] : wrong ?? [state.link, state.link, null];
+  $("link").dataset.state = dot;
+  say($("link-word"), word);
+  say($("link-age"), age === null ? "" : `for ${age < 120 ? `${Math.floor(age)} s` : seconds(age)}`);
+  $("banner").hidden = !wrong;
+  $("banner").dataset.kind = wrong?.[0] === "lost" ? "bad" : "warn";
+  if (wrong) say($("banner-text"), wrong[3]);
+  offer(one?.ended ? running().filter(([, other]) => other.look.program === one.look.program) : []);
+  for (const button of $("main").querySelectorAll("[data-act]")) button.disabled = Boolean(one?.ended);
+  if (plots.live === !wrong) return;
+  plots.live = !wrong;
+  document.body.classList.toggle("stale", !plots.live);
+  shown?.update?.();
+}
+
+function offer(others) {
+  const [id, one] = others.sort(([, a], [, b]) => b.look.started_at - a.look.started_at)[0] ?? [];
+  $("banner-show").hidden = !id;
+  if (!id) return;
+  say($("banner-show"), `Show ${titleOf(one.look)}, up ${runsFor(one.look)}`);
+  $("banner-show").onclick = () => choose(id);
+}
+
+function runsFor(look) {
+  const minutes = Math.floor((look.at - look.started_at) / 60);
+  if (minutes < 1) return "< 1 min";
+  return minutes < 120 ? `${minutes} min` : minutes < 2880 ? `${Math.floor(minutes / 60)} h` : `${Math.floor(minutes / 1440)} days`;
 }
 
 function locked() {
-  linked("lost");
-  $("banner").hidden = true;
-  document.body.classList.remove("stale");
+  linked("locked");
   $("main").replaceChildren(h("div", { class: "blank" }, h("h1", {}, "This link has no valid token"), h("p", {}, "Open the address that was printed when the dashboard started. It ends with #token=… and is new each time.")));
   shown = null;
 }
@@ -777,11 +868,11 @@ let shown = null;
 
 function draw() {
   drawPrograms();
-  linked(state.link);
-  if (!programs.size || !current()?.look) return drawEmpty();
+  if (!programs.size || !current()?.look) { tellLink(); return drawEmpty(); }
   const view = (made[state.tab] ??= makers[state.tab]());
   if (shown !== view) { $("main").replaceChildren(view.element); shown = view; }
   view.update();
+  tellLink();
 }
 
 function drawEmpty() {
@@ -793,12 +884,13 @@ function drawEmpty() {
 
 function drawPrograms() {
   const select = $("program");
-  const known = [...programs].map(([id, one]) => [id, one.look ? `${one.look.program}  (pid ${one.look.pid})${one.ended ? ", ended" : ""}` : id]);
-  const names = JSON.stringify(known);
-  if (select.shown !== names) {
-    select.shown = names;
-    select.replaceChildren(...known.map(([id, name]) => h("option", { value: id }, name)));
+  const known = [...programs].filter(([, one]) => one.look);
+  const ids = JSON.stringify(known.map(([id]) => id));
+  if (select.shown !== ids) {
+    select.shown = ids;
+    select.replaceChildren(...known.map(([id]) => h("option", { value: id })));
   }
+  known.forEach(([, one], index) => say(select.options[index], `${titleOf(one.look)}, ${one.ended ? "ended" : `up ${runsFor(one.look)}`}`));
   if (select.value !== state.program) select.value = state.program;
   select.hidden = !known.length;
 }
@@ -825,6 +917,7 @@ function pause() {
   state.paused = !state.paused;
   $("pause").setAttribute("aria-pressed", String(state.paused));
   say($("pause"), state.paused ? "Go on" : "Pause");
+  if (!state.paused) follow();
   draw();
 }
 
@@ -857,7 +950,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 for (const button of document.querySelectorAll(".tabs button")) button.addEventListener("click", () => go(button.dataset.tab));
-$("program").addEventListener("change", (event) => { programs.forEach((one, id) => { if (one.ended && id === state.program) programs.delete(id); }); state.program = event.target.value; draw(); });
+$("program").addEventListener("change", (event) => choose(event.target.value));
 $("pause").addEventListener("click", pause);
 $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 $("help").addEventListener("click", () => $("keys").showModal());
@@ -865,7 +958,7 @@ for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListene
 $("confirm").addEventListener("submit", (event) => { event.preventDefault(); asking?.(event.submitter?.value === "yes"); });
 $("confirm").addEventListener("cancel", (event) => { event.preventDefault(); asking?.(null); });
 addEventListener("resize", () => draw());
-setInterval(() => { if (!state.paused && !document.hidden && shown?.ticks) shown.update(); }, 250);
+setInterval(() => { if (!state.paused && !document.hidden && shown?.ticks) shown.update(); tellLink(); }, 250);
 
 const token = /(?:^|[#&])token=([^&]+)/.exec(location.hash);
 try {

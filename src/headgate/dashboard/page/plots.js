@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 44, TOP = 8, BOTTOM = 18;
+export const plots = { live: true }; // else the newest point is not of now
 
 function make(tag, parent, attributes = {}) {
   const made = document.createElementNS(SVG, tag);
@@ -41,14 +42,39 @@ export function bytes(value) {
   return value >= 1e6 ? `${(value / 1e6).toFixed(0)} MB` : `${(value / 1e3).toFixed(0)} kB`;
 }
 
+// Which points begin a new line: between them and those before there was nothing to see, for longer than between others.
+export function begins(times) {
+  const steps = times.slice(1).map((time, i) => time - times[i]);
+  const usual = [...steps].sort((a, b) => a - b)[Math.floor(steps.length / 2)] ?? 1;
+  return times.map((_, i) => i === 0 || steps[i - 1] > Math.max(3.5, 3 * usual));
+}
+
+// Points as lines; a point that is alone is a short one.
+function path(begin, x, y) {
+  let made = "";
+  begin.forEach((isFirst, i) => { made += `${isFirst ? "M" : "L"}${x(i).toFixed(1)},${y(i).toFixed(1)}${isFirst && begin[i + 1] !== false ? "h1" : ""}`; });
+  return made;
+}
+
+// The same, down to the floor.
+function filled(begin, x, y, floor) {
+  let made = "";
+  begin.forEach((isFirst, i) => {
+    made += isFirst ? `M${x(i).toFixed(1)},${floor}V${y(i).toFixed(1)}` : `L${x(i).toFixed(1)},${y(i).toFixed(1)}`;
+    if (begin[i + 1] !== false) made += `V${floor}Z`;
+  });
+  return made;
+}
+
 export class Plot {
-  // `unit` is "", "s" or "B"; `update` gets times in Unix seconds and series of the same length.
-  constructor(unit = "", label = "") {
+  // `unit` is "", "s" or "B"; `update` gets times in Unix seconds and series of the same length. A series that is null
+  // keeps its place and its colour free. `places`: the legend has two lines with three places each.
+  constructor(unit = "", label = "", places = false) {
     this.unit = unit;
     this.element = document.createElement("div");
     this.element.className = "plot";
     this.legend = document.createElement("div");
-    this.legend.className = "legend";
+    this.legend.className = places ? "legend places" : "legend";
     this.svg = make("svg", this.element, { role: "img", "aria-label": label });
     this.element.prepend(this.legend);
     this.rules = [0, 0.5, 1].map(() => [make("line", this.svg, { class: "rule" }), make("text", this.svg, { class: "axis", "text-anchor": "end" })]);
@@ -57,6 +83,7 @@ export class Plot {
     this.lines = [];
     this.top = 0;
     this.at = null;
+    this.begin = [];
     this.data = { times: [], series: [] };
     this.size = [600, 170]; // asked for when it changes, because asking makes the browser lay out the page
     new ResizeObserver(([seen]) => { this.size = [seen.contentRect.width || 600, seen.contentRect.height || 170]; this.draw(); }).observe(this.svg);
@@ -66,7 +93,8 @@ export class Plot {
 
   update(times, series) {
     this.data = { times, series };
-    const most = nice(Math.max(0, ...series.map((one) => one.values.reduce((a, b) => Math.max(a, b), 0))));
+    this.begin = begins(times);
+    const most = nice(Math.max(0, ...series.map((one) => (one?.values ?? []).reduce((a, b) => Math.max(a, b), 0))));
     if (most > this.top || most < this.top / 2.4) this.top = most; // it shrinks late, so that it does not flutter
     this.draw();
   }
@@ -89,19 +117,19 @@ export class Plot {
     set(this.times[1], { x: right, y: high - 3 });
     said(this.times[0], `${span >= 120 ? `${Math.round(span / 60)} min` : `${Math.round(span)} s`} ago`);
     const at = this.at === null ? times.length - 1 : this.nearest(x);
-    said(this.times[1], this.at === null ? "now" : `${Math.max(0, Math.round(last - times[at]))} s ago`);
+    said(this.times[1], this.at === null ? (plots.live ? "now" : times.length ? new Date(last * 1000).toTimeString().slice(0, 8) : "") : `${Math.max(0, Math.round(last - times[at]))} s ago`);
     this.cross.setAttribute("visibility", this.at === null || at < 0 ? "hidden" : "visible");
     if (at >= 0) set(this.cross, { x1: x(times[at]), x2: x(times[at]), y1: TOP, y2: floor });
-    series.forEach((one, index) => this.line(index, one, times, x, y, floor, at));
+    series.forEach((one, index) => this.line(index, one ?? { name: "", values: [] }, (i) => x(times[i]), y, floor, at));
     for (const [index, line] of this.lines.entries()) {
-      const unused = index >= series.length;
-      for (const part of line.parts) part.toggleAttribute("hidden", unused);
+      const unused = !series[index];
+      line.entry.classList.toggle("unused", unused);
       line.path.setAttribute("visibility", unused ? "hidden" : "visible");
       line.area.setAttribute("visibility", unused || index > 0 ? "hidden" : "visible");
     }
   }
 
-  line(index, one, times, x, y, floor, at) {
+  line(index, one, x, y, floor, at) {
     let line = this.lines[index];
     if (!line) {
       const area = make("path", this.svg), path = make("path", this.svg);
@@ -109,18 +137,18 @@ export class Plot {
       const name = document.createElement("em"), value = document.createElement("b");
       entry.append(swatch, name, value);
       this.legend.append(entry);
-      line = this.lines[index] = { area, path, swatch, name, value, parts: [entry] };
+      line = this.lines[index] = { area, path, swatch, name, value, entry };
     }
     const colour = one.colour ?? `c${(index % 8) + 1}`;
     line.path.setAttribute("class", `line ${colour}`);
     line.area.setAttribute("class", `area ${colour}`);
     line.swatch.className = colour;
     said(line.name, one.name);
+    if (line.entry.title !== one.name) line.entry.title = one.name;
     said(line.value, at >= 0 ? short(one.values[at] ?? 0, this.unit) : "");
-    let path = "";
-    for (let i = 0; i < times.length; i++) path += `${i ? "L" : "M"}${x(times[i]).toFixed(1)},${y(one.values[i] ?? 0).toFixed(1)}`;
-    line.path.setAttribute("d", path);
-    if (index === 0) line.area.setAttribute("d", path && `${path}L${x(times[times.length - 1]).toFixed(1)},${floor}L${x(times[0]).toFixed(1)},${floor}Z`);
+    const begin = one.values.length ? this.begin : [], high = (i) => y(one.values[i] ?? 0);
+    line.path.setAttribute("d", path(begin, x, high));
+    if (index === 0) line.area.setAttribute("d", filled(begin, x, high, floor));
   }
 
   point(event) {
@@ -148,11 +176,11 @@ export class Spark {
     this.top = 0;
   }
 
-  update(values) {
+  update(times, values) {
     const most = nice(Math.max(0, ...values));
     if (most > this.top || most < this.top / 2.4) this.top = most;
-    const step = 100 / Math.max(1, values.length - 1);
-    this.path.setAttribute("d", values.map((value, i) => `${i ? "L" : "M"}${(i * step).toFixed(1)},${(22.5 - (Math.min(value, this.top) / this.top) * 21).toFixed(1)}`).join(""));
+    const first = times[0], span = Math.max(times[times.length - 1] - first, 1);
+    this.path.setAttribute("d", path(begins(times), (i) => (100 * (times[i] - first)) / span, (i) => 22.5 - (Math.min(values[i], this.top) / this.top) * 21));
   }
 }
 

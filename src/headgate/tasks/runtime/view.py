@@ -6,7 +6,7 @@ users (tenants, reasons, names of functions) is redacted and cut.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,20 +16,19 @@ from headgate.core.redaction import redact
 from headgate.tasks.fairness import KeyAge, stats_of
 from headgate.tasks.model import Moment, Remains, TaskRecord, TaskStatus, Told
 from headgate.tasks.runtime.snapshots import TERMINAL, waiting_for
+from headgate.tasks.scheduling.states import LISTED
 
 if TYPE_CHECKING:
     from headgate.tasks.model import View
     from headgate.tasks.runtime.executor import Executor
 
 _WIDEST: Final = 200
-_LISTED: Final = 50
+_LISTED: Final = LISTED
 """Tasks that are listed at most, of each kind: running, queued, ended badly."""
 _COUNTED: Final = 1000
 """Ended tasks that one look counts by tenant and time."""
 _AGES: Final = 1000
 """Waits of which percentiles are made: those of the last tasks."""
-_SEARCHED: Final = 1000
-"""Ended tasks among which those are searched that ended badly."""
 
 
 def shown(value: object) -> str:
@@ -61,6 +60,7 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
     running = nsmallest(listed, (*slots.holders(), *slots.without), key=_began)
     first = (one.oldest for one in tenants.values() if one.oldest is not None)
     oldest = nlargest(listed, first, key=lambda task: now - task.since.now)
+    ended_badly = islice(reversed(executor.states.ended_badly), listed)
     waits = waiting_for(executor, shared)
     lags = {key: one.lag for key, one in tenants.items()}  # those that wait longest come first, then those that waited
     ages, nothing = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys, _Tenant()
@@ -82,7 +82,7 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
         "tenants": [_tenant_row(age, tenants.get(age.key, nothing)) for age in islice(ages, rows)],
         "running": [_task_row(task, now) for task in running],
         "oldest": [_task_row(task, now) for task in oldest],
-        "failures": [_failure_row(executor, one) for one in _ended_badly(executor, listed)],
+        "failures": [_failure_row(executor, Remains._make(one)) for one in ended_badly],
         "shared": None if shared is None else {"members": len(shared["members"]), "reachable": shared["reachable"]},
     }
 
@@ -137,14 +137,6 @@ def _task_row(task: TaskRecord, now: float) -> dict[str, Any]:
     }
 
 
-_BAD: Final[tuple[TaskStatus, ...]] = ("failed", "rejected", "expired", "stale")
-
-
-def _ended_badly(executor: Executor, most: int) -> Iterator[Remains]:
-    ended = (kept for kept in islice(reversed(executor.states.finished), _SEARCHED) if not isinstance(kept, TaskRecord))
-    return islice((Remains._make(kept) for kept in ended if kept[2] in _BAD), most)
-
-
 def _failure_row(executor: Executor, one: Remains) -> dict[str, Any]:
     outcome = one.outcome
     why = outcome.line if isinstance(outcome, Told) else "" if outcome is None else outcome.reason
@@ -196,4 +188,7 @@ def find_task(executor: Executor, number: int) -> TaskRecord | Remains | None:
     for kept in executor.states.remembered():
         if kept.number == number:
             return kept
+    for one in executor.states.ended_badly:
+        if one[1] == number:
+            return Remains._make(one)
     return None

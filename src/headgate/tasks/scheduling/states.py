@@ -37,6 +37,11 @@ _MARKS = 20
 """Lines of its story that are remembered of a task that nobody holds: the last ones."""
 
 
+BAD: Final[frozenset[TaskStatus]] = frozenset({"failed", "rejected", "expired", "stale"})
+LISTED: Final = 50
+"""Tasks that ended badly and that are kept apart from the others, for those who look on."""
+
+
 class IllegalMove(AssertionError):
     """A task was asked to become what it cannot. Always a fault of headgate, never of the caller."""
 
@@ -53,7 +58,7 @@ class Former(NamedTuple):
 class TaskStates:
     """What became of the tasks of one pool, and who holds an idempotency key."""
 
-    __slots__ = ("_former", "_lapses", "_revive", "_serial", "counts", "finished", "keys", "numbers")
+    __slots__ = ("_former", "_lapses", "_revive", "_serial", "counts", "ended_badly", "finished", "keys", "numbers")
 
     def __init__(self, keep: int, revive: Callable[[int], TaskRecord] | None = None) -> None:
         self._revive = revive  # makes the record of a task of a former run, given its place
@@ -66,6 +71,8 @@ class TaskStates:
         """How many ever reached each terminal state."""
         self.finished: deque[TaskRecord | tuple[Any, ...]] = deque(maxlen=keep)
         """The last that ended, except those that hold a key. Those of former runs whole, of others the `Remains`."""
+        self.ended_badly: deque[tuple[Any, ...]] = deque(maxlen=min(keep, LISTED))
+        """The last `Remains` of those that failed or were dropped: many that go well must not displace them."""
         self.keys: dict[str, TaskRecord] = {}
         """Who holds an idempotency key."""
 
@@ -204,24 +211,25 @@ class TaskStates:
     def _remember(self, task: TaskRecord) -> None:
         """Keep `Remains` of an ended task, as the plain tuple that is made in half the time (benchmarks/tasks.py)."""
         status, permit, trail = task.status, task.permit, task.trail
-        self.finished.append(
-            (
-                ref(task),
-                task.number,
-                status,
-                task.key,
-                task.partition,
-                task.priority,
-                task.terms,
-                task.attempt,
-                task.moment,
-                task.started,
-                task.ended,
-                None if status == "completed" else ended_so(task),
-                task.ran_with if permit is None else remains_of(permit),
-                None if trail is None else trail[-_MARKS:],
-            )
+        remains = (
+            ref(task),
+            task.number,
+            status,
+            task.key,
+            task.partition,
+            task.priority,
+            task.terms,
+            task.attempt,
+            task.moment,
+            task.started,
+            task.ended,
+            None if status == "completed" else ended_so(task),
+            task.ran_with if permit is None else remains_of(permit),
+            None if trail is None else trail[-_MARKS:],
         )
+        self.finished.append(remains)
+        if status in BAD:
+            self.ended_badly.append(remains)
 
 
 def _since(wall: float, moment: Moment) -> float:

@@ -1,0 +1,63 @@
+"""Rates of the points of a plot: also after a time in which nobody looked, and if many look at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from headgate.observe import sampler
+from headgate.observe.history import POINTS, PoolHistory
+from tests.observe.conftest import Program
+from tests.observe.support import eventually
+
+
+def noted(history: PoolHistory, now: float, completed: int) -> float:
+    rate: Any = history.note({"completed": completed}, now, 1_000_000.0 + now)["done"]
+    return float(rate)
+
+
+def test_o20_a_rate_is_of_the_last_two_seconds() -> None:
+    history = PoolHistory("tasks")
+    assert [noted(history, now, 10 * now) for now in range(4)] == [0.0, 10.0, 10.0, 10.0]
+    assert [noted(history, now, 30) for now in (4, 5, 6)] == [5.0, 0.0, 0.0]
+
+
+def test_o20_the_first_rate_after_a_gap_is_no_peak_and_the_next_is_not_of_the_gap() -> None:
+    history = PoolHistory("tasks")
+    for now in range(5):
+        noted(history, now, 10 * now)
+    assert noted(history, 64, 640) == 10.0, "what was done in the gap is divided by all of it"
+    assert noted(history, 65, 740) == 100.0
+    assert noted(history, 66, 840) == 100.0
+
+
+@pytest.mark.parametrize("soon", [0.0, 0.001, 0.4])
+def test_o20_looks_that_follow_each_other_at_once_make_no_peak(soon: float) -> None:
+    history = PoolHistory("tasks")
+    assert noted(history, 0.0, 0) == 0.0
+    assert noted(history, soon, 1) == 0.0
+    assert noted(history, 1.0, 1) == 1.0
+    assert noted(history, 1.0 + soon, 3) <= 3.0
+    for step in range(10_000):
+        assert noted(history, 2.0 + step / 1000, 3) <= 3.0
+    assert len(history.points) == POINTS
+
+
+def test_o20_a_loop_that_is_held_makes_no_points(program: Program) -> None:
+    def view() -> dict[str, Any]:
+        return next(one for one in watched.look()["pools"] if one["name"] == program.pool.name)
+
+    watched, free = sampler.acquire(), threading.Event()
+    try:
+        assert view()["point"]["active"] == 2
+        program.loop.call_soon_threadsafe(free.wait)
+        held = view()
+        assert held["held"] >= 0.3
+        assert "point" not in held, "what was seen last says nothing of now"
+        free.set()
+        eventually(lambda: "point" in view())
+    finally:
+        free.set()
+        sampler.release()
