@@ -36,7 +36,7 @@ class Labelled:
 
     def __init__(self, program_id: str, look: Mapping[str, Any]) -> None:
         started = look.get("started_at")
-        self.id = program_id
+        self.id: str = program_id
         self.name: str = _utf8(str(look.get("program") or "python"))[:_LONGEST]
         self.pid: str = _utf8(str(look.get("pid", "")))[:_LONGEST]
         self.started: float = started if isinstance(started, (int, float)) else 0.0
