@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import CooldownResource, Resource, ResourcePool, TaskPool
+from headgate.observe import publishing
 from tests.observe.support import SECRET, eventually
 
 
@@ -33,6 +34,14 @@ class Program:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def published_no_longer(leaves_nothing_behind: None) -> Iterator[None]:
+    """A test that fails leaves no publication to the next one."""
+    yield
+    if publishing._published is not None:
+        publishing._published.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import gc
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -291,17 +292,24 @@ def test_o20_a_program_that_does_not_answer_keeps_no_other_out_of_a_scrape(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(app, "SCRAPED_WITHIN", 1.0)
-    publication, here = publish(), sampler.program_name()
+    publish()
     with serve(source=PublishedPrograms()) as page, stopped_program() as pid:
-        eventually(lambda: b'headgate_program_up{program="python"} 1.0' in ask(page, "/metrics").body)
+        metrics = ""
+
+        def label(of: int) -> str:
+            nonlocal metrics
+            metrics = ask(page, "/metrics").body.decode()
+            found = re.search(rf'headgate_program_info{{pid="{of}",program="([^"]+)"}} 1.0', metrics)
+            return found[1] if found else ""
+
+        eventually(lambda: f'headgate_program_up{{program="{label(pid)}"}} 1.0' in metrics and label(os.getpid()))
         os.kill(pid, signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)  # it has stopped, and answers nothing more
-        metrics = ask(page, "/metrics").body.decode()
-        assert 'headgate_program_up{program="python"} 0.0' in metrics
-        assert f'headgate_program_info{{pid="{pid}",program="python"}} 1.0' in metrics
-        assert "# no metrics of python: the program does not answer within 1 s" in metrics
+        there, here = label(pid), label(os.getpid())
+        assert there != here, "python and python-2, if pytest itself was started with -c"
+        assert f'headgate_program_up{{program="{there}"}} 0.0' in metrics
+        assert f"# no metrics of {there}: the program does not answer within 1 s" in metrics
         assert f'headgate_tasks_active{{pool="{program.pool.name}",program="{here}"}} 2.0' in metrics
-    publication.close()
 
 
 def test_o20_a_program_that_talks_nonsense_or_dies_in_the_middle_is_survived(
