@@ -70,11 +70,12 @@ class Machine(RuleBasedStateMachine):
         granted = self.admission.grant()
         outside = [ask for ask in granted if ask in self.ordered]
         assert outside == waiting[: len(outside)], "in their order"
-        for ask in granted:
+        for place, ask in enumerate(granted):
             callers = [] if (caller := self.asks[ask]) is None else line(caller)
             others = [call for call in self.calls() if not call.rests and call not in callers]
             others = [call for call in others if not (callers and call.waits)]
-            kept = [other for other in (*self.admission.granted, *self.admission.unconfirmed) if other is not ask]
+            reserved = (*self.admission.granted, *self.admission.unconfirmed)
+            kept = [other for other in reserved if other not in granted[place:]]  # those after it came after it
             assert ask.overdue or len(others) + len(kept) < ask.max_calls, (ask.max_calls, others, kept)
 
     def begin(self, number: int, call: Call) -> None:
