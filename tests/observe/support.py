@@ -1,10 +1,15 @@
-"""Polling, and what is planted to be searched for."""
+"""Polling, what is planted to be searched for, and programs that can be seen."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
+
+from tests.cli.support import environment
 
 T = TypeVar("T")
 PATIENCE = 20.0
@@ -20,3 +25,17 @@ def eventually(look: Callable[[], T], patience: float = PATIENCE) -> T:
             assert seen, "it did not come"
             return seen
         time.sleep(0.02)
+
+
+@contextmanager
+def published_program(code: str, *arguments: str) -> Iterator[int]:
+    """A program that can be seen, from its first line of output on, until it is killed. Gives its pid."""
+    command = [sys.executable, "-c", code, *arguments]
+    env = {**environment(), "HEADGATE_OBSERVE": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process.pid
+        finally:
+            process.kill()

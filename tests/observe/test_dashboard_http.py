@@ -28,7 +28,7 @@ from headgate.observe import publish, sampler, sockets
 from headgate.observe.lines import encoded
 from tests.cli.support import command, environment
 from tests.observe.conftest import Program, at_work
-from tests.observe.support import PATIENCE, SECRET, eventually
+from tests.observe.support import PATIENCE, SECRET, eventually, published_program
 
 pytestmark = pytest.mark.integration
 
@@ -275,16 +275,8 @@ def test_o20_without_the_extra_the_error_names_it() -> None:
 def stopped_program() -> Iterator[int]:
     """A published program that the test may stop. Gives its pid."""
     code = "import sys, headgate; pool = headgate.TaskPool('other'); print(flush=True); sys.stdin.read()"
-    environ = {**environment(), "HEADGATE_OBSERVE": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
-    ) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            yield process.pid
-        finally:
-            process.kill()
+    with published_program(code) as pid:
+        yield pid
 
 
 def test_o20_a_program_that_does_not_answer_keeps_no_other_out_of_a_scrape(

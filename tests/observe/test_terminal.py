@@ -11,7 +11,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from headgate.cli.top_frame import Settings, clean, frame
 from headgate.observe import programs, publish
 from tests.cli.support import command, environment, run_here
 from tests.observe.conftest import Program
-from tests.observe.support import PATIENCE, SECRET, eventually
+from tests.observe.support import PATIENCE, SECRET, eventually, published_program
 
 pytestmark = pytest.mark.integration
 
@@ -269,16 +268,8 @@ def another_program(program: Program) -> Iterator[int]:
         "        await asyncio.to_thread(sys.stdin.read)\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, program.pool.name, program.keys.name],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment(), "HEADGATE_OBSERVE": "1"},
-    ) as process:  # fmt: skip
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            yield process.pid
-        finally:
-            process.kill()
+    with published_program(code, program.pool.name, program.keys.name) as pid:
+        yield pid
 
 
 def test_o10_of_several_programs_that_have_what_is_meant_none_is_acted_on(published: Program) -> None:

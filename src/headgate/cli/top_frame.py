@@ -255,7 +255,7 @@ def _slowest(views: Views, settings: Settings, since: float) -> Table:
 
 
 def _failed(views: Views, settings: Settings) -> Table:
-    """The last that ended badly, newest first in whatever order the others are."""
+    """The last tasks that ended badly, the newest first, whatever the other tables are sorted by."""
     rows = []
     for one, view in views:
         for row in view.get("failures", ()) if view["kind"] == "tasks" else ():

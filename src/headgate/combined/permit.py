@@ -8,7 +8,7 @@ from headgate.context.rests import Noted, spent_of
 from headgate.core.cancellation import Steered
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
-from headgate.tasks.model import RanWith, TaskRecord
+from headgate.tasks.model import RanWith, TaskRecord, remains_of
 from headgate.tasks.streams import has_opened
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Permit:
 
     def remains(self) -> RanWith:
         """What is kept of the permit when its task has ended."""
-        return RanWith(self.resource_id, self.worker)
+        return remains_of(self)
 
     def _stop(self) -> None:
         task = self.task

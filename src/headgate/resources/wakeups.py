@@ -73,7 +73,7 @@ class LoopWaiter:
             if self._alarm is not None:
                 self._alarm.cancel()
             if not self._future.done():
-                # What rings is no news of the call that waits: it runs in a context of its own.
+                # In an empty context: what is logged when the time has come belongs to no task.
                 self._alarm = self._loop.call_later(max(0.0, delay), ring, context=Context())
 
         return self._post(arm)

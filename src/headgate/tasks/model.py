@@ -195,7 +195,7 @@ class RanWith(NamedTuple):
 
 
 def remains_of(permit: object) -> RanWith:
-    """What is kept of a permit that has not been given back."""
+    """Return what is kept of a permit when its task has ended."""
     return RanWith(getattr(permit, "resource_id", None), getattr(permit, "worker", None))
 
 
