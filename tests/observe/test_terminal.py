@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -20,8 +21,10 @@ from typing import Any
 
 import pytest
 
+from headgate import ResourcePool, TaskPool, registry
 from headgate.cli import ps, top
-from headgate.cli.top_frame import Settings, clean, frame
+from headgate.cli.output import one_line
+from headgate.cli.top_frame import Settings, frame
 from headgate.observe import programs, publish
 from tests.cli.support import command, environment, run_here
 from tests.observe.conftest import Program
@@ -90,6 +93,31 @@ def test_o10_show_prints_a_story_and_actions_act(published: Program) -> None:
     refused = run_here("cancel", f"{pool.name}/{number}")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "has ended already" in refused.stderr
+
+
+def test_o10_names_with_slashes_and_pools_of_one_name_can_be_acted_on(published: Program) -> None:
+    twins = [ResourcePool({"twin": "value"}, name="team/keys") for _ in range(2)]
+
+    async def begin() -> TaskPool:
+        pool = TaskPool("team/calls#new")
+        await pool.submit(asyncio.sleep, 600)
+        await pool.submit(asyncio.sleep, 600)
+        return pool
+
+    pool = published.do(begin())
+    try:
+        for task in ("team/calls#new#1", "team/calls#new/2"):
+            assert run_here("cancel", task).stdout == f"team/calls#new#{task[-1]} is cancelled\n"
+        numbers = [one.number for one in registry.pools("resources") if one.pool in twins]
+        listed = [f"team/keys (#{number})" for number in numbers]
+        refused = run_here("disable", "twin")
+        assert refused.returncode == 1
+        assert f"could be of several pools: {', '.join(listed)}." in refused.stderr
+        assert all(name in run_here("ps").stdout for name in listed)
+        assert run_here("disable", "twin", "--pool", f"#{numbers[1]}").returncode == 0
+        assert [twin.snapshot()["twin"]["status"] for twin in twins] == ["healthy", "disabled"]
+    finally:
+        published.do(pool.close(cancel=True))
 
 
 def test_o10_top_prints_once_and_as_json(published: Program) -> None:
@@ -371,7 +399,7 @@ def test_o10_keys_change_the_settings() -> None:
     assert after("p ") == Settings()
     assert after("q") is None
     assert after("/\x03") is None
-    assert clean("a\x1b\n\u202eb") == "a???b"
+    assert one_line("a\x1b\n\u202eb") == "a???b"
 
 
 def test_o10_pools_of_several_programs_are_told_apart_and_what_failed_is_listed() -> None:
@@ -402,3 +430,17 @@ def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:
 def test_o10_a_held_loop_is_shown_in_a_frame() -> None:
     lines = frame([seen(held=12.0)], Settings(), 120, 40)
     assert any("loop held 12 s" in piece.text for line in lines for piece in line)
+
+
+@pytest.mark.parametrize("kind", ["tasks", "resources", "workers"])
+def test_o10_a_pool_whose_state_cannot_be_read_is_listed_beside_the_others(kind: str) -> None:
+    broken = {"kind": kind, "name": "odd", "number": 2, "held": None, "broken": "ValueError\x1b"}
+    changing = {"kind": kind, "name": "fast", "number": 3, "held": None, "changing": True}
+    one = seen()
+    one["pools"] += [broken, changing]
+    rows = {row[2]: row for row in ps.rows_of(one)}
+    assert rows["odd"][4] == "cannot be read: ValueError?"
+    assert rows["fast"][4] == "changes too fast to be read"
+    texts = ["".join(piece.text for piece in line) for line in frame([one], Settings(), 120, 40)]
+    assert texts[texts.index("State cannot be read") + 2].split() == ["odd", kind, "ValueError?", "1"]
+    assert any(text.startswith("calls") for text in texts)

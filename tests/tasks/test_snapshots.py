@@ -13,6 +13,7 @@ from headgate import (
     TaskPool,
     backpressure_queue,
     fair_round_robin,
+    fair_share,
     pool_wait,
     ring_buffer,
     subscribe,
@@ -291,6 +292,13 @@ async def test_t51_the_worst_key_and_its_lag() -> None:
         assert (stats.worst.key, stats.worst.lag) == ("forgotten", 32)
         assert {age.key: age.lag for age in stats.keys if age.key} == {"forgotten": 32, "recent": 2}
         gate.open()
+
+
+async def test_t51_costs_that_cannot_be_added_up_leave_the_tasks_alone() -> None:
+    async with TaskPool("huge", max_concurrent=1, queue=fair_share("tenant_id")) as pool:
+        handles = [await pool.submit(asyncio.sleep, 0, tenant_id=f"t{n % 3}", cost=1e200) for n in range(12)]
+        assert [await handle for handle in handles] == [None] * 12
+        assert pool.stats().jain == 1.0
 
 
 @pytest.mark.parametrize(("queue", "fair"), [("fair_round_robin", True), ("fifo", False)])

@@ -88,7 +88,12 @@ def configure_action(parser: argparse.ArgumentParser, action: str, target: str, 
     parser.description = f"{about}\n\nIt is done on the event loop of the pool, and told as an event."
     parser.epilog = f"example:\n  headgate {action} {example}\n"
     parser.add_argument("target", metavar=target, help="which one, as `headgate top` shows it")
-    parser.add_argument("--pool", default="", metavar="NAME", help="of which pool, if it could be of several")
+    parser.add_argument(
+        "--pool",
+        default="",
+        metavar="NAME",
+        help="of which pool, if it could be of several: its name, or its number, as in #2",
+    )
     add_program(parser)
 
 

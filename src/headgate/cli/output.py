@@ -97,4 +97,4 @@ def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], fold: Sequ
 
 def one_line(text: str) -> str:
     """Return a text without characters that would move the cursor of a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)

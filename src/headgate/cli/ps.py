@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 
 from headgate.cli.observing import HOW, add_program, nothing_seen
 from headgate.cli.output import complain, one_line, print_json, print_table
@@ -54,21 +55,29 @@ def rows_of(seen: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return a row for each pool of a program; one that has none has a row too."""
     age = shown_age(max(0.0, seen["at"] - seen["started_at"]))
     about = (str(seen["pid"]), one_line(seen["program"]))
-    pools = [(*about, *_pool(view), age) for view in seen["pools"]]
+    names = Counter(view["name"] for view in seen["pools"])
+    pools = []
+    for view in seen["pools"]:
+        number = f" (#{view['number']})" if names[view["name"]] > 1 else ""
+        pools.append((*about, one_line(view["name"]) + number, view["kind"], *_figures(view), age))
     return pools or [(*about, "-", "", "", "", "", "", "", age)]
 
 
-def _pool(view: dict[str, Any]) -> tuple[str, ...]:
-    name, kind = one_line(view["name"]), view["kind"]
+def _figures(view: dict[str, Any]) -> tuple[str, ...]:
+    """Return the state of a pool, and what is running, queued, done and failed."""
     if view.get("held"):
-        return name, kind, f"its loop is held for {view['held']:.0f} s", "", "", "", ""
-    if kind == "tasks" and "active" in view:
+        return f"its loop is held for {view['held']:.0f} s", "", "", "", ""
+    if "broken" in view:
+        return f"cannot be read: {one_line(view['broken'])}", "", "", "", ""
+    if "changing" in view:
+        return "changes too fast to be read", "", "", "", ""
+    if view["kind"] == "tasks" and "active" in view:
         running = f"{view['active']}/{view['max_concurrent']}"
-        return name, kind, view["state"], running, str(view["queued"]), str(view["completed"]), str(view["failed"])
-    if kind == "resources":
+        return view["state"], running, str(view["queued"]), str(view["completed"]), str(view["failed"])
+    if view["kind"] == "resources":
         state = f"{view['healthy']} healthy, {view['cooling_down']} cooling, {view['disabled']} disabled"
-        return name, kind, state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), ""
-    if kind == "workers":
+        return state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), ""
+    if view["kind"] == "workers":
         state = f"{view['ready']} of {view['worker_count']} ready"
-        return name, kind, state, str(view["in_flight"]), "", "", str(view["losses"] or "")
-    return name, kind, str(view.get("state", "")), "", "", "", ""
+        return state, str(view["in_flight"]), "", "", str(view["losses"] or "")
+    return str(view.get("state", "")), "", "", "", ""

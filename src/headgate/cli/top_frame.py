@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from headgate.cli.output import one_line
+
 SORTS = ("age", "name", "load")
 
 
@@ -110,15 +112,16 @@ def _title(seen: Sequence[dict[str, Any]], settings: Settings, width: int) -> Li
 
 def _bar(settings: Settings, width: int) -> Line:
     if settings.typing:
-        return [Piece(_cut(f"filter: {clean(settings.filter)}_  (Enter keeps it, Esc clears it)", width), "yellow")]
-    chosen = f", only {clean(settings.filter)!r}" if settings.filter else ""
+        return [Piece(_cut(f"filter: {one_line(settings.filter)}_  (Enter keeps it, Esc clears it)", width), "yellow")]
+    chosen = f", only {one_line(settings.filter)!r}" if settings.filter else ""
     keys = f"q quit   p pause   s sort   / filter   sorted by {settings.sort}{chosen}"
     return [Piece(_cut(keys, width), "dim")]
 
 
 def _tables(seen: Sequence[dict[str, Any]], settings: Settings, since: float) -> Iterable[Table]:
-    views = [(one, view) for one in seen for view in one["pools"]]
+    views = _named(seen)
     yield _pools(views, settings)
+    yield _broken(views, settings)
     yield _tenants(views, settings, since)
     yield _resources(views, settings, since)
     yield _workers(views, settings)
@@ -126,29 +129,44 @@ def _tables(seen: Sequence[dict[str, Any]], settings: Settings, since: float) ->
     yield _failed(views, settings)
 
 
-Views = list[tuple[dict[str, Any], dict[str, Any]]]
-"""The pools, each with its program."""
+class View(NamedTuple):
+    """A pool and its program."""
+
+    program: dict[str, Any]
+    pool: dict[str, Any]
+    name: str
+    """The name of the pool, with the pid of its program where several programs have pools of this name."""
 
 
-def _pool(one: dict[str, Any], view: dict[str, Any], views: Views) -> Piece:
-    """The name of a pool, with the pid of its program where several programs have pools of this name."""
-    pids = {other["pid"] for other, its in views if its["name"] == view["name"]}
-    return Piece(clean(view["name"]) if len(pids) < 2 else f"{_cut(clean(view['name']), 9)} {one['pid']}")
+Views = list[View]
+
+
+def _named(seen: Sequence[dict[str, Any]]) -> Views:
+    pids: dict[str, set[int]] = {}
+    for one in seen:
+        for view in one["pools"]:
+            pids.setdefault(view["name"], set()).add(one["pid"])
+    return [
+        View(one, view, name if len(pids[view["name"]]) < 2 else f"{_cut(name, 9)} {one['pid']}")
+        for one in seen
+        for view in one["pools"]
+        for name in (one_line(view["name"]),)
+    ]
 
 
 def _pools(views: Views, settings: Settings) -> Table:
     rows = []
-    for one, view in views:
+    for one, view, _ in views:
         if view["kind"] != "tasks" or "active" not in view or not _fits(settings, view["name"], one["program"]):
             continue
         held = view.get("held")
         state = Piece(f"loop held {held:.0f} s", "red") if held else Piece(str(view["state"]), "")
         waits = view.get("waiting_for")
         if waits and not held:
-            state = Piece(f"waits: {clean(str(waits['cause']))}", "yellow")
+            state = Piece(f"waits: {one_line(str(waits['cause']))}", "yellow")
         point = view.get("point", {})
         cells = [
-            Piece(clean(view["name"]), "bold"),
+            Piece(one_line(view["name"]), "bold"),
             Piece(f"{view['active']}/{view['max_concurrent']}"),
             Piece(str(view["queued"])),
             Piece(f"{point.get('done', 0.0):.1f}"),
@@ -163,16 +181,31 @@ def _pools(views: Views, settings: Settings) -> Table:
     return Table("Task pools", titles, (None, 9, 8, 8, 9, 7, 5, 8, 20), _sorted(rows, settings))
 
 
+def _broken(views: Views, settings: Settings) -> Table:
+    """The pools of any kind whose state cannot be read, and the error."""
+    rows = [
+        [
+            Piece(one_line(view["name"]), "bold"),
+            Piece(view["kind"]),
+            Piece(one_line(view["broken"]), "red"),
+            Piece(str(one["pid"])),
+        ]
+        for one, view, _ in views
+        if "broken" in view and _fits(settings, view["name"], one["program"])
+    ]
+    return Table("State cannot be read", ("pool", "kind", "error", "pid"), (None, 10, 30, 8), rows)
+
+
 def _tenants(views: Views, settings: Settings, since: float) -> Table:
     rows = []
-    for one, view in views:
+    for _, view, its_name in views:
         for row in view.get("tenants", ()) if view["kind"] == "tasks" else ():
             name = "(none)" if row["tenant"] is None else row["tenant"]
             if _fits(settings, name, view["name"]):
                 lag = row["lag"] + since if row["queued"] else 0.0
                 cells = [
-                    Piece(clean(name), "bold"),
-                    _pool(one, view, views),
+                    Piece(one_line(name), "bold"),
+                    Piece(its_name),
                     Piece(str(row["active"])),
                     Piece(str(row["queued"])),
                     Piece(f"{lag:.1f} s" if lag else "", "yellow" if lag > 10 else ""),
@@ -189,7 +222,7 @@ _COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red", "no
 
 def _resources(views: Views, settings: Settings, since: float) -> Table:
     rows = []
-    for one, view in views:
+    for _, view, its_name in views:
         for row in view.get("resources", ()) if view["kind"] == "resources" else ():
             if _fits(settings, row["id"], view["name"]):
                 left = max(0.0, row["cooldown"] - since)
@@ -200,8 +233,8 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
                 most = "" if row["max_in_flight"] is None else f"/{row['max_in_flight']}"
                 refused = row["cooldowns"] + row["disables"]
                 cells = [
-                    Piece(clean(row["id"]), "bold"),
-                    _pool(one, view, views),
+                    Piece(one_line(row["id"]), "bold"),
+                    Piece(its_name),
                     Piece(status.removesuffix("_down").replace("_", " "), _COLOURS[status]),
                     Piece(f"{left:.1f} s" if left else ""),
                     Piece(f"{row['in_flight']}{most}"),
@@ -215,13 +248,13 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
 
 def _workers(views: Views, settings: Settings) -> Table:
     rows = []
-    for one, view in views:
+    for _, view, its_name in views:
         for row in view.get("workers", ()) if view["kind"] == "workers" else ():
             if _fits(settings, row["uid"], view["name"], str(row["pid"])):
                 bad = row["state"] in ("lost", "blocked")
                 cells = [
-                    Piece(clean(row["uid"]), "bold"),
-                    _pool(one, view, views),
+                    Piece(one_line(row["uid"]), "bold"),
+                    Piece(its_name),
                     Piece(str(row["pid"] or "")),
                     Piece(row["state"], "red" if bad else "green" if row["state"] == "ready" else "yellow"),
                     Piece(str(row["in_flight"])),
@@ -234,19 +267,19 @@ def _workers(views: Views, settings: Settings) -> Table:
 
 def _slowest(views: Views, settings: Settings, since: float) -> Table:
     rows = []
-    for one, view in views:
+    for one, view, _ in views:
         for row in view.get("running", ()) if view["kind"] == "tasks" else ():
             tenant = "" if row["tenant"] is None else row["tenant"]
             name = f"{view['name']}/{row['number']}"
             if _fits(settings, name, tenant, row["what"]):
                 cells = [
-                    Piece(f"{_cut(clean(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(f"{_cut(one_line(view['name']), 20)}/{row['number']}", "bold"),
                     Piece(f"{row['seconds'] + since:.1f} s"),
-                    Piece(clean(tenant)),
-                    Piece(clean(row["what"].rpartition(".")[2])),
+                    Piece(one_line(tenant)),
+                    Piece(one_line(row["what"].rpartition(".")[2])),
                     Piece(str(row["attempt"])),
-                    Piece(clean(row["resource"] or "")),
-                    Piece(clean(row["worker"] or "")),
+                    Piece(one_line(row["resource"] or "")),
+                    Piece(one_line(row["worker"] or "")),
                     Piece(str(one["pid"])),
                 ]
                 rows.append((cells, row["seconds"], name, row["attempt"]))
@@ -257,17 +290,17 @@ def _slowest(views: Views, settings: Settings, since: float) -> Table:
 def _failed(views: Views, settings: Settings) -> Table:
     """The last tasks that ended badly, the newest first, whatever the other tables are sorted by."""
     rows = []
-    for one, view in views:
+    for one, view, _ in views:
         for row in view.get("failures", ()) if view["kind"] == "tasks" else ():
             tenant = "" if row["tenant"] is None else row["tenant"]
             name = f"{view['name']}/{row['number']}"
             if _fits(settings, name, tenant, row["why"]):
                 cells = [
-                    Piece(f"{_cut(clean(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(f"{_cut(one_line(view['name']), 20)}/{row['number']}", "bold"),
                     Piece(row["status"], "red"),
                     Piece("yes" if row["can_retry"] else ""),
-                    Piece(clean(tenant)),
-                    Piece(clean(row["why"])),
+                    Piece(one_line(tenant)),
+                    Piece(one_line(row["why"])),
                     Piece(str(one["pid"])),
                 ]
                 rows.append((row["ended_at"] or 0.0, cells))
@@ -315,8 +348,3 @@ def _row(table: Table, cells: Sequence[Piece], width: int) -> Line:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
-def clean(text: str) -> str:
-    """Return a text without characters that would move the cursor of a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

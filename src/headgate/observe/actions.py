@@ -137,16 +137,17 @@ def _no_such_pool(kinds: tuple[str, ...], pool: str) -> str:
 
 def _only(found: list[LivePool], what: str) -> LivePool:
     if len(found) > 1:
-        names = ", ".join(sorted(shown(one.name) for one in found))
-        raise InvalidArgument(f"{what} could be of several pools: {names}", remedy="Name the pool.")
+        names = ", ".join(f"{shown(one.name)} (#{one.number})" for one in found)
+        raise InvalidArgument(
+            f"{what} could be of several pools: {names}", remedy="Name the pool, or give its number: #2."
+        )
     return found[0]
 
 
 def _task(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str]:
     """The pool of a task, and its number."""
-    head, sign, number = target.rpartition("/")
-    if not sign:
-        head, sign, number = target.rpartition("#")
+    end = max(target.rfind("/"), target.rfind("#"))
+    head, number = target[: max(end, 0)], target[end + 1 :]
     if not number.isdecimal():
         raise InvalidArgument(
             f"{shown(target)!r} names no task", remedy="Write pool/17 or pool#17, as `headgate top` shows it."

@@ -12,6 +12,7 @@ key with a backlog, and each task costs a few additions.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ class Rounds:
         return sum(index * length for index, length in rounds) / total if total else 1.0
 
     def _jain(self) -> float:
-        return self.sum**2 / (self._members * self.squares) if self.squares else 1.0
+        most = self._members * self.squares
+        # 1.0 too if costs were so large that they cannot be added up. Tasks run all the same.
+        return self.sum * self.sum / most if 0.0 < most < math.inf else 1.0
 
     def turn(self) -> None:
         """Begin the next round, with all who are members now."""
