@@ -59,7 +59,7 @@ def test_o10_ps_lists_programs_and_their_pools(published: Program) -> None:
     assert seen["pid"] == os.getpid()
     other = run_here("ps", "--pid", "1")
     assert other.stdout == ""
-    assert "no program with pid 1 can be seen" in other.stderr
+    assert (other.returncode, "no program with pid 1 can be seen" in other.stderr) == (2, True)
 
 
 def test_o10_without_a_program_it_says_how_one_is_seen() -> None:
@@ -90,6 +90,9 @@ def test_o10_show_prints_a_story_and_actions_act(published: Program) -> None:
     assert run_here("resize", pool.name, "9").returncode == 0
     assert pool.max_concurrent == 9
     eventually(lambda: pool.snapshot().cancelled == 1)
+    closing = run_here("drain", pool.name)
+    assert closing.stdout == f"{pool.name} takes no more tasks, and is closed when those that it has have ended\n"
+    assert run_here("ps", "--json").stdout.count('"closing"') == 1
     refused = run_here("cancel", f"{pool.name}/{number}")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "has ended already" in refused.stderr
@@ -334,8 +337,30 @@ def test_o10_a_program_that_is_stopped_is_not_asked_to_do_what_another_may_have_
         assert f"pid {there} does not answer" in ran.stderr
         assert "--pid" in ran.stderr
         assert published.pool.snapshot().cancelled == 0
-        assert published.pool.name in run_here("ps").stdout
-        assert "headgate top: 1 program," in run_here("top", "--once").stdout
+        listed = run_here("ps")
+        assert (listed.returncode, published.pool.name in listed.stdout) == (1, True)
+        alone = run_here("ps", "--pid", str(there))
+        assert alone.returncode == 1
+        assert f"pid {there} does not answer" in alone.stderr
+        assert "can be seen" not in alone.stderr
+        [answers, silent] = json.loads(run_here("top", "--json").stdout)
+        assert (answers["pid"], silent["pid"], "silent" in answers) == (os.getpid(), there, False)
+        assert silent["silent"] >= 0.5
+        shown = run_here("top", "--once", "--pid", str(there)).stdout
+        assert "headgate top: 0 programs," in shown
+        assert re.search(rf"Programs that give no answer\n.*\n\(never answer\S* +{there} +[12] s", shown), shown
+
+
+def test_o10_top_shows_a_stopped_program_as_silent_and_goes_on_with_it(published: Program, terminal: Terminal) -> None:
+    def screen() -> str:
+        return "\n".join(terminal.screen())
+
+    with another_program(published) as there:
+        eventually(lambda: "2 programs" in screen())
+        os.kill(there, signal.SIGSTOP)
+        eventually(lambda: re.search(rf"1 program,(.*\n)+.*give no answer\n.*\n.* {there} ", screen()))
+        os.kill(there, signal.SIGCONT)
+        eventually(lambda: "2 programs" in screen() and "no answer" not in screen())
 
 
 def test_o10_what_a_stopped_program_was_asked_is_not_done_when_it_goes_on(
@@ -411,10 +436,38 @@ def test_o10_pools_of_several_programs_are_told_apart_and_what_failed_is_listed(
     assert any(text.startswith("t49 ") and " calls 22 " in text for text in texts)
     failed = texts[texts.index("Ended badly") + 2 :]
     assert [text.split() for text in failed] == [
-        [f"calls/{number}", "failed", "yes", "ann", "ValueError:", "no?", pid] for number, pid in ((8, "22"), (7, "1"))
+        [f"calls/{number}", pid, "failed", "0", "s", "yes", "ann", "ValueError:", "no?"]
+        for number, pid in ((8, "22"), (7, "1"))
     ]
     alone = ["".join(piece.text for piece in line) for line in frame([first], Settings(), 80, 40)]
     assert any(text.split()[:2] == ["t49", "calls"] and " 1 " not in text[:40] for text in alone)
+
+
+def test_o10_columns_that_nobody_fills_give_their_room_to_others_and_a_filter_without_a_match_says_so() -> None:
+    row = {
+        "number": 5,
+        "seconds": 2.0,
+        "tenant": "ann",
+        "what": "jobs.ask",
+        "attempt": 1,
+        "resource": None,
+        "worker": None,
+    }
+    failure = {"number": 7, "tenant": "ann", "status": "failed", "why": "ValueError: no", "can_retry": False}
+    first = {**seen(name="calls", running=[row], failures=[{**failure, "ended_at": 5.0}]), "at": 35.0}
+    second = {**first, "pid": 22}
+
+    def drawn(programs: list[dict[str, Any]], settings: Settings, width: int) -> list[list[str]]:
+        lines = frame(programs, settings, width, 60)
+        return ["".join(piece.text for piece in line).split() for line in lines]
+
+    one, two = drawn([first], Settings(), 80), drawn([first, second], Settings(), 80)
+    assert ["task", "running", "for", "tenant", "function", "try"] in one
+    assert ["task", "pid", "running", "for", "tenant", "function", "try"] in two
+    assert ["task", "ended", "ago", "tenant", "why"] in drawn([first], Settings(), 120)
+    assert ["calls/7", "failed", "30", "s", "ann", "ValueError:", "no"] in drawn([first], Settings(), 120)
+    assert ["pool", "state", "running", "queued", "done/s", "failed", "fair"] in one
+    assert ["Nothing", "here", "has", "'zebra'", "in", "its", "name."] in drawn([first], Settings(filter="zebra"), 80)
 
 
 def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:

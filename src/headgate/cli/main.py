@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "enable": "declare a resource of a running program usable",
     "disable": "take a resource of a running program out of use",
     "resize": "change how many tasks or workers a pool may have",
+    "drain": "let a pool of tasks finish what it has, and close",
     "certs": "make and check certificates for workers, for development",
     "doctor": "find out why a worker cannot be reached",
     "demo": "show all three pools in one program, without a network",

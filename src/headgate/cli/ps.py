@@ -36,19 +36,24 @@ def run(options: argparse.Namespace) -> int:
     from headgate.observe.programs import Refused, programs
 
     seen: list[dict[str, Any]] = []
+    silent = False
     for program in programs(options.pid, patience=PATIENCE):
         with program:
             try:
                 seen.append(program.ask("hello"))
             except (Refused, OSError) as error:
+                silent = True
                 complain("headgate ps", str(error))
     if options.json:
         print_json(seen)
     elif seen:
         print_table(TITLES, [row for one in seen for row in rows_of(one)], fold=("program", "state"))
-    if not seen:
-        complain("headgate ps", nothing_seen(options.pid))
-    return 0
+    if silent:
+        return 1
+    if seen:
+        return 0
+    complain("headgate ps", nothing_seen(options.pid))
+    return 0 if options.pid is None else 2
 
 
 def rows_of(seen: dict[str, Any]) -> list[tuple[str, ...]]:

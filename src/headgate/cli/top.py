@@ -34,8 +34,10 @@ example:
 
 PATIENCE = 3.0
 """Seconds that a program has to answer: meanwhile the others are not shown, and keys do nothing."""
-_LEFT_ALONE = 10.0
-"""Seconds until a program that did not answer is asked again."""
+_BRIEFLY = 0.2
+"""Seconds that a program has that did not answer the last time."""
+_BETWEEN = 1.0
+"""Seconds between the two looks of `--once`: the first one says nothing of how many tasks end in a second."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +65,13 @@ def run(options: argparse.Namespace) -> int:
 def _once(sources: Sources, options: argparse.Namespace) -> int:
     from headgate.cli.top_frame import Settings, frame
 
+    if sources.look():
+        select.select([], [], [], _BETWEEN)
     seen = sources.look()
     if options.json:
         print_json(seen)
         return 0
-    width = shutil.get_terminal_size().columns
+    width = shutil.get_terminal_size(fallback=(200, 0)).columns
     for line in frame(seen, Settings(), width, 10_000, keys=False):
         print(_text(line).rstrip())
     return 0
@@ -91,39 +95,57 @@ def _live(sources: Sources, terminal: Terminal, every: float) -> int:
     return 0
 
 
+class _Source:
+    """A program, and what it said last."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.last: dict[str, Any] = {"pid": program.pid, "program": "", "pools": []}
+        self.asked_at: float | None = None
+        """Since when it gives no answer; None: it answers."""
+
+    def look(self) -> dict[str, Any]:
+        """Ask it what it sees. If it does not answer, return what it said last, with "silent": the seconds since."""
+        from headgate.core.clock import clock
+
+        now = clock.now()
+        try:
+            self.last = self.program.ask("snapshot", patience=PATIENCE if self.asked_at is None else _BRIEFLY)
+            self.asked_at = None
+        except TimeoutError:
+            self.asked_at = now if self.asked_at is None else self.asked_at
+            return {**self.last, "silent": round(clock.now() - self.asked_at, 1)}
+        return self.last
+
+
 class Sources:
     """The programs, connected to as long as they live."""
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
-        self._known: dict[str, Program] = {}
-        self._silent: dict[str, float] = {}  # programs that did not answer, and until when they are left alone
+        self._known: dict[str, _Source] = {}
 
     def look(self) -> list[dict[str, Any]]:
         """Ask all programs what they see, and look for new ones."""
-        from headgate.core.clock import clock
         from headgate.observe.programs import Program, Refused
         from headgate.observe.sockets import connected, paths
 
         for path in paths():
             ours = self._pid is None or path.rpartition("/")[2].startswith(f"{self._pid}-")
-            if not ours or path in self._known or clock.now() < self._silent.get(path, 0.0):
-                continue
-            if (connection := connected(path, PATIENCE)) is not None:
-                self._known[path] = Program(path, connection)
+            if ours and path not in self._known and (connection := connected(path, PATIENCE)) is not None:
+                self._known[path] = _Source(Program(path, connection))
         seen = []
-        for path, program in list(self._known.items()):
+        for path, source in list(self._known.items()):
             try:
-                seen.append(program.ask("snapshot"))
-            except (Refused, OSError):  # it has ended, or is stopped
-                self._known.pop(path).close()
-                self._silent[path] = clock.now() + _LEFT_ALONE
+                seen.append(source.look())
+            except (Refused, OSError):  # it has ended
+                self._known.pop(path).program.close()
         return seen
 
     def close(self) -> None:
         """Close all connections."""
-        for program in self._known.values():
-            program.close()
+        for source in self._known.values():
+            source.program.close()
 
 
 class Terminal:

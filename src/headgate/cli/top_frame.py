@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from headgate.cli.output import one_line
+from headgate.cli.workers import shown_age
 
 SORTS = ("age", "name", "load")
 
@@ -88,6 +89,8 @@ def frame(
     if not seen:
         return [*lines, [], [Piece("No program can be seen. Start one with HEADGATE_OBSERVE=1.", "yellow")]][:height]
     tables = [table for table in _tables(seen, settings, since) if table.rows]
+    if not tables and settings.filter:
+        lines.append([Piece(_cut(f"Nothing here has {one_line(settings.filter)!r} in its name.", width), "yellow")])
     room = height - len(lines) - 2 * len(tables)
     for number, table in enumerate(tables):
         share = max(1, room // (len(tables) - number))
@@ -95,19 +98,25 @@ def frame(
         room -= len(shown)
         more = len(table.rows) - len(shown)
         lines.append([Piece(_cut(f"{table.heading}{f' (and {more} more)' if more else ''}", width), "bold")])
-        lines.append(_row(table, [Piece(title, "dim") for title in table.titles], width))
-        lines += [_row(table, row, width) for row in shown]
+        columns = _columns(table, shown, width)
+        lines.append(_row(columns, [Piece(title, "dim") for title in table.titles]))
+        lines += [_row(columns, row) for row in shown]
     return lines[:height]
 
 
 def _title(seen: Sequence[dict[str, Any]], settings: Settings, width: int) -> Line:
-    pools = [view for one in seen for view in one["pools"] if view["kind"] == "tasks" and "active" in view]
+    answering = _answering(seen)
+    pools = [view for one in answering for view in one["pools"] if view["kind"] == "tasks" and "active" in view]
     rate = sum(view.get("point", {}).get("done", 0.0) for view in pools)
     active, queued = sum(view["active"] for view in pools), sum(view["queued"] for view in pools)
     state = "PAUSED, " if settings.paused else ""
-    programs = "1 program" if len(seen) == 1 else f"{len(seen)} programs"
+    programs = "1 program" if len(answering) == 1 else f"{len(answering)} programs"
     text = f"headgate top: {state}{programs}, {rate:.0f} tasks/s, {active} running, {queued} queued"
     return [Piece(_cut(text, width), "bold")]
+
+
+def _answering(seen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in seen if "silent" not in one]
 
 
 def _bar(settings: Settings, width: int) -> Line:
@@ -119,14 +128,15 @@ def _bar(settings: Settings, width: int) -> Line:
 
 
 def _tables(seen: Sequence[dict[str, Any]], settings: Settings, since: float) -> Iterable[Table]:
-    views = _named(seen)
+    yield _silent(seen, settings, since)
+    views = _named(_answering(seen))
     yield _pools(views, settings)
     yield _broken(views, settings)
     yield _tenants(views, settings, since)
     yield _resources(views, settings, since)
     yield _workers(views, settings)
     yield _slowest(views, settings, since)
-    yield _failed(views, settings)
+    yield _failed(views, settings, since)
 
 
 class View(NamedTuple):
@@ -154,31 +164,56 @@ def _named(seen: Sequence[dict[str, Any]]) -> Views:
     ]
 
 
+def _silent(seen: Sequence[dict[str, Any]], settings: Settings, since: float) -> Table:
+    """The programs that give no answer. What they said last is old, and is shown nowhere else."""
+    rows = [
+        [
+            Piece(one_line(one["program"]) or "(never answered)", "bold"),
+            Piece(str(one["pid"])),
+            Piece(f"{one['silent'] + since:.0f} s", "red"),
+            Piece(one_line(", ".join(view["name"] for view in one["pools"]))),
+        ]
+        for one in seen
+        if "silent" in one and _fits(settings, one["program"], str(one["pid"]))
+    ]
+    return Table("Programs that give no answer", ("program", "pid", "for", "pools"), (None, 8, 8, 40), rows)
+
+
 def _pools(views: Views, settings: Settings) -> Table:
     rows = []
+    several = _several(views)
     for one, view, _ in views:
         if view["kind"] != "tasks" or "active" not in view or not _fits(settings, view["name"], one["program"]):
             continue
-        held = view.get("held")
-        state = Piece(f"loop held {held:.0f} s", "red") if held else Piece(str(view["state"]), "")
-        waits = view.get("waiting_for")
-        if waits and not held:
-            state = Piece(f"waits: {one_line(str(waits['cause']))}", "yellow")
         point = view.get("point", {})
         cells = [
             Piece(one_line(view["name"]), "bold"),
+            _state(view),
             Piece(f"{view['active']}/{view['max_concurrent']}"),
             Piece(str(view["queued"])),
             Piece(f"{point.get('done', 0.0):.1f}"),
-            Piece(str(view["completed"])),
             Piece(str(view["failed"] or ""), "red"),
+            Piece(str(one["pid"]) if several else ""),
+            Piece(str(view["completed"])),
             Piece(f"{view['jain']:.2f}"),
-            Piece(str(one["pid"])),
-            state,
+            Piece(one_line(one["program"])),
         ]
         rows.append((cells, view["lag"], view["name"], view["active"]))
-    titles = ("pool", "running", "queued", "done/s", "done", "failed", "fair", "pid", "state")
-    return Table("Task pools", titles, (None, 9, 8, 8, 9, 7, 5, 8, 20), _sorted(rows, settings))
+    titles = ("pool", "state", "running", "queued", "done/s", "failed", "pid", "done", "fair", "program")
+    return Table("Task pools", titles, (None, 18, 9, 7, 7, 6, 8, 9, 4, 30), _sorted(rows, settings))
+
+
+def _several(views: Views) -> bool:
+    """Are they pools of several programs? Then each row names its program."""
+    return len({view.program["pid"] for view in views}) > 1
+
+
+def _state(view: dict[str, Any]) -> Piece:
+    if view.get("held"):
+        return Piece(f"loop held {view['held']:.0f} s", "red")
+    if waits := view.get("waiting_for"):
+        return Piece(f"waits: {one_line(str(waits['cause']))}", "yellow")
+    return Piece(str(view["state"]))
 
 
 def _broken(views: Views, settings: Settings) -> Table:
@@ -267,6 +302,7 @@ def _workers(views: Views, settings: Settings) -> Table:
 
 def _slowest(views: Views, settings: Settings, since: float) -> Table:
     rows = []
+    several = _several(views)
     for one, view, _ in views:
         for row in view.get("running", ()) if view["kind"] == "tasks" else ():
             tenant = "" if row["tenant"] is None else row["tenant"]
@@ -274,22 +310,23 @@ def _slowest(views: Views, settings: Settings, since: float) -> Table:
             if _fits(settings, name, tenant, row["what"]):
                 cells = [
                     Piece(f"{_cut(one_line(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(str(one["pid"]) if several else ""),
                     Piece(f"{row['seconds'] + since:.1f} s"),
                     Piece(one_line(tenant)),
                     Piece(one_line(row["what"].rpartition(".")[2])),
                     Piece(str(row["attempt"])),
                     Piece(one_line(row["resource"] or "")),
                     Piece(one_line(row["worker"] or "")),
-                    Piece(str(one["pid"])),
                 ]
                 rows.append((cells, row["seconds"], name, row["attempt"]))
-    titles = ("task", "running for", "tenant", "function", "try", "resource", "worker", "pid")
-    return Table("Slowest tasks", titles, (None, 11, 14, 16, 4, 12, 13, 8), _sorted(rows, settings))
+    titles = ("task", "pid", "running for", "tenant", "function", "try", "resource", "worker")
+    return Table("Slowest tasks", titles, (None, 8, 11, 14, 16, 4, 12, 13), _sorted(rows, settings))
 
 
-def _failed(views: Views, settings: Settings) -> Table:
+def _failed(views: Views, settings: Settings, since: float) -> Table:
     """The last tasks that ended badly, the newest first, whatever the other tables are sorted by."""
     rows = []
+    several = _several(views)
     for one, view, _ in views:
         for row in view.get("failures", ()) if view["kind"] == "tasks" else ():
             tenant = "" if row["tenant"] is None else row["tenant"]
@@ -297,16 +334,17 @@ def _failed(views: Views, settings: Settings) -> Table:
             if _fits(settings, name, tenant, row["why"]):
                 cells = [
                     Piece(f"{_cut(one_line(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(str(one["pid"]) if several else ""),
                     Piece(row["status"], "red"),
+                    Piece(shown_age(max(0.0, one["at"] - ended_at + since)) if (ended_at := row["ended_at"]) else ""),
                     Piece("yes" if row["can_retry"] else ""),
                     Piece(one_line(tenant)),
                     Piece(one_line(row["why"])),
-                    Piece(str(one["pid"])),
                 ]
-                rows.append((row["ended_at"] or 0.0, cells))
+                rows.append((ended_at or 0.0, cells))
     rows.sort(key=lambda row: -row[0])
-    titles = ("task", "ended", "retry?", "tenant", "why", "pid")
-    return Table("Ended badly", titles, (None, 9, 6, 14, 40, 8), [cells for _, cells in rows])
+    titles = ("task", "pid", "ended", "ago", "retry?", "tenant", "why")
+    return Table("Ended badly", titles, (None, 8, 9, 8, 6, 14, 40), [cells for _, cells in rows])
 
 
 Ranked = tuple[list[Piece], float, str, float]
@@ -326,22 +364,33 @@ def _fits(settings: Settings, *names: str) -> bool:
     return not wanted or any(wanted in name.lower() for name in names)
 
 
-def _row(table: Table, cells: Sequence[Piece], width: int) -> Line:
-    """Put cells into their columns; those that the terminal has no room for are left out, from the right."""
-    left = 16  # what the first column has at least
-    used, shown = left, [0]
+_LEAST = 16  # what the first column has at least
+_OPTIONAL = ("pid", "resource", "worker", "retry?")
+
+
+def _columns(table: Table, rows: Sequence[Sequence[Piece]], width: int) -> dict[int, int]:
+    """Return the columns to show, each with its width.
+
+    Of those that not every program fills, the empty ones are left out. So are those that the terminal has no room for,
+    from the right.
+    """
+    spare, shown = width - _LEAST, {0: 0}
     for column, wide in enumerate(table.widths):
-        if wide is not None and used + wide + 2 <= width:
-            used += wide + 2
-            shown.append(column)
-    spare = width - used
+        needed = table.titles[column] not in _OPTIONAL or any(row[column].text for row in rows)
+        if wide is not None and wide + 2 <= spare and needed:
+            spare -= wide + 2
+            shown[column] = wide
+    return {**shown, 0: min(_LEAST + spare, 40)}
+
+
+def _row(columns: dict[int, int], cells: Sequence[Piece]) -> Line:
+    """Put cells into their columns."""
     line: Line = []
-    for column in shown:
-        wide = table.widths[column]
-        room = min(left + spare, 40) if wide is None else wide
+    last = max(columns)
+    for column, room in columns.items():
         text = _cut(cells[column].text, room)
-        line.append(Piece(text.ljust(room) if column != shown[-1] else text, cells[column].colour))
-        if column != shown[-1]:
+        line.append(Piece(text if column == last else text.ljust(room), cells[column].colour))
+        if column != last:
             line.append(Piece("  "))
     return line
 

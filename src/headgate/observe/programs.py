@@ -27,19 +27,32 @@ class Program:
         self._rest = b""
         self._number = 0
 
-    def ask(self, ask: str, **more: Any) -> Any:
-        """Ask something and return the answer. `Refused`: the program says no. OSError: it is gone."""
+    def ask(self, ask: str, *, patience: float | None = None, **more: Any) -> Any:
+        """Ask something and return the answer. `Refused`: the program says no. OSError: it is gone.
+
+        TimeoutError: it does not answer within `patience` seconds, or those that it was connected with. It may be asked
+        again; what it answers to the earlier request is passed over.
+        """
         self._number += 1
+        if patience is not None:
+            self._connection.settimeout(patience)
         try:
             until = clock.wall() + (self._connection.gettimeout() or PATIENCE)
             self._connection.sendall(encoded({"id": self._number, "ask": ask, "until": until, **more}))
-            message = decoded(self._line())
+            message = self._answer()
         except (OSError, EOFError, InvalidArgument) as error:
             why = said(error) if isinstance(error, InvalidArgument) else str(error) or "it has ended"
-            raise OSError(f"the program with pid {self.pid} does not answer: {why}") from error
+            kind = TimeoutError if isinstance(error, TimeoutError) else OSError
+            raise kind(f"the program with pid {self.pid} does not answer: {why}") from error
         if "error" in message:
             raise Refused(str(message["error"]))
         return message.get("ok")
+
+    def _answer(self) -> dict[str, Any]:
+        while True:
+            message = decoded(self._line())
+            if message.get("id") in (self._number, None):
+                return message
 
     def _line(self) -> bytes:
         while b"\n" not in self._rest:
