@@ -372,7 +372,7 @@ def test_o10_what_a_stopped_program_was_asked_is_not_done_when_it_goes_on(
         os.waitpid(there, os.WUNTRACED)
         ran = run_here("resize", published.pool.name, "9", "--pid", str(there))
         assert ran.returncode == 1
-        assert "It does not do it later either" in ran.stderr
+        assert "It will not do it later" in ran.stderr
         os.kill(there, signal.SIGCONT)
         monkeypatch.setattr(programs, "PATIENCE", 15.0)
         [seen] = json.loads(run_here("ps", "--json", "--pid", str(there)).stdout)

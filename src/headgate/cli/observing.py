@@ -58,7 +58,7 @@ def ask_one(options: argparse.Namespace, ask: str, **more: Any) -> Any:
         except Refused as error:
             _give_up([f"pid {seen[0].pid}: {error}"])
         except OSError as error:
-            _give_up([f"{error}. It does not do it later either" if ask == "act" else str(error)])
+            _give_up([f"{error}. It will not do it later" if ask == "act" else str(error)])
 
 
 def _having(programs: list[Program], ask: str, more: dict[str, Any]) -> list[Program]:

@@ -169,7 +169,7 @@ class PublishedPrograms:
             raise InvalidArgument("the answer of the program is too long") from error
         except TimeoutError as error:
             raise InvalidArgument(
-                f"the program does not answer within {PATIENCE:g} s. It does not do it later either"
+                f"the program does not answer within {PATIENCE:g} s. It will not do it later"
             ) from error
         except OSError as error:
             raise InvalidArgument(f"the program does not answer: {error}") from error
