@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import HeadgateError, InvalidArgument
+from headgate.observe.listeners import Listener
 from headgate.workers.protocol.addresses import is_loopback
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _AT_ONCE: Final = 128
 class Dashboard:
     """A page that is served until `close`, or until the program ends."""
 
-    def __init__(self, source: Source, listener: socket.socket, token: str, hosts: Iterable[str]) -> None:
+    def __init__(self, source: Source, listener: Listener, token: str, hosts: Iterable[str]) -> None:
         self.token: str = token
         host, port = listener.getsockname()[:2]
         self.port: int = port
@@ -47,7 +48,8 @@ class Dashboard:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # see Listener
+                runner.run(self._serve())
         except BaseException as error:
             if self._started.is_set():
                 log_exception("headgate.dashboard", "the page cannot be served any more")
@@ -95,8 +97,8 @@ class Dashboard:
             self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: close the listener, at which nobody would answer."""
-        self._listener.close()
+        """In a forked child: close what nobody would answer."""
+        self._listener.abandon()
 
     def wait(self) -> None:
         """Return when the page is not served any more."""
@@ -147,13 +149,13 @@ def serve(
     from headgate.dashboard.sources import ThisProgram
 
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        made = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise HeadgateError(
             f"the page cannot be served on {host}:{port}: {error.strerror or error}",
             remedy="Choose another port; 0 is any free one.",
         ) from error
-    os.set_inheritable(listener.fileno(), False)
+    listener = Listener(fileno=made.detach())
     return Dashboard(source or ThisProgram(), listener, chosen, hosts)
 
 

@@ -36,18 +36,21 @@ class Publication:
     def __init__(self) -> None:
         self.path: str
         self._socket, self.path = sockets.listening()
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()  # see Listener
         self._clients: set[asyncio.Task[Any]] = set()
         self._sampler: Sampler | None = None
         self._leaving: asyncio.TimerHandle | None = None
         self._end = asyncio.Event()
         self._started = threading.Event()
+        self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="headgate publish", daemon=True)
         self._thread.start()
         self._started.wait()
 
     def close(self) -> None:
-        """Stop being seen. Twice is fine."""
+        """Stop being seen. Twice is fine. In a forked child it does nothing: the socket is the parent's."""
+        if self._abandoned:
+            return
         sockets.remove(self.path)
         if self._thread.is_alive() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end.set)
@@ -57,8 +60,9 @@ class Publication:
             _published = None
 
     def abandon(self) -> None:
-        """In a forked child: close the socket, which would make the child look like the program."""
-        self._socket.close()
+        """In a forked child: close what would make the child look like the program."""
+        self._abandoned = True
+        self._socket.abandon()
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
@@ -73,7 +77,8 @@ class Publication:
             self._socket.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_unix_server(self._connected, sock=self._socket, limit=LONGEST_REQUEST)
+        # Not start_unix_server, which looks for the path by which the socket was bound: it has another by now.
+        server = await asyncio.start_server(self._connected, sock=self._socket, limit=LONGEST_REQUEST)
         self._started.set()
         await self._end.wait()
         server.close()
