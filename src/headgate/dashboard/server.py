@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import threading
 import weakref
@@ -14,12 +15,13 @@ from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe.listeners import Listener
-from headgate.workers.protocol.addresses import is_loopback
+from headgate.workers.protocol.addresses import is_loopback, is_wildcard
 
 if TYPE_CHECKING:
     from headgate.dashboard.sources import Source
 
-_SHORTEST: Final = 16
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~-]{16,}")
+"""What stands in the fragment of an address and in a header as it is."""
 _CLOSING: Final = 1
 _AT_ONCE: Final = 128
 """Connections that are taken before the first of them is looked at: each is a file of this program."""
@@ -32,10 +34,12 @@ class Dashboard:
         self.token: str = token
         host, port = listener.getsockname()[:2]
         self.port: int = port
+        if is_wildcard(host):  # a browser needs one address of those, and the page answers to names that it knows
+            host = "::1" if ":" in host else "127.0.0.1"
         shown = f"[{host}]" if ":" in host else host
         self.url: str = f"http://{shown}:{port}/#token={token}"
         """The address of the page, with the token in its fragment. Whoever has it can see and act."""
-        self._source, self._listener, self._hosts = source, listener, tuple(hosts)
+        self._source, self._listener, self._hosts = source, listener, (shown, *hosts)
         self._server: Any = None
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -144,8 +148,8 @@ def serve(
             "else can reach this network.",
         )
     chosen = clock.token() if token is None else token.strip()
-    if len(chosen) < _SHORTEST or not chosen.isascii() or not chosen.isprintable() or " " in chosen:
-        raise InvalidArgument(f"token must have at least {_SHORTEST} letters and digits")
+    if not _TOKEN.fullmatch(chosen):
+        raise InvalidArgument("token must have at least 16 characters, and only letters, digits and . _ ~ -")
     from headgate.dashboard.sources import ThisProgram
 
     try:
