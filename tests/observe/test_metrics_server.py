@@ -1,0 +1,56 @@
+"""The metrics server of workers: by which names and addresses it is asked, and what it answers when something fails."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.observe.metrics_server import MetricsServer
+from tests.cli.support import command, environment
+from tests.observe.support import PATIENCE
+
+pytestmark = pytest.mark.integration
+
+
+def status(address: str, port: int, path: str, host: str | None = None) -> int:
+    with closing(http.client.HTTPConnection(address, port, timeout=PATIENCE)) as connection:
+        connection.request("GET", path, headers={} if host is None else {"Host": host})
+        return connection.getresponse().status
+
+
+def test_o30_what_fails_to_answer_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Any:
+        raise ValueError("made to fail")
+
+    with closing(MetricsServer("127.0.0.1", 0, broken, broken)) as server:
+        assert status("127.0.0.1", server.port, "/readyz") == 500
+        assert status("127.0.0.1", server.port, "/metrics") == 500
+        assert status("127.0.0.1", server.port, "/healthz") == 200
+    assert [one.getMessage() for one in caplog.records] == ["answering /readyz failed", "answering /metrics failed"]
+    assert "ValueError: made to fail" in caplog.text
+
+
+def test_o30_a_worker_is_asked_for_metrics_by_names_that_were_allowed_and_over_ipv6(tmp_path: Path) -> None:
+    allowed = ["--metrics-allow-host", "worker-1", "--metrics-allow-host", "Worker-1.example.org"]
+    with subprocess.Popen(
+        command("worker", "--none", "--metrics-port", "0", "--metrics-host", "[::1]", *allowed),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    ) as worker:
+        assert worker.stdout is not None
+        try:
+            port = json.loads(worker.stdout.readline())["metrics_port"]
+            hosts = (None, "worker-1", "worker-1.example.org:9464", "rebound.example")
+            assert [status("::1", port, "/metrics", host) for host in hosts] == [200, 200, 200, 403]
+        finally:
+            worker.terminate()
+            worker.communicate(timeout=PATIENCE)
