@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,21 +288,62 @@ def test_o10_who_watches_gets_looks_and_events(program: Program, published: Publ
             names += [event["name"] for event in json.loads(lines.readline())["events"]]
 
 
-def test_o10_more_clients_than_the_limit_are_turned_away(published: Publication) -> None:
-    connections = [sockets.connected(published.path, PATIENCE) for _ in range(MOST_CLIENTS)]
-    try:
-        for one in connections:
-            assert one is not None
-            one.sendall(encoded({"id": 1, "ask": "hello"}))
-            assert one.recv(10)
-        late = sockets.connected(published.path, PATIENCE)
-        assert late is not None
-        with late:
-            assert late.recv(10) == b""
-    finally:
-        for one in connections:
-            if one is not None:
-                one.close()
+@pytest.fixture
+def full(published: Publication) -> Iterator[list[socket.socket]]:
+    """As many clients as a program takes."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(MOST_CLIENTS):
+            client = sockets.connected(published.path, PATIENCE)
+            assert client is not None
+            clients.append(stack.enter_context(client))
+            client.sendall(encoded({"id": 1, "ask": "hello"}))
+            assert client.recv(10)
+        yield clients
+
+
+def test_o10_more_clients_than_the_limit_are_told_so(program: Program, full: list[socket.socket]) -> None:
+    for _ in range(3):
+        [late] = programs(os.getpid())
+        with late, pytest.raises(Refused, match="32 clients are connected to the program, the most it takes"):
+            late.ask("hello")
+    ran = run_here("show", f"{program.pool.name}/1")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "32 clients are connected" in ran.stderr
+
+    def is_seen() -> bool:
+        [seen] = programs(os.getpid())
+        with seen:
+            try:
+                return bool(seen.ask("hello")["pid"] == os.getpid())
+            except Refused:
+                return False
+
+    full.pop().close()
+    eventually(is_seen)
+
+
+def test_o10_a_client_that_asks_nothing_does_not_stay(published: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(client: socket.socket) -> bytes:
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+    monkeypatch.setattr(publishing, "NEXT_WITHIN", 0.2)
+    asking, watching = (sockets.connected(published.path, PATIENCE) for _ in range(2))
+    assert asking is not None
+    assert watching is not None
+    with asking, watching, watching.makefile("rb") as looks:
+        watching.sendall(encoded({"id": 1, "ask": "watch"}))
+        asking.sendall(encoded({"id": 1, "ask": "hello"}))
+        got = whole(asking)
+        assert b'"pid"' in got
+        assert b"nothing was asked for 0.2 s" in got
+        for _ in range(3):
+            assert b'"id":1' in looks.readline(), "who watches stays"
+    monkeypatch.setattr(publishing, "FIRST_WITHIN", 0.2)
+    late = sockets.connected(published.path, PATIENCE)
+    assert late is not None
+    with late:
+        assert b"nothing was asked for 0.2 s" in whole(late)
 
 
 def test_o10_a_program_that_was_killed_leaves_nothing_that_is_seen(tmp_path: Path) -> None:

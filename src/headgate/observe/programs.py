@@ -32,7 +32,7 @@ class Program:
         self._number += 1
         try:
             until = clock.wall() + (self._connection.gettimeout() or PATIENCE)
-            self._connection.sendall(encoded({"id": self._number, "ask": ask, "until": until, **more}))
+            self._send(encoded({"id": self._number, "ask": ask, "until": until, **more}))
             message = decoded(self._line())
         except (OSError, EOFError, InvalidArgument) as error:
             why = said(error) if isinstance(error, InvalidArgument) else str(error) or "it has ended"
@@ -40,6 +40,12 @@ class Program:
         if "error" in message:
             raise Refused(str(message["error"]))
         return message.get("ok")
+
+    def _send(self, line: bytes) -> None:
+        try:
+            self._connection.sendall(line)
+        except ConnectionError:
+            pass  # it has closed the connection: what it said before, or that it has ended, is read now
 
     def _line(self) -> bytes:
         while b"\n" not in self._rest:
