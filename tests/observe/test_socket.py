@@ -305,11 +305,11 @@ def full(published: Publication) -> Iterator[list[socket.socket]]:
 def test_o10_more_clients_than_the_limit_are_told_so(program: Program, full: list[socket.socket]) -> None:
     for _ in range(3):
         [late] = programs(os.getpid())
-        with late, pytest.raises(Refused, match="32 clients are connected to the program, the most it takes"):
+        with late, pytest.raises(Refused, match="the program has 32 clients, and takes no more"):
             late.ask("hello")
     ran = run_here("show", f"{program.pool.name}/1")
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert "32 clients are connected" in ran.stderr
+    assert "the program has 32 clients" in ran.stderr
 
     def is_seen() -> bool:
         [seen] = programs(os.getpid())
@@ -418,7 +418,7 @@ def test_o10_a_socket_that_cannot_be_made_is_an_error_of_ours(monkeypatch: pytes
 
 
 def test_o10_a_program_that_ends_removes_its_socket() -> None:
-    code = "import headgate.observe as o; from headgate.observe import sockets; o.publish(); print(len(sockets.paths()))"
+    code = "from headgate.observe import publish, sockets; publish(); print(len(sockets.paths()))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert ran.stdout == "1\n"
     assert sockets.paths() == []

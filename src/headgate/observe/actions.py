@@ -77,9 +77,7 @@ async def _story(pool: Any, number: str) -> str:
     return str(story_of(found, clock.wall()))
 
 
-async def on_home(
-    entry: LivePool, work: Callable[[Any], Coroutine[Any, Any, T]], *, changes: bool = False
-) -> T:
+async def on_home(entry: LivePool, work: Callable[[Any], Coroutine[Any, Any, T]], *, changes: bool = False) -> T:
     """Await this on the event loop of a pool; here if it has none, or is at home here.
 
     What only looks is done here too if that loop is not running. What `changes` the pool is refused then.

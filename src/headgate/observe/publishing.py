@@ -99,7 +99,7 @@ class Publication:
             if not sockets.is_ours(peer):
                 return
             if len(self._clients) >= MOST_CLIENTS:
-                writer.write(encoded({"error": f"{MOST_CLIENTS} clients are connected to the program, the most it takes"}))
+                writer.write(encoded({"error": f"the program has {MOST_CLIENTS} clients, and takes no more"}))
                 return
             self._clients.add(task)
             self._hold_sampler()
