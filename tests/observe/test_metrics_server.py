@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
-import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.observe.metrics_server import MetricsServer
-from tests.cli.support import command, environment
+from tests.cli.support import worker
 from tests.observe.support import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -38,19 +36,8 @@ def test_o30_what_fails_to_answer_says_so(caplog: pytest.LogCaptureFixture) -> N
 
 def test_o30_a_worker_is_asked_for_metrics_by_names_that_were_allowed_and_over_ipv6(tmp_path: Path) -> None:
     allowed = ["--metrics-allow-host", "worker-1", "--metrics-allow-host", "Worker-1.example.org"]
-    with subprocess.Popen(
-        command("worker", "--none", "--metrics-port", "0", "--metrics-host", "[::1]", *allowed),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-    ) as worker:
-        assert worker.stdout is not None
-        try:
-            port = json.loads(worker.stdout.readline())["metrics_port"]
-            hosts = (None, "worker-1", "worker-1.example.org:9464", "rebound.example")
-            assert [status("::1", port, "/metrics", host) for host in hosts] == [200, 200, 200, 403]
-        finally:
-            worker.terminate()
-            worker.communicate(timeout=PATIENCE)
+    options = ["--none", "--metrics-port", "0", "--metrics-host", "[::1]", *allowed]
+    with worker(tmp_path, *options) as started:
+        hosts = (None, "worker-1", "worker-1.example.org:9464", "rebound.example")
+        port = started.ready["metrics_port"]
+        assert [status("::1", port, "/metrics", host) for host in hosts] == [200, 200, 200, 403]
