@@ -146,7 +146,11 @@ def register(
     spare = "" if hasattr(pool, "name") else f"{kind}-{next(_numbers)}"
     _live[key] = _Registered(kind, weak, snapshot, spare, view, home, next(_entries))
     while _first:
-        _first.pop()()
+        try:
+            callback = _first.pop()
+        except IndexError:  # another thread has registered a pool, and taken it
+            break
+        callback()
 
 
 def unregister(pool: object) -> None:

@@ -454,6 +454,36 @@ def test_a_process_that_can_open_no_more_files_keeps_its_workers(
 # -- loops, forks, descriptors ----------------------------------------------------------------------------------------
 
 
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@on_linux
+def test_w61a_a_holder_that_cannot_be_made_leaves_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = local_files.Folder.of("unmade")
+    folder.make()
+    opened, others = local_files.held.open, []
+
+    def locked_at_once(path: str, *given: Any) -> int:
+        file = opened(path, *given)
+        others.append(os.open(f"/proc/self/fd/{file}", os.O_RDONLY))
+        fcntl.flock(others[-1], fcntl.LOCK_SH)
+        return file
+
+    with folder.opened() as file:
+        before = open_files()
+        with pytest.raises(FileNotFoundError):
+            local_files.Holder(file, "/nonexistent")
+        with monkeypatch.context() as patch:
+            patch.setattr(local_files.held, "open", locked_at_once)
+            with pytest.raises(BlockingIOError, match=r"\.live was locked by another process"):
+                local_files.Holder(file, folder.base)
+        for other in others:
+            os.close(other)
+        assert (open_files(), os.listdir(folder.path)) == (before, [])
+    folder.tidy(leave=True)
+
+
 def test_several_subscribers_on_several_loops() -> None:
     discovery = LocalDiscovery("space")
     seen, told = threading.Semaphore(0), []

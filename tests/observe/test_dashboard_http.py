@@ -227,6 +227,21 @@ def test_o22_a_header_that_decides_and_comes_twice_decides_nothing(page: Dashboa
         assert answer.status in {"Host": (400, 421), "Origin": (403,), "Authorization": (401,)}[name]
 
 
+@pytest.mark.parametrize(
+    ("host", "printed"),
+    [("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("localhost", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"),
+     ("::1", "[::1]"), ("::", "[::1]")],
+)  # fmt: skip
+def test_o22_the_printed_address_is_answered(host: str, printed: str) -> None:
+    with serve(host=host, insecure=True, token="Only.these_are~good-1") as page:
+        assert page.url == f"http://{printed}:{page.port}/#token=Only.these_are~good-1"
+        for name, status in ((printed, 200), ("0.0.0.0", 421), ("[::]", 421)):
+            connection = http.client.HTTPConnection(printed.strip("[]"), page.port, timeout=PATIENCE)
+            connection.request("GET", "/", headers={"Host": f"{name}:{page.port}"})
+            assert connection.getresponse().status == status
+            connection.close()
+
+
 def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
     guard = Guard("t" * 32, ["Box.example"])
     good = {"host": "box.example:8090", "authorization": "bearer " + "t" * 32, "origin": "http://box.example:8090"}
@@ -245,7 +260,10 @@ def test_o22_tokens_are_compared_whole_and_hosts_are_added_by_name() -> None:
         ({"port": 99999}, "from 0 to 65535"),
         ({"port": "x"}, "from 0 to 65535"),
         ({"token": "short"}, "at least 16"),
-        ({"token": "with a space in it and more"}, "at least 16"),
+        ({"token": "with a space in it and more"}, "only letters, digits and"),
+        ({"token": "abcd&efgh-ijkl-mnop"}, "only letters, digits and"),
+        ({"token": "100%zz-sixteen-chars"}, "only letters, digits and"),
+        ({"token": "sixteen-letters-é"}, "only letters, digits and"),
     ],
 )
 def test_o22_what_is_not_safe_is_refused(options: dict[str, Any], words: str) -> None:

@@ -247,8 +247,10 @@ def test_o23_it_can_be_read_at_both_widths_in_both_themes(page: Browser, width: 
 
 def test_o22_a_wrong_token_is_told_apart_from_a_broken_server(browser: Browser, served: Dashboard) -> None:
     browser.open("about:blank")
-    browser.open(served.url.replace(served.token, "0" * 32))
-    browser.until_text("This link has no valid token")
+    for token in ("0" * 32, "%zz", "100%zz-sixteen-chars", "é"):
+        browser.open("about:blank")  # else only the fragment would change, and nothing be loaded
+        browser.open(served.url.replace(served.token, token))
+        browser.until_text("This link has no valid token")
     browser.complaints()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,37 @@ def test_o32_records_that_cannot_be_formatted_are_lines_all_the_same() -> None:
         "'%d things' (its arguments do not fit)",
         "half a pair \ud83d",
     ]
+
+
+@virtual
+async def test_o32_what_the_caller_gives_stands_in_the_line() -> None:
+    out, given = io.StringIO(), uuid.UUID(int=7)
+    stop = observed.json(out, logger="o32.given")
+
+    def work() -> None:
+        logging.getLogger("o32.given").info("inside", extra={"tenant": "carl"})
+
+    tell = logging.getLogger("o32.given").info
+    tell("tenant", extra={"tenant": "ann"})
+    tell("both", extra={"tenant": {"ann"}, "task_id": given})
+    tell("numbers", extra={"a": float("nan"), "b": float("-inf"), "c": 10**5000, "d": 2**63, "e": 0.5, "f": True})
+    async with TaskPool("o32-given", queue="fair_round_robin") as pool:
+        handle = await pool.submit(work, key="bob")
+        await handle
+    stop()
+
+    def no_json(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    told = [json.loads(line, parse_constant=no_json) for line in out.getvalue().splitlines()]
+    assert [(one.get("task_id"), one.get("tenant")) for one in told] == [
+        (None, "ann"),
+        (str(given), "{'ann'}"),
+        (None, None),
+        (handle.id, "carl"),
+    ]
+    numbers = {name: told[2][name] for name in "abcdef"}
+    assert numbers == {"a": "nan", "b": "-inf", "c": "a int", "d": 2**63, "e": 0.5, "f": True}
 
 
 @pytest.mark.integration

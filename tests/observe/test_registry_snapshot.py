@@ -195,3 +195,16 @@ def test_o01_workers_are_shown_with_their_memory() -> None:
             assert view["workers"][0]["memory"] is None or view["workers"][0]["memory"] > 1_000_000
 
     asyncio.run(main())
+
+
+def test_o01_pools_of_two_threads_may_be_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TakenByAnother(list[Any]):
+        def __bool__(self) -> bool:
+            return True  # as it was before the other thread took what was in it
+
+    called: list[str] = []
+    monkeypatch.setattr(registry, "_first", TakenByAnother())
+    registry.on_first(lambda: called.append("once"))
+    pool = ResourcePool(["value"], name="o01-first")
+    assert called == ["once"]
+    del pool

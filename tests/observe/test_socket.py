@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -12,8 +15,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,6 +26,7 @@ from headgate import registry
 from headgate.observe import actions, publish, publishing, sockets
 from headgate.observe.events import ActionTaken
 from headgate.observe.lines import LONGEST_REQUEST, encoded
+from headgate.observe.listeners import Listener
 from headgate.observe.programs import Program as Connection
 from headgate.observe.programs import Refused, programs
 from headgate.observe.publishing import MOST_CLIENTS, Publication
@@ -283,21 +288,65 @@ def test_o10_who_watches_gets_looks_and_events(program: Program, published: Publ
             names += [event["name"] for event in json.loads(lines.readline())["events"]]
 
 
-def test_o10_more_clients_than_the_limit_are_turned_away(published: Publication) -> None:
-    connections = [sockets.connected(published.path, PATIENCE) for _ in range(MOST_CLIENTS)]
-    try:
-        for one in connections:
-            assert one is not None
-            one.sendall(encoded({"id": 1, "ask": "hello"}))
-            assert one.recv(10)
-        late = sockets.connected(published.path, PATIENCE)
-        assert late is not None
-        with late:
-            assert late.recv(10) == b""
-    finally:
-        for one in connections:
-            if one is not None:
-                one.close()
+@pytest.fixture
+def full(published: Publication) -> Iterator[list[socket.socket]]:
+    """As many clients as a program takes."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(MOST_CLIENTS):
+            client = sockets.connected(published.path, PATIENCE)
+            assert client is not None
+            clients.append(stack.enter_context(client))
+            client.sendall(encoded({"id": 1, "ask": "hello"}))
+            assert client.recv(10)
+        yield clients
+
+
+def test_o10_more_clients_than_the_limit_are_told_so(program: Program, full: list[socket.socket]) -> None:
+    for _ in range(3):
+        [late] = programs(os.getpid())
+        with late, pytest.raises(Refused, match="the program has 32 clients, and takes no more"):
+            late.ask("hello")
+    ran = run_here("show", f"{program.pool.name}/1")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "the program has 32 clients" in ran.stderr
+    assert "the program has 32 clients" in run_here("ps").stderr
+    shown = run_here("top", "--once")
+    assert (shown.returncode, "the program has 32 clients" in shown.stdout) == (1, True)
+
+    def is_seen() -> bool:
+        [seen] = programs(os.getpid())
+        with seen:
+            try:
+                return bool(seen.ask("hello")["pid"] == os.getpid())
+            except Refused:
+                return False
+
+    full.pop().close()
+    eventually(is_seen)
+
+
+def test_o10_a_client_that_asks_nothing_does_not_stay(published: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(client: socket.socket) -> bytes:
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+    monkeypatch.setattr(publishing, "NEXT_WITHIN", 0.2)
+    asking, watching = (sockets.connected(published.path, PATIENCE) for _ in range(2))
+    assert asking is not None
+    assert watching is not None
+    with asking, watching, watching.makefile("rb") as looks:
+        watching.sendall(encoded({"id": 1, "ask": "watch"}))
+        asking.sendall(encoded({"id": 1, "ask": "hello"}))
+        got = whole(asking)
+        assert b'"pid"' in got
+        assert b"nothing was asked for 0.2 s" in got
+        for _ in range(3):
+            assert b'"id":1' in looks.readline(), "who watches stays"
+    monkeypatch.setattr(publishing, "FIRST_WITHIN", 0.2)
+    late = sockets.connected(published.path, PATIENCE)
+    assert late is not None
+    with late:
+        assert b"nothing was asked for 0.2 s" in whole(late)
 
 
 def test_o10_a_program_that_was_killed_leaves_nothing_that_is_seen(tmp_path: Path) -> None:
@@ -324,24 +373,155 @@ def test_o10_a_program_that_was_killed_leaves_nothing_that_is_seen(tmp_path: Pat
     assert sockets.paths() == []
 
 
-def test_o10_a_program_that_ends_removes_its_socket_and_a_fork_is_not_the_program(tmp_path: Path) -> None:
-    code = (
-        "import os, headgate, headgate.observe, time\n"
-        "headgate.observe.publish()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    time.sleep(0.3); os._exit(0)\n"
-        "from headgate.observe import sockets\n"
-        "print(len(sockets.paths()))\n"
-        "headgate.observe.publish().close()\n"
-        "made = sockets.connected(sockets.paths()[0], 1) if sockets.paths() else None\n"
-        "print(made)\n"
-        "os.waitpid(pid, 0)\n"
-        "headgate.observe.publish()\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert ran.stdout.split() == ["1", "None"]
+def test_o10_who_looks_for_programs_takes_no_socket_away_from_one_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+
+    def looking(step: Any) -> Any:
+        def wrapped(*given: Any) -> Any:
+            done = step(*given)
+            looked.append([sockets.connected(path, PATIENCE) for path in sockets.paths()])
+            return done
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "chmod", looking(os.chmod))
+        patch.setattr(Listener, "bind", looking(Listener.bind))
+        publication = publish()
+    try:
+        assert looked == [[], []], "it is not to be seen before it listens"
+        assert sockets.paths() == [publication.path]
+        [seen] = programs()
+        with seen:
+            assert seen.ask("hello")["pid"] == os.getpid()
+    finally:
+        publication.close()
+    assert os.listdir(sockets.folder()) == []
+
+
+def test_o10_a_socket_that_never_became_ready_is_removed_when_it_is_old() -> None:
+    old, young = (Path(sockets.folder(), f"{pid}-0123456789ab.unready") for pid in (1, 2))
+    for one in (old, young):
+        one.touch(mode=0o600)
+    os.utime(old, (0, time.time() - sockets.OLD - 1))
     assert sockets.paths() == []
+    assert os.listdir(sockets.folder()) == [young.name], "its program may be about to listen"
+
+
+def test_o10_a_socket_that_cannot_be_made_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for step in ("chmod", "rename"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, full)
+            with pytest.raises(headgate.HeadgateError, match=r"could not be made at .*: No space.*Set XDG_RUNTIME_DIR"):
+                publish()
+        assert os.listdir(sockets.folder()) == []
+
+
+def test_o10_a_program_that_ends_removes_its_socket() -> None:
+    code = "from headgate.observe import publish, sockets; publish(); print(len(sockets.paths()))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert ran.stdout == "1\n"
+    assert sockets.paths() == []
+
+
+class Forked(NamedTuple):
+    """A program with a socket and a page, which forks when it is told to."""
+
+    process: subprocess.Popen[bytes]
+    path: str
+    port: int
+    token: str
+
+    def fork(self) -> None:
+        """Return when the child runs. It ends with the test, or when the program was killed and its input is closed."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"f")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == b"forked\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+FORKING = """
+import asyncio, os, signal
+import headgate, headgate.dashboard, headgate.observe
+page, published = headgate.dashboard.serve(), headgate.observe.publish()
+print(published.path, page.port, page.token, flush=True)
+os.read(0, 1)
+if os.fork() == 0:
+    pool = headgate.ResourcePool(["k"], name="child")
+    asyncio.run(pool.disable("resource-0"))
+    published.close()
+    page.close()
+    print("forked", flush=True)
+    os.read(0, 1)
+    os._exit(0)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def forking() -> Iterator[Forked]:
+    command = [sys.executable, "-c", FORKING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        path, port, token = process.stdout.readline().decode().split()
+        yield Forked(process, path, int(port), token)
+        process.kill()
+
+
+def test_o10_a_forked_child_is_not_the_program_and_takes_nothing_from_it(forking: Forked) -> None:
+    forking.fork()
+    [seen] = programs()
+    with seen:
+        assert seen.ask("hello")["pid"] == forking.process.pid, "the child has closed only what is its own"
+    with socket.create_connection(("127.0.0.1", forking.port), timeout=PATIENCE):
+        pass
+    forking.kill()
+    assert programs() == [], "the child lives, and is not observed"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", forking.port), timeout=PATIENCE)
+
+
+def test_o10_a_forked_child_keeps_nobody_connected_to_a_program_that_was_killed(forking: Forked) -> None:
+    watching = sockets.connected(forking.path, PATIENCE)
+    assert watching is not None
+    with watching, socket.create_connection(("127.0.0.1", forking.port), timeout=PATIENCE) as browser:
+        watching.sendall(encoded({"id": 1, "ask": "watch"}))
+        head = f"GET /api/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {forking.token}\r\n\r\n"
+        browser.sendall(head.encode())
+        for one in (watching, browser):
+            assert one.recv(1)
+        forking.fork()
+        forking.kill()
+        for one in (watching, browser):
+            for _ in iter(lambda one=one: one.recv(65536), b""):  # type: ignore[misc]
+                pass
+
+
+def test_o10_what_was_let_go_after_a_fork_closes_no_file_that_was_opened_later(runtime: Path) -> None:
+    listener, path = sockets.listening()
+    client = sockets.connected(path, PATIENCE)
+    assert client is not None
+    with client:
+        connection, _ = listener.accept()
+        numbers = {listener.fileno(), connection.fileno()}
+        listener.abandon()
+        assert client.recv(1) == b""
+        files = [os.open(runtime, os.O_RDONLY) for _ in numbers]
+        assert set(files) == numbers
+        connection.close()
+        listener.close()
+        del connection, listener
+        gc.collect()
+        for file in files:
+            os.close(file)
 
 
 @pytest.mark.parametrize("folder", ["headgate", "headgate/programs"])
@@ -417,21 +597,3 @@ def test_o10_what_a_held_loop_was_asked_is_not_done_when_it_is_free(
         free.set()
     program.do(asyncio.sleep(0.05))
     assert program.pool.max_concurrent == 2
-
-
-def test_o10_a_forked_child_is_not_observed_and_does_not_hang() -> None:
-    code = (
-        "import os, headgate, headgate.dashboard, headgate.observe, socket\n"
-        "from headgate import ResourcePool\n"
-        "import asyncio\n"
-        "page = headgate.dashboard.serve(); headgate.observe.publish()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    pool = ResourcePool(['k'], name='child')\n"
-        "    asyncio.run(pool.disable('resource-0'))\n"
-        "    os._exit(7)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-        "page.close()\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert ran.stdout == "7\n"

@@ -1,4 +1,4 @@
-"""`headgate cancel`: see its description below."""
+"""`headgate cancel TASK`: cancels a task of a running program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headgate disable`: see its description below."""
+"""`headgate disable KEY`: keeps a resource from being used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headgate enable`: see its description below."""
+"""`headgate enable KEY`: lets a resource be used again."""
 
 from __future__ import annotations
 

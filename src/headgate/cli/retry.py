@@ -1,4 +1,4 @@
-"""`headgate retry`: see its description below."""
+"""`headgate retry TASK`: runs a failed task of a running program again."""
 
 from __future__ import annotations
 

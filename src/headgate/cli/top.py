@@ -68,13 +68,14 @@ def _once(sources: Sources, options: argparse.Namespace) -> int:
     if sources.look():
         select.select([], [], [], _BETWEEN)
     seen = sources.look()
+    code = int(any("silent" in one for one in seen))
     if options.json:
         print_json(seen)
-        return 0
+        return code
     width = shutil.get_terminal_size(fallback=(200, 0)).columns
     for line in frame(seen, Settings(), width, 10_000, keys=False):
         print(_text(line).rstrip())
-    return 0
+    return code
 
 
 def _live(sources: Sources, terminal: Terminal, every: float) -> int:
@@ -138,8 +139,10 @@ class Sources:
         for path, source in list(self._known.items()):
             try:
                 seen.append(source.look())
-            except (Refused, OSError):  # it has ended
+            except (Refused, OSError) as error:
                 self._known.pop(path).program.close()
+                if isinstance(error, Refused):  # else it has ended
+                    seen.append({**source.last, "silent": 0.0, "why": str(error)})
         return seen
 
     def close(self) -> None:

@@ -171,12 +171,12 @@ def _silent(seen: Sequence[dict[str, Any]], settings: Settings, since: float) ->
             Piece(one_line(one["program"]) or "(never answered)", "bold"),
             Piece(str(one["pid"])),
             Piece(f"{one['silent'] + since:.0f} s", "red"),
-            Piece(one_line(", ".join(view["name"] for view in one["pools"]))),
+            Piece(one_line(one.get("why", "it is stopped, or too busy"))),
         ]
         for one in seen
         if "silent" in one and _fits(settings, one["program"], str(one["pid"]))
     ]
-    return Table("Programs that give no answer", ("program", "pid", "for", "pools"), (None, 8, 8, 40), rows)
+    return Table("Programs that give no answer", ("program", "pid", "for", "why"), (None, 8, 8, 40), rows)
 
 
 def _pools(views: Views, settings: Settings) -> Table:

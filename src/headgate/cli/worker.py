@@ -59,6 +59,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--metrics-port", type=_port, metavar="PORT", help="/metrics, /healthz and /readyz over HTTP; 0: any free port"
     )
     seen.add_argument("--metrics-host", type=name, default="127.0.0.1", metavar="HOST", help="on HOST (127.0.0.1)")
+    seen.add_argument(
+        "--metrics-allow-host", type=name, action="append", default=[], metavar="NAME",
+        help="a host name by which they may be asked for, besides addresses; repeatable",
+    )  # fmt: skip
     ends = parser.add_argument_group("when it ends")
     ends.add_argument("--max-tasks", type=whole(1), metavar="N", help="after N tasks")
     ends.add_argument("--max-memory", type=memory, metavar="M", help="above so much memory: 512M, 2G")
@@ -157,7 +161,11 @@ def _metrics(worker: WorkerProcess, options: argparse.Namespace) -> MetricsServe
     exposition(collector)  # says now if the extra is missing
     try:
         return MetricsServer(
-            options.metrics_host, options.metrics_port, lambda: exposition(collector), lambda: worker.takes_calls
+            options.metrics_host.removeprefix("[").removesuffix("]"),
+            options.metrics_port,
+            lambda: exposition(collector),
+            lambda: worker.takes_calls,
+            *options.metrics_allow_host,
         )
     except OSError as error:
         raise WrongCall(f"--metrics-port {options.metrics_port} cannot be used: {error.strerror or error}") from error

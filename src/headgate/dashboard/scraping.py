@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headgate.dashboard.sources import Seen
 
 KEPT: Final = 300.0
-"""Seconds that a program which ended without a word is shown as down."""
+"""Seconds that a program which was killed is shown as down."""
 MOST_KEPT: Final = 100
 """Such programs, the latest of them."""
 _LONGEST: Final = 100
@@ -125,7 +125,7 @@ def joined(told: Iterable[tuple[Labelled, str | BaseException | None]]) -> bytes
 
 def _reason(why: BaseException | None) -> str:
     if why is None:
-        return "it has ended without a word"
+        return "it was killed"
     return _utf8(said(why)) if isinstance(why, HeadgateError) else type(why).__name__
 
 

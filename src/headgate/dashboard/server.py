@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import threading
 import weakref
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import HeadgateError, InvalidArgument
-from headgate.workers.protocol.addresses import is_loopback
+from headgate.observe.listeners import Listener
+from headgate.workers.protocol.addresses import is_loopback, is_wildcard
 
 if TYPE_CHECKING:
     from headgate.dashboard.sources import Source
 
-_SHORTEST: Final = 16
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~-]{16,}")
+"""What stands in the fragment of an address and in a header as it is."""
 _CLOSING: Final = 1
 _AT_ONCE: Final = 128
 """Connections that are taken before the first of them is looked at: each is a file of this program."""
@@ -27,14 +30,16 @@ _AT_ONCE: Final = 128
 class Dashboard:
     """A page that is served until `close`, or until the program ends."""
 
-    def __init__(self, source: Source, listener: socket.socket, token: str, hosts: Iterable[str]) -> None:
+    def __init__(self, source: Source, listener: Listener, token: str, hosts: Iterable[str]) -> None:
         self.token: str = token
         host, port = listener.getsockname()[:2]
         self.port: int = port
+        if is_wildcard(host):  # a browser needs one address of those, and the page answers to names that it knows
+            host = "::1" if ":" in host else "127.0.0.1"
         shown = f"[{host}]" if ":" in host else host
         self.url: str = f"http://{shown}:{port}/#token={token}"
         """The address of the page, with the token in its fragment. Whoever has it can see and act."""
-        self._source, self._listener, self._hosts = source, listener, tuple(hosts)
+        self._source, self._listener, self._hosts = source, listener, (shown, *hosts)
         self._server: Any = None
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -47,7 +52,8 @@ class Dashboard:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # see Listener
+                runner.run(self._serve())
         except BaseException as error:
             if self._started.is_set():
                 log_exception("headgate.dashboard", "the page cannot be served any more")
@@ -95,8 +101,8 @@ class Dashboard:
             self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: close the listener, at which nobody would answer."""
-        self._listener.close()
+        """In a forked child: close what nobody would answer."""
+        self._listener.abandon()
 
     def wait(self) -> None:
         """Return when the page is not served any more."""
@@ -142,18 +148,18 @@ def serve(
             "else can reach this network.",
         )
     chosen = clock.token() if token is None else token.strip()
-    if len(chosen) < _SHORTEST or not chosen.isascii() or not chosen.isprintable() or " " in chosen:
-        raise InvalidArgument(f"token must have at least {_SHORTEST} letters and digits")
+    if not _TOKEN.fullmatch(chosen):
+        raise InvalidArgument("token must have at least 16 characters, and only letters, digits and . _ ~ -")
     from headgate.dashboard.sources import ThisProgram
 
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        made = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise HeadgateError(
             f"the page cannot be served on {host}:{port}: {error.strerror or error}",
             remedy="Choose another port; 0 is any free one.",
         ) from error
-    os.set_inheritable(listener.fileno(), False)
+    listener = Listener(fileno=made.detach())
     return Dashboard(source or ThisProgram(), listener, chosen, hosts)
 
 

@@ -324,12 +324,18 @@ class Holder:
     def __init__(self, file: int, base: str) -> None:
         self.name: str = f"{clock.token()}.live"
         self._generation = held.generation
-        self._files = [
-            held.open(self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, file),
-            held.open(base, os.O_RDONLY | os.O_DIRECTORY | _OPEN),
-        ]
-        for one, how in zip(self._files, (fcntl.LOCK_EX, fcntl.LOCK_SH), strict=True):
-            _locked(one, how)
+        self._files: list[int] = []
+        try:
+            self._files.append(held.open(self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, file))
+            if not _locked(self._files[0], fcntl.LOCK_EX):
+                raise BlockingIOError(errno.EWOULDBLOCK, f"{self.name} was locked by another process")
+            self._files.append(held.open(base, os.O_RDONLY | os.O_DIRECTORY | _OPEN))
+            _locked(self._files[1], fcntl.LOCK_SH)  # if it fails, old files are being removed now, and this one is new
+        except BaseException:
+            if self._files:
+                remove(file, self.name)
+                self.release()
+            raise
 
     @property
     def is_ours(self) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from headgate import registry
@@ -37,7 +36,7 @@ async def act(action: str, target: str, pool: str = "", origin: str = "program")
     try:
         kinds, work, choose = _known(action)
         entry, subject = choose(kinds, target, pool)
-        done = await on_home(entry, lambda live: work(live, subject))
+        done = await on_home(entry, lambda live: work(live, subject), changes=True)
     except HeadgateError as error:
         _tell(action, pool, target, origin, redact(said(error)))
         raise
@@ -78,32 +77,47 @@ async def _story(pool: Any, number: str) -> str:
     return str(story_of(found, clock.wall()))
 
 
-async def on_home(entry: LivePool, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    """Await this on the event loop of a pool; here if it has none, or is at home here."""
+async def on_home(entry: LivePool, work: Callable[[Any], Coroutine[Any, Any, T]], *, changes: bool = False) -> T:
+    """Await this on the event loop of a pool; here if it has none, or is at home here.
+
+    What only looks is done here too if that loop is not running. What `changes` the pool is refused then.
+    """
     pool, loop = entry.pool, entry.loop
     if pool is None:
         raise InvalidArgument(f"the pool {shown(entry.name)!r} is gone")
-    if loop is None or not loop.is_running() or loop is asyncio.get_running_loop():
+    if loop is None or loop is asyncio.get_running_loop():
         return await work(pool)
+    if not loop.is_running():
+        if changes:
+            raise InvalidArgument(
+                f"the event loop of {shown(entry.name)!r} is not running",
+                remedy="Nothing was done. Try again when the program runs it.",
+            )
+        return await work(pool)
+    return await _on_loop(loop, lambda: work(pool), entry.name)
+
+
+async def _on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
     turns = [work]  # whoever takes it decides: the loop, to do it, or the one who waits, to give up
 
     async def take() -> T:
         if not turns:
             raise asyncio.CancelledError
-        return await turns.pop()(pool)
+        return await turns.pop()()
 
-    future: Future[T] = asyncio.run_coroutine_threadsafe(take(), loop)
+    future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(take(), loop))
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), PATIENCE)
-    except TimeoutError:
-        try:
-            turns.pop()  # which is one step, in whatever thread
-            remedy = "Nothing was done. Something holds it: look at the running tasks."
-        except IndexError:
-            remedy = "It has begun, and may still be done."
-        raise InvalidArgument(
-            f"the event loop of {shown(entry.name)!r} did not answer within {PATIENCE:g} s", remedy=remedy
-        ) from None
+        await asyncio.wait({future}, timeout=PATIENCE)
+        if future.done():  # a TimeoutError of its own is the answer of the work
+            return future.result()
+    finally:
+        future.cancel()
+    try:
+        turns.pop()  # which is one step, in whatever thread
+        remedy = "Nothing was done. Something holds it: look at the running tasks."
+    except IndexError:
+        remedy = "It has begun, and may still be done."
+    raise InvalidArgument(f"the event loop of {shown(name)!r} did not answer within {PATIENCE:g} s", remedy=remedy)
 
 
 def _tell(action: str, pool: str, target: str, origin: str, outcome: str) -> None:
@@ -220,23 +234,24 @@ async def _resize(pool: Any, size: str) -> str:
     if hasattr(pool, "__executor__"):
         pool.resize(int(size))
         return f"{pool.name} runs at most {size} tasks at a time"
-    _begin(pool.resize(int(size)))
+    _begin(pool.resize(int(size)), "resize", pool, size)
     return f"the pool gets {size} workers"
 
 
 async def _drain(pool: Any, _: str) -> str:
-    _begin(pool.close())
+    _begin(pool.close(), "drain", pool, "")
     return f"{pool.name} takes no more tasks, and is closed when those that it has have ended"
 
 
-def _begin(work: Coroutine[Any, Any, None]) -> None:
+def _begin(work: Coroutine[Any, Any, None], action: str, pool: object, target: str) -> None:
     """Begin what takes long, on the loop of the pool. Its failure is in the events."""
+    name = next((one.name for one in registry.pools() if one.pool is pool), "")
 
     async def whole() -> None:
         try:
             await work
         except Exception as error:
-            _tell("resize or drain", "", "", "program", redact(f"{type(error).__name__}: {error}"))
+            _tell(action, name, target, "program", redact(f"{type(error).__name__}: {error}"))
 
     task = asyncio.get_running_loop().create_task(whole())
     _busy.add(task)

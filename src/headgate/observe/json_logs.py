@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
@@ -31,13 +32,17 @@ class TaskFilter(logging.Filter):
         """Add the two attributes, unless the record has them already."""
         task_id, tenant = current()
         given = getattr(record, "task_id", None)
-        if given is None or (task_id is not None and record.name == RESOURCES and not given.startswith(POOL_ID)):
-            # The second: the id of a call of a ResourcePool. Made in the code of a task, the record is the task's.
-            record.task_id = task_id
-            record.tenant = tenant
-        elif getattr(record, "tenant", None) is None:
-            record.tenant = tenant if given == task_id else tenant_of(str(given))
+        if given is None or (task_id is not None and _is_call(record, given)):
+            record.task_id = given = task_id  # a call made in the code of a task is logged as the task
+        if getattr(record, "tenant", None) is None:
+            text = shown(given)
+            record.tenant = tenant if given is None or text == task_id else tenant_of(text)
         return True
+
+
+def _is_call(record: logging.LogRecord, given: object) -> bool:
+    """Is this the id of a call of a ResourcePool?"""
+    return record.name == RESOURCES and not shown(given).startswith(POOL_ID)
 
 
 def current() -> tuple[str | None, str | None]:
@@ -79,8 +84,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": redact(message),
-            "task_id": getattr(record, "task_id", None),
-            "tenant": getattr(record, "tenant", None),
+            "task_id": _plain(getattr(record, "task_id", None)),
+            "tenant": _plain(getattr(record, "tenant", None)),
         }
         if record.exc_info:
             told["exception"] = redact(self.formatException(record.exc_info))
@@ -93,7 +98,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float)):
+    """Return a value that JSON knows. It has no NaN, and its readers have no whole numbers of more than 64 bits."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else shown(value)
+    if value is None or (isinstance(value, int) and value.bit_length() <= 64):
         return value
     return shown(value)
 

@@ -37,22 +37,11 @@ class MetricsServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                if not _is_known(self.headers.get("Host", ""), known):
-                    self._answer(403, b"unknown host\n")
-                elif self.path == "/metrics":
-                    try:
-                        self._answer(200, metrics(), "text/plain; version=0.0.4; charset=utf-8")
-                    except Exception:
-                        log_exception("headgate.observe", "the metrics could not be made")
-                        self._answer(500, b"the metrics could not be made; see the log\n")
-                elif self.path == "/healthz":
-                    self._answer(200, b"ok\n")
-                elif self.path == "/readyz":
-                    self._answer(*((200, b"ready\n") if ready() else (503, b"not ready\n")))
-                else:
-                    self._answer(404, b"only /metrics, /healthz and /readyz are here\n")
-
-            def _answer(self, status: int, body: bytes, kind: str = _TEXT) -> None:
+                try:
+                    status, body, kind = self._answer()
+                except Exception:
+                    log_exception("headgate.observe", "answering %s failed", self.path)
+                    status, body, kind = 500, b"this could not be found out; see the log\n", _TEXT
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
@@ -60,6 +49,17 @@ class MetricsServer:
                 self.send_header("Connection", "close")
                 self.end_headers()
                 self.wfile.write(body)
+
+            def _answer(self) -> tuple[int, bytes, str]:
+                if not _is_known(self.headers.get("Host", ""), known):
+                    return 403, b"unknown host; start the worker with --metrics-allow-host to add it\n", _TEXT
+                if self.path == "/metrics":
+                    return 200, metrics(), "text/plain; version=0.0.4; charset=utf-8"
+                if self.path == "/healthz":
+                    return 200, b"ok\n", _TEXT
+                if self.path == "/readyz":
+                    return (200, b"ready\n", _TEXT) if ready() else (503, b"not ready\n", _TEXT)
+                return 404, b"only /metrics, /healthz and /readyz are here\n", _TEXT
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Nothing: a scrape every few seconds is no news."""
@@ -91,6 +91,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.deadlines: dict[socket.socket, float] = {}
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -77,7 +77,7 @@ def install(tracer_provider: TracerProvider | None = None, *, sample: float = 1.
     return uninstall
 
 
-class _Open:
+class _OpenAttempt:
     """The spans of one attempt that have not ended."""
 
     __slots__ = ("attempt", "context", "lease", "permit")
@@ -104,7 +104,7 @@ class Tracing:
         self._skips = self._drawn()
         unsampled = trace.SpanContext(1, 1, is_remote=False)  # never exported: that it is valid and not sampled counts
         self._dropped = trace.set_span_in_context(trace.NonRecordingSpan(unsampled), context.Context())
-        self._open: dict[TaskRecord, _Open] = {}
+        self._open: dict[TaskRecord, _OpenAttempt] = {}
         self._uses: dict[tuple[str, int], Span] = {}  # of calls that are no task's, by pool and use
         self._calls: dict[str, Span] = {}  # the same, by the id of the call
         self._stops: list[Callable[[], None]] = []
@@ -196,7 +196,7 @@ class Tracing:
             name, kind = f"run {name}", trace.SpanKind.CONSUMER
         ran = {**about, "messaging.operation.type": "process", "headgate.attempt": task.attempt}
         attempt = tracer.start_span(name, inside, kind=kind, attributes=ran, start_time=now)
-        self._open[task] = _Open(context, attempt, lease, task.permit)
+        self._open[task] = _OpenAttempt(context, attempt, lease, task.permit)
         assert task.context is not None, "it has not ended"
         task.context.run(self._set, trace.set_span_in_context(attempt, inside))
 
@@ -205,7 +205,7 @@ class Tracing:
         if known is not None:
             self._close(known, task, None if task.ended is None else task.ended.wall, task.status)
 
-    def _close(self, known: _Open, task: TaskRecord, wall: float | None, status: str) -> None:
+    def _close(self, known: _OpenAttempt, task: TaskRecord, wall: float | None, status: str) -> None:
         span, at = known.attempt, None if wall is None else int(wall * _BILLION)
         span.set_attribute("headgate.task.status", status)
         worker = getattr(known.permit, "worker", None)

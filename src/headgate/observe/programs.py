@@ -38,7 +38,7 @@ class Program:
             self._connection.settimeout(patience)
         try:
             until = clock.wall() + (self._connection.gettimeout() or PATIENCE)
-            self._connection.sendall(encoded({"id": self._number, "ask": ask, "until": until, **more}))
+            self._send(encoded({"id": self._number, "ask": ask, "until": until, **more}))
             message = self._answer()
         except (OSError, EOFError, InvalidArgument) as error:
             why = said(error) if isinstance(error, InvalidArgument) else str(error) or "it has ended"
@@ -53,6 +53,12 @@ class Program:
             message = decoded(self._line())
             if message.get("id") in (self._number, None):
                 return message
+
+    def _send(self, line: bytes) -> None:
+        try:
+            self._connection.sendall(line)
+        except ConnectionError:
+            pass  # it has closed the connection: what it said before, or that it has ended, is read now
 
     def _line(self) -> bytes:
         while b"\n" not in self._rest:

@@ -28,6 +28,10 @@ LINGER: Final = 10.0
 """Seconds that the sampler looks on after the last has gone: who comes again finds what was."""
 SLOWEST: Final = 10.0
 """Seconds that a reader has to take what is written to it."""
+FIRST_WITHIN: Final = 60.0
+"""Seconds that a client has to ask something: a command connects to all programs, and then asks one after the other."""
+NEXT_WITHIN: Final = 300.0
+"""Seconds that a client has to ask again, unless it watches: `headgate top` asks nothing while it is paused."""
 
 
 class Publication:
@@ -36,18 +40,21 @@ class Publication:
     def __init__(self) -> None:
         self.path: str
         self._socket, self.path = sockets.listening()
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()  # see Listener
         self._clients: set[asyncio.Task[Any]] = set()
         self._sampler: Sampler | None = None
-        self._leaving: asyncio.TimerHandle | None = None
+        self._release_timer: asyncio.TimerHandle | None = None
         self._end = asyncio.Event()
         self._started = threading.Event()
+        self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="headgate publish", daemon=True)
         self._thread.start()
         self._started.wait()
 
     def close(self) -> None:
-        """Stop being seen. Twice is fine."""
+        """Stop being seen. Twice is fine. In a forked child it does nothing: the socket is the parent's."""
+        if self._abandoned:
+            return
         sockets.remove(self.path)
         if self._thread.is_alive() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end.set)
@@ -57,8 +64,9 @@ class Publication:
             _published = None
 
     def abandon(self) -> None:
-        """In a forked child: close the socket, which would make the child look like the program."""
-        self._socket.close()
+        """In a forked child: close what would make the child look like the program."""
+        self._abandoned = True
+        self._socket.abandon()
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
@@ -73,25 +81,29 @@ class Publication:
             self._socket.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_unix_server(self._connected, sock=self._socket, limit=LONGEST_REQUEST)
+        # Not start_unix_server, which looks for the path by which the socket was bound: it has another by now.
+        server = await asyncio.start_server(self._connected, sock=self._socket, limit=LONGEST_REQUEST)
         self._started.set()
         await self._end.wait()
         server.close()
         for client in list(self._clients):
             client.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
-        self._rest()
+        self._release_sampler()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "it runs"
         peer: socket.socket = writer.get_extra_info("socket")
         try:
-            if len(self._clients) >= MOST_CLIENTS or not sockets.is_ours(peer):
+            if not sockets.is_ours(peer):
+                return
+            if len(self._clients) >= MOST_CLIENTS:
+                writer.write(encoded({"error": f"the program has {MOST_CLIENTS} clients, and takes no more"}))
                 return
             self._clients.add(task)
-            self._watch()
-            await _Conversation(self, reader, writer).hold()
+            self._hold_sampler()
+            await _Client(self, reader, writer).serve()
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         except Exception:
@@ -99,10 +111,10 @@ class Publication:
         finally:
             self._clients.discard(task)
             if not self._clients and self._sampler is not None and not self._end.is_set():
-                self._leaving = self._loop.call_later(LINGER, self._rest)
-            self._leave(writer)
+                self._release_timer = self._loop.call_later(LINGER, self._release_sampler)
+            self._close_soon(writer)
 
-    def _leave(self, writer: asyncio.StreamWriter) -> None:
+    def _close_soon(self, writer: asyncio.StreamWriter) -> None:
         """Close a connection when what was written has been read, and at the latest after some seconds."""
         writer.close()
         if self._end.is_set():
@@ -110,16 +122,16 @@ class Publication:
         else:
             self._loop.call_later(SLOWEST, writer.transport.abort)
 
-    def _watch(self) -> Sampler:
+    def _hold_sampler(self) -> Sampler:
         """Return the sampler, which looks from now on."""
-        if self._leaving is not None:
-            self._leaving.cancel()
-            self._leaving = None
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+            self._release_timer = None
         if self._sampler is None:
             self._sampler = sampling.acquire()
         return self._sampler
 
-    def _rest(self) -> None:
+    def _release_sampler(self) -> None:
         if self._sampler is not None:
             self._sampler = None
             sampling.release()
@@ -127,30 +139,41 @@ class Publication:
     @property
     def sampler(self) -> Sampler:
         """The sampler, while somebody is connected."""
-        return self._watch()
+        return self._hold_sampler()
 
 
-class _Conversation:
+class _Client:
     """Answers one connection."""
 
     def __init__(self, publication: Publication, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._publication = publication
         self._reader, self._writer = reader, writer
 
-    async def hold(self) -> None:
-        """Answer until the other side goes, or says what makes no sense."""
+    async def serve(self) -> None:
+        """Answer until the other side goes, asks nothing for long, or says what makes no sense."""
+        limit = FIRST_WITHIN
         try:
-            while True:
-                request = decoded(await self._reader.readuntil())
+            while (line := await self._request(limit)) is not None:
+                limit = NEXT_WITHIN
+                request = decoded(line)
                 number = request.get("id")
                 number = number if isinstance(number, int) else None
                 if request.get("ask") == "watch":
-                    await self._watch(number, bool(request.get("tasks")))
+                    await self._send_looks(number, bool(request.get("tasks")))
                 await self._send({"id": number, **await self._told(request)})
         except asyncio.LimitOverrunError:
             await self._send({"error": f"a request may have {LONGEST_REQUEST} bytes"})
         except InvalidArgument as error:
             await self._send({"error": said(error)})
+
+    async def _request(self, limit: float) -> bytes | None:
+        """Return the next line; None: it did not come in time."""
+        try:
+            async with asyncio.timeout(limit):
+                return await self._reader.readuntil()
+        except TimeoutError:
+            await self._send({"error": f"nothing was asked for {limit:g} s, so the program has closed the connection"})
+            return None
 
     async def _told(self, request: dict[str, Any]) -> dict[str, Any]:
         until = request.get("until")
@@ -183,7 +206,7 @@ class _Conversation:
             return await act(*about, "page" if request.get("origin") == "page" else "terminal")
         raise InvalidArgument("ask must be hello, snapshot, rows, story, find, act, metrics or watch")
 
-    async def _watch(self, number: int | None, tasks: bool) -> NoReturn:
+    async def _send_looks(self, number: int | None, tasks: bool) -> NoReturn:
         """Send what is seen, until the other side goes. A slow reader gets the newest and misses what was between."""
         sampler, loop = self._publication.sampler, asyncio.get_running_loop()
         newest: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1)
@@ -197,8 +220,8 @@ class _Conversation:
             loop.call_soon_threadsafe(offer, seen)
 
         await asyncio.to_thread(sampler.look)
-        stop, wants = sampler.listen(tell), _Wish(sampler, tasks)
-        heard = self._heard()
+        stop, wants = sampler.listen(tell), _TasksWanted(sampler, tasks)
+        line = self._next_line()
         offered = asyncio.ensure_future(newest.get())
         try:
             history = {str(one): list(past.points) for one, past in list(sampler.history.items())}
@@ -206,25 +229,25 @@ class _Conversation:
             last = 0
             offer(sampler.latest)
             while True:
-                await asyncio.wait({heard, offered}, return_when=asyncio.FIRST_COMPLETED)
-                if heard.done():
-                    wants.set(bool(decoded(heard.result()).get("tasks")))
-                    heard = self._heard()
+                await asyncio.wait({line, offered}, return_when=asyncio.FIRST_COMPLETED)
+                if line.done():
+                    wants.set(bool(decoded(line.result()).get("tasks")))
+                    line = self._next_line()
                 if offered.done():
                     last, events = sampler.feed.since(last)
                     await self._send({"id": number, "look": offered.result(), "events": events})
                     offered = asyncio.ensure_future(newest.get())
         finally:
-            heard.cancel()
+            line.cancel()
             offered.cancel()
             stop()
             wants.set(False)
 
-    def _heard(self) -> asyncio.Task[bytes]:
+    def _next_line(self) -> asyncio.Task[bytes]:
         """The next line. asyncio would complain of one that failed and that nobody has asked for."""
-        heard = asyncio.ensure_future(self._reader.readuntil())
-        heard.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return heard
+        line = asyncio.ensure_future(self._reader.readuntil())
+        line.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return line
 
     async def _send(self, message: dict[str, Any]) -> None:
         self._writer.write(encoded(message))
@@ -232,7 +255,7 @@ class _Conversation:
             await self._writer.drain()
 
 
-class _Wish:
+class _TasksWanted:
     """Whether one who watches wants to hear of tasks."""
 
     def __init__(self, sampler: Sampler, tasks: bool) -> None:

@@ -2,8 +2,10 @@
 
     <runtime directory>/programs/          0700
       <pid>-<token>.sock                   0600; whoever can connect is this user, or root
+      <pid>-<token>.unready                the same for the moment before it listens; it refuses connections
 
-A socket that refuses connections was left by a program that was killed, and is removed by whoever finds it.
+A socket that refuses connections was left by a program that was killed, and is removed by whoever finds it. So one gets
+its name only when it listens. One that was left without that name is removed when it is old.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from typing import Final
 from headgate.core.clock import clock
 from headgate.discovery.local_files import private_directory, runtime_directory
 from headgate.errors import HeadgateError
+from headgate.observe.listeners import Listener
 
 NAME: Final = re.compile(r"(\d+)-[0-9a-f]{12}\.sock")
+UNREADY: Final = ".unready"
+OLD: Final = 60.0
+"""Seconds after which a socket that is not ready was left by a program that was killed: it takes a millisecond."""
 _LONGEST: Final = 100
 """Bytes of the path of a socket; the system allows 104 to 108."""
 _WAITING: Final = 128
@@ -52,18 +58,25 @@ class ShortPath:
             os.close(self._file)
 
 
-def listening() -> tuple[socket.socket, str]:
-    """Return a socket of this program that listens, and its path."""
+def listening() -> tuple[Listener, str]:
+    """Return a socket of this program that listens, and its path; HeadgateError: it could not be made."""
     path = os.path.join(folder(), f"{os.getpid()}-{clock.token()[:12]}.sock")
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unready = path.removesuffix(".sock") + UNREADY
+    made = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with ShortPath(path) as short:
+        with ShortPath(unready) as short:
             made.bind(short)
-        os.chmod(path, 0o600)  # before it listens: until then nobody can connect
+        os.chmod(unready, 0o600)  # before it listens: until then nobody can connect
         made.listen(_WAITING)
-    except BaseException:
+        os.rename(unready, path)
+    except BaseException as error:
         made.close()
-        remove(path)
+        remove(unready)
+        if isinstance(error, OSError):
+            raise HeadgateError(
+                f"the socket of this program could not be made at {path}: {error.strerror or error}",
+                remedy="Set XDG_RUNTIME_DIR to a directory of yours that can be written to.",
+            ) from error
         raise
     return made, path
 
@@ -87,10 +100,23 @@ def is_ours(peer: socket.socket) -> bool:
 def paths() -> list[str]:
     """Return the sockets that there are, those of dead programs too, oldest process first."""
     try:
-        names = [name for name in os.listdir(folder()) if NAME.fullmatch(name)]
+        there = os.listdir(folder())
     except OSError:
         return []
+    for name in there:
+        if name.endswith(UNREADY):
+            _remove_if_old(os.path.join(folder(), name))
+    names = [name for name in there if NAME.fullmatch(name)]
     return [os.path.join(folder(), name) for name in sorted(names, key=lambda name: int(name.partition("-")[0]))]
+
+
+def _remove_if_old(path: str) -> None:
+    try:
+        is_old = os.lstat(path).st_mtime < clock.wall() - OLD
+    except OSError:  # it is ready, or gone
+        return
+    if is_old:
+        remove(path)
 
 
 def connected(path: str, timeout: float) -> socket.socket | None:

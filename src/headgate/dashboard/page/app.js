@@ -962,9 +962,9 @@ setInterval(() => { if (!state.paused && !document.hidden && shown?.ticks) shown
 
 const token = /(?:^|[#&])token=([^&]+)/.exec(location.hash);
 try {
-  if (token) sessionStorage.setItem("headgate-token", decodeURIComponent(token[1]));
+  if (token) sessionStorage.setItem("headgate-token", token[1]); // as it is: tokens have no character that is escaped
   state.token = sessionStorage.getItem("headgate-token") ?? "";
-} catch { state.token = token ? decodeURIComponent(token[1]) : ""; }
+} catch { state.token = token ? token[1] : ""; }
 if (token) history.replaceState(null, "", location.pathname); // the token is not for screenshots and shared links
 let first = null;
 try { first = localStorage.getItem("headgate-theme"); } catch { /* private windows */ }
