@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.observe.metrics_server import MetricsServer
-from tests.cli.support import worker
+from tests.cli.support import run, worker
 from tests.observe.support import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -41,3 +41,10 @@ def test_o30_a_worker_is_asked_for_metrics_by_names_that_were_allowed_and_over_i
         hosts = (None, "worker-1", "worker-1.example.org:9464", "rebound.example")
         port = started.ready["metrics_port"]
         assert [status("::1", port, "/metrics", host) for host in hosts] == [200, 200, 200, 403]
+
+
+def test_o30_a_port_that_is_in_use_is_a_failure_and_not_a_wrong_call() -> None:
+    with closing(MetricsServer("127.0.0.1", 0, bytes, bool)) as server:
+        ran = run("worker", "--none", "--metrics-port", str(server.port))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"--metrics-port {server.port} cannot be used: " in ran.stderr

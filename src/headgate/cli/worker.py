@@ -168,7 +168,7 @@ def _metrics(worker: WorkerProcess, options: argparse.Namespace) -> MetricsServe
             *options.metrics_allow_host,
         )
     except OSError as error:
-        raise WrongCall(f"--metrics-port {options.metrics_port} cannot be used: {error.strerror or error}") from error
+        raise OSError(f"--metrics-port {options.metrics_port} cannot be used: {error.strerror or error}") from error
 
 
 def _port(text: str) -> int:
