@@ -31,6 +31,8 @@ ROWS: Final = 200
 """Tenants, resources and workers that a look lists of each pool."""
 PATIENCE: Final = 0.3
 """Seconds that a loop has to answer."""
+LONGEST: Final = 1.0
+"""More seconds for a loop that has begun to answer: a look at very many pools, or tasks, takes its time."""
 SHARE: Final = 0.01
 """Of a loop's time that looking may cost."""
 
@@ -99,8 +101,8 @@ class Sampler:
         with self._looking:
             self.feed.refill()
             entries = registry.pools()
-            asked = [(entry, _asked(entry, self._history(entry))) for entry in entries]
-            wait_for([future for _, future in asked], timeout=PATIENCE)
+            asked = [(entry, _asked(entry, self._history(entry).seen)) for entry in entries]
+            _wait(asked)
             now, wall = clock.now(), clock.wall()
             seen = [view for entry, future in asked if (view := self._taken(entry, future, now)) is not None]
             for view in seen:
@@ -122,6 +124,7 @@ class Sampler:
         """Return the view of a pool, with what was counted; if its loop does not answer, the last one."""
         number = entry.number
         if not future.done():
+            future.cancel()  # else the callbacks of many looks would wait for a loop that is held
             since = self._held.setdefault(number, now - PATIENCE)
             last = self._views.get(number) or {"kind": entry.kind, "name": entry.name, "number": number}
             return {**{name: value for name, value in last.items() if name != "point"}, "held": round(now - since, 1)}
@@ -130,8 +133,9 @@ class Sampler:
         if seen.view is None:
             return None
         self._dearest = max(0.5 * self._dearest, seen.cost)
-        if seen.ended is not None:
+        if seen.ended is not None:  # only what is counted was seen: the tasks of a late answer come again
             self._count(self.history[number], seen.ended)
+            self.history[number].seen = seen.ended.total
         view = {**seen.view, "name": shown(seen.view["name"]), "held": None}
         if entry.kind == "workers":
             view["memory"] = sum(one["memory"] or 0 for one in view.get("workers", ()))
@@ -189,14 +193,14 @@ class _Seen:
         self.cost = 0.0
 
 
-def _asked(entry: LivePool, history: PoolHistory) -> Future[_Seen]:
-    """Have a pool looked at, on its event loop if it has one that runs."""
+def _asked(entry: LivePool, counted: int) -> Future[_Seen]:
+    """Have a pool looked at, on its event loop if it has one that runs. `counted`: its tasks that ended before."""
     future: Future[_Seen] = Future()
 
     def look() -> None:
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(_looked(entry, history))
+                future.set_result(_looked(entry, counted))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -211,13 +215,19 @@ def _asked(entry: LivePool, history: PoolHistory) -> Future[_Seen]:
     return future
 
 
-def _looked(entry: LivePool, history: PoolHistory) -> _Seen:
+def _wait(asked: list[tuple[LivePool, Future[_Seen]]]) -> None:
+    """Wait for the loops, and somewhat longer for those that have begun."""
+    wait_for([future for _, future in asked], timeout=PATIENCE)
+    begun = {entry.loop for entry, future in asked if future.done() or future.running()}
+    wait_for([future for entry, future in asked if entry.loop in begun], timeout=LONGEST)
+
+
+def _looked(entry: LivePool, counted: int) -> _Seen:
     began, seen = clock.now(), _Seen()
     seen.view = entry.view(ROWS)
     pool = entry.pool
     if entry.kind == "tasks" and pool is not None and hasattr(pool, "__executor__"):
-        seen.ended = endings(pool.__executor__(), history.seen)
-        history.seen = seen.ended.total
+        seen.ended = endings(pool.__executor__(), counted)
     seen.cost = clock.now() - began
     return seen
 
