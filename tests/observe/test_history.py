@@ -14,8 +14,9 @@ from tests.observe.support import eventually
 
 
 def noted(history: PoolHistory, now: float, completed: int) -> float:
-    rate: Any = history.note({"completed": completed}, now, 1_000_000.0 + now)["done"]
-    return float(rate)
+    point = history.note({"completed": completed}, now, 1_000_000.0 + now)
+    assert point is not None
+    return float(point["done"])
 
 
 def test_o20_a_rate_is_of_the_last_two_seconds() -> None:
@@ -43,6 +44,19 @@ def test_o20_looks_that_follow_each_other_at_once_make_no_peak(soon: float) -> N
     for step in range(10_000):
         assert noted(history, 2.0 + step / 1000, 3) <= 3.0
     assert len(history.points) == POINTS
+
+
+@pytest.mark.parametrize("view", [{"changing": True}, {"broken": "ValueError"}, {"state": "loading"}])
+def test_o20_a_view_without_counters_makes_no_point_and_no_peak(view: dict[str, Any]) -> None:
+    history = PoolHistory("tasks")
+    rates = []
+    for now in range(8):
+        if now == 4:
+            assert history.note(view, now, now) is None
+        else:
+            rates.append(noted(history, now, 100_000))
+    assert rates == [0.0] * 7
+    assert len(history.points) == 7
 
 
 def test_o20_a_loop_that_is_held_makes_no_points(program: Program) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from headgate import TaskPool, registry
-from headgate.observe import sampler
+from headgate import TaskPool, WorkerPool, registry
+from headgate.dashboard import serve
+from headgate.observe import prometheus, rows, sampler
 from headgate.observe.sampler import Sampler
 from tests.observe.conftest import Program
 from tests.observe.support import eventually
@@ -121,3 +124,87 @@ def test_o20_a_look_that_takes_longer_than_a_loop_may_be_silent_is_no_held_loop(
     with shown("tasks", view, busy.loop) as first, shown("resources", view, busy.loop) as second:
         seen = watched.look()
         assert [view_of(seen, one.name).get("rows") for one in (first, second)] == [sampler.ROWS] * 2
+
+
+# -- pools whose view cannot be made -----------------------------------------------------------------------------------
+
+
+def fails(_: object, rows: int) -> dict[str, Any]:
+    raise ValueError("the engine is away")
+
+
+def fails_too(_: object, rows: int) -> dict[str, Any]:
+    raise RuntimeError("the engine is away")
+
+
+@pytest.mark.parametrize(("view", "name"), [(fails, "ValueError"), (fails_too, "RuntimeError")])
+@pytest.mark.parametrize("kind", ["tasks", "resources", "workers"])
+def test_o01_a_pool_that_cannot_be_shown_hides_no_other(
+    kind: str, view: Any, name: str, program: Program, watched: Sampler, caplog: pytest.LogCaptureFixture
+) -> None:
+    with shown(kind, view) as broken:
+        for seen in (registry.snapshot(), watched.look(), watched.look()):
+            assert view_of(seen, broken.name)["broken"] == name
+            assert "point" not in view_of(seen, broken.name)
+            assert view_of(seen, program.pool.name)["active"] == 2
+        text = prometheus.exposition(prometheus.PoolCollector(watched)).decode()
+        assert broken.name not in text
+        assert f'headgate_tasks_active{{pool="{program.pool.name}"}} 2.0' in text
+        number = view_of(watched.latest, broken.name)["number"]
+        asked = {"pool": f"#{number}", "list": "tenants"}
+        assert program.do(rows.rows(asked)) == {"rows": [], "total": 0}
+    assert [one.message for one in caplog.records] == [f"a pool of {kind} cannot be shown"], "once, with its traceback"
+
+
+def test_o01_a_pool_that_changes_all_the_time_is_not_broken(watched: Sampler) -> None:
+    def changes(_: object, rows: int) -> dict[str, Any]:
+        known = dict.fromkeys(range(3))
+        for one in known:
+            del known[one]
+        return {}
+
+    with shown("tasks", changes) as pool:
+        view = view_of(watched.look(), pool.name)
+        assert view["changing"] is True
+        assert not {"broken", "point"} & view.keys()
+
+
+def test_o20_ctrl_c_in_a_look_is_for_the_program(watched: Sampler) -> None:
+    def interrupted(_: object, rows: int) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        with shown("tasks", interrupted, asyncio.get_running_loop()):
+            await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(watched.look))})
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+
+
+def test_o20_a_page_that_cannot_be_opened_lets_go_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Sampler) -> None:
+        raise ValueError("no look")
+
+    monkeypatch.setattr(Sampler, "look", fail)
+    with pytest.raises(ValueError, match="no look"):
+        serve()
+    assert sampler._shared is None
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_o30_workers_that_are_lost_between_two_looks_are_counted() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1) as workers:
+            for lost in range(1, 4):
+                [pid] = [one.pid for one in workers.workers()]
+                os.kill(pid, signal.SIGKILL)
+                while workers._view(10)["losses"] < lost or not workers._view(10)["ready"]:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.02)
+            view = workers._view(0)
+            assert (view["losses"], view["workers"]) == (3, [])
+            assert view["memory"] != 0 or not os.path.exists("/proc"), "counts are of all"
+
+    asyncio.run(main())

@@ -94,7 +94,11 @@ class ThisProgram:
                 pass
 
         self._stop = self._sampler.listen(tell)
-        await asyncio.to_thread(self._sampler.look)
+        try:
+            await asyncio.to_thread(self._sampler.look)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Stop looking."""

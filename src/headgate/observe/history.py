@@ -40,6 +40,13 @@ _LEVELS: Final[dict[str, tuple[str, ...]]] = {
     "resources": ("in_flight", "healthy", "cooling_down", "disabled", "waiting"),
     "workers": ("in_flight", "ready", "blocked", "memory"),
 }
+_COUNTERS: Final = frozenset({"completed", "successes", "losses"})
+"""A counter of each kind of pool. A view has one of them, or none at all."""
+
+
+def has_counters(view: Mapping[str, Any]) -> bool:
+    """Whether a view tells anything: the pool is loaded, it did not change too fast, and looking at it did not fail."""
+    return not _COUNTERS.isdisjoint(view)
 
 
 class Histogram:
@@ -101,8 +108,10 @@ class PoolHistory:
         """How many tasks had ended when somebody looked last."""
         self._sums: deque[tuple[float, dict[str, float]]] = deque()
 
-    def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any]:
-        """Make a point of what a pool shows now; `now` monotonic."""
+    def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any] | None:
+        """Make a point of what a pool shows now; `now` monotonic. None: the view has no counters, and says no rate."""
+        if not has_counters(view):
+            return None
         sums = {name: float(sum(view.get(one, 0) for one in parts)) for name, parts in _RATES[self.kind].items()}
         point: dict[str, Any] = {"t": round(wall, 3)}
         point |= self._rates(sums, now)

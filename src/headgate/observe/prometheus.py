@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headgate.errors import HeadgateError
 from headgate.observe import sampler as sampling
-from headgate.observe.history import NONE, OTHER, TENANTS, Labels
+from headgate.observe.history import NONE, OTHER, TENANTS, Labels, has_counters
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -30,8 +30,6 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ENDS: Final = ("completed", "failed", "rejected", "cancelled", "expired", "stale")
 _STATUSES: Final = ("healthy", "cooling_down", "disabled")
 _STATES: Final = ("starting", "ready", "cooling", "blocked", "lost", "stopping")
-_COUNTED: Final = {"tasks": "active", "resources": "healthy", "workers": "ready"}
-"""For each kind of pool something that a view has which tells anything."""
 _OUTCOMES: Final = ("ok", "exhausted", "error", "cancelled")
 
 
@@ -99,8 +97,8 @@ class PoolCollector:
         seen = self._sampler.look() if _get_running_loop() is None else self._sampler.latest
         names = _unique_names(seen["pools"])
         for view, name in zip(seen["pools"], names, strict=True):
-            if view.get("state") == "loading" or _COUNTED[view["kind"]] not in view:
-                continue  # it changes, or its loop was held when it was first looked at
+            if not has_counters(view):
+                continue
             {"tasks": self._tasks, "resources": self._resources, "workers": _workers}[view["kind"]](
                 families, view, name
             )

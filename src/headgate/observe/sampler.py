@@ -20,7 +20,6 @@ from headgate import registry
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
-from headgate.core.topics import subscribe
 from headgate.observe.feed import Feed
 from headgate.observe.history import PoolHistory
 from headgate.registry import LivePool
@@ -48,22 +47,18 @@ class Sampler:
         """By the number of the pool's entry in the registry."""
         self._dearest = 0.0
         self.latest: dict[str, Any] = self._whole([])
-        self._uids: dict[int, set[str]] = {}  # the workers that were seen lately, by the number of their pool
-        self._losses: dict[int, int] = {}
         self._views: dict[int, dict[str, Any]] = {}
         self._held: dict[int, float] = {}  # since when a loop does not answer
         self._listeners: list[Listener] = []
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
         self._looking = threading.Lock()
-        self._stop_workers: Callable[[], None] | None = None
 
     # -- beginning and ending ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to look."""
         self.feed.start()
-        self._stop_workers = subscribe(self._on_worker, "workers.lifecycle")
         self._thread = threading.Thread(target=self._run, name="headgate observe", daemon=True)
         self._thread.start()
 
@@ -71,8 +66,6 @@ class Sampler:
         """Stop looking, and wait for the thread."""
         self._end.set()
         self.feed.stop()
-        if self._stop_workers is not None:
-            self._stop_workers()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -107,7 +100,8 @@ class Sampler:
             seen = [view for entry, future in asked if (view := self._taken(entry, future, now)) is not None]
             for view in seen:
                 if view["held"] is None:  # else it is the last one, and says nothing of now
-                    view["point"] = self.history[view["number"]].note(view, now, wall)
+                    point = self.history[view["number"]].note(view, now, wall)
+                    view |= {} if point is None else {"point": point}
             self._forget({entry.number for entry in entries})
             self.latest = latest = self._whole(seen)
         for listener in list(self._listeners):
@@ -123,7 +117,7 @@ class Sampler:
     def _taken(self, entry: LivePool, future: Future[_Seen], now: float) -> dict[str, Any] | None:
         """Return the view of a pool, with what was counted; if its loop does not answer, the last one."""
         number = entry.number
-        if not future.done():
+        if not future.done() or future.exception() is not None:  # nothing but Ctrl-C is raised there
             future.cancel()  # else the callbacks of many looks would wait for a loop that is held
             since = self._held.setdefault(number, now - PATIENCE)
             last = self._views.get(number) or {"kind": entry.kind, "name": entry.name, "number": number}
@@ -137,11 +131,6 @@ class Sampler:
             self._count(self.history[number], seen.ended)
             self.history[number].seen = seen.ended.total
         view = {**seen.view, "name": shown(seen.view["name"]), "held": None}
-        if entry.kind == "workers":
-            view["memory"] = sum(one["memory"] or 0 for one in view.get("workers", ()))
-            view["losses"] = self._losses.get(number, 0)
-            before = {one["uid"] for one in self._views.get(number, {}).get("workers", ())}
-            self._uids[number] = before | {one["uid"] for one in view.get("workers", ())}
         self._views[number] = view
         return view
 
@@ -156,15 +145,8 @@ class Sampler:
             told.append((names[partition], status, waited, ran))
         history.count(told, ended.new)
 
-    def _on_worker(self, event: Any) -> None:
-        """Count a worker that was lost, for the pool in which it was seen."""
-        if event.name == "worker_lost":
-            for number, uids in list(self._uids.items()):
-                if event.uid in uids:
-                    self._losses[number] = self._losses.get(number, 0) + 1
-
     def _forget(self, numbers: set[int]) -> None:
-        by_number: tuple[dict[int, Any], ...] = (self.history, self._views, self._held, self._uids, self._losses)
+        by_number: tuple[dict[int, Any], ...] = (self.history, self._views, self._held)
         for known in by_number:
             for number in [number for number in known if number not in numbers]:
                 known.pop(number, None)
@@ -203,6 +185,8 @@ def _asked(entry: LivePool, counted: int) -> Future[_Seen]:
                 future.set_result(_looked(entry, counted))
             except BaseException as error:
                 future.set_exception(error)
+                if not isinstance(error, Exception):  # Ctrl-C is meant for the program, not for who looks at it
+                    raise
 
     loop = entry.loop
     if loop is not None and loop.is_running():
@@ -227,7 +211,10 @@ def _looked(entry: LivePool, counted: int) -> _Seen:
     seen.view = entry.view(ROWS)
     pool = entry.pool
     if entry.kind == "tasks" and pool is not None and hasattr(pool, "__executor__"):
-        seen.ended = endings(pool.__executor__(), counted)
+        try:
+            seen.ended = endings(pool.__executor__(), counted)
+        except RuntimeError:  # it changed while another thread looked at it: the next look counts them
+            pass
     seen.cost = clock.now() - began
     return seen
 
