@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -173,9 +174,13 @@ def test_o20_ctrl_c_in_a_look_is_for_the_program(watched: Sampler) -> None:
     def interrupted(_: object, rows: int) -> dict[str, Any]:
         raise KeyboardInterrupt
 
+    def look() -> None:
+        with suppress(KeyboardInterrupt):
+            watched.look()
+
     async def main() -> None:
         with shown("tasks", interrupted, asyncio.get_running_loop()):
-            await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(watched.look))})
+            await asyncio.to_thread(look)
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
@@ -205,6 +210,6 @@ def test_o30_workers_that_are_lost_between_two_looks_are_counted() -> None:
                     await asyncio.sleep(0.02)
             view = workers._view(0)
             assert (view["losses"], view["workers"]) == (3, [])
-            assert view["memory"] != 0 or not os.path.exists("/proc"), "counts are of all"
+            assert view["memory"] > 0 or sys.platform != "linux", "of all workers, and none is listed"
 
     asyncio.run(main())
