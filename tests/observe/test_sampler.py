@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from headgate import TaskPool, WorkerPool, registry
+from headgate import ResourcePool, TaskPool, WorkerPool, registry, subscribe
+from headgate.core.events import Event
+from headgate.core.topics import topic_named
 from headgate.dashboard import serve
 from headgate.observe import prometheus, rows, sampler
+from headgate.observe.feed import Feed
 from headgate.observe.sampler import Sampler
 from tests.observe.conftest import Program
 from tests.observe.support import eventually
@@ -213,3 +218,110 @@ def test_o30_workers_that_are_lost_between_two_looks_are_counted() -> None:
             assert view["memory"] > 0 or sys.platform != "linux", "of all workers, and none is listed"
 
     asyncio.run(main())
+
+
+# -- destructors and forks ---------------------------------------------------------------------------------------------
+
+
+def test_o20_an_event_of_a_destructor_that_the_collector_runs_while_events_are_read() -> None:
+    class Emits:
+        def __init__(self) -> None:
+            self.me = self  # so that only the collector takes it away
+
+        def __del__(self) -> None:
+            topic_named("resources.health").emit(made)
+
+    made, feed, known = event_of_a_resource(), Feed(), [0]
+    feed.start()
+    before = gc.get_threshold()
+    try:
+        for step in range(500):
+            gc.disable()
+            for _ in range(step % 12 + 1):
+                Emits()
+            gc.set_threshold(step % 25 + 1)
+            gc.enable()
+            last, events = feed.since(known[-1])
+            assert last == max([known[-1], *(event["seq"] for event in events)])
+            known += [event["seq"] for event in events]
+        gc.collect()
+        known += [event["seq"] for event in feed.since(known[-1])[1]]
+        assert known == sorted(set(known))
+        assert known[-1] == feed.counts["resource_disabled"] > 1000
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+        feed.stop()
+
+
+def event_of_a_resource() -> Event:
+    """An event of a quiet topic."""
+    told: list[Event] = []
+    stop = subscribe(told.append, "resources.health")
+    asyncio.run(ResourcePool({"key": "value"}).disable("key"))
+    stop()
+    [event] = told
+    return event
+
+
+FORKS = """
+import asyncio, os, signal, sys, threading, warnings
+from prometheus_client import CollectorRegistry, generate_latest
+from headgate import TaskPool
+from headgate.observe import prometheus, sampler
+
+warnings.simplefilter("ignore")
+begun, free, parents = threading.Event(), threading.Event(), CollectorRegistry()
+uninstall = prometheus.install(parents)
+
+async def main():
+    pool = TaskPool("held")
+    await pool.run(asyncio.sleep, 0)
+    begun.set()
+    free.wait()
+
+program = threading.Thread(target=lambda: asyncio.run(main()))
+program.start()
+begun.wait()
+looking = threading.Thread(target=sampler._shared.look)
+looking.start()
+while not sampler._shared._looking.locked():
+    pass
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    assert b"headgate_observe_look_seconds" in generate_latest(parents)
+    own = sampler.acquire()
+    uninstall()
+    assert (sampler._users, sampler._shared) == (1, own), "what a parent installed is not the child's"
+    sampler.release()
+    sampler.release()
+    assert (sampler._users, sampler._shared) == (0, None)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+free.set()
+looking.join()
+program.join()
+uninstall()
+"""
+
+
+@pytest.mark.integration
+def test_o30_a_child_that_is_forked_during_a_look_has_metrics_and_a_sampler_of_its_own() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("0\n", "")
+
+
+def test_o30_events_of_single_tasks_are_not_counted_also_while_somebody_hears_them(
+    busy: Program, watched: Sampler
+) -> None:
+    async def work() -> None:
+        async with TaskPool("o30-heard") as pool:
+            await pool.run(asyncio.sleep, 0)
+        await ResourcePool({"key": "value"}).disable("key")
+
+    watched.feed.want_tasks(True)
+    watched.look()
+    busy.do(work())
+    assert {"pool_submit", "pool_finish", "resource_disabled"} <= {one["name"] for one in watched.feed.since(0)[1]}
+    assert watched.feed.counts == {"resource_disabled": 1}

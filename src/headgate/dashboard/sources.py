@@ -105,7 +105,7 @@ class ThisProgram:
         if self._stop is not None:
             self._stop()
             self._stop = None
-            await asyncio.to_thread(sampling.release)
+            await asyncio.to_thread(sampling.release, self._sampler)
 
     def want_tasks(self, wanted: bool) -> None:
         """Hear of single tasks too, or not any more."""

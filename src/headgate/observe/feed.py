@@ -30,11 +30,9 @@ class Feed:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        """How many events of each name there were."""
-        self.listener: Callable[[dict[str, Any]], object] | None = None
-        """Is told of each event, in the thread in which it happened."""
+        """How many events of each name there were, of the quiet topics: of tasks not all are heard."""
         self._events: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may run a destructor that emits, in the middle of `since`
         self._number = 0
         self._left = 0
         self._wanted = 0
@@ -55,7 +53,7 @@ class Feed:
 
     def abandon(self) -> None:
         """In a forked child: listen no more. The lock may be held by a thread that is not there."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.stop()
 
     def want_tasks(self, wanted: bool) -> None:
@@ -75,10 +73,11 @@ class Feed:
                 return
             self._stops_busy = [subscribe(self._hear_task, topic) for topic in BUSY]
 
-    def since(self, number: int, most: int = KEPT) -> tuple[int, list[dict[str, Any]]]:
+    def since(self, number: int) -> tuple[int, list[dict[str, Any]]]:
         """Return the number of the last event, and those after `number`, oldest first."""
         with self._lock:
-            return self._number, [event for event in self._events if event["seq"] > number][-most:]
+            kept = list(self._events)  # one operation: an event that comes later, from a destructor too, is not in it
+        return kept[-1]["seq"] if kept else 0, [event for event in kept if event["seq"] > number]
 
     def _leave_tasks(self) -> None:
         with self._lock:
@@ -91,17 +90,18 @@ class Feed:
         if self._left < 0:
             self._leave_tasks()
             return
-        self._hear(event)
+        self._keep(event)
 
     def _hear(self, event: Event) -> None:
+        with self._lock:
+            self.counts[event.name] = self.counts.get(event.name, 0) + 1
+        self._keep(event)
+
+    def _keep(self, event: Event) -> None:
         told = {name: _cut(value) for name, value in event.to_dict().items()}
         with self._lock:
-            self._number += 1
-            told["seq"] = self._number
-            self.counts[event.name] = self.counts.get(event.name, 0) + 1
+            self._number = told["seq"] = self._number + 1
             self._events.append(told)
-        if self.listener is not None:
-            self.listener(told)
 
 
 def _cut(value: object) -> object:

@@ -51,11 +51,12 @@ def install(registry: CollectorRegistry | None = None) -> Callable[[], None]:
     """
     client = prometheus_client()
     chosen = client.REGISTRY if registry is None else registry
-    collector = PoolCollector(sampling.acquire())
+    sampler = sampling.acquire()
+    collector = PoolCollector(sampler)
     try:
         chosen.register(collector)
     except BaseException:
-        sampling.release()
+        sampling.release(sampler)
         raise
     installed = True
 
@@ -64,7 +65,7 @@ def install(registry: CollectorRegistry | None = None) -> Callable[[], None]:
         if installed:
             installed = False
             chosen.unregister(collector)
-            sampling.release()
+            sampling.release(sampler)
 
     return uninstall
 

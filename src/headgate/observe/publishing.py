@@ -121,8 +121,8 @@ class Publication:
 
     def _rest(self) -> None:
         if self._sampler is not None:
-            self._sampler = None
-            sampling.release()
+            sampler, self._sampler = self._sampler, None
+            sampling.release(sampler)
 
     @property
     def sampler(self) -> Sampler:

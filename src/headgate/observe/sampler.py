@@ -70,8 +70,8 @@ class Sampler:
             self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: there is no thread that looks, and nobody to tell."""
-        self._thread = None
+        """In a forked child: there is no thread that looks, also if it had begun to, and nobody to tell."""
+        self._thread, self._looking = None, threading.Lock()
         self.feed.abandon()
         self.stop()
 
@@ -229,7 +229,7 @@ def program_name() -> str:
     return os.path.basename(name) if name not in ("-c", "-") else "python"
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the collector may run a destructor that releases, in the middle of `acquire`
 _shared: Sampler | None = None
 _users = 0
 
@@ -239,16 +239,19 @@ def acquire() -> Sampler:
     global _shared, _users
     with _lock:
         if _shared is None:
-            _shared = Sampler()
-            _shared.start()
+            made = Sampler()
+            made.start()
+            _shared = made
         _users += 1
         return _shared
 
 
-def release() -> None:
-    """Need the sampler no more."""
+def release(sampler: Sampler | None = None) -> None:
+    """Need the sampler no more. One that a forked child has inherited is nobody's there, and is left alone."""
     global _shared, _users
     with _lock:
+        if not _users or sampler not in (None, _shared):
+            return
         _users -= 1
         last, _shared = (_shared, None) if not _users else (None, _shared)
     if last is not None:
@@ -257,7 +260,7 @@ def release() -> None:
 
 def _forked() -> None:
     global _shared, _users, _lock
-    parents, _shared, _users, _lock = _shared, None, 0, threading.Lock()
+    parents, _shared, _users, _lock = _shared, None, 0, threading.RLock()
     if parents is not None:
         parents.abandon()
 
