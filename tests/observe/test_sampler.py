@@ -308,7 +308,7 @@ uninstall()
 
 @pytest.mark.integration
 def test_o30_a_child_that_is_forked_during_a_look_has_metrics_and_a_sampler_of_its_own() -> None:
-    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False, timeout=60)
     assert (ran.stdout, ran.stderr) == ("0\n", "")
 
 

@@ -74,7 +74,7 @@ class Histogram:
 
 
 class Labels:
-    """Which tenants have figures of their own: the first hundred. A label, once given, stays."""
+    """Which tenants, or resources, have figures of their own: the first hundred. A label, once given, stays."""
 
     __slots__ = ("_known", "_most")
 
@@ -83,7 +83,7 @@ class Labels:
         self._most = most
 
     def of(self, name: str | None) -> str:
-        """Return the label of a tenant."""
+        """Return the label of a tenant or a resource."""
         shown = NONE if name is None else name
         if shown in self._known:
             return shown

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
+from headgate.observe.prometheus import CONTENT_TYPE
 
 _TEXT = "text/plain; charset=utf-8"
 WITHIN: Final = 10.0
@@ -41,7 +42,7 @@ class MetricsServer:
                     self._answer(403, b"unknown host\n")
                 elif self.path == "/metrics":
                     try:
-                        self._answer(200, metrics(), "text/plain; version=0.0.4; charset=utf-8")
+                        self._answer(200, metrics(), CONTENT_TYPE)
                     except Exception:
                         log_exception("headgate.observe", "the metrics could not be made")
                         self._answer(500, b"the metrics could not be made; see the log\n")
