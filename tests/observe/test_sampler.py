@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -220,6 +220,98 @@ def test_o30_workers_that_are_lost_between_two_looks_are_counted() -> None:
     asyncio.run(main())
 
 
+# -- what looking costs ------------------------------------------------------------------------------------------------
+
+
+class _Time:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def now(self) -> float:
+        return self.passed
+
+    wall = now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> _Time:
+    time = _Time()
+    monkeypatch.setattr(sampler, "clock", time)
+    return time
+
+
+def test_o24_the_pools_of_a_loop_together_take_a_hundredth_of_its_time(busy: Program, time: _Time) -> None:
+    def view(_: object, rows: int) -> dict[str, Any]:
+        time.passed += 0.001
+        return {}
+
+    looks = 0
+    with ExitStack() as pools:
+        for _ in range(50):
+            pools.enter_context(shown("tasks", view, busy.loop))
+        watched = Sampler()
+        began = time.passed
+        for _ in range(100):
+            watched.look()
+            looks += 1
+            assert watched.latest["cost"] == pytest.approx(0.05)
+            time.passed += watched._pause()
+        assert time.passed - began == pytest.approx(looks * 5.0, rel=0.05)
+
+
+def test_o24_who_asks_often_gets_what_was_seen_last(busy: Program, time: _Time) -> None:
+    looks: list[float] = []
+
+    def view(_: object, rows: int) -> dict[str, Any]:
+        looks.append(time.passed)
+        time.passed += 0.02
+        return {}
+
+    told: list[Any] = []
+    with shown("tasks", view, busy.loop):
+        watched = Sampler()
+        watched.listen(told.append)
+        for _ in range(2000):  # for 100 seconds
+            assert watched.look() is watched.latest
+            time.passed += 0.05
+    assert len(looks) == len(told)
+    assert len(looks) * 0.02 <= 0.01 * time.passed + sampler.AT_ONCE + 0.02
+    assert len(looks) > 50, "and not less than it may"
+    assert watched.latest["pause"] >= 20.0
+
+
+def test_o24_looks_that_cost_little_are_new_for_everybody_who_asks(time: _Time) -> None:
+    looks: list[int] = []
+
+    def view(_: object, rows: int) -> dict[str, Any]:
+        looks.append(rows)
+        time.passed += 0.0001
+        return {}
+
+    with shown("tasks", view):
+        watched = Sampler()
+        for number in range(1, 1001):
+            watched.look()
+            assert len(looks) == number
+            time.passed += 0.02
+
+
+def test_o24_a_destructor_that_asks_in_the_middle_of_a_look_gets_what_was_seen_last() -> None:
+    asked: list[Any] = []
+
+    def view(_: object, rows: int) -> dict[str, Any]:
+        asked.append(watched.look())
+        return {}
+
+    with shown("tasks", view):
+        watched = Sampler()
+        first = watched.latest
+        assert watched.look() is not first
+        assert asked == [first]
+
+
 # -- destructors and forks ---------------------------------------------------------------------------------------------
 
 
@@ -285,7 +377,7 @@ program.start()
 begun.wait()
 looking = threading.Thread(target=sampler._shared.look)
 looking.start()
-while not sampler._shared._looking.locked():
+while not sampler._shared._is_looking:
     pass
 child = os.fork()
 if not child:

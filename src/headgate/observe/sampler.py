@@ -1,9 +1,10 @@
 """`Sampler`: looks at all pools of this process, every second, from a thread of its own.
 
 It is there only while somebody looks on: a page, a terminal or a metrics server. Pools keep what it reads anyway, so
-they pay for a look and not for each task. What belongs to an event loop is read on that loop: a look is one callback,
-and one that takes long makes the next ones rarer, so that looking costs at most a hundredth of the loop's time. A loop
-that does not answer in time is shown as held, with what was seen last.
+they pay for a look and not for each task. What belongs to an event loop is read on that loop, in one callback for each
+pool. What these cost makes the next looks rarer, so that looking costs at most a hundredth of a loop's time, and a
+quarter of a second at once: who asks more often gets what was seen last. A loop that does not answer in time is shown as
+held, with what was seen last.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LONGEST: Final = 1.0
 """More seconds for a loop that has begun to answer: a look at very many pools, or tasks, takes its time."""
 SHARE: Final = 0.01
 """Of a loop's time that looking may cost."""
+AT_ONCE: Final = 0.25
+"""Seconds of a loop that may be owed before looks wait: some people may ask within a second."""
 
 Listener = Callable[[dict[str, Any]], object]
 
@@ -45,14 +48,17 @@ class Sampler:
         self.feed: Feed = Feed()
         self.history: dict[int, PoolHistory] = {}
         """By the number of the pool's entry in the registry."""
-        self._dearest = 0.0
+        self._costs: dict[int, float] = {}  # seconds that were spent since the last look, by the id of the loop
+        self._cost = 0.0  # of the last looks, on the loop that they cost most
+        self._owed, self._owed_at = 0.0, clock.now()  # what looks cost beyond the share, and when that was so
         self.latest: dict[str, Any] = self._whole([])
         self._views: dict[int, dict[str, Any]] = {}
         self._held: dict[int, float] = {}  # since when a loop does not answer
         self._listeners: list[Listener] = []
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
-        self._looking = threading.Lock()
+        self._looking = threading.RLock()
+        self._is_looking = False  # the collector may run a destructor that asks, in the middle of a look
 
     # -- beginning and ending ------------------------------------------------------------------------------------------
 
@@ -71,7 +77,7 @@ class Sampler:
 
     def abandon(self) -> None:
         """In a forked child: there is no thread that looks, also if it had begun to, and nobody to tell."""
-        self._thread, self._looking = None, threading.Lock()
+        self._thread, self._looking, self._is_looking = None, threading.RLock(), False
         self.feed.abandon()
         self.stop()
 
@@ -81,7 +87,7 @@ class Sampler:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def _run(self) -> None:
-        while not self._end.wait(max(PERIOD, self._dearest / SHARE)):
+        while not self._end.wait(self._pause()):
             try:
                 self.look()
             except Exception:
@@ -90,26 +96,53 @@ class Sampler:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def look(self) -> dict[str, Any]:
-        """Look at all pools now, and tell the listeners. From any thread but an event loop's."""
+        """Look at all pools now, and tell the listeners; or return what was seen last, if looks have cost too much.
+
+        From any thread but an event loop's.
+        """
         with self._looking:
-            self.feed.refill()
-            entries = registry.pools()
-            asked = [(entry, _asked(entry, self._history(entry).seen)) for entry in entries]
-            _wait(asked)
-            now, wall = clock.now(), clock.wall()
-            seen = [view for entry, future in asked if (view := self._taken(entry, future, now)) is not None]
-            for view in seen:
-                if view["held"] is None:  # else it is the last one, and says nothing of now
-                    point = self.history[view["number"]].note(view, now, wall)
-                    view |= {} if point is None else {"point": point}
-            self._forget({entry.number for entry in entries})
-            self.latest = latest = self._whole(seen)
+            if self._is_looking or self._owing() > AT_ONCE:
+                return self.latest
+            self._is_looking = True
+            try:
+                self.latest = latest = self._whole(self._seen())
+            finally:
+                self._is_looking = False
         for listener in list(self._listeners):
             try:
                 listener(latest)
             except Exception:
                 log_exception("headgate.observe", "telling what was seen failed")
         return latest
+
+    def _seen(self) -> list[dict[str, Any]]:
+        """Look at all pools, count what has ended, and make a point of each."""
+        self.feed.refill()
+        entries = registry.pools()
+        asked = [(entry, _asked(entry, self._history(entry).seen, self._costs)) for entry in entries]
+        _wait(asked)
+        self._pay()
+        now, wall = clock.now(), clock.wall()
+        seen = [view for entry, future in asked if (view := self._taken(entry, future, now)) is not None]
+        for view in seen:
+            if view["held"] is None:  # else it is the last one, and says nothing of now
+                point = self.history[view["number"]].note(view, now, wall)
+                view |= {} if point is None else {"point": point}
+        self._forget({entry.number for entry in entries})
+        return seen
+
+    def _pay(self) -> None:
+        """Add up what the callbacks cost, also late ones of earlier looks."""
+        spent = max([self._costs.pop(loop, 0.0) for loop in list(self._costs)], default=0.0)
+        self._owed, self._owed_at = self._owing() + spent, clock.now()
+        self._cost = max(0.5 * self._cost, spent)
+
+    def _owing(self) -> float:
+        return max(0.0, self._owed - SHARE * (clock.now() - self._owed_at))
+
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        return max(PERIOD, self._owing() / SHARE)
 
     def _history(self, entry: LivePool) -> PoolHistory:
         return self.history.setdefault(entry.number, PoolHistory(entry.kind))
@@ -126,7 +159,6 @@ class Sampler:
         seen = future.result()
         if seen.view is None:
             return None
-        self._dearest = max(0.5 * self._dearest, seen.cost)
         if seen.ended is not None:  # only what is counted was seen: the tasks of a late answer come again
             self._count(self.history[number], seen.ended)
             self.history[number].seen = seen.ended.total
@@ -159,7 +191,8 @@ class Sampler:
             "program": redact(program_name()),
             "started_at": registry.STARTED_AT,
             "at": clock.wall(),
-            "cost": round(self._dearest, 5),
+            "cost": round(self._cost, 5),
+            "pause": round(self._pause(), 1),
             "pools": pools,
         }
 
@@ -167,28 +200,32 @@ class Sampler:
 class _Seen:
     """What one callback on the loop of a pool has read."""
 
-    __slots__ = ("cost", "ended", "view")
+    __slots__ = ("ended", "view")
 
     def __init__(self) -> None:
         self.view: dict[str, Any] | None = None
         self.ended: Ended | None = None
-        self.cost = 0.0
 
 
-def _asked(entry: LivePool, counted: int) -> Future[_Seen]:
+def _asked(entry: LivePool, counted: int, costs: dict[int, float]) -> Future[_Seen]:
     """Have a pool looked at, on its event loop if it has one that runs. `counted`: its tasks that ended before."""
     future: Future[_Seen] = Future()
+    loop = entry.loop
 
     def look() -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(_looked(entry, counted))
-            except BaseException as error:
-                future.set_exception(error)
-                if not isinstance(error, Exception):  # Ctrl-C is meant for the program, not for who looks at it
-                    raise
+        if not future.set_running_or_notify_cancel():
+            return
+        began = clock.now()
+        try:
+            seen = _looked(entry, counted)
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):  # Ctrl-C is meant for the program, not for who looks at it
+                raise
+        else:
+            costs[id(loop)] = costs.get(id(loop), 0.0) + clock.now() - began
+            future.set_result(seen)
 
-    loop = entry.loop
     if loop is not None and loop.is_running():
         try:
             loop.call_soon_threadsafe(look)
@@ -207,7 +244,7 @@ def _wait(asked: list[tuple[LivePool, Future[_Seen]]]) -> None:
 
 
 def _looked(entry: LivePool, counted: int) -> _Seen:
-    began, seen = clock.now(), _Seen()
+    seen = _Seen()
     seen.view = entry.view(ROWS)
     pool = entry.pool
     if entry.kind == "tasks" and pool is not None and hasattr(pool, "__executor__"):
@@ -215,7 +252,6 @@ def _looked(entry: LivePool, counted: int) -> _Seen:
             seen.ended = endings(pool.__executor__(), counted)
         except RuntimeError:  # it changed while another thread looked at it: the next look counts them
             pass
-    seen.cost = clock.now() - began
     return seen
 
 

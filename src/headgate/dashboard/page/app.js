@@ -822,7 +822,7 @@ function trouble() {
   if (one.ended) return ["ended", "ended", null, `${titleOf(one.look)} has ended. ${was}${running().length ? " Choose another program to go on." : ""}`];
   if (now - state.heard > 1000 * QUIET) return ["silent", "no answer", (now - state.heard) / 1000, `The dashboard gives no answer. ${was}`];
   const quiet = (now - one.heard) / 1000;
-  if (quiet > Math.max(1, 100 * one.look.cost) + LATE) return ["silent", "no answer", quiet, `${titleOf(one.look)} gives no answer: it may be stopped, or too busy. ${was}`];
+  if (quiet > one.look.pause + LATE) return ["silent", "no answer", quiet, `${titleOf(one.look)} gives no answer: it may be stopped, or too busy. ${was}`];
   const held = one.look.pools.filter((view) => view.kind === "tasks").map((view) => view.held);
   if (held.length && Math.min(...held.map(Number)) > LATE) return ["silent", "loop held", Math.max(...held), `The event loop of ${titleOf(one.look)} gives no answer: some task computes without an await. Its pools are shown as they were.`];
   return null;
