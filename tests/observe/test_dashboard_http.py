@@ -316,6 +316,7 @@ def test_o20_a_program_that_talks_nonsense_or_dies_in_the_middle_is_survived(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(sources, "RESCAN", 0.05)
+    monkeypatch.setattr(sources, "AGAIN", 0.05)
     name, source = f"{os.getpid()}-{'0' * 12}.sock", PublishedPrograms()
     with socket.socket(socket.AF_UNIX) as listener, serve(source=source) as page, ThreadPoolExecutor(1) as pool:
         with sockets.ShortPath(f"{sockets.folder()}/{name}") as short:
@@ -336,7 +337,37 @@ def test_o20_a_program_that_talks_nonsense_or_dies_in_the_middle_is_survived(
                 acted.recv(1000)  # and then it dies, in the middle of the action
             assert asked.result(PATIENCE).json == {"error": "the program has ended before it answered"}
     gc.collect()
-    assert caplog.records == []
+    assert [one.getMessage() for one in caplog.records] == [
+        f"the program with pid {os.getpid()} is not shown: its answer cannot be read: a line is no JSON"
+    ], "once"
+
+
+def test_o20_a_program_whose_answer_is_too_long_is_told_of_once_and_asked_again_later(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(sources, "RESCAN", 0.01)
+    monkeypatch.setattr(sources, "AGAIN", 1.0)
+    tried: list[str] = []
+
+    async def counted(name: str) -> Any:
+        tried.append(name)
+        return await connected(name)
+
+    connected = sources._connected
+    monkeypatch.setattr(sources, "_connected", counted)
+    monkeypatch.setattr(sources, "LONGEST_ANSWER", 1000)
+    source, published = PublishedPrograms(), publish()
+    try:
+        with serve(source=source):
+            eventually(lambda: caplog.records)
+            monkeypatch.setattr(sources, "LONGEST_ANSWER", 2**20)
+            eventually(lambda: source.programs)
+            assert len(tried) < 10, "not each time that programs are looked for"
+    finally:
+        published.close()
+    [record] = caplog.records
+    assert "is longer than 1000 bytes: the program has too many pools" in record.getMessage()
 
 
 def test_o20_a_directory_that_is_open_to_others_for_a_while_blinds_the_page_only_so_long(

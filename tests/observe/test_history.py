@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 
 from headgate.observe import sampler
-from headgate.observe.history import POINTS, PoolHistory
+from headgate.observe.history import PLOTTED, POINTS, PoolHistory, sent
 from tests.observe.conftest import Program
 from tests.observe.support import eventually
 
@@ -57,6 +58,21 @@ def test_o20_a_view_without_counters_makes_no_point_and_no_peak(view: dict[str, 
             rates.append(noted(history, now, 100_000))
     assert rates == [0.0] * 7
     assert len(history.points) == 7
+
+
+@pytest.mark.parametrize("pools", [1, 10, 500])
+def test_o20_what_is_sent_of_the_past_has_a_limit_for_all_pools_together(pools: int) -> None:
+    histories = {number: PoolHistory("tasks") for number in range(pools)}
+    tenants = {f"tenant {one} {'x' * 180}": [one, 0.5] for one in range(PLOTTED)}
+    for history in histories.values():
+        history.points.extend([{"t": now, "tenants": tenants} for now in range(POINTS)])
+    past = sent(histories, 2_000_000)
+    assert past.keys() == {str(number) for number in histories}
+    assert len(json.dumps(past)) < 2_500_000
+    assert {len(points) for points in past.values()} == {min(POINTS, len(past["0"]))}
+    assert [points[-1]["t"] for points in past.values()] == [POINTS - 1] * pools
+    assert len(past["0"]) == POINTS or len(json.dumps(past)) > 1_000_000, "no less than there is room for"
+    assert sent({1: PoolHistory("tasks")}) == {"1": []}
 
 
 def test_o20_a_loop_that_is_held_makes_no_points(program: Program) -> None:

@@ -7,6 +7,7 @@ bounded.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,8 @@ from typing import Any, Final
 
 POINTS: Final = 300
 """Points that are kept of each pool."""
+SENT: Final = 4 * 1024 * 1024
+"""Characters of points that who begins to watch is sent at once: a quarter of what an answer may have."""
 WINDOW: Final = 2.5
 """Seconds over which a rate is taken at most: two looks, so that a number can be read."""
 SHORTEST: Final = 0.5
@@ -150,6 +153,14 @@ class PoolHistory:
                 self.waits.add(waited, times)
             if ran is not None:
                 self.runs.add(ran, times)
+
+
+def sent(histories: Mapping[int, PoolHistory], most: int = SENT) -> dict[str, list[dict[str, Any]]]:
+    """Return the last points of each pool, by its number: as many of each as fit into about `most` characters."""
+    points = {str(number): list(history.points) for number, history in list(histories.items())}
+    of_one_look = sum(len(json.dumps(past[-1])) for past in points.values() if past)
+    kept = max(1, most // max(1, of_one_look))
+    return {number: past[-kept:] for number, past in points.items()}
 
 
 def worst(rows: Iterable[Mapping[str, Any]], field: str) -> float:

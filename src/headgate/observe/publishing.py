@@ -19,6 +19,7 @@ from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
 from headgate.observe.actions import act, find, story
+from headgate.observe.history import sent
 from headgate.observe.lines import LONGEST_REQUEST, decoded, encoded, said, text_of
 from headgate.observe.rows import rows
 from headgate.observe.sampler import Sampler
@@ -201,8 +202,7 @@ class _Conversation:
         heard = self._heard()
         offered = asyncio.ensure_future(newest.get())
         try:
-            history = {str(one): list(past.points) for one, past in list(sampler.history.items())}
-            await self._send({"id": number, "ok": {"history": history}})
+            await self._send({"id": number, "ok": {"history": sent(sampler.history)}})
             last = 0
             offer(sampler.latest)
             while True:

@@ -3,8 +3,8 @@
 It is there only while somebody looks on: a page, a terminal or a metrics server. Pools keep what it reads anyway, so
 they pay for a look and not for each task. What belongs to an event loop is read on that loop, in one callback for each
 pool. What these cost makes the next looks rarer, so that looking costs at most a hundredth of a loop's time, and a
-quarter of a second at once: who asks more often gets what was seen last. A loop that does not answer in time is shown as
-held, with what was seen last.
+quarter of a second at once: who asks more often gets what was seen last. A loop that does not answer in time is shown
+as held, with what was seen last.
 """
 
 from __future__ import annotations
