@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.observe import sampler
-from headgate.observe.history import PLOTTED, POINTS, PoolHistory, sent
+from headgate.observe.history import PLOTTED, POINTS, PoolHistory, recent_points
 from tests.observe.conftest import Program
 from tests.observe.support import eventually
 
@@ -66,13 +66,13 @@ def test_o20_what_is_sent_of_the_past_has_a_limit_for_all_pools_together(pools: 
     tenants = {f"tenant {one} {'x' * 180}": [one, 0.5] for one in range(PLOTTED)}
     for history in histories.values():
         history.points.extend([{"t": now, "tenants": tenants} for now in range(POINTS)])
-    past = sent(histories, 2_000_000)
+    past = recent_points(histories, 2_000_000)
     assert past.keys() == {str(number) for number in histories}
     assert len(json.dumps(past)) < 2_500_000
     assert {len(points) for points in past.values()} == {min(POINTS, len(past["0"]))}
     assert [points[-1]["t"] for points in past.values()] == [POINTS - 1] * pools
     assert len(past["0"]) == POINTS or len(json.dumps(past)) > 1_000_000, "no less than there is room for"
-    assert sent({1: PoolHistory("tasks")}) == {"1": []}
+    assert recent_points({1: PoolHistory("tasks")}) == {"1": []}
 
 
 def test_o20_a_loop_that_is_held_makes_no_points(program: Program) -> None:

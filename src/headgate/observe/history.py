@@ -155,7 +155,7 @@ class PoolHistory:
                 self.runs.add(ran, times)
 
 
-def sent(histories: Mapping[int, PoolHistory], most: int = SENT) -> dict[str, list[dict[str, Any]]]:
+def recent_points(histories: Mapping[int, PoolHistory], most: int = SENT) -> dict[str, list[dict[str, Any]]]:
     """Return the last points of each pool, by its number: as many of each as fit into about `most` characters."""
     points = {str(number): list(history.points) for number, history in list(histories.items())}
     of_one_look = sum(len(json.dumps(past[-1])) for past in points.values() if past)

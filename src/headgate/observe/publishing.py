@@ -19,7 +19,7 @@ from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
 from headgate.observe.actions import act, find, story
-from headgate.observe.history import sent
+from headgate.observe.history import recent_points
 from headgate.observe.lines import LONGEST_REQUEST, decoded, encoded, said, text_of
 from headgate.observe.rows import rows
 from headgate.observe.sampler import Sampler
@@ -202,7 +202,7 @@ class _Conversation:
         heard = self._heard()
         offered = asyncio.ensure_future(newest.get())
         try:
-            await self._send({"id": number, "ok": {"history": sent(sampler.history)}})
+            await self._send({"id": number, "ok": {"history": recent_points(sampler.history)}})
             last = 0
             offer(sampler.latest)
             while True:

@@ -36,7 +36,7 @@ LONGEST: Final = 1.0
 SHARE: Final = 0.01
 """Of a loop's time that looking may cost."""
 AT_ONCE: Final = 0.25
-"""Seconds of a loop that may be owed before looks wait: some people may ask within a second."""
+"""Seconds that looks may cost a loop beyond its share before they wait: several people may ask within a second."""
 
 Listener = Callable[[dict[str, Any]], object]
 
@@ -50,8 +50,8 @@ class Sampler:
         """By the number of the pool's entry in the registry."""
         self._costs: dict[int, float] = {}  # seconds that were spent since the last look, by the id of the loop
         self._cost = 0.0  # of the last looks, on the loop that they cost most
-        self._owed, self._owed_at = 0.0, clock.now()  # what looks cost beyond the share, and when that was so
-        self.latest: dict[str, Any] = self._whole([])
+        self._excess, self._excess_at = 0.0, clock.now()  # what looks cost beyond the share, and when that was so
+        self.latest: dict[str, Any] = self._snapshot([])
         self._views: dict[int, dict[str, Any]] = {}
         self._held: dict[int, float] = {}  # since when a loop does not answer
         self._listeners: list[Listener] = []
@@ -101,11 +101,11 @@ class Sampler:
         From any thread but an event loop's.
         """
         with self._looking:
-            if self._is_looking or self._owing() > AT_ONCE:
+            if self._is_looking or self._excess_now() > AT_ONCE:
                 return self.latest
             self._is_looking = True
             try:
-                self.latest = latest = self._whole(self._seen())
+                self.latest = latest = self._snapshot(self._look_at_all())
             finally:
                 self._is_looking = False
         for listener in list(self._listeners):
@@ -115,39 +115,39 @@ class Sampler:
                 log_exception("headgate.observe", "telling what was seen failed")
         return latest
 
-    def _seen(self) -> list[dict[str, Any]]:
+    def _look_at_all(self) -> list[dict[str, Any]]:
         """Look at all pools, count what has ended, and make a point of each."""
-        self.feed.refill()
+        self.feed.renew_budget()
         entries = registry.pools()
-        asked = [(entry, _asked(entry, self._history(entry).seen, self._costs)) for entry in entries]
+        asked = [(entry, _begin_look(entry, self._history(entry).seen, self._costs)) for entry in entries]
         _wait(asked)
-        self._pay()
+        self._add_costs()
         now, wall = clock.now(), clock.wall()
-        seen = [view for entry, future in asked if (view := self._taken(entry, future, now)) is not None]
+        seen = [view for entry, future in asked if (view := self._view_of(entry, future, now)) is not None]
         for view in seen:
             if view["held"] is None:  # else it is the last one, and says nothing of now
                 point = self.history[view["number"]].note(view, now, wall)
                 view |= {} if point is None else {"point": point}
-        self._forget({entry.number for entry in entries})
+        self._drop_gone({entry.number for entry in entries})
         return seen
 
-    def _pay(self) -> None:
+    def _add_costs(self) -> None:
         """Add up what the callbacks cost, also late ones of earlier looks."""
         spent = max([self._costs.pop(loop, 0.0) for loop in list(self._costs)], default=0.0)
-        self._owed, self._owed_at = self._owing() + spent, clock.now()
+        self._excess, self._excess_at = self._excess_now() + spent, clock.now()
         self._cost = max(0.5 * self._cost, spent)
 
-    def _owing(self) -> float:
-        return max(0.0, self._owed - SHARE * (clock.now() - self._owed_at))
+    def _excess_now(self) -> float:
+        return max(0.0, self._excess - SHARE * (clock.now() - self._excess_at))
 
     def _pause(self) -> float:
         """Seconds until the next look."""
-        return max(PERIOD, self._owing() / SHARE)
+        return max(PERIOD, self._excess_now() / SHARE)
 
     def _history(self, entry: LivePool) -> PoolHistory:
         return self.history.setdefault(entry.number, PoolHistory(entry.kind))
 
-    def _taken(self, entry: LivePool, future: Future[_Seen], now: float) -> dict[str, Any] | None:
+    def _view_of(self, entry: LivePool, future: Future[_Seen], now: float) -> dict[str, Any] | None:
         """Return the view of a pool, with what was counted; if its loop does not answer, the last one."""
         number = entry.number
         if not future.done() or future.exception() is not None:  # nothing but Ctrl-C is raised there
@@ -177,13 +177,13 @@ class Sampler:
             told.append((names[partition], status, waited, ran))
         history.count(told, ended.new)
 
-    def _forget(self, numbers: set[int]) -> None:
+    def _drop_gone(self, numbers: set[int]) -> None:
         by_number: tuple[dict[int, Any], ...] = (self.history, self._views, self._held)
         for known in by_number:
             for number in [number for number in known if number not in numbers]:
                 known.pop(number, None)
 
-    def _whole(self, pools: list[dict[str, Any]]) -> dict[str, Any]:
+    def _snapshot(self, pools: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "schema": registry.SCHEMA,
             "version": __version__,
@@ -207,7 +207,7 @@ class _Seen:
         self.ended: Ended | None = None
 
 
-def _asked(entry: LivePool, counted: int, costs: dict[int, float]) -> Future[_Seen]:
+def _begin_look(entry: LivePool, counted: int, costs: dict[int, float]) -> Future[_Seen]:
     """Have a pool looked at, on its event loop if it has one that runs. `counted`: its tasks that ended before."""
     future: Future[_Seen] = Future()
     loop = entry.loop
@@ -217,7 +217,7 @@ def _asked(entry: LivePool, counted: int, costs: dict[int, float]) -> Future[_Se
             return
         began = clock.now()
         try:
-            seen = _looked(entry, counted)
+            seen = _read(entry, counted)
         except BaseException as error:
             future.set_exception(error)
             if not isinstance(error, Exception):  # Ctrl-C is meant for the program, not for who looks at it
@@ -243,7 +243,7 @@ def _wait(asked: list[tuple[LivePool, Future[_Seen]]]) -> None:
     wait_for([future for entry, future in asked if entry.loop in begun], timeout=LONGEST)
 
 
-def _looked(entry: LivePool, counted: int) -> _Seen:
+def _read(entry: LivePool, counted: int) -> _Seen:
     seen = _Seen()
     seen.view = entry.view(ROWS)
     pool = entry.pool
