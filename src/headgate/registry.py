@@ -113,9 +113,9 @@ class LivePool:
                 return {**about, **self._entry.view(pool, rows)}
             except RuntimeError as error:  # perhaps it changed while another thread looked at it
                 if "during iteration" not in str(error):
-                    return {**about, "broken": self._entry.broken(error)}
+                    return {**about, "broken": self._entry.broken(self.name, error)}
             except Exception as error:  # a view runs code of others: engines, discoveries, names of tenants
-                return {**about, "broken": self._entry.broken(error)}
+                return {**about, "broken": self._entry.broken(self.name, error)}
         return {**about, "changing": True}
 
 
@@ -129,11 +129,11 @@ class _Registered(NamedTuple):
     number: int
     logged: list[str]  # what kept the pool from being looked at, once it was logged
 
-    def broken(self, error: Exception) -> str:
+    def broken(self, name: str, error: Exception) -> str:
         """Return what is shown of an error of `view`, and log the first one of this pool."""
         if not self.logged:
             self.logged.append(type(error).__name__)
-            log_exception("headgate.registry", "a pool of %s cannot be shown", self.kind)
+            log_exception("headgate.registry", "the pool %.100r of %s cannot be shown", name, self.kind)
         return type(error).__name__[:_WIDEST]
 
 

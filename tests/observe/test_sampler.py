@@ -159,7 +159,9 @@ def test_o01_a_pool_that_cannot_be_shown_hides_no_other(
         number = view_of(watched.latest, broken.name)["number"]
         asked = {"pool": f"#{number}", "list": "tenants"}
         assert program.do(rows.rows(asked)) == {"rows": [], "total": 0}
-    assert [one.message for one in caplog.records] == [f"a pool of {kind} cannot be shown"], "once, with its traceback"
+    assert [one.message for one in caplog.records] == [f"the pool 'a pool of {kind}' of {kind} cannot be shown"], (
+        "once, with its traceback"
+    )
 
 
 def test_o01_a_pool_that_changes_all_the_time_is_not_broken(watched: Sampler) -> None:

@@ -150,7 +150,7 @@ class Sampler:
     def _view_of(self, entry: LivePool, future: Future[_Seen], now: float) -> dict[str, Any] | None:
         """Return the view of a pool, with what was counted; if its loop does not answer, the last one."""
         number = entry.number
-        if not future.done() or future.exception() is not None:  # nothing but Ctrl-C is raised there
+        if not future.done() or future.exception() is not None:
             future.cancel()  # else the callbacks of many looks would wait for a loop that is held
             since = self._held.setdefault(number, now - PATIENCE)
             last = self._views.get(number) or {"kind": entry.kind, "name": entry.name, "number": number}
@@ -222,6 +222,7 @@ def _begin_look(entry: LivePool, counted: int, costs: dict[int, float]) -> Futur
             future.set_exception(error)
             if not isinstance(error, Exception):  # Ctrl-C is meant for the program, not for who looks at it
                 raise
+            log_exception("headgate.observe", "looking at a pool failed")
         else:
             costs[id(loop)] = costs.get(id(loop), 0.0) + clock.now() - began
             future.set_result(seen)

@@ -221,7 +221,7 @@ function sorted(rows, by) {
 const current = () => programs.get(state.program);
 const views = (kind) => (current()?.look.pools ?? []).filter((view) => view.kind === kind);
 const COUNTERS = { tasks: "active", resources: "healthy", workers: "ready" };
-const usable = (view) => COUNTERS[view.kind] in view; // else it is loaded, or held from the first look on, or broken
+const usable = (view) => COUNTERS[view.kind] in view; // else it is being loaded, or held from the first look on, or broken
 const since = () => (state.paused ? 0 : ((current()?.ended || performance.now()) - (current()?.received ?? 0)) / 1000);
 const points = (view) => current()?.history.get(String(view.number)) ?? [];
 
