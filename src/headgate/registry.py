@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Typ
 
 from headgate._version import __version__
 from headgate.core.clock import clock
+from headgate.core.redaction import log_exception
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,6 +37,7 @@ STARTED_AT: Final = clock.wall()
 """When this process began to use pools, in Unix seconds."""
 _ROWS: Final = 1000
 _TRIES: Final = 5
+_WIDEST: Final = 100
 
 P = TypeVar("P")
 
@@ -98,7 +100,9 @@ class LivePool:
     def view(self, rows: int = _ROWS) -> dict[str, Any] | None:
         """Return the state of the pool as values that JSON knows, with at most so many rows in each list.
 
-        None: the pool is gone. The lists of a TaskPool are exact only on its own event loop.
+        None: the pool is gone. The lists of a TaskPool are exact only on its own event loop. A view that could not be
+        made has no counters: "changing" if the pool changed too fast for another thread, else "broken" with the type of
+        the error.
         """
         pool = self._entry.pool()
         if pool is None or self._entry.view is None:
@@ -107,8 +111,11 @@ class LivePool:
         for _ in range(_TRIES):
             try:
                 return {**about, **self._entry.view(pool, rows)}
-            except RuntimeError:  # it changed while another thread looked at it
-                continue
+            except RuntimeError as error:  # perhaps it changed while another thread looked at it
+                if "during iteration" not in str(error):
+                    return {**about, "broken": self._entry.broken(self.name, error)}
+            except Exception as error:  # a view runs code of others: engines, discoveries, names of tenants
+                return {**about, "broken": self._entry.broken(self.name, error)}
         return {**about, "changing": True}
 
 
@@ -120,6 +127,14 @@ class _Registered(NamedTuple):
     view: Callable[[Any, int], Mapping[str, Any]] | None
     home: Callable[[Any], asyncio.AbstractEventLoop | None] | None
     number: int
+    logged: list[str]  # what kept the pool from being looked at, once it was logged
+
+    def broken(self, name: str, error: Exception) -> str:
+        """Return what is shown of an error of `view`, and log the first one of this pool."""
+        if not self.logged:
+            self.logged.append(type(error).__name__)
+            log_exception("headgate.registry", "the pool %.100r of %s cannot be shown", name, self.kind)
+        return type(error).__name__[:_WIDEST]
 
 
 _live: dict[int, _Registered] = {}  # by the id of the pool, oldest first
@@ -144,7 +159,7 @@ def register(
     key, forget = id(pool), _live.pop
     weak = weakref.ref(pool, lambda _: forget(key, None))
     spare = "" if hasattr(pool, "name") else f"{kind}-{next(_numbers)}"
-    _live[key] = _Registered(kind, weak, snapshot, spare, view, home, next(_entries))
+    _live[key] = _Registered(kind, weak, snapshot, spare, view, home, next(_entries), [])
     while _first:
         try:
             callback = _first.pop()

@@ -50,7 +50,7 @@ def look(turn: int) -> dict[str, Any]:
     workers |= {**states, "in_flight": 500, "ready": 100, "memory": 9e8, "held": None}
     workers |= {"workers": [worker(n, turn) for n in range(50)]}
     workers["point"] = {"t": at, "lost": 0.0, "in_flight": 500, "ready": 100, "blocked": 0, "memory": 9e8}
-    about = {"schema": 1, "version": "1", "pid": 1, "program": "big.py", "started_at": at, "at": at, "cost": 0.0}
+    about = {"schema": 1, "version": "1", "pid": 1, "program": "big.py", "started_at": at, "at": at, "pause": 1.0}
     return {**about, "pools": [tasks, keys, workers]}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headgate import DisableResource, Quota, Resource, ResourcePool, TaskPool
+from headgate import DisableResource, Quota, Resource, ResourcePool, TaskPool, registry
 from headgate.dashboard import Dashboard, serve
 from headgate.testing import no_leaks
 from tests.cli.support import command, environment
@@ -178,6 +178,27 @@ def test_o20_a_spent_quota_is_shown_with_what_is_left_and_when_it_opens(page: Br
     assert "0 requests, 3.0k tokens" in row, row
     assert "2.0k requests" in page.run(f"return {ROW}.innerText", "other")
     assert not page.run(f"return {left}.hidden")
+
+
+def test_o20_a_pool_that_cannot_be_shown_has_a_sentence_and_hides_no_other(page: Browser) -> None:
+    class Pool:
+        name = "a pool that cannot be shown"
+
+    def fails(pool: Pool, rows: int) -> dict[str, Any]:
+        raise ValueError("the engine is away")
+
+    pool = Pool()
+    registry.register(pool, "workers", lambda pool: None, view=fails)
+    try:
+        page.until_text("Looking at it fails with ValueError. The log of the program says more.")
+        assert "cannot be shown" in page.run(f"return {ROW}.innerText", pool.name)
+        assert "undefined" not in page.run("return document.querySelector('#main').innerText")
+        page.press("4")
+        page.until_text("This program has no WorkerPool that can be shown now.")
+        page.press("1")
+        page.until_text("calls seen")
+    finally:
+        registry.unregister(pool)
 
 
 def test_o21_resize_asks_for_a_number_and_events_tell_of_it(page: Browser, program: Program) -> None:

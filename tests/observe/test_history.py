@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 
 from headgate.observe import sampler
-from headgate.observe.history import POINTS, PoolHistory
+from headgate.observe.history import PLOTTED, POINTS, PoolHistory, recent_points
 from tests.observe.conftest import Program
 from tests.observe.support import eventually
 
 
 def noted(history: PoolHistory, now: float, completed: int) -> float:
-    rate: Any = history.note({"completed": completed}, now, 1_000_000.0 + now)["done"]
-    return float(rate)
+    point = history.note({"completed": completed}, now, 1_000_000.0 + now)
+    assert point is not None
+    return float(point["done"])
 
 
 def test_o20_a_rate_is_of_the_last_two_seconds() -> None:
@@ -43,6 +45,34 @@ def test_o20_looks_that_follow_each_other_at_once_make_no_peak(soon: float) -> N
     for step in range(10_000):
         assert noted(history, 2.0 + step / 1000, 3) <= 3.0
     assert len(history.points) == POINTS
+
+
+@pytest.mark.parametrize("view", [{"changing": True}, {"broken": "ValueError"}, {"state": "loading"}])
+def test_o20_a_view_without_counters_makes_no_point_and_no_peak(view: dict[str, Any]) -> None:
+    history = PoolHistory("tasks")
+    rates = []
+    for now in range(8):
+        if now == 4:
+            assert history.note(view, now, now) is None
+        else:
+            rates.append(noted(history, now, 100_000))
+    assert rates == [0.0] * 7
+    assert len(history.points) == 7
+
+
+@pytest.mark.parametrize("pools", [1, 10, 500])
+def test_o20_what_is_sent_of_the_past_has_a_limit_for_all_pools_together(pools: int) -> None:
+    histories = {number: PoolHistory("tasks") for number in range(pools)}
+    tenants = {f"tenant {one} {'x' * 180}": [one, 0.5] for one in range(PLOTTED)}
+    for history in histories.values():
+        history.points.extend([{"t": now, "tenants": tenants} for now in range(POINTS)])
+    past = recent_points(histories, 2_000_000)
+    assert past.keys() == {str(number) for number in histories}
+    assert len(json.dumps(past)) < 2_500_000
+    assert {len(points) for points in past.values()} == {min(POINTS, len(past["0"]))}
+    assert [points[-1]["t"] for points in past.values()] == [POINTS - 1] * pools
+    assert len(past["0"]) == POINTS or len(json.dumps(past)) > 1_000_000, "no less than there is room for"
+    assert recent_points({1: PoolHistory("tasks")}) == {"1": []}
 
 
 def test_o20_a_loop_that_is_held_makes_no_points(program: Program) -> None:

@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import headgate
 from headgate import ResourcePool, TaskPool, WorkerPool
 from headgate.dashboard.scraping import KEPT, Labelled, joined
+from headgate.dashboard.sources import ThisProgram
 from headgate.observe import prometheus, sampler
 from headgate.observe.history import BUCKETS, Histogram, Labels, PoolHistory
 from headgate.observe.metrics_server import MetricsServer
@@ -97,6 +99,55 @@ def test_o30_tenants_above_a_hundred_are_folded() -> None:
     assert (labels.of(None), labels.of("a")) == ("(none)", "a")
     history.count([("t5", "failed", None, None)], 1)
     assert history.ended["t5", "failed"] == 1, "a label, once given, stays"
+
+
+def test_o30_labels_stay_below_a_hundred_and_one_whoever_is_listed_and_nothing_is_left_out() -> None:
+    async def main() -> None:
+        keys = ResourcePool({f"key-{number:03}": f"value-{number:03}" for number in range(300)}, name="o30-keys")
+        source = ThisProgram()
+        pool = TaskPool("o30-tenants", max_concurrent=1)
+        for number in range(900):
+            pool.submit_nowait(asyncio.sleep, 60, key=f"t{number % 300}")
+        await source.open(lambda: None)
+        labels: dict[str, set[str]] = {"tenant": set(), "resource": set()}
+        try:
+            async with AsyncExitStack() as uses:
+                for number in range(250):
+                    await uses.enter_async_context(keys.lease(exclude=[f"key-{number:03}"]))
+                for first in range(0, 300, 50):  # those that are out of order are listed first
+                    for number in range(first, first + 50):
+                        await keys.disable(f"key-{number:03}")
+                    seen = samples(await source.ask("here", {"ask": "metrics"}))
+                    queued = labelled(seen, "headgate_tenant_queued", "tenant", pool.name)
+                    flights = labelled(seen, "headgate_resource_in_flight", "resource", keys.name)
+                    assert sum(queued.values()) == value(seen, "headgate_tasks_queued", pool=pool.name) == 899
+                    assert sum(flights.values()) == keys.stats().in_flight == 250
+                    labels["tenant"] |= queued.keys()
+                    labels["resource"] |= flights.keys()
+                    for number in range(first, first + 50):
+                        await keys.enable(f"key-{number:03}")
+        finally:
+            await source.close()
+            await pool.close(cancel=True)
+        for known in labels.values():
+            assert len(known) == 101
+            assert "(other)" in known
+
+    asyncio.run(main())
+
+
+def labelled(seen: Samples, name: str, label: str, pool: str) -> dict[str, float]:
+    """The values of a metric of a pool, by one of its labels."""
+    of_pool = ((dict(has), number) for (known, has), number in seen.items() if known == name)
+    return {labels[label]: number for labels, number in of_pool if labels["pool"] == pool}
+
+
+def test_o30_a_tenant_that_is_called_as_all_others_is_counted_with_them() -> None:
+    view: dict[str, Any] = {"kind": "tasks", "queued": 3, "tenant_count": 2}
+    view["tenants"] = [{"tenant": name, "queued": 1, "lag": 2.0} for name in ("(other)", "ann")]
+    assert prometheus._folded(view, Labels()) == ({"ann": 1, "(other)": 2}, {"(other)": 2.0, "ann": 2.0})
+    view |= {"queued": 2, "tenants": [{"tenant": name, "queued": 1, "lag": 2.0} for name in ("ann", None)]}
+    assert prometheus._folded(view, Labels())[0] == {"ann": 1, "(none)": 1}, "there are no others"
 
 
 def test_o30_when_more_ended_than_a_pool_remembers_those_it_knows_stand_for_all() -> None:

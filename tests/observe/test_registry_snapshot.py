@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headgate import Quota, Resource, ResourcePool, TaskPool, WorkerPool, registry
-from headgate.tasks.runtime.view import find_task
+from headgate.tasks.runtime.view import endings, find_task
 from headgate.testing import virtual
 
 SECRET = "sk-planted-5f6e7d8c"
@@ -74,6 +74,17 @@ async def _ended(pool: TaskPool, body: Any) -> None:
         await (await pool.submit(body))
     except ValueError:
         pass
+
+
+@virtual
+@pytest.mark.parametrize(("ended", "listed"), [(1000, 1000), (1999, 1000), (2001, 667)])
+async def test_o30_a_look_reads_at_most_a_thousand_tasks_that_have_ended(ended: int, listed: int) -> None:
+    async with TaskPool("o30-ended", max_concurrent=100) as pool:
+        for _ in range(ended):
+            await pool.submit(asyncio.sleep, 0)
+        await pool.drain()
+        seen = endings(pool.__executor__(), 0)
+        assert (seen.total, seen.new, len(seen.tasks)) == (ended, ended, listed)
 
 
 @virtual

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import pytest
 
 import headgate
-from headgate import registry
 from headgate.observe import actions, publish, publishing, sockets
 from headgate.observe.events import ActionTaken
 from headgate.observe.lines import LONGEST_REQUEST, encoded
@@ -30,6 +29,7 @@ from headgate.observe.listeners import Listener
 from headgate.observe.programs import Program as Connection
 from headgate.observe.programs import Refused, programs
 from headgate.observe.publishing import MOST_CLIENTS, Publication
+from headgate.observe.sampler import Sampler
 from tests.cli.support import run_here
 from tests.observe.conftest import Program
 from tests.observe.support import PATIENCE, SECRET, eventually
@@ -255,20 +255,13 @@ def test_o10_who_reads_nothing_is_left(published: Publication, monkeypatch: pyte
 def test_o10_a_program_that_fails_to_answer_says_so(
     program: Program, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Strange:
-        name = "strange"
-
-    strange = Strange()
-
-    def broken(pool: Strange, rows: int) -> Any:
+    def broken(_: Sampler) -> Any:
         raise ZeroDivisionError("made to fail")
 
-    registry.register(strange, "resources", lambda pool: None, view=broken)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sampler, "look", broken)
         with pytest.raises(Refused, match="something went wrong in the program"):
             connection.ask("snapshot")
-    finally:
-        registry.unregister(strange)
     assert "made to fail" in caplog.text
     assert connection.ask("hello")["pid"] == os.getpid(), "the connection goes on"
 

@@ -24,6 +24,7 @@ from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe.actions import ACTIONS_KNOWN
 from headgate.observe.history import POINTS
 from headgate.observe.lines import said
+from headgate.observe.prometheus import CONTENT_TYPE
 
 ROWS: Final = 50
 """Rows of each list that are sent by themselves; the page asks for more."""
@@ -39,7 +40,6 @@ BODY_WITHIN: Final = 10.0
 """Seconds that a client has to send the body of a request."""
 SCRAPED_WITHIN: Final = 1.5
 """Seconds that programs have to give their metrics, all at the same time."""
-_METRICS: Final = "text/plain; version=0.0.4"
 _TYPES: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _LISTS: Final = ("tenants", "resources", "workers")
 
@@ -205,7 +205,7 @@ class Answers:
         """What Prometheus scrapes: of this program as it is, of several with a label for each."""
         labels, programs = self._hub.labels, self._hub.source.programs
         if labels is None:
-            return PlainTextResponse(await self._metrics_of(ThisProgram.ID), media_type=_METRICS)
+            return PlainTextResponse(await self._metrics_of(ThisProgram.ID), media_type=CONTENT_TYPE)
         labels.note(programs)
         shown = labels.given()
         texts = await asyncio.gather(*(self._metrics_of(one.id) for one in shown), return_exceptions=True)
@@ -213,7 +213,7 @@ class Answers:
         pairs = [
             (one, text if one.gone is None else None) for one, text in zip(shown, texts, strict=True) if one in there
         ]
-        return PlainTextResponse(await asyncio.to_thread(joined, pairs), media_type=_METRICS)
+        return PlainTextResponse(await asyncio.to_thread(joined, pairs), media_type=CONTENT_TYPE)
 
     async def _metrics_of(self, program: str) -> str:
         """The metrics of one program. One that is stopped must not keep the others out of a scrape."""

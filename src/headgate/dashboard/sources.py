@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from headgate.core.clock import clock
+from headgate.core.redaction import redact
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
 from headgate.observe.actions import act, story
 from headgate.observe.feed import KEPT
 from headgate.observe.history import POINTS
-from headgate.observe.lines import LONGEST_ANSWER, decoded, encoded
+from headgate.observe.lines import LONGEST_ANSWER, decoded, encoded, said
 from headgate.observe.rows import rows
 
 RESCAN: Final = 1.0
 PATIENCE: Final = 15.0
+_WIDEST: Final = 300
+AGAIN: Final = 30.0
+"""Seconds after which a program whose answers cannot be read is asked again."""
 
 
 class Seen:
@@ -94,14 +99,18 @@ class ThisProgram:
                 pass
 
         self._stop = self._sampler.listen(tell)
-        await asyncio.to_thread(self._sampler.look)
+        try:
+            await asyncio.to_thread(self._sampler.look)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Stop looking."""
         if self._stop is not None:
             self._stop()
             self._stop = None
-            await asyncio.to_thread(sampling.release)
+            await asyncio.to_thread(sampling.release, self._sampler)
 
     def want_tasks(self, wanted: bool) -> None:
         """Hear of single tasks too, or not any more."""
@@ -129,6 +138,7 @@ class PublishedPrograms:
         self.programs: dict[str, Seen] = {}
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._unreadable: dict[str, float] = {}  # when programs whose answers cannot be read are asked again
         self._tasks = 0
         self._scan: asyncio.Task[None] | None = None
 
@@ -187,9 +197,10 @@ class PublishedPrograms:
                 pass
 
     def _look_for_new(self) -> None:
-        for path in sockets.paths():
-            name = path.rpartition("/")[2]
-            if name not in self._watched:
+        names = [path.rpartition("/")[2] for path in sockets.paths()]
+        self._unreadable = {name: again for name, again in self._unreadable.items() if name in names}
+        for name in names:
+            if name not in self._watched and self._unreadable.get(name, 0.0) <= clock.now():
                 task = self._watched[name] = asyncio.ensure_future(self._watch(name))
                 task.add_done_callback(lambda _, name=name: self._watched.pop(name, None))  # type: ignore[misc]
 
@@ -201,7 +212,7 @@ class PublishedPrograms:
             if isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
                 sockets.remove(f"{sockets.folder()}/{name}")
             return
-        seen = Seen(name)
+        seen, known = Seen(name), self._unreadable.get(name)
         try:
             writer.write(encoded({"id": 1, "ask": "watch", "tasks": bool(self._tasks)}))
             first = decoded(await reader.readuntil())
@@ -213,13 +224,27 @@ class PublishedPrograms:
                 seen.add(message["look"], message["events"])
                 self.programs[name] = seen
                 self._changed()
-        except (OSError, EOFError, asyncio.LimitOverrunError, InvalidArgument, LookupError, TypeError, AttributeError):
-            pass  # it has ended, or speaks another version, or nonsense
+        except (OSError, EOFError):
+            pass  # it has ended
+        except (asyncio.LimitOverrunError, InvalidArgument, LookupError, TypeError, AttributeError) as error:
+            self._unreadable[name] = clock.now() + AGAIN  # it has too much to say, or speaks another version
+            if known is None:
+                _say_unreadable(name, error)
         finally:
             writer.close()
             self._writers.pop(name, None)
             if self.programs.pop(name, None) is not None:
                 self._changed()
+
+
+def _say_unreadable(name: str, error: Exception) -> None:
+    why = said(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, asyncio.LimitOverrunError):
+        why = f"it is longer than {LONGEST_ANSWER} bytes: the program has too many pools"
+    pid = name.partition("-")[0]
+    logging.getLogger("headgate.dashboard").warning(
+        "the program with pid %s is not shown: its answer cannot be read: %s", pid, redact(why)[:_WIDEST]
+    )
 
 
 async def _connected(name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -7,6 +7,7 @@ bounded.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,8 @@ from typing import Any, Final
 
 POINTS: Final = 300
 """Points that are kept of each pool."""
+SENT: Final = 4 * 1024 * 1024
+"""Characters of points that who begins to watch is sent at once: a quarter of what an answer may have."""
 WINDOW: Final = 2.5
 """Seconds over which a rate is taken at most: two looks, so that a number can be read."""
 SHORTEST: Final = 0.5
@@ -40,6 +43,13 @@ _LEVELS: Final[dict[str, tuple[str, ...]]] = {
     "resources": ("in_flight", "healthy", "cooling_down", "disabled", "waiting"),
     "workers": ("in_flight", "ready", "blocked", "memory"),
 }
+_COUNTERS: Final = frozenset({"completed", "successes", "losses"})
+"""A counter of each kind of pool. A view has one of them, or none at all."""
+
+
+def has_counters(view: Mapping[str, Any]) -> bool:
+    """Whether a view tells anything: the pool is loaded, it did not change too fast, and looking at it did not fail."""
+    return not _COUNTERS.isdisjoint(view)
 
 
 class Histogram:
@@ -67,7 +77,7 @@ class Histogram:
 
 
 class Labels:
-    """Which tenants have figures of their own: the first hundred. A label, once given, stays."""
+    """Which tenants, or resources, have figures of their own: the first hundred. A label, once given, stays."""
 
     __slots__ = ("_known", "_most")
 
@@ -76,7 +86,7 @@ class Labels:
         self._most = most
 
     def of(self, name: str | None) -> str:
-        """Return the label of a tenant."""
+        """Return the label of a tenant or a resource."""
         shown = NONE if name is None else name
         if shown in self._known:
             return shown
@@ -101,8 +111,10 @@ class PoolHistory:
         """How many tasks had ended when somebody looked last."""
         self._sums: deque[tuple[float, dict[str, float]]] = deque()
 
-    def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any]:
-        """Make a point of what a pool shows now; `now` monotonic."""
+    def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any] | None:
+        """Make a point of what a pool shows now; `now` monotonic. None: the view has no counters, and says no rate."""
+        if not has_counters(view):
+            return None
         sums = {name: float(sum(view.get(one, 0) for one in parts)) for name, parts in _RATES[self.kind].items()}
         point: dict[str, Any] = {"t": round(wall, 3)}
         point |= self._rates(sums, now)
@@ -141,6 +153,14 @@ class PoolHistory:
                 self.waits.add(waited, times)
             if ran is not None:
                 self.runs.add(ran, times)
+
+
+def recent_points(histories: Mapping[int, PoolHistory], most: int = SENT) -> dict[str, list[dict[str, Any]]]:
+    """Return the last points of each pool, by its number: as many of each as fit into about `most` characters."""
+    points = {str(number): list(history.points) for number, history in list(histories.items())}
+    of_one_look = sum(len(json.dumps(past[-1])) for past in points.values() if past)
+    kept = max(1, most // max(1, of_one_look))
+    return {number: past[-kept:] for number, past in points.items()}
 
 
 def worst(rows: Iterable[Mapping[str, Any]], field: str) -> float:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
+from headgate.observe.prometheus import CONTENT_TYPE
 
 _TEXT = "text/plain; charset=utf-8"
 WITHIN: Final = 10.0
@@ -54,7 +55,7 @@ class MetricsServer:
                 if not _is_known(self.headers.get("Host", ""), known):
                     return 403, b"unknown host; start the worker with --metrics-allow-host to add it\n", _TEXT
                 if self.path == "/metrics":
-                    return 200, metrics(), "text/plain; version=0.0.4; charset=utf-8"
+                    return 200, metrics(), CONTENT_TYPE
                 if self.path == "/healthz":
                     return 200, b"ok\n", _TEXT
                 if self.path == "/readyz":

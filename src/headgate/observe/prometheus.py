@@ -18,20 +18,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headgate.errors import HeadgateError
 from headgate.observe import sampler as sampling
-from headgate.observe.history import NONE, OTHER, TENANTS, Labels
+from headgate.observe.history import OTHER, has_counters
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
 
+    from headgate.observe.history import Labels, PoolHistory
     from headgate.observe.sampler import Sampler
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Of what `exposition` returns."""
 _ENDS: Final = ("completed", "failed", "rejected", "cancelled", "expired", "stale")
 _STATUSES: Final = ("healthy", "cooling_down", "disabled")
 _STATES: Final = ("starting", "ready", "cooling", "blocked", "lost", "stopping")
-_COUNTED: Final = {"tasks": "active", "resources": "healthy", "workers": "ready"}
-"""For each kind of pool something that a view has which tells anything."""
+_FOLDED: Final = {
+    "tasks": ("tenants", "tenant", "queued", "lag", "tenant_count"),
+    "resources": ("resources", "id", "in_flight", "cooldown", "resource_count"),
+}
+"""For each kind of pool: its list, and there the name, an amount that the view has the total of, and seconds; how many
+there are in all."""
 _OUTCOMES: Final = ("ok", "exhausted", "error", "cancelled")
 
 
@@ -53,11 +59,12 @@ def install(registry: CollectorRegistry | None = None) -> Callable[[], None]:
     """
     client = prometheus_client()
     chosen = client.REGISTRY if registry is None else registry
-    collector = PoolCollector(sampling.acquire())
+    sampler = sampling.acquire()
+    collector = PoolCollector(sampler)
     try:
         chosen.register(collector)
     except BaseException:
-        sampling.release()
+        sampling.release(sampler)
         raise
     installed = True
 
@@ -66,7 +73,7 @@ def install(registry: CollectorRegistry | None = None) -> Callable[[], None]:
         if installed:
             installed = False
             chosen.unregister(collector)
-            sampling.release()
+            sampling.release(sampler)
 
     return uninstall
 
@@ -86,7 +93,6 @@ class PoolCollector:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._labels: dict[int, Labels] = {}  # of resources, by pool
 
     def describe(self) -> Iterable[Metric]:
         """Say nothing: which metrics there are does not depend on what is seen."""
@@ -99,75 +105,81 @@ class PoolCollector:
         seen = self._sampler.look() if _get_running_loop() is None else self._sampler.latest
         names = _unique_names(seen["pools"])
         for view, name in zip(seen["pools"], names, strict=True):
-            if view.get("state") == "loading" or _COUNTED[view["kind"]] not in view:
-                continue  # it changes, or its loop was held when it was first looked at
-            {"tasks": self._tasks, "resources": self._resources, "workers": _workers}[view["kind"]](
-                families, view, name
-            )
+            if not has_counters(view):
+                continue
+            history = self._sampler.history.get(view["number"])
+            if history is None:  # it is gone by now
+                continue
+            {"tasks": _tasks, "resources": _resources, "workers": _workers}[view["kind"]](families, view, name, history)
         for event, count in list(self._sampler.feed.counts.items()):
             families.count("headgate_events", "Events since somebody looks, by name.", count, event=event)
         families.gauge("headgate_observe_look_seconds", "What the last looks cost an event loop.", seen["cost"])
         yield from families.made()
 
-    def _tasks(self, to: _Families, view: dict[str, Any], pool: str) -> None:
-        history = self._sampler.history.get(view["number"])
-        for status in _ENDS:
-            to.count("headgate_tasks_ended", "Tasks that have ended.", view[status], pool=pool, status=status)
-        to.gauge("headgate_tasks_active", "Tasks that hold a slot.", view["active"], pool=pool)
-        to.gauge("headgate_tasks_waiting", "Tasks that wait for other tasks.", view["waiting"], pool=pool)
-        to.gauge("headgate_tasks_limit", "Tasks that may hold a slot.", view["max_concurrent"], pool=pool)
-        to.gauge("headgate_tasks_queued", "Tasks in the queue.", view["queued"], pool=pool)
-        to.gauge("headgate_submitters_blocked", "Submitters that wait for room.", view["blocked_submitters"], pool=pool)
-        to.gauge("headgate_queue_age_seconds", "How long the oldest task is queued.", view["lag"], pool=pool)
-        to.gauge("headgate_fairness", "Jain's index between tenants: 1 is fair.", view["jain"], pool=pool)
-        to.gauge("headgate_loop_held_seconds", "How long the event loop gives no answer.", view["held"] or 0, pool=pool)
-        if history is None:
-            return
-        queued: Counter[str] = Counter()
-        oldest: dict[str, float] = {}
-        for row in view["tenants"]:
-            label = history.labels.of(row["tenant"])
-            queued[label] += row["queued"]
-            oldest[label] = max(oldest.get(label, 0.0), row["lag"])
-        for label, number in queued.items():
-            to.gauge("headgate_tenant_queued", "Tasks in the queue, by tenant.", number, pool=pool, tenant=label)
-            to.gauge(
-                "headgate_tenant_queue_age_seconds",
-                "Age of the oldest, by tenant.",
-                oldest[label],
-                pool=pool,
-                tenant=label,
-            )
-        for (label, status), ended in list(history.ended.items()):
-            to.count(
-                "headgate_tenant_tasks_ended", "Tasks that have ended.", ended, pool=pool, tenant=label, status=status
-            )
-        to.histogram("headgate_task_wait_seconds", "From submit to the last start.", history.waits, pool=pool)
-        to.histogram("headgate_task_run_seconds", "From the last start to the end.", history.runs, pool=pool)
 
-    def _resources(self, to: _Families, view: dict[str, Any], pool: str) -> None:
-        labels = self._labels.setdefault(view["number"], Labels(TENANTS))
-        for status in _STATUSES:
-            to.gauge("headgate_resources", "Resources, by status.", view[status], pool=pool, status=status)
-        to.gauge("headgate_resource_waiters", "Calls that wait for a resource.", view["waiting"], pool=pool)
-        for name in ("attempts", "successes", "cooldowns", "disables", "retries", "sibling_cancels"):
-            to.count(f"headgate_resource_{name}", f"{name.replace('_', ' ').capitalize()}.", view[name], pool=pool)
-        for outcome in _OUTCOMES:
-            to.count("headgate_resource_runs", "Calls.", view[f"runs_{outcome}"], pool=pool, outcome=outcome)
-        flights: Counter[str] = Counter()
-        rests: dict[str, float] = {}
-        for row in view["resources"]:
-            label = labels.of(row["id"])
-            flights[label] += row["in_flight"]
-            rests[label] = max(rests.get(label, 0.0), row["cooldown"])
-        for label, number in flights.items():
-            to.gauge("headgate_resource_in_flight", "Uses at this moment.", number, pool=pool, resource=label)
-            to.gauge(
-                "headgate_resource_cooldown_seconds", "Seconds of rest left.", rests[label], pool=pool, resource=label
-            )
+def _tasks(to: _Families, view: dict[str, Any], pool: str, history: PoolHistory) -> None:
+    for status in _ENDS:
+        to.count("headgate_tasks_ended", "Tasks that have ended.", view[status], pool=pool, status=status)
+    to.gauge("headgate_tasks_active", "Tasks that hold a slot.", view["active"], pool=pool)
+    to.gauge("headgate_tasks_waiting", "Tasks that wait for other tasks.", view["waiting"], pool=pool)
+    to.gauge("headgate_tasks_limit", "Tasks that may hold a slot.", view["max_concurrent"], pool=pool)
+    to.gauge("headgate_tasks_queued", "Tasks in the queue.", view["queued"], pool=pool)
+    to.gauge("headgate_submitters_blocked", "Submitters that wait for room.", view["blocked_submitters"], pool=pool)
+    to.gauge("headgate_queue_age_seconds", "How long the oldest task is queued.", view["lag"], pool=pool)
+    to.gauge("headgate_fairness", "Jain's index between tenants: 1 is fair.", view["jain"], pool=pool)
+    to.gauge("headgate_loop_held_seconds", "How long the event loop gives no answer.", view["held"] or 0, pool=pool)
+    queued, oldest = _folded(view, history.labels)
+    for label, number in queued.items():
+        to.gauge("headgate_tenant_queued", "Tasks in the queue, by tenant.", number, pool=pool, tenant=label)
+        to.gauge(
+            "headgate_tenant_queue_age_seconds",
+            "Age of the oldest, by tenant.",
+            oldest[label],
+            pool=pool,
+            tenant=label,
+        )
+    for (label, status), ended in list(history.ended.items()):
+        to.count("headgate_tenant_tasks_ended", "Tasks that have ended.", ended, pool=pool, tenant=label, status=status)
+    to.histogram("headgate_task_wait_seconds", "From submit to the last start.", history.waits, pool=pool)
+    to.histogram("headgate_task_run_seconds", "From the last start to the end.", history.runs, pool=pool)
 
 
-def _workers(to: _Families, view: dict[str, Any], pool: str) -> None:
+def _resources(to: _Families, view: dict[str, Any], pool: str, history: PoolHistory) -> None:
+    for status in _STATUSES:
+        to.gauge("headgate_resources", "Resources, by status.", view[status], pool=pool, status=status)
+    to.gauge("headgate_resource_waiters", "Calls that wait for a resource.", view["waiting"], pool=pool)
+    for name in ("attempts", "successes", "cooldowns", "disables", "retries", "sibling_cancels"):
+        to.count(f"headgate_resource_{name}", f"{name.replace('_', ' ').capitalize()}.", view[name], pool=pool)
+    for outcome in _OUTCOMES:
+        to.count("headgate_resource_runs", "Calls.", view[f"runs_{outcome}"], pool=pool, outcome=outcome)
+    flights, rests = _folded(view, history.labels)
+    for label, number in flights.items():
+        to.gauge("headgate_resource_in_flight", "Uses at this moment.", number, pool=pool, resource=label)
+        to.gauge("headgate_resource_cooldown_seconds", "Seconds of rest left.", rests[label], pool=pool, resource=label)
+
+
+def _folded(view: dict[str, Any], labels: Labels) -> tuple[dict[str, int], dict[str, float]]:
+    """Return by label how many tasks are queued or uses there are, and the longest age or rest.
+
+    A look lists some tenants or resources and counts all: what has no label of its own, or is not listed, is "(other)".
+    """
+    listed, name, amount, seconds, count = _FOLDED[view["kind"]]
+    amounts: dict[str, int] = {}
+    longest: dict[str, float] = {}
+    others = view[count]
+    for row in view[listed]:
+        label = labels.of(row[name])
+        longest[label] = max(longest.get(label, 0.0), row[seconds])
+        if label != OTHER:
+            amounts[label] = amounts.get(label, 0) + row[amount]
+            others -= 1
+    if others > 0:
+        amounts[OTHER] = max(0, view[amount] - sum(amounts.values()))
+        longest.setdefault(OTHER, 0.0)
+    return amounts, longest
+
+
+def _workers(to: _Families, view: dict[str, Any], pool: str, _: PoolHistory) -> None:
     for state in _STATES:
         to.gauge("headgate_workers", "Workers, by state.", view[state], pool=pool, state=state)
     to.gauge("headgate_workers_in_flight", "Calls that workers have.", view["in_flight"], pool=pool)
@@ -239,4 +251,4 @@ def _unique_names(views: Iterable[dict[str, Any]]) -> list[str]:
     return names
 
 
-__all__ = ["CONTENT_TYPE", "NONE", "OTHER", "PoolCollector", "WorkerCollector", "exposition", "install"]
+__all__ = ["CONTENT_TYPE", "PoolCollector", "WorkerCollector", "exposition", "install"]

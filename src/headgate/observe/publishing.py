@@ -19,6 +19,7 @@ from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
 from headgate.observe.actions import act, find, story
+from headgate.observe.history import recent_points
 from headgate.observe.lines import LONGEST_REQUEST, decoded, encoded, said, text_of
 from headgate.observe.rows import rows
 from headgate.observe.sampler import Sampler
@@ -133,8 +134,8 @@ class Publication:
 
     def _release_sampler(self) -> None:
         if self._sampler is not None:
-            self._sampler = None
-            sampling.release()
+            sampler, self._sampler = self._sampler, None
+            sampling.release(sampler)
 
     @property
     def sampler(self) -> Sampler:
@@ -224,8 +225,7 @@ class _Client:
         line = self._next_line()
         offered = asyncio.ensure_future(newest.get())
         try:
-            history = {str(one): list(past.points) for one, past in list(sampler.history.items())}
-            await self._send({"id": number, "ok": {"history": history}})
+            await self._send({"id": number, "ok": {"history": recent_points(sampler.history)}})
             last = 0
             offer(sampler.latest)
             while True:

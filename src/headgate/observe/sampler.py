@@ -1,9 +1,10 @@
 """`Sampler`: looks at all pools of this process, every second, from a thread of its own.
 
 It is there only while somebody looks on: a page, a terminal or a metrics server. Pools keep what it reads anyway, so
-they pay for a look and not for each task. What belongs to an event loop is read on that loop: a look is one callback,
-and one that takes long makes the next ones rarer, so that looking costs at most a hundredth of the loop's time. A loop
-that does not answer in time is shown as held, with what was seen last.
+they pay for a look and not for each task. What belongs to an event loop is read on that loop, in one callback for each
+pool. What these cost makes the next looks rarer, so that looking costs at most a hundredth of a loop's time, and a
+quarter of a second at once: who asks more often gets what was seen last. A loop that does not answer in time is shown
+as held, with what was seen last.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from headgate import registry
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
-from headgate.core.topics import subscribe
 from headgate.observe.feed import Feed
 from headgate.observe.history import PoolHistory
 from headgate.registry import LivePool
@@ -31,8 +31,12 @@ ROWS: Final = 200
 """Tenants, resources and workers that a look lists of each pool."""
 PATIENCE: Final = 0.3
 """Seconds that a loop has to answer."""
+LONGEST: Final = 1.0
+"""More seconds for a loop that has begun to answer: a look at very many pools, or tasks, takes its time."""
 SHARE: Final = 0.01
 """Of a loop's time that looking may cost."""
+AT_ONCE: Final = 0.25
+"""Seconds that looks may cost a loop beyond its share before they wait: several people may ask within a second."""
 
 Listener = Callable[[dict[str, Any]], object]
 
@@ -44,24 +48,23 @@ class Sampler:
         self.feed: Feed = Feed()
         self.history: dict[int, PoolHistory] = {}
         """By the number of the pool's entry in the registry."""
-        self._dearest = 0.0
-        self.latest: dict[str, Any] = self._whole([])
-        self._uids: dict[int, set[str]] = {}  # the workers that were seen lately, by the number of their pool
-        self._losses: dict[int, int] = {}
+        self._costs: dict[int, float] = {}  # seconds that were spent since the last look, by the id of the loop
+        self._cost = 0.0  # of the last looks, on the loop that they cost most
+        self._excess, self._excess_at = 0.0, clock.now()  # what looks cost beyond the share, and when that was so
+        self.latest: dict[str, Any] = self._snapshot([])
         self._views: dict[int, dict[str, Any]] = {}
         self._held: dict[int, float] = {}  # since when a loop does not answer
         self._listeners: list[Listener] = []
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
-        self._looking = threading.Lock()
-        self._stop_workers: Callable[[], None] | None = None
+        self._looking = threading.RLock()
+        self._is_looking = False  # the collector may run a destructor that asks, in the middle of a look
 
     # -- beginning and ending ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to look."""
         self.feed.start()
-        self._stop_workers = subscribe(self._on_worker, "workers.lifecycle")
         self._thread = threading.Thread(target=self._run, name="headgate observe", daemon=True)
         self._thread.start()
 
@@ -69,14 +72,12 @@ class Sampler:
         """Stop looking, and wait for the thread."""
         self._end.set()
         self.feed.stop()
-        if self._stop_workers is not None:
-            self._stop_workers()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: there is no thread that looks, and nobody to tell."""
-        self._thread = None
+        """In a forked child: there is no thread that looks, also if it had begun to, and nobody to tell."""
+        self._thread, self._looking, self._is_looking = None, threading.RLock(), False
         self.feed.abandon()
         self.stop()
 
@@ -86,7 +87,7 @@ class Sampler:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def _run(self) -> None:
-        while not self._end.wait(max(PERIOD, self._dearest / SHARE)):
+        while not self._end.wait(self._pause()):
             try:
                 self.look()
             except Exception:
@@ -95,19 +96,18 @@ class Sampler:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def look(self) -> dict[str, Any]:
-        """Look at all pools now, and tell the listeners. From any thread but an event loop's."""
+        """Look at all pools now, and tell the listeners; or return what was seen last, if looks have cost too much.
+
+        From any thread but an event loop's.
+        """
         with self._looking:
-            self.feed.refill()
-            entries = registry.pools()
-            asked = [(entry, _asked(entry, self._history(entry))) for entry in entries]
-            wait_for([future for _, future in asked], timeout=PATIENCE)
-            now, wall = clock.now(), clock.wall()
-            seen = [view for entry, future in asked if (view := self._taken(entry, future, now)) is not None]
-            for view in seen:
-                if view["held"] is None:  # else it is the last one, and says nothing of now
-                    view["point"] = self.history[view["number"]].note(view, now, wall)
-            self._forget({entry.number for entry in entries})
-            self.latest = latest = self._whole(seen)
+            if self._is_looking or self._excess_now() > AT_ONCE:
+                return self.latest
+            self._is_looking = True
+            try:
+                self.latest = latest = self._snapshot(self._look_at_all())
+            finally:
+                self._is_looking = False
         for listener in list(self._listeners):
             try:
                 listener(latest)
@@ -115,13 +115,43 @@ class Sampler:
                 log_exception("headgate.observe", "telling what was seen failed")
         return latest
 
+    def _look_at_all(self) -> list[dict[str, Any]]:
+        """Look at all pools, count what has ended, and make a point of each."""
+        self.feed.renew_budget()
+        entries = registry.pools()
+        asked = [(entry, _begin_look(entry, self._history(entry).seen, self._costs)) for entry in entries]
+        _wait(asked)
+        self._add_costs()
+        now, wall = clock.now(), clock.wall()
+        seen = [view for entry, future in asked if (view := self._view_of(entry, future, now)) is not None]
+        for view in seen:
+            if view["held"] is None:  # else it is the last one, and says nothing of now
+                point = self.history[view["number"]].note(view, now, wall)
+                view |= {} if point is None else {"point": point}
+        self._drop_gone({entry.number for entry in entries})
+        return seen
+
+    def _add_costs(self) -> None:
+        """Add up what the callbacks cost, also late ones of earlier looks."""
+        spent = max([self._costs.pop(loop, 0.0) for loop in list(self._costs)], default=0.0)
+        self._excess, self._excess_at = self._excess_now() + spent, clock.now()
+        self._cost = max(0.5 * self._cost, spent)
+
+    def _excess_now(self) -> float:
+        return max(0.0, self._excess - SHARE * (clock.now() - self._excess_at))
+
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        return max(PERIOD, self._excess_now() / SHARE)
+
     def _history(self, entry: LivePool) -> PoolHistory:
         return self.history.setdefault(entry.number, PoolHistory(entry.kind))
 
-    def _taken(self, entry: LivePool, future: Future[_Seen], now: float) -> dict[str, Any] | None:
+    def _view_of(self, entry: LivePool, future: Future[_Seen], now: float) -> dict[str, Any] | None:
         """Return the view of a pool, with what was counted; if its loop does not answer, the last one."""
         number = entry.number
-        if not future.done():
+        if not future.done() or future.exception() is not None:
+            future.cancel()  # else the callbacks of many looks would wait for a loop that is held
             since = self._held.setdefault(number, now - PATIENCE)
             last = self._views.get(number) or {"kind": entry.kind, "name": entry.name, "number": number}
             return {**{name: value for name, value in last.items() if name != "point"}, "held": round(now - since, 1)}
@@ -129,15 +159,10 @@ class Sampler:
         seen = future.result()
         if seen.view is None:
             return None
-        self._dearest = max(0.5 * self._dearest, seen.cost)
-        if seen.ended is not None:
+        if seen.ended is not None:  # only what is counted was seen: the tasks of a late answer come again
             self._count(self.history[number], seen.ended)
+            self.history[number].seen = seen.ended.total
         view = {**seen.view, "name": shown(seen.view["name"]), "held": None}
-        if entry.kind == "workers":
-            view["memory"] = sum(one["memory"] or 0 for one in view.get("workers", ()))
-            view["losses"] = self._losses.get(number, 0)
-            before = {one["uid"] for one in self._views.get(number, {}).get("workers", ())}
-            self._uids[number] = before | {one["uid"] for one in view.get("workers", ())}
         self._views[number] = view
         return view
 
@@ -152,20 +177,13 @@ class Sampler:
             told.append((names[partition], status, waited, ran))
         history.count(told, ended.new)
 
-    def _on_worker(self, event: Any) -> None:
-        """Count a worker that was lost, for the pool in which it was seen."""
-        if event.name == "worker_lost":
-            for number, uids in list(self._uids.items()):
-                if event.uid in uids:
-                    self._losses[number] = self._losses.get(number, 0) + 1
-
-    def _forget(self, numbers: set[int]) -> None:
-        by_number: tuple[dict[int, Any], ...] = (self.history, self._views, self._held, self._uids, self._losses)
+    def _drop_gone(self, numbers: set[int]) -> None:
+        by_number: tuple[dict[int, Any], ...] = (self.history, self._views, self._held)
         for known in by_number:
             for number in [number for number in known if number not in numbers]:
                 known.pop(number, None)
 
-    def _whole(self, pools: list[dict[str, Any]]) -> dict[str, Any]:
+    def _snapshot(self, pools: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "schema": registry.SCHEMA,
             "version": __version__,
@@ -173,7 +191,8 @@ class Sampler:
             "program": redact(program_name()),
             "started_at": registry.STARTED_AT,
             "at": clock.wall(),
-            "cost": round(self._dearest, 5),
+            "cost": round(self._cost, 5),
+            "pause": round(self._pause(), 1),
             "pools": pools,
         }
 
@@ -181,26 +200,33 @@ class Sampler:
 class _Seen:
     """What one callback on the loop of a pool has read."""
 
-    __slots__ = ("cost", "ended", "view")
+    __slots__ = ("ended", "view")
 
     def __init__(self) -> None:
         self.view: dict[str, Any] | None = None
         self.ended: Ended | None = None
-        self.cost = 0.0
 
 
-def _asked(entry: LivePool, history: PoolHistory) -> Future[_Seen]:
-    """Have a pool looked at, on its event loop if it has one that runs."""
+def _begin_look(entry: LivePool, counted: int, costs: dict[int, float]) -> Future[_Seen]:
+    """Have a pool looked at, on its event loop if it has one that runs. `counted`: its tasks that ended before."""
     future: Future[_Seen] = Future()
+    loop = entry.loop
 
     def look() -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(_looked(entry, history))
-            except BaseException as error:
-                future.set_exception(error)
+        if not future.set_running_or_notify_cancel():
+            return
+        began = clock.now()
+        try:
+            seen = _read(entry, counted)
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):  # Ctrl-C is meant for the program, not for who looks at it
+                raise
+            log_exception("headgate.observe", "looking at a pool failed")
+        else:
+            costs[id(loop)] = costs.get(id(loop), 0.0) + clock.now() - began
+            future.set_result(seen)
 
-    loop = entry.loop
     if loop is not None and loop.is_running():
         try:
             loop.call_soon_threadsafe(look)
@@ -211,14 +237,22 @@ def _asked(entry: LivePool, history: PoolHistory) -> Future[_Seen]:
     return future
 
 
-def _looked(entry: LivePool, history: PoolHistory) -> _Seen:
-    began, seen = clock.now(), _Seen()
+def _wait(asked: list[tuple[LivePool, Future[_Seen]]]) -> None:
+    """Wait for the loops, and somewhat longer for those that have begun."""
+    wait_for([future for _, future in asked], timeout=PATIENCE)
+    begun = {entry.loop for entry, future in asked if future.done() or future.running()}
+    wait_for([future for entry, future in asked if entry.loop in begun], timeout=LONGEST)
+
+
+def _read(entry: LivePool, counted: int) -> _Seen:
+    seen = _Seen()
     seen.view = entry.view(ROWS)
     pool = entry.pool
     if entry.kind == "tasks" and pool is not None and hasattr(pool, "__executor__"):
-        seen.ended = endings(pool.__executor__(), history.seen)
-        history.seen = seen.ended.total
-    seen.cost = clock.now() - began
+        try:
+            seen.ended = endings(pool.__executor__(), counted)
+        except RuntimeError:  # it changed while another thread looked at it: the next look counts them
+            pass
     return seen
 
 
@@ -232,7 +266,7 @@ def program_name() -> str:
     return os.path.basename(name) if name not in ("-c", "-") else "python"
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the collector may run a destructor that releases, in the middle of `acquire`
 _shared: Sampler | None = None
 _users = 0
 
@@ -242,16 +276,19 @@ def acquire() -> Sampler:
     global _shared, _users
     with _lock:
         if _shared is None:
-            _shared = Sampler()
-            _shared.start()
+            made = Sampler()
+            made.start()
+            _shared = made
         _users += 1
         return _shared
 
 
-def release() -> None:
-    """Need the sampler no more."""
+def release(sampler: Sampler | None = None) -> None:
+    """Need the sampler no more. One that a forked child has inherited is nobody's there, and is left alone."""
     global _shared, _users
     with _lock:
+        if not _users or sampler not in (None, _shared):
+            return
         _users -= 1
         last, _shared = (_shared, None) if not _users else (None, _shared)
     if last is not None:
@@ -260,7 +297,7 @@ def release() -> None:
 
 def _forked() -> None:
     global _shared, _users, _lock
-    parents, _shared, _users, _lock = _shared, None, 0, threading.Lock()
+    parents, _shared, _users, _lock = _shared, None, 0, threading.RLock()
     if parents is not None:
         parents.abandon()
 

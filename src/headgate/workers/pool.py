@@ -121,6 +121,7 @@ class WorkerPool:
             durable, secure = discovery is not None, self._credentials is not None
             size = checked_placed(placement, lease, quorum, durable=durable, secure=secure, spawn=spawn, worker=worker)
             self._placement = placement
+        self._losses = 0  # workers that ended without being told to
         self._size = size  # workers of its own that it is to have; of a placement that does not know yet 1, at first
         if discovery is not None and not usable_as_discovery(discovery):
             raise InvalidType(
@@ -201,6 +202,7 @@ class WorkerPool:
                     on_change=self._on_change,
                     on_ended=self._on_ended,
                     on_trouble=self._on_trouble,
+                    on_lost=self._count_loss,
                     lifetime=self._lifetime,
                     setup=dumped(self._setup, self._teardown, self._quorum_timeout),
                 )
@@ -437,7 +439,7 @@ class WorkerPool:
         """Return what pages, terminals and metrics show: values that JSON knows."""
         from headgate.workers.view import pool_view
 
-        return pool_view(self.workers(), self._state, self._size, rows)
+        return pool_view(self.workers(), self._state, self._size, self._losses, rows)
 
     async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run a routine once on each worker that is there now; return what each returned, by the uid of the worker.
@@ -510,6 +512,9 @@ class WorkerPool:
         """Tell each dispatcher how the process of a worker ended: the errors of calls lost with it say that."""
         for loop, dispatcher in list(self._dispatchers.items()):
             on(loop, dispatcher.connections.learn, uid, ending)
+
+    def _count_loss(self) -> None:
+        self._losses += 1
 
     def _on_trouble(self, trouble: Trouble | None) -> None:
         """Decide what callers are told who find no worker, when a start failed or starting works again."""

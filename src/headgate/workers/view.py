@@ -14,9 +14,10 @@ _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 _UNUSUAL: tuple[WorkerState, ...] = ("lost", "blocked", "cooling", "starting", "stopping", "ready")
 
 
-def pool_view(workers: Sequence[WorkerView], state: str, size: int, rows: int) -> dict[str, Any]:
+def pool_view(workers: Sequence[WorkerView], state: str, size: int, losses: int, rows: int) -> dict[str, Any]:
     """Return how many workers are in which state, and each of them; of more than `rows`, those that are not ready."""
     counts = Counter(view.state for view in workers)
+    memory = {view.uid: memory_of(view.pid) for view in workers if view.address.startswith("unix:")}
     shown = list(workers)
     if len(shown) > rows:
         shown = sorted(shown, key=lambda view: _UNUSUAL.index(view.state))[:rows]
@@ -25,14 +26,15 @@ def pool_view(workers: Sequence[WorkerView], state: str, size: int, rows: int) -
         "size": size,
         "worker_count": len(workers),
         "in_flight": sum(view.in_flight for view in workers),
+        "memory": sum(used or 0 for used in memory.values()),
+        "losses": losses,
         **{name: counts[name] for name in _STATES},
-        "workers": [_worker(view) for view in shown],
+        "workers": [_worker(view, memory.get(view.uid)) for view in shown],
     }
 
 
-def _worker(view: WorkerView) -> dict[str, Any]:
+def _worker(view: WorkerView, memory: int | None) -> dict[str, Any]:
     options = view.metadata.options
-    is_local = view.address.startswith("unix:")
     return {
         "uid": view.uid,
         "pid": view.pid,
@@ -40,7 +42,7 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "state": view.state,
         "in_flight": view.in_flight,
         "most": None if options is None else options.max_concurrent_streams,
-        "memory": memory_of(view.pid) if is_local else None,
+        "memory": memory,
         "tags": sorted(view.tags),
         "version": view.metadata.version,
         "replaced_because": redact(view.replaced_because),

@@ -220,7 +220,8 @@ function sorted(rows, by) {
 
 const current = () => programs.get(state.program);
 const views = (kind) => (current()?.look.pools ?? []).filter((view) => view.kind === kind);
-const usable = (view) => view.kind !== "tasks" || "active" in view;
+const COUNTERS = { tasks: "active", resources: "healthy", workers: "ready" };
+const usable = (view) => COUNTERS[view.kind] in view; // else it is being loaded, or held from the first look on, or broken
 const since = () => (state.paused ? 0 : ((current()?.ended || performance.now()) - (current()?.received ?? 0)) / 1000);
 const points = (view) => current()?.history.get(String(view.number)) ?? [];
 
@@ -255,17 +256,17 @@ function overview() {
     text("Pool", (view) => view.name, { className: "name" }),
     text("Kind", (view) => view.kind, { less: true }),
     pill("State", poolState),
-    text("Running", (view) => (view.kind === "tasks" ? `${view.active} of ${view.max_concurrent}` : whole(view.in_flight)), { num: true }),
-    text("Queued", (view) => (view.kind === "workers" ? "" : whole(view.kind === "tasks" ? view.queued : view.waiting)), { num: true }),
-    text("Done", (view) => (view.kind === "workers" ? "" : whole(view.completed ?? view.successes)), { num: true, least: true }),
-    text("Failed", (view) => (view.kind === "tasks" ? whole(view.failed) : ""), { num: true, less: true }),
+    text("Running", (view) => (view.broken ? "" : view.kind === "tasks" ? `${view.active} of ${view.max_concurrent}` : whole(view.in_flight)), { num: true }),
+    text("Queued", (view) => (view.broken || view.kind === "workers" ? "" : whole(view.kind === "tasks" ? view.queued : view.waiting)), { num: true }),
+    text("Done", (view) => (view.broken || view.kind === "workers" ? "" : whole(view.completed ?? view.successes)), { num: true, least: true }),
+    text("Failed", (view) => (view.kind === "tasks" && !view.broken ? whole(view.failed) : ""), { num: true, less: true }),
   ], { key: (view) => view.number, empty: "This program has no pools now.", open: (view) => { state.pools[view.kind] = view.number; go(view.kind); } });
   const all = card("Pools", pools.element);
   const element = h("div", {}, stats, h("div", { class: "two" }, card("Throughput", flow.element).element, card("Queue", depth.element).element), h("div", { class: "two" }, attention.element, all.element));
   return {
     element,
     update() {
-      const tasks = views("tasks").filter(usable), keys = views("resources"), machines = views("workers");
+      const [tasks, keys, machines] = Object.keys(COUNTERS).map((kind) => views(kind).filter(usable));
       const past = summed(tasks, ["done", "failed", "queued", "active", "lag"]);
       const last = past[past.length - 1] ?? { done: 0, failed: 0 };
       const times = past.map((point) => point.t);
@@ -284,7 +285,7 @@ function overview() {
       workers.element.hidden = !machines.length;
       flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
       depth.update(times, [{ name: "queued", values: past.map((p) => p.queued), colour: "c2" }, { name: "running", values: past.map((p) => p.active), colour: "c3" }]);
-      pools.update(current()?.look.pools.filter(usable) ?? []);
+      pools.update(current()?.look.pools.filter((view) => usable(view) || view.broken) ?? []);
       say(all.count, whole(current()?.look.pools.length));
       note(notes, attentionOf(tasks, keys, machines));
     },
@@ -292,6 +293,7 @@ function overview() {
 }
 
 function poolState(view) {
+  if (view.broken) return ["cannot be shown", "bad"];
   if (view.held) return [`loop held ${seconds(view.held)}`, "bad"];
   if (view.kind === "resources") return view.healthy ? (view.healthy < view.resource_count ? [`${view.healthy} of ${view.resource_count} healthy`, "warn"] : ["healthy", "good"]) : ["none healthy", "bad"];
   if (view.kind === "workers") return view.ready === view.worker_count ? ["ready", "good"] : [`${view.ready} of ${view.worker_count} ready`, "warn"];
@@ -301,6 +303,9 @@ function poolState(view) {
 
 function attentionOf(tasks, keys, machines) {
   const found = [];
+  for (const view of (current()?.look.pools ?? []).filter((view) => view.broken)) {
+    found.push(["bad", `${view.name} cannot be shown`, `Looking at it fails with ${view.broken}. The log of the program says more.`, view.kind, view]);
+  }
   for (const view of tasks) {
     if (view.held) found.push(["bad", `The event loop of ${view.name} is held`, `for ${seconds(view.held)}: some task computes without an await`, "tasks", view]);
     else if (view.waiting_for) found.push(["warn", `${view.name} waits for ${view.waiting_for.cause}`, view.waiting_for.seconds ? `about ${countdown(view.waiting_for.seconds)} more` : "", "tasks", view]);
@@ -319,7 +324,7 @@ function attentionOf(tasks, keys, machines) {
   }
   for (const view of machines) {
     if (view.blocked || view.lost) found.push(["bad", `${view.blocked + view.lost} workers of ${view.name} are blocked or lost`, "", "workers", view]);
-    if (view.losses) found.push(["warn", `${view.losses} workers of ${view.name} were lost`, "since somebody looks", "workers", view]);
+    if (view.losses) found.push(["warn", `${view.losses} workers of ${view.name} were lost`, "since the pool was entered", "workers", view]);
   }
   return found;
 }
@@ -407,7 +412,7 @@ function tasksView() {
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[done, running, queued, oldest, fair, failed].map((one) => one.element)),
     h("div", { class: "three" }, card("Throughput", flow.element).element, card("Queue by tenant", depth.element).element, card("Oldest task by tenant", wait.element).element),
     h("div", { class: "two" }, tenants.element, oldCard.element), slowCard.element, badCard.element);
-  const none = nothing("No task pool", "This program has no TaskPool now. It appears here as soon as it makes one.");
+  const none = nothing("No task pool", "This program has no TaskPool that can be shown now. It appears here as soon as it makes one.");
   return {
     element: h("div", {}, body, none),
     update() {
@@ -485,7 +490,7 @@ function resourcesView() {
   const longestRest = (row) => { const key = `${pool.number}/${row.id}`; const most = Math.max(rests.get(key) ?? 0, restAtFirst(row)); rests.set(key, restAtFirst(row) ? most : 0); return most || 1; };
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[healthy, cooling, disabled, flight, ok, refused].map((one) => one.element)),
     h("div", { class: "two" }, card("Calls", rates.element).element, card("In flight", use.element).element), list.element);
-  const none = nothing("No resource pool", "This program has no ResourcePool now.");
+  const none = nothing("No resource pool", "This program has no ResourcePool that can be shown now.");
   return {
     element: h("div", {}, body, none),
     ticks: true,
@@ -528,7 +533,7 @@ function workersView() {
   ], { key: (row) => row.uid, name: (row) => `${row.uid} ${row.pid}`, empty: "No worker fits.", defaultSort: null });
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[ready, flight, memory, blocked, losses].map((one) => one.element)),
     h("div", { class: "two" }, card("Calls", load.element).element, card("Memory", size.element).element), list.element);
-  const none = nothing("No worker pool", "This program has no WorkerPool now. Tasks run in the program itself.");
+  const none = nothing("No worker pool", "This program has no WorkerPool that can be shown now.");
   return {
     element: h("div", {}, body, none),
     update() {
@@ -817,7 +822,7 @@ function trouble() {
   if (one.ended) return ["ended", "ended", null, `${titleOf(one.look)} has ended. ${was}${running().length ? " Choose another program to go on." : ""}`];
   if (now - state.heard > 1000 * QUIET) return ["silent", "no answer", (now - state.heard) / 1000, `The dashboard gives no answer. ${was}`];
   const quiet = (now - one.heard) / 1000;
-  if (quiet > Math.max(1, 100 * one.look.cost) + LATE) return ["silent", "no answer", quiet, `${titleOf(one.look)} gives no answer: it may be stopped, or too busy. ${was}`];
+  if (quiet > one.look.pause + LATE) return ["silent", "no answer", quiet, `${titleOf(one.look)} gives no answer: it may be stopped, or too busy. ${was}`];
   const held = one.look.pools.filter((view) => view.kind === "tasks").map((view) => view.held);
   if (held.length && Math.min(...held.map(Number)) > LATE) return ["silent", "loop held", Math.max(...held), `The event loop of ${titleOf(one.look)} gives no answer: some task computes without an await. Its pools are shown as they were.`];
   return null;

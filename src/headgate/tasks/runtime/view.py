@@ -171,7 +171,7 @@ def endings(executor: Executor, since: int) -> Ended:
     """
     total = sum(executor.states.counts.values())
     new = max(0, total - since)
-    step = max(1, new // _COUNTED)
+    step = max(1, -(-new // _COUNTED))
     found = [
         (kept[4], kept[2], kept[8], kept[9], kept[10])
         for kept in islice(reversed(executor.states.finished), 0, new, step)

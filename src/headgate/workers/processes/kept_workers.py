@@ -281,6 +281,7 @@ class KeptWorkers:
             if member.lost and report.get("code") == -signal.SIGKILL:  # else it had ended by itself
                 reason = f"it was ended, being out of reach: {member.lost}"
             reason = f"it was ended, to be replaced: {replaced}" if replaced else reason
+            self._launch.on_lost()
             _emit("WorkerLostEvent", worker, reason=redact(reason), restarted=restarted)
 
     def _gone(self, uids: Collection[str]) -> None:

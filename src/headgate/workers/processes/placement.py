@@ -55,6 +55,8 @@ class Launch:
     """When a worker is replaced. It goes on until another is ready, and finishes its calls then."""
     setup: Setup | None = None
     """What each worker runs before its first call and at its end."""
+    on_lost: Callable[[], None] = lambda: None
+    """A worker that took calls has ended without being told to. Called once for each, after `on_ended`."""
 
 
 @runtime_checkable
