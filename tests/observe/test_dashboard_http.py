@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import http.client
 import json
@@ -186,6 +187,26 @@ def test_o20_rows_are_paged_sorted_and_filtered(page: Dashboard, program: Progra
     for wrong in ("list=secrets", "list=tenants&limit=100000", "list=tenants&pool=%23999999"):
         assert ask(page, f"/api/rows?program=here&pool=%23{number}&{wrong}").status in (200, 409)
     assert ask(page, "/api/rows?program=here&pool=%23x&list=tenants").status == 409
+
+
+def test_o20_a_stream_ends_with_the_last_numbers_also_of_pools_that_were_closed() -> None:
+    async def work() -> None:
+        async with headgate.TaskPool("closed before the page") as pool:
+            for _ in range(9):
+                await (await pool.submit(asyncio.sleep, 0))
+        page.close()  # on the loop of the program, as many do
+
+    page = serve()
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)
+    connection.request("GET", "/api/stream", headers={"Authorization": f"Bearer {page.token}"})
+    answer = connection.getresponse()
+    asyncio.run(work())
+    *_, last = answer.read().decode().strip().split("\n\n")
+    connection.close()
+    told = json.loads(last.removeprefix("data: "))
+    assert (told["ended"], told["alive"]) == (True, [])
+    seen = {view["name"]: view for view in told["programs"][0]["look"]["pools"]}["closed before the page"]
+    assert (seen["state"], seen["completed"], seen["active"], seen["queued"]) == ("closed", 9, 0, 0)
 
 
 def test_o22_no_value_of_a_resource_is_in_any_answer(page: Dashboard, program: Program) -> None:

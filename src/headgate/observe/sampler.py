@@ -8,6 +8,7 @@ that does not answer in time is shown as held, with what was seen last.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -95,7 +96,7 @@ class Sampler:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def look(self) -> dict[str, Any]:
-        """Look at all pools now, and tell the listeners. From any thread but an event loop's."""
+        """Look at all pools now, and tell the listeners. From any thread; an event loop that calls it is held."""
         with self._looking:
             self.feed.refill()
             entries = registry.pools()
@@ -201,7 +202,7 @@ def _asked(entry: LivePool, history: PoolHistory) -> Future[_Seen]:
                 future.set_exception(error)
 
     loop = entry.loop
-    if loop is not None and loop.is_running():
+    if loop is not None and loop.is_running() and loop is not asyncio._get_running_loop():
         try:
             loop.call_soon_threadsafe(look)
             return future
