@@ -201,11 +201,11 @@ def test_o20_a_stream_ends_with_the_last_numbers_also_of_pools_that_were_closed(
     connection.request("GET", "/api/stream", headers={"Authorization": f"Bearer {page.token}"})
     answer = connection.getresponse()
     asyncio.run(work())
-    *_, last = answer.read().decode().strip().split("\n\n")
+    told = [json.loads(one.removeprefix("data: ")) for one in answer.read().decode().strip().split("\n\n")]
     connection.close()
-    told = json.loads(last.removeprefix("data: "))
-    assert (told["ended"], told["alive"]) == (True, [])
-    seen = {view["name"]: view for view in told["programs"][0]["look"]["pools"]}["closed before the page"]
+    assert [(one["ended"], bool(one["alive"])) for one in told] == [(False, True)] * (len(told) - 1) + [(True, False)]
+    last = [one["look"] for message in told for one in message["programs"]][-1]
+    seen = {view["name"]: view for view in last["pools"]}["closed before the page"]
     assert (seen["state"], seen["completed"], seen["active"], seen["queued"]) == ("closed", 9, 0, 0)
 
 

@@ -140,7 +140,7 @@ def test_o01_lists_are_bounded_and_counts_are_of_all() -> None:
 
 @virtual
 async def test_o20_refusals_are_what_the_upstream_service_refused() -> None:
-    pool = ResourcePool(["key-1", "key-2", "key-3"], name="o20-refusals")
+    pool = ResourcePool({"key-1": "a", "key-2": "b", "key-3": "c"}, name="o20-refusals")
     await pool.disable("key-1")
     await pool.enable("key-1")
     await pool.cool("key-1", 5)
